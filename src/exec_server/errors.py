@@ -1,0 +1,102 @@
+"""Every exception of the program, and the one translation from OSError to the wire."""
+
+from __future__ import annotations
+
+# The reference is a static musl build and its error texts are on the wire, so the
+# wording is musl's wherever the C library of this machine would say it differently.
+_MUSL_TEXTS = {
+    5: "I/O error",
+    11: "Resource temporarily unavailable",
+    12: "Out of memory",
+    16: "Resource busy",
+    18: "Cross-device link",
+    24: "No file descriptors available",
+    25: "Not a tty",
+    29: "Invalid seek",
+    36: "Filename too long",
+    40: "Symbolic link loop",
+    75: "Value too large for data type",
+    98: "Address in use",
+    110: "Operation timed out",
+    122: "Quota exceeded",
+}
+
+_ENOENT = 2
+_INVALID_REQUEST_ERRNOS = frozenset({1, 13, 22})  # EPERM, EACCES, EINVAL
+
+
+class ExecServerError(Exception):
+    """The root of everything this package raises on purpose."""
+
+
+class RpcError(ExecServerError):
+    """A request failed; the client gets `code` and the text."""
+
+    code = -32603
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequest(RpcError):
+    code = -32600
+
+
+class MethodNotFound(RpcError):
+    code = -32601
+
+
+class InvalidParams(RpcError):
+    code = -32602
+
+
+class InternalError(RpcError):
+    code = -32603
+
+
+class NotFound(RpcError):
+    code = -32004
+
+
+class SessionAttached(RpcError):
+    code = -32010
+
+
+class MalformedMessage(ExecServerError):
+    """A message is no JSON-RPC: answered with id -1, and the connection goes on."""
+
+
+class ProtocolError(ExecServerError):
+    """The peer broke the rules of the transport: the connection ends with this close code."""
+
+    def __init__(self, close_code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.close_code = close_code
+        self.reason = reason
+
+
+class ConnectionLost(ExecServerError):
+    """The link broke, or was closed, under an operation."""
+
+
+class StartupError(ExecServerError):
+    """The command line or the machine does not allow the server to start."""
+
+
+def os_error_text(error: OSError) -> str:
+    """The text of an operating system error as the reference words it."""
+    if error.errno is None:
+        return str(error)
+    text = _MUSL_TEXTS.get(error.errno) or error.strerror or "Unknown error"
+    return f"{text} (os error {error.errno})"
+
+
+def rpc_error_from_os(error: OSError) -> RpcError:
+    """The wire error of a failed file operation."""
+    text = os_error_text(error)
+    if error.errno == _ENOENT:
+        return NotFound(text)
+    if error.errno in _INVALID_REQUEST_ERRNOS:
+        return InvalidRequest(text)
+    return InternalError(text)
