@@ -1,0 +1,1 @@
+"""The work itself: processes, terminals and files of this machine."""

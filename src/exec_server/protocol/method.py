@@ -1,0 +1,26 @@
+"""How a method is described: its name and the structs of both directions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[P, R]):
+    """A request with an answer; `params` is None for the methods that take none."""
+
+    name: str
+    params: type[P] | None
+    result: type[R]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Generic[P]):
+    """A notification; nobody answers it."""
+
+    name: str
+    params: type[P]

@@ -1,0 +1,1 @@
+"""From message to method: connections, sessions and the method table."""

@@ -1,0 +1,1 @@
+"""One function per method, one module per family."""

@@ -1,0 +1,1 @@
+"""Message streams over something real."""
