@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 P = TypeVar("P")
 R = TypeVar("R")
+N_co = TypeVar("N_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class Call(Generic[P, R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice(Generic[P]):
+class Notice(Generic[N_co]):
     """A notification; nobody answers it."""
 
     name: str
-    params: type[P]
+    params: type[N_co]

@@ -1,0 +1,113 @@
+"""WORKLOADS: the table of everything that is measured, with its targets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench import bare, files, processes, resources
+from bench.stage import Stage
+
+Turn = Callable[[Stage], list[float]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of the table.
+
+    `ratio` is how many times better than the reference ours must be, `bare_ratio` how many times
+    the bare kernel's time it may take, `limit` an absolute bound in the unit of the row. An
+    `isolated` workload gets a server of its own for each turn, and at most `rounds` of them.
+    """
+
+    name: str
+    title: str
+    unit: str
+    turn: Turn
+    samples: int = 1
+    bare: Turn | None = None
+    ratio: float | None = None
+    bare_ratio: float | None = None
+    limit: float | None = None
+    rounds: int | None = None
+    isolated: bool = False
+    connected: bool = True
+    hang_is_result: bool = False
+
+    @property
+    def more_is_better(self) -> bool:
+        """Tells rates from times and sizes."""
+        return self.unit.endswith("/s")
+
+
+# What a sample (in seconds, bytes, or either per second) is multiplied with for its unit.
+UNITS = {
+    "µs": 1e6,
+    "ms": 1e3,
+    "MB": 1e-6,
+    "KiB": 1 / 1024,
+    "MB/s": 1e-6,
+    "thousand/s": 1e-3,
+}
+
+
+def _resource(name: str, title: str, unit: str, turn: Turn, **more: float) -> Workload:
+    """A row that starts its own servers, which takes too long for many rounds."""
+    rounds = int(more.pop("rounds", 5))
+    limit = more.get("limit")
+    return Workload(name, title, unit, turn, limit=limit, rounds=rounds, connected=False)
+
+
+WORKLOADS = [
+    Workload("round-trip", "round trip", "µs", processes.round_trip, 2000, bare.loopback, 1.3),
+    Workload("connect", "connect and initialize", "ms", processes.connect, 100),
+    Workload(
+        "pipelined",
+        "5,000 pipelined requests",
+        "thousand/s",
+        processes.pipelined,
+        isolated=True,
+        hang_is_result=True,
+    ),
+    Workload("spawn-pipe", "spawn on pipes", "ms", processes.spawn_pipe, 200, bare.spawn, 10, 1.7),
+    Workload("spawn-pty", "spawn on a PTY", "ms", processes.spawn_pty, 200, bare.spawn, 10, 1.7),
+    Workload(
+        "spawn-parallel",
+        "32 parallel spawns",
+        "ms",
+        processes.spawn_parallel,
+        20,
+        bare.spawn_parallel,
+        3,
+    ),
+    Workload("stream-pipe", "output stream", "MB/s", processes.stream_pipe, 1, bare.stream_pipe, 2),
+    Workload("stream-pty", "PTY stream", "MB/s", processes.stream_pty, 3, bare.stream_pty, 1.2),
+    Workload(
+        "small-chunks",
+        "20,000 one-line writes",
+        "thousand/s",
+        processes.small_chunks,
+        5,
+        bare.small_chunks,
+    ),
+    Workload("echo", "stdin to output", "µs", processes.echo, 1000, bare.echo, 100),
+    Workload("read-small", "read 1 KiB", "µs", files.read_small, 1000, ratio=1.5),
+    Workload("metadata", "metadata", "µs", files.metadata, 1000, ratio=1.5),
+    Workload("write-over", "overwrite 1 KiB", "µs", files.write_over, 1000, ratio=1.3),
+    Workload("write-new", "create 1 KiB", "µs", files.write_new, 1000, ratio=1.3),
+    Workload("read-large", "read 32 MiB", "MB/s", files.read_large, 5, bare.read_large, 1.5),
+    Workload("read-blocks", "32 MiB in blocks", "MB/s", files.read_blocks, 5, bare.read_large),
+    Workload("directory", "directory of 2,000", "ms", files.directory, 50, ratio=1.5),
+    Workload("walk", "walk of 5,000", "ms", files.walk, 20, ratio=1.5),
+    _resource("listen", "start until URL", "ms", resources.listen, limit=200),
+    _resource("first-answer", "start until first answer", "ms", resources.first_answer),
+    _resource("idle-rss", "idle memory, RSS", "MB", resources.idle_resident, limit=40, rounds=3),
+    _resource("idle-pss", "idle memory, PSS", "MB", resources.idle_proportional, rounds=3),
+    _resource("used-rss", "memory after first use, RSS", "MB", resources.used_resident, rounds=3),
+    _resource(
+        "idle-connection",
+        "memory per idle connection",
+        "KiB",
+        resources.idle_connections,
+        limit=40,
+        rounds=2,
+    ),
+]

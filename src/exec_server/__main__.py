@@ -1,0 +1,5 @@
+"""python -m exec_server"""
+
+from exec_server.cli import main
+
+main()

@@ -1,0 +1,156 @@
+"""The arguments of the exec-server command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import NoReturn
+
+from exec_server import __version__
+from exec_server.logs import FORMATS, LEVELS
+
+DEFAULT_LISTEN_URL = "ws://127.0.0.1:0"
+
+_DESCRIPTION = """\
+Run processes, terminals and file operations on this machine for a coding agent.
+
+The server speaks JSON-RPC over WebSocket (one message per WebSocket message) or over
+stdin/stdout (one message per line). It prints the URL it listens on as its first line.
+"""
+
+_EPILOG = """\
+examples:
+  exec-server
+      listen on a free port of 127.0.0.1 and print its URL
+  exec-server --listen ws://127.0.0.1:7700
+      listen on a fixed port
+  exec-server --listen stdio
+      serve the program that started it, over stdin and stdout
+  exec-server --listen ws://0.0.0.0:7700 --ws-auth capability-token --ws-token-file token
+      listen for other machines; clients send "Authorization: Bearer TOKEN"
+
+Anyone who may connect may run commands as the user that runs the server. Its processes
+end with it, whatever ends it.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"Error: {message}\n\nFor more information, try '--help'.\n")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+_positive.__name__ = "positive number"  # argparse names it in its error
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < 1e9:
+        raise ValueError(text)
+    return seconds
+
+
+_seconds.__name__ = "number of seconds"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        "exec-server",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"exec-server {__version__}")
+    parser.add_argument(
+        "--listen",
+        metavar="URL",
+        default=DEFAULT_LISTEN_URL,
+        help="ws://IP:PORT (port 0: any free one) or stdio (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--concurrent-requests",
+        metavar="COUNT",
+        type=_positive,
+        default=1,
+        help="requests of one connection handled at a time (default: 1, strictly in order)",
+    )
+    parser.add_argument(
+        "--session-retention",
+        metavar="SECONDS",
+        type=_seconds,
+        default=30.0,
+        help="how long the processes of a lost connection wait for its client to resume "
+        "(default: 30; 0: end them at once)",
+    )
+    parser.add_argument(
+        "--exit-on-stdin-close",
+        action="store_true",
+        default=os.environ.get("CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE") == "true",
+        help="end when stdin reaches its end, so as not to outlive the program that started it",
+    )
+    _add_authentication(parser)
+    logging = parser.add_argument_group("logging (to stderr)")
+    logging.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default=os.environ.get("EXEC_SERVER_LOG", "error"),
+        help="default: EXEC_SERVER_LOG, or error",
+    )
+    logging.add_argument("--log-format", choices=FORMATS, default="human", help="default: human")
+    return parser
+
+
+def _add_authentication(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "who may connect",
+        "Without --ws-auth anybody who can reach the address may connect, so the server "
+        "then listens on loopback addresses only.",
+    )
+    group.add_argument(
+        "--ws-auth",
+        choices=("capability-token", "signed-bearer-token"),
+        help="require an Authorization: Bearer header: one secret token, or a JWT signed "
+        "(HS256) with a shared secret",
+    )
+    group.add_argument(
+        "--ws-token-file", metavar="PATH", help="capability-token: file with the token"
+    )
+    group.add_argument(
+        "--ws-token-sha256", metavar="HEX", help="capability-token: SHA-256 of the token instead"
+    )
+    group.add_argument(
+        "--ws-shared-secret-file",
+        metavar="PATH",
+        help="signed-bearer-token: file with the secret, at least 32 bytes",
+    )
+    group.add_argument(
+        "--ws-issuer", metavar="ISSUER", help="signed-bearer-token: required `iss` claim"
+    )
+    group.add_argument(
+        "--ws-audience", metavar="AUDIENCE", help="signed-bearer-token: required `aud` claim"
+    )
+    group.add_argument(
+        "--ws-max-clock-skew-seconds",
+        metavar="SECONDS",
+        type=int,
+        help="signed-bearer-token: tolerance for `exp` and `nbf` (default: 30)",
+    )
+    group.add_argument(
+        "--allow-unauthenticated",
+        action="store_true",
+        help="listen on other than loopback addresses without --ws-auth all the same",
+    )
+    group.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="also accept this name in the Host header; without --ws-auth only addresses and "
+        "localhost are accepted, so that no web page can reach the server by a name of its own",
+    )

@@ -1,0 +1,209 @@
+"""One blocking function per fs operation, and OPERATIONS, their table.
+
+A function takes the params and returns the result, or raises RpcError or OSError; nobody
+may call one on the event loop. Trees are in `tree`, operations that follow no link in
+`nofollow`, and how content is written without losing the old one in `content`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import Any, Final
+
+from exec_server.core import content, nofollow, tree
+from exec_server.errors import InternalError, InvalidParams, InvalidRequest
+from exec_server.protocol import files
+from exec_server.protocol.base64text import Base64
+from exec_server.protocol.method import Call
+from exec_server.protocol.paths import path_to_uri
+
+# The reference's limit (chapter 5.4): beyond it the request fails, because the answer would
+# be too large for a client.
+READ_DIRECTORY_LIMIT: Final = 50_000
+
+_OPEN_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_DONE: Final = files.Done()
+
+
+def read_file(params: files.ReadFileParams) -> files.ReadFileResult:
+    """The content of a regular file; for large ones `open_for_read` needs less memory."""
+    fd, size = open_for_read(params)
+    try:
+        with content.TURNS.take(os.fstat(fd)):
+            return files.ReadFileResult(content.read_all(fd, size))
+    finally:
+        os.close(fd)
+
+
+def open_for_read(params: files.ReadFileParams) -> tuple[int, int]:
+    """A descriptor of the file, which the caller closes, and the size it reports.
+
+    Files of procfs and the like report 0: only reading to the end tells.
+    """
+    path = params.path.native()
+    if params.follow_symlinks is False:
+        fd, info = nofollow.open_regular(path)
+    else:
+        fd, info = open_regular(path)
+    if info.st_size > content.READ_LIMIT:
+        os.close(fd)
+        raise content.too_large()
+    return fd, info.st_size
+
+
+def open_regular(path: str) -> tuple[int, os.stat_result]:
+    """Open a regular file for reading, refusing every other type; the caller closes it."""
+    fd = os.open(path, _OPEN_READ)
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        os.close(fd)
+        raise not_a_file(path)
+    return fd, info
+
+
+def not_a_file(path: str) -> InvalidRequest:
+    """The error for what is no regular file."""
+    return InvalidRequest(f"path `{_lossy(path)}` is not a file")
+
+
+def write_file(params: files.WriteFileParams) -> files.Done:
+    """Create a file or replace its content."""
+    try:
+        data = content.Bytes(Base64.from_wire(params.data_base64))
+    except InvalidParams as error:
+        reason = f"fs/writeFile requires valid base64 dataBase64: {error}"
+        raise InvalidRequest(reason) from None
+    path = params.path.native()
+    if params.follow_symlinks is False:
+        nofollow.write(path, data)
+    else:
+        content.write(path, data)
+    return _DONE
+
+
+def create_directory(params: files.CreateDirectoryParams) -> files.Done:
+    """Create a directory, with its parents if `recursive`."""
+    path = params.path.native()
+    recursive = params.recursive is not False
+    if params.follow_symlinks is False:
+        nofollow.create_directory(path, recursive=recursive)
+    elif recursive:
+        tree.make_directories(path)
+    else:
+        os.mkdir(path)
+    return _DONE
+
+
+def get_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult:
+    """Type, size and times of what the path leads to."""
+    path = params.path.native()
+    if params.follow_symlinks is False:
+        return nofollow.metadata(path)
+    info = os.lstat(path)
+    if stat.S_ISLNK(info.st_mode):
+        return metadata_result(os.stat(path), is_symlink=True)
+    return metadata_result(info, is_symlink=False)
+
+
+def metadata_result(info: os.stat_result, *, is_symlink: bool) -> files.GetMetadataResult:
+    """The answer for a followed path; like the reference it knows no time of birth."""
+    return files.GetMetadataResult(
+        stat.S_ISDIR(info.st_mode),
+        stat.S_ISREG(info.st_mode),
+        is_symlink,
+        info.st_size,
+        0,
+        max(info.st_mtime_ns // 1_000_000, 0),
+    )
+
+
+def canonicalize(params: files.CanonicalizeParams) -> files.CanonicalizeResult:
+    """The path with all links resolved."""
+    path = params.path.native()
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        resolved = path_of(fd)
+    finally:
+        os.close(fd)
+    return files.CanonicalizeResult(path_to_uri(resolved or os.path.realpath(path, strict=True)))
+
+
+def path_of(fd: int) -> str | None:
+    """The path of an open file as the kernel knows it; None if it does not say for sure."""
+    try:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return None
+    # The kernel marks a removed file this way, but a name may also just end so.
+    return path if path[:1] == "/" and not path.endswith(" (deleted)") else None
+
+
+def read_directory(params: files.ReadDirectoryParams) -> files.ReadDirectoryResult:
+    """The entries of a directory in no order, links as what they lead to."""
+    entries = []
+    count = 0
+    with os.scandir(params.path.native()) as scan:
+        for entry in scan:
+            if entry.is_symlink():
+                try:
+                    entry.stat()
+                except OSError:
+                    continue  # a dangling link is not there
+            count += 1
+            if count <= READ_DIRECTORY_LIMIT:
+                is_directory = entry.is_dir()
+                is_file = not is_directory and entry.is_file()
+                entries.append(files.DirectoryEntry(_lossy(entry.name), is_directory, is_file))
+    if count > READ_DIRECTORY_LIMIT:
+        raise InternalError(
+            f"fs/readDirectory returned {count} entries; limit is {READ_DIRECTORY_LIMIT}"
+        )
+    return files.ReadDirectoryResult(entries)
+
+
+def remove(params: files.RemoveParams) -> files.Done:
+    """Remove a file, a link or a directory; `force` forgives that it is not there."""
+    path = params.path.native()
+    recursive = params.recursive is not False
+    try:
+        if params.follow_symlinks is False:
+            nofollow.remove(path, recursive=recursive)
+        elif path == "/":
+            # The reference would begin to delete the machine.
+            raise InvalidRequest("path must name an entry")
+        elif not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+        elif recursive:
+            tree.remove_tree(path)
+        else:
+            os.rmdir(path)
+    except FileNotFoundError:
+        if params.force is False:
+            raise
+    return _DONE
+
+
+def _lossy(name: str) -> str:
+    """The name as clients get it, with U+FFFD for bytes that are no UTF-8."""
+    if name.isascii():
+        return name
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+Operation = Callable[[Any], Any]
+
+# What runs in a thread, or confined in the sandbox worker; handles and watches are not here
+# because they live in the connection.
+OPERATIONS: Final[dict[Call[Any, Any], Operation]] = {
+    files.READ_FILE: read_file,
+    files.WRITE_FILE: write_file,
+    files.CREATE_DIRECTORY: create_directory,
+    files.GET_METADATA: get_metadata,
+    files.CANONICALIZE: canonicalize,
+    files.READ_DIRECTORY: read_directory,
+    files.WALK: tree.walk,
+    files.REMOVE: remove,
+    files.COPY: tree.copy,
+}

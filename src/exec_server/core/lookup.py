@@ -1,0 +1,73 @@
+"""Which files a program name stands for: the search path of the child, not of the server."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+
+from exec_server.core.command import Command
+from exec_server.errors import InternalError
+
+_DEFAULT_PATH = "/usr/local/bin:/bin:/usr/bin"
+
+
+def candidates(command: Command) -> list[str]:
+    """Paths to try in order, relative ones being relative to the child's directory.
+
+    Raises InternalError when a terminal's program cannot be found: that mode explains itself.
+    """
+    program = command.argv[0]
+    if command.tty:
+        return _terminal_candidates(program, command.cwd, command.env)
+    if not program:
+        raise InternalError("missing program for pipe spawn")
+    if "/" in program:
+        return [program]
+    return [
+        os.path.join(directory, program)
+        for directory in command.env.get("PATH", _DEFAULT_PATH).split(":")
+    ]
+
+
+def _terminal_candidates(program: str, cwd: str, env: Mapping[str, str]) -> list[str]:
+    if not program:
+        raise InternalError("missing program for PTY spawn")
+    if program.startswith("/"):
+        return [program]
+    if program.startswith(("./", "../")):
+        path = os.path.join(cwd, program)
+        obstacle = _obstacle(path, missing="it does not exist")
+        if obstacle is not None:
+            raise InternalError(f"Unable to spawn {path} because {obstacle}")
+        return [path]
+    return [_searched(program, cwd, env)]
+
+
+def _searched(program: str, cwd: str, env: Mapping[str, str]) -> str:
+    lines = [f"Unable to spawn {program} because:"]
+    if "PATH" not in env:
+        lines.append("Unable to resolve the PATH")
+        raise InternalError("\n".join(lines))
+    for directory in env["PATH"].split(":"):
+        path = os.path.join(cwd, directory, program)
+        obstacle = _obstacle(path, missing="")
+        if obstacle is None:
+            return path
+        if obstacle:
+            lines.append(f"{path} exists but {obstacle.removeprefix('it ')}.")
+    lines.append(f'No viable candidates found in PATH "{env["PATH"]}"')
+    raise InternalError("\n".join(lines))
+
+
+def _obstacle(path: str, *, missing: str) -> str | None:
+    """Why a path is no program, or None."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return missing
+    if stat.S_ISDIR(mode):
+        return "it is a directory"
+    if not os.access(path, os.X_OK):
+        return "it is not executable"
+    return None

@@ -1,0 +1,427 @@
+"""Process: one command of a client from start to close. ProcessTable: those of a session.
+
+The output path is the heart of the program and is made of plain calls: the loop finds a
+descriptor readable, `Process._read` takes what is there, numbers it in chunks, and hands
+each to `emit`, which ends in the transport's buffer. When that buffer is high, `pause`
+takes the descriptors from the loop; the pipe fills and the child waits in its write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+import msgspec
+import pybase64
+
+from exec_server.core import descendants
+from exec_server.core.command import Command
+from exec_server.core.output import CHUNK_BYTES, OutputLog
+from exec_server.core.reaper import Reaper
+from exec_server.core.spawn import Child, spawn
+from exec_server.core.stdin import StdinQueue
+from exec_server.errors import InternalError, InvalidRequest, os_error_text
+from exec_server.protocol.method import Notice
+from exec_server.protocol.process import (
+    CLOSED,
+    EXITED,
+    OUTPUT,
+    ClosedParams,
+    ExitedParams,
+    OutputParams,
+    ProcessId,
+    ReadResult,
+    Stream,
+)
+
+Emit = Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
+
+# One read takes what a full pipe holds; it becomes several chunks.
+READ_BYTES = 65_536
+# Output that is already in the pipe when the child ends is sent before the exit, up to here.
+DRAINED_BYTES = 4 * READ_BYTES
+# Ids of accepted writes that a repeated request is recognised by; the oldest go first.
+WRITE_IDS = 4096
+# A finished process stays readable this long.
+RETENTION_SECONDS = 30.0
+# Commands of one session that have not closed. Beyond it a start is refused.
+MAX_LIVE = 1024
+# Finished commands of one session, and what they hold of output. Beyond either the one that
+# closed first is forgotten before its time.
+MAX_CLOSED = 4096
+CLOSED_BYTES = 64 * 1_048_576
+
+
+class Process:
+    """One command: its output, its stdin, its end. Created when the child runs."""
+
+    def __init__(self, process_id: ProcessId, child: Child, tag: int | None, emit: Emit) -> None:
+        self.id = process_id
+        self.pid = child.pid
+        self.tag = tag
+        self.log = OutputLog()
+        self.exit_code: int | None = None
+        self.closed = False
+        self.terminated = False
+        self.on_closed: Callable[[Process], None] | None = None
+        self._emit = emit
+        self._loop = asyncio.get_running_loop()
+        self._outputs: dict[int, Stream] = {fd: stream for stream, fd in child.outputs}
+        self._stdin_descriptor = child.stdin
+        self._stdin = StdinQueue(child.stdin) if child.stdin is not None else None
+        self._write_ids: dict[str, None] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+        self._reading = False
+
+    # ---- output -----------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Have the loop read the output."""
+        if not self._reading:
+            self._reading = True
+            for descriptor, stream in self._outputs.items():
+                self._loop.add_reader(descriptor, self._read, descriptor, stream)
+
+    def pause(self) -> None:
+        """Leave the output in the pipe, where it makes the child wait."""
+        if self._reading:
+            self._reading = False
+            for descriptor in self._outputs:
+                self._loop.remove_reader(descriptor)
+
+    def _read(self, descriptor: int, stream: Stream) -> int:
+        """Take what is there, at most READ_BYTES; returns how much that was."""
+        try:
+            data = os.read(descriptor, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""  # EIO: the last user of the terminal is gone
+        if not data:
+            self._end_of(descriptor)
+            return 0
+        if len(data) <= CHUNK_BYTES:
+            self._publish(stream, data)
+        else:
+            for start in range(0, len(data), CHUNK_BYTES):
+                self._publish(stream, data[start : start + CHUNK_BYTES])
+        self._wake()
+        return len(data)
+
+    def _publish(self, stream: Stream, chunk: bytes) -> None:
+        seq = self.log.append(stream, chunk)
+        encoded = msgspec.Raw(b'"%b"' % pybase64.b64encode(chunk))
+        self._emit(OUTPUT, OutputParams(self.id, seq, stream, encoded))
+
+    def _end_of(self, descriptor: int) -> None:
+        del self._outputs[descriptor]
+        if self._reading:
+            self._loop.remove_reader(descriptor)
+        if descriptor == self._stdin_descriptor:
+            self._close_stdin()
+        else:
+            os.close(descriptor)
+        self._close_if_done()
+
+    # ---- stdin ------------------------------------------------------------------------
+
+    @property
+    def takes_input(self) -> bool:
+        return self._stdin is not None
+
+    def write(self, data: bytes, write_id: str | None) -> asyncio.Future[None] | None:
+        """Queue input; a future means that it waits for room and is not accepted before.
+
+        Raises InternalError after `terminate`.
+        """
+        if write_id is not None and write_id in self._write_ids:
+            return None
+        if self.terminated:
+            raise InternalError("failed to write to process stdin")
+        assert self._stdin is not None
+        turn = self._stdin.offer(data)
+        if write_id is not None:
+            if turn is None:
+                self._remember(write_id)
+            else:
+                turn.add_done_callback(
+                    lambda done: None if done.cancelled() else self._remember(write_id)
+                )
+        return turn
+
+    def _remember(self, write_id: str) -> None:
+        self._write_ids[write_id] = None
+        if len(self._write_ids) > WRITE_IDS:
+            del self._write_ids[next(iter(self._write_ids))]
+
+    def _close_stdin(self) -> None:
+        """Close the descriptor of stdin, which of a terminal is that of the output too."""
+        if self._stdin is not None:
+            self._stdin.close()
+        if self._stdin_descriptor is not None:
+            os.close(self._stdin_descriptor)
+            self._stdin_descriptor = None
+
+    # ---- reading by request -----------------------------------------------------------
+
+    def read(self, after: int, max_bytes: int | None) -> ReadResult:
+        """What process/read answers now."""
+        chunks, next_seq = self.log.read(after, max_bytes)
+        return ReadResult(
+            chunks, next_seq, self.exit_code is not None, self.exit_code, self.closed, None, False
+        )
+
+    async def next_event(self) -> None:
+        """Wait for output, the exit or the close."""
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if not waiter.done() or waiter.cancelled():
+                self._waiters.remove(waiter)
+
+    def _wake(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if waiter.done():
+                    self._waiters.append(waiter)  # cancelled: removes itself
+                else:
+                    waiter.set_result(None)
+
+    # ---- the end ----------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """SIGINT to the process group, if the leader lives."""
+        if self.exit_code is None:
+            os.killpg(self.pid, signal.SIGINT)
+
+    def terminate(self) -> bool:
+        """Kill the command and everything below it; False if it had exited on its own.
+
+        Survivors of an exited leader carry its tag and are killed by the table.
+        """
+        running = self.exit_code is None
+        self.terminated = self.terminated or running
+        if self._stdin is not None:
+            self._stdin.close()
+        if running:
+            descendants.kill_tree(self.pid)
+        return running
+
+    def exited(self, code: int) -> None:
+        """The leader is reaped: what it left in the pipes first, then the exit."""
+        for descriptor, stream in list(self._outputs.items()):
+            self._drain(descriptor, stream)
+        self.exit_code = code
+        seq = self.log.take_number()
+        self._emit(EXITED, ExitedParams(self.id, seq, code, False))
+        self._wake()
+        if self.terminated:
+            self.abandon_output()
+        self._close_if_done()
+
+    def _drain(self, descriptor: int, stream: Stream) -> None:
+        drained = 0
+        while self._reading and drained < DRAINED_BYTES and descriptor in self._outputs:
+            taken = self._read(descriptor, stream)
+            if not taken:
+                return
+            drained += taken
+
+    def abandon_output(self) -> None:
+        """Stop reading, whoever still holds the other end."""
+        for descriptor in list(self._outputs):
+            self._end_of(descriptor)
+
+    def _close_if_done(self) -> None:
+        if self._outputs or self.exit_code is None or self.closed:
+            return
+        self.closed = True
+        self._close_stdin()
+        self._emit(CLOSED, ClosedParams(self.id, self.log.take_number()))
+        self._wake()
+        self._write_ids.clear()
+        if self.on_closed is not None:
+            self.on_closed(self)
+
+
+class ProcessTable:
+    """The processes of one session, by the ids that its client chose."""
+
+    def __init__(
+        self, emit: Emit, reaper: Reaper, tags: descendants.TagPool, threads: Executor
+    ) -> None:
+        self._emit = emit
+        self._reaper = reaper
+        self._tags = tags
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._processes: dict[ProcessId, Process] = {}
+        self._starting: dict[ProcessId, bool] = {}  # True once a terminate has cancelled it
+        self._closed: dict[Process, asyncio.TimerHandle] = {}  # in the order of closing
+        self._closed_bytes = 0
+        self._orphan_tags: set[int] = set()  # of forgotten processes, while orphans carry them
+        self._paused = False
+        self._ended = False
+
+    def get(self, process_id: ProcessId) -> Process | None:
+        return self._processes.get(process_id)
+
+    def is_starting(self, process_id: ProcessId) -> bool:
+        return process_id in self._starting
+
+    def reserve(self, process_id: ProcessId) -> None:
+        """Take an id for a start; raises InvalidRequest if it is taken or there are too many."""
+        if process_id in self._processes or process_id in self._starting:
+            raise InvalidRequest(f"process {process_id} already exists")
+        if len(self._processes) - len(self._closed) + len(self._starting) >= MAX_LIVE:
+            raise InvalidRequest(f"at most {MAX_LIVE} processes may run per session")
+        self._starting[process_id] = False
+
+    async def start(self, process_id: ProcessId, command: Command) -> None:
+        """Start a command under a reserved id.
+
+        Its output is not read before the caller's next await, so that an answer made at once
+        precedes every notification.
+        """
+        tag = self._tags.take()
+        self._reaper.expect()
+        future = self._loop.run_in_executor(self._threads, spawn, command, tag)
+        try:
+            child = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The connection is gone, the start is not: the process belongs to the session.
+            future.add_done_callback(lambda done: self._started_alone(process_id, done, tag))
+            raise
+        except (OSError, InternalError) as error:
+            self._failed(process_id, tag)
+            raise InternalError(
+                os_error_text(error) if isinstance(error, OSError) else error.message
+            ) from error
+        self._started(process_id, child, tag)
+
+    def _started_alone(
+        self, process_id: ProcessId, done: asyncio.Future[Child], tag: int | None
+    ) -> None:
+        if done.exception() is not None:
+            self._failed(process_id, tag)
+            return
+        try:
+            self._started(process_id, done.result(), tag)
+        except InvalidRequest:
+            pass  # cancelled, and nobody left to tell
+
+    def _failed(self, process_id: ProcessId, tag: int | None) -> None:
+        self._reaper.forget()
+        self._tags.give_back(tag)
+        del self._starting[process_id]
+
+    def _started(self, process_id: ProcessId, child: Child, tag: int | None) -> None:
+        """Enter a running child; raises InvalidRequest if it was terminated meanwhile."""
+        cancelled = self._starting.pop(process_id)
+        process = Process(process_id, child, tag, self._emit)
+        process.on_closed = self._on_closed
+        self._processes[process_id] = process
+        self._loop.call_soon(self._begin, process)
+        if cancelled or self._ended:
+            self._terminate(process)
+        if cancelled:
+            raise InvalidRequest(f"process {process_id} start was cancelled")
+
+    def _begin(self, process: Process) -> None:
+        if not self._paused:
+            process.resume()
+        self._reaper.watch(process.pid, process.exited)
+
+    # ---- back-pressure ----------------------------------------------------------------
+
+    def pause(self) -> None:
+        """The client does not read: leave all output in the pipes."""
+        self._paused = True
+        for process in self._processes.values():
+            process.pause()
+
+    def resume(self) -> None:
+        self._paused = False
+        for process in self._processes.values():
+            if not process.closed:
+                process.resume()
+
+    # ---- the end ----------------------------------------------------------------------
+
+    def terminate(self, process_id: ProcessId) -> bool:
+        """Kill a process with all its descendants; True if it was running."""
+        if process_id in self._starting:
+            self._starting[process_id] = True
+            return True
+        process = self._processes.get(process_id)
+        return process is not None and self._terminate(process)
+
+    def _terminate(self, process: Process) -> bool:
+        running = process.terminate()
+        if process.tag is not None:
+            self._sweep({process.tag})
+        return running
+
+    def _sweep(self, tags: set[int]) -> asyncio.Future[None]:
+        """Kill, in a thread, whatever escaped with one of these tags."""
+        others = self._reaper.watched() - {
+            process.pid for process in self._processes.values() if process.tag in tags
+        }
+        return self._loop.run_in_executor(
+            self._threads, descendants.kill_carriers, tags, others
+        )
+
+    def _on_closed(self, process: Process) -> None:
+        self._closed[process] = self._loop.call_later(RETENTION_SECONDS, self._forget, process)
+        self._closed_bytes += process.log.retained_bytes
+        while len(self._closed) > MAX_CLOSED or self._closed_bytes > CLOSED_BYTES:
+            self._forget(next(iter(self._closed)))
+
+    def _forget(self, process: Process) -> None:
+        self._closed.pop(process).cancel()
+        self._closed_bytes -= process.log.retained_bytes
+        del self._processes[process.id]
+        if process.tag is None:
+            return
+        # A daemon that outlives its command keeps the tag taken until the session ends.
+        self._orphan_tags.add(process.tag)
+        search = self._loop.run_in_executor(
+            self._threads, descendants.carriers, {process.tag}, self._reaper.watched()
+        )
+        search.add_done_callback(lambda done: self._release(process.tag, done))
+
+    def _release(self, tag: int | None, search: asyncio.Future[list[int]]) -> None:
+        if tag in self._orphan_tags and not search.cancelled() and not search.result():
+            self._orphan_tags.discard(tag)
+            self._tags.give_back(tag)
+
+    async def end(self) -> None:
+        """Kill everything the session started and forget it. Returns when all is dead."""
+        self._ended = True
+        for process_id in self._starting:
+            self._starting[process_id] = True
+        processes = list(self._processes.values())
+        for process in processes:
+            process.terminate()
+        tags = {process.tag for process in processes if process.tag is not None}
+        tags |= self._orphan_tags
+        if tags:
+            await asyncio.shield(self._sweep(tags))
+        for process in processes:
+            while process.exit_code is None:
+                await process.next_event()
+            process.abandon_output()
+        for timer in self._closed.values():
+            timer.cancel()
+        self._closed.clear()
+        self._processes.clear()
+        self._orphan_tags.clear()
+        for tag in tags:
+            self._tags.give_back(tag)
+

@@ -1,0 +1,97 @@
+"""Calls of the Linux C library that Python does not offer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import stat
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_TIMERSLACK = 29
+_PR_GET_TIMERSLACK = 30
+_PR_SET_CHILD_SUBREAPER = 36
+_SFD_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
+_SIGSET_BYTES = 128  # sizeof(sigset_t) in both glibc and musl
+
+# Loaded with the interpreter itself. A call through it releases the GIL.
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+
+
+def _prctl(option: int, value: int) -> int:
+    result: int = LIBC.prctl(option, value, 0, 0, 0)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become children of this process instead of the machine's init."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Get a signal when the parent process ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def hide_memory() -> None:
+    """Keep processes of the same user out of this one's memory and environment in /proc."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def timer_slack() -> int:
+    """The timer slack of this thread, in nanoseconds."""
+    return _prctl(_PR_GET_TIMERSLACK, 0)
+
+
+def set_timer_slack(nanoseconds: int) -> None:
+    """Set the timer slack of this thread; children started by it inherit the value."""
+    _prctl(_PR_SET_TIMERSLACK, nanoseconds)
+
+
+def sigset(numbers: set[int]) -> ctypes.Array[ctypes.c_char]:
+    """A C sigset_t."""
+    bits = sum(1 << (number - 1) for number in numbers)
+    return ctypes.create_string_buffer(bits.to_bytes(_SIGSET_BYTES, "little"), _SIGSET_BYTES)
+
+
+def child_signal_descriptor() -> int:
+    """Block SIGCHLD and return a descriptor that becomes readable when a child changes state.
+
+    Must be called before other threads exist, since each thread has its own signal mask.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    descriptor: int = LIBC.signalfd(-1, sigset({signal.SIGCHLD}), _SFD_FLAGS)
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
+
+
+def close_inherited_descriptors_on_exec() -> None:
+    """Mark what our own starter left open, so that no child of ours inherits it."""
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        if descriptor > 2:
+            try:
+                os.set_inheritable(descriptor, False)
+            except OSError:
+                pass  # the descriptor of the listing itself
+
+
+def open_missing_standard_descriptors() -> None:
+    """Fill 0, 1 and 2 with /dev/null, lest a pipe gets one of these numbers."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+
+
+def is_regular(descriptor: int) -> bool:
+    """Whether a descriptor is a regular file, which no event loop can poll."""
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)

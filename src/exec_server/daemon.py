@@ -1,0 +1,242 @@
+"""The server process behind the command: addresses, secrets, signals."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import uvloop
+
+from exec_server import logs
+from exec_server.arguments import build_parser
+from exec_server.core import system
+from exec_server.core.command import STRIPPED_NAMES
+from exec_server.errors import StartupError, os_error_text
+from exec_server.server import Options, serve_stdio, serve_websocket
+from exec_server.transports.auth import (
+    Authenticator,
+    SignedTokens,
+    capability_token,
+    is_digest,
+    is_strong_secret,
+    signed_bearer_token,
+)
+
+_ADDRESS = re.compile(r"(?:(\d+\.\d+\.\d+\.\d+)|\[([0-9a-fA-F:.]+)\]):(\d{1,5})")
+_BACKLOG = 1024
+_DEFAULT_CLOCK_SKEW = 30
+
+_CAPABILITY_FLAGS = ("ws_token_file", "ws_token_sha256")
+_SIGNED_FLAGS = (
+    "ws_shared_secret_file",
+    "ws_issuer",
+    "ws_audience",
+    "ws_max_clock_skew_seconds",
+)
+
+
+def serve(words: list[str]) -> int:
+    """Serve as the arguments say until a signal or the end of stdin; returns the exit code."""
+    try:
+        arguments = build_parser().parse_args(words)
+        if arguments.log_level not in logs.LEVELS:
+            raise StartupError(f"EXEC_SERVER_LOG must be one of {', '.join(logs.LEVELS)}")
+        _run(arguments)
+    except SystemExit as end:  # argparse: --help and mistakes
+        return end.code if isinstance(end.code, int) else 1
+    except StartupError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    logs.configure(arguments.log_level, arguments.log_format)
+    address = _listen_address(arguments.listen)
+    authenticate = _authenticator(arguments)
+    if address is None and arguments.ws_auth is not None:
+        raise StartupError("WebSocket auth requires a WebSocket listener, not stdio")
+    options = Options(arguments.concurrent_requests, arguments.session_retention)
+    system.hide_memory()
+    variables = _inheritable_variables()
+    stop = asyncio.Event()
+    if address is None:
+        job = serve_stdio(stop, options=options, variables=variables)
+    else:
+        open_to_all = authenticate is None and not arguments.allow_unauthenticated
+        if open_to_all and not ipaddress.ip_address(address[0]).is_loopback:
+            raise StartupError(
+                f"refusing to listen on {address[0]} without authentication: anybody who can "
+                "reach it could run commands here; use --ws-auth, or --allow-unauthenticated"
+            )
+        bound = _bind(address)
+        hosts = frozenset(name.lower() for name in arguments.allow_host)
+        job = serve_websocket(
+            bound,
+            stop,
+            options=options,
+            variables=variables,
+            authenticate=authenticate,
+            allowed_hosts=hosts if authenticate is None else None,
+        )
+        _announce(bound)
+    uvloop.run(_until_signalled(job, stop, watch_stdin=arguments.exit_on_stdin_close))
+
+
+async def _until_signalled(
+    job: Coroutine[Any, Any, None], stop: asyncio.Event, *, watch_stdin: bool
+) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if watch_stdin:
+        threading.Thread(target=_wait_for_end_of_stdin, args=(loop, stop), daemon=True).start()
+    await job
+
+
+def _wait_for_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    try:
+        while os.read(0, 65_536):
+            pass
+    except OSError:
+        pass  # a stdin that cannot be read has ended
+    loop.call_soon_threadsafe(stop.set)
+
+
+def _inheritable_variables() -> dict[str, str]:
+    """The environment that children may inherit; secrets are gone from ours too from here on."""
+    for name in [name for name in os.environ if name.upper() in STRIPPED_NAMES]:
+        del os.environ[name]
+    return dict(os.environ)
+
+
+# ---- addresses ------------------------------------------------------------------------
+
+
+def _listen_address(url: str) -> tuple[str, int] | None:
+    """Address and port of a ws:// URL, None for stdio."""
+    if url in ("stdio", "stdio://"):
+        return None
+    if not url.startswith("ws://"):
+        raise StartupError(
+            f"unsupported --listen URL `{url}`; expected `ws://IP:PORT` or `stdio`"
+        )
+    match = _ADDRESS.fullmatch(url.removeprefix("ws://"))
+    try:
+        if match is None:
+            raise ValueError(url)
+        host = str(ipaddress.ip_address(match[1] or match[2]))
+        port = int(match[3])
+        if port > 65_535:
+            raise ValueError(url)
+    except ValueError:
+        raise StartupError(
+            f"invalid websocket --listen URL `{url}`; expected `ws://IP:PORT`"
+        ) from None
+    return host, port
+
+
+def _bind(address: tuple[str, int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise StartupError(os_error_text(error)) from None
+    return bound
+
+
+def _announce(bound: socket.socket) -> None:
+    host, port = bound.getsockname()[:2]
+    print(f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}", flush=True)
+
+
+# ---- secrets --------------------------------------------------------------------------
+
+
+def _authenticator(arguments: argparse.Namespace) -> Authenticator | None:
+    """What the --ws-* flags ask for; raises StartupError where they do not fit together."""
+    allowed = {
+        None: (),
+        "capability-token": _CAPABILITY_FLAGS,
+        "signed-bearer-token": _SIGNED_FLAGS,
+    }[arguments.ws_auth]
+    for flag in _CAPABILITY_FLAGS + _SIGNED_FLAGS:
+        if flag not in allowed and getattr(arguments, flag) is not None:
+            _refuse_flag(flag, arguments.ws_auth)
+    if arguments.ws_auth == "capability-token":
+        return capability_token(_token_digest(arguments))
+    if arguments.ws_auth == "signed-bearer-token":
+        return signed_bearer_token(_signed_tokens(arguments))
+    return None
+
+
+def _refuse_flag(flag: str, mode: str | None) -> None:
+    name = f"--{flag.replace('_', '-')}"
+    needed = "capability-token" if flag in _CAPABILITY_FLAGS else "signed-bearer-token"
+    if mode is None:
+        raise StartupError(f"{name} requires --ws-auth {needed}")
+    raise StartupError(f"{name} requires --ws-auth {needed}, not {mode}")
+
+
+def _token_digest(arguments: argparse.Namespace) -> bytes:
+    import hashlib
+
+    path, digest = arguments.ws_token_file, arguments.ws_token_sha256
+    if path is not None and digest is not None:
+        raise StartupError("--ws-token-file and --ws-token-sha256 are mutually exclusive")
+    if digest is not None:
+        if not is_digest(digest.strip()):
+            raise StartupError("--ws-token-sha256 must be a 64-character hex SHA-256 digest")
+        return bytes.fromhex(digest.strip())
+    if path is None:
+        raise StartupError(
+            "--ws-token-file or --ws-token-sha256 is required when --ws-auth capability-token is set"
+        )
+    return hashlib.sha256(_read_secret(path)).digest()
+
+
+def _signed_tokens(arguments: argparse.Namespace) -> SignedTokens:
+    path = arguments.ws_shared_secret_file
+    if path is None:
+        raise StartupError(
+            "--ws-shared-secret-file is required when --ws-auth signed-bearer-token is set"
+        )
+    secret = _read_secret(path)
+    if not is_strong_secret(secret):
+        raise StartupError(f"signed websocket bearer secret {path} must be at least 32 bytes")
+    skew = arguments.ws_max_clock_skew_seconds
+    return SignedTokens(
+        secret,
+        (arguments.ws_issuer or "").strip() or None,
+        (arguments.ws_audience or "").strip() or None,
+        _DEFAULT_CLOCK_SKEW if skew is None else skew,
+        time.time,
+    )
+
+
+def _read_secret(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            secret = file.read().strip()
+    except OSError as error:
+        text = os_error_text(error)
+        raise StartupError(f"failed to read websocket auth secret {path}: {text}") from None
+    if not secret:
+        raise StartupError(f"websocket auth secret {path} must not be empty")
+    return secret

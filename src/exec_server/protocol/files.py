@@ -1,0 +1,214 @@
+"""fs/*: structs, calls and the one notification.
+
+A flag of type `bool | None` is true when it is absent or null; the reference takes both.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, NewType
+
+from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.paths import PathUri
+from exec_server.protocol.sandbox import Sandbox
+from exec_server.protocol.wire import U64, Base64, Params, Result, Usize
+
+HandleId = NewType("HandleId", str)
+EntryKind = Literal["directory", "file"]
+
+
+class Done(Result):
+    """The answer `{}`."""
+
+
+class ReadFileParams(Params):
+    wire_name: ClassVar[str] = "WireFsReadFileParams"
+    omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
+    path: PathUri
+    follow_symlinks: bool | None = None
+    sandbox: Sandbox | None = None
+
+
+class ReadFileResult(Result):
+    data_base64: bytes
+
+
+class WriteFileParams(Params):
+    """`data_base64` stays text: its errors have a code and a wording of their own."""
+
+    wire_name: ClassVar[str] = "WireFsWriteFileParams"
+    omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
+    path: PathUri
+    data_base64: str
+    follow_symlinks: bool | None = None
+    sandbox: Sandbox | None = None
+
+
+class OpenParams(Params):
+    wire_name: ClassVar[str] = "WireFsOpenParams"
+    handle_id: HandleId
+    path: PathUri
+    mode: Literal["read", "replace"] = "read"
+    sandbox: Sandbox | None = None
+
+
+class OpenResult(Result):
+    handle_id: HandleId
+
+
+class ReadBlockParams(Params):
+    wire_name: ClassVar[str] = "FsReadBlockParams"
+    handle_id: HandleId
+    offset: U64
+    len: Usize
+
+
+class ReadBlockResult(Result):
+    chunk: bytes
+    eof: bool
+
+
+class WriteBlockParams(Params):
+    wire_name: ClassVar[str] = "FsWriteBlockParams"
+    handle_id: HandleId
+    offset: U64
+    chunk: Base64
+
+
+class CloseParams(Params):
+    wire_name: ClassVar[str] = "FsCloseParams"
+    handle_id: HandleId
+
+
+class CreateDirectoryParams(Params):
+    wire_name: ClassVar[str] = "WireFsCreateDirectoryParams"
+    omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
+    path: PathUri
+    recursive: bool | None = None
+    follow_symlinks: bool | None = None
+    sandbox: Sandbox | None = None
+
+
+class GetMetadataParams(Params):
+    wire_name: ClassVar[str] = "WireFsGetMetadataParams"
+    omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
+    path: PathUri
+    follow_symlinks: bool | None = None
+    sandbox: Sandbox | None = None
+
+
+class GetMetadataResult(Result):
+    is_directory: bool
+    is_file: bool
+    is_symlink: bool
+    size: int
+    created_at_ms: int
+    modified_at_ms: int
+
+
+class CanonicalizeParams(Params):
+    wire_name: ClassVar[str] = "WireFsCanonicalizeParams"
+    path: PathUri
+    sandbox: Sandbox | None = None
+
+
+class CanonicalizeResult(Result):
+    path: str
+
+
+class ReadDirectoryParams(Params):
+    wire_name: ClassVar[str] = "WireFsReadDirectoryParams"
+    path: PathUri
+    sandbox: Sandbox | None = None
+
+
+class DirectoryEntry(Result):
+    file_name: str
+    is_directory: bool
+    is_file: bool
+
+
+class ReadDirectoryResult(Result):
+    entries: list[DirectoryEntry]
+
+
+class WalkOptions(Params):
+    wire_name: ClassVar[str] = "WalkOptions"
+    max_depth: Usize
+    max_directories: Usize
+    max_entries: Usize
+    follow_directory_symlinks: bool
+    prune_hidden_directories: bool = False
+
+
+class WalkParams(Params):
+    wire_name: ClassVar[str] = "WireFsWalkParams"
+    path: PathUri
+    options: WalkOptions
+    sandbox: Sandbox | None = None
+
+
+class WalkEntry(Result):
+    path: str
+    kind: EntryKind
+
+
+class WalkError(Result):
+    path: str
+    message: str
+
+
+class WalkResult(Result):
+    entries: list[WalkEntry]
+    errors: list[WalkError]
+    truncated: bool
+
+
+class RemoveParams(Params):
+    wire_name: ClassVar[str] = "WireFsRemoveParams"
+    omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
+    path: PathUri
+    recursive: bool | None = None
+    force: bool | None = None
+    follow_symlinks: bool | None = None
+    sandbox: Sandbox | None = None
+
+
+class CopyParams(Params):
+    wire_name: ClassVar[str] = "WireFsCopyParams"
+    source_path: PathUri
+    destination_path: PathUri
+    recursive: bool
+    sandbox: Sandbox | None = None
+
+
+class WatchMissingParams(Params):
+    wire_name: ClassVar[str] = "FsWatchMissingParams"
+    watch_id: U64
+    missing: list[PathUri]
+    present: PathUri | None = None
+
+
+class WatchMissingResult(Result):
+    watching: bool
+
+
+class MissingChangedParams(Params):
+    wire_name: ClassVar[str] = "FsMissingChangedNotification"
+    watch_id: U64
+
+
+READ_FILE = Call("fs/readFile", ReadFileParams, ReadFileResult)
+WRITE_FILE = Call("fs/writeFile", WriteFileParams, Done)
+OPEN = Call("fs/open", OpenParams, OpenResult)
+READ_BLOCK = Call("fs/readBlock", ReadBlockParams, ReadBlockResult)
+WRITE_BLOCK = Call("fs/writeBlock", WriteBlockParams, Done)
+CLOSE = Call("fs/close", CloseParams, Done)
+CREATE_DIRECTORY = Call("fs/createDirectory", CreateDirectoryParams, Done)
+GET_METADATA = Call("fs/getMetadata", GetMetadataParams, GetMetadataResult)
+CANONICALIZE = Call("fs/canonicalize", CanonicalizeParams, CanonicalizeResult)
+READ_DIRECTORY = Call("fs/readDirectory", ReadDirectoryParams, ReadDirectoryResult)
+WALK = Call("fs/walk", WalkParams, WalkResult)
+REMOVE = Call("fs/remove", RemoveParams, Done)
+COPY = Call("fs/copy", CopyParams, Done)
+WATCH_MISSING = Call("fs/watchMissing", WatchMissingParams, WatchMissingResult)
+MISSING_CHANGED = Notice("fs/missingChanged", MissingChangedParams)

@@ -1,0 +1,145 @@
+"""The envelope: JSON-RPC without its version member, decoded and encoded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Union
+
+import msgspec
+
+from exec_server.errors import InvalidParams, MalformedMessage, RpcError
+from exec_server.protocol.jsontext import describe, parse
+from exec_server.protocol.wire import I64, decode_value
+
+RequestId = Union[int, str]  # noqa: UP007 - a runtime value for isinstance-free annotations
+
+_I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
+_encode = msgspec.json.Encoder().encode
+_NO_ID = b"-1"
+
+
+class Request(NamedTuple):
+    id: RequestId
+    method: str
+    params: object
+
+
+class Notification(NamedTuple):
+    method: str
+    params: object
+
+
+class Response(NamedTuple):
+    """An answer of the client, success or error."""
+
+    id: RequestId
+
+
+class _TraceContext(msgspec.Struct):
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+Message = Request | Notification | Response
+
+
+def decode(data: bytes) -> Message:
+    """Decode one message; raises MalformedMessage with the text that the client gets."""
+    value = parse(data)
+    if type(value) is not dict:
+        raise MalformedMessage("expected a JSON-RPC object")
+    method = value.get("method")
+    if type(method) is str and "trace" not in value:
+        if "id" not in value:
+            return Notification(method, value.get("params"))
+        request_id = value["id"]
+        if _is_id(request_id):
+            return Request(request_id, method, value.get("params"))
+    return _decode_unusual(value)
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is str or (type(value) is int and _I64_MIN <= value <= _I64_MAX)
+
+
+def _decode_unusual(value: dict[str, object]) -> Message:
+    """Responses, traced requests, and everything that is wrong, worded as the reference does."""
+    if "method" in value:
+        for name, member in value.items():
+            _check_member(name, member)
+        method = value["method"]
+        assert type(method) is str
+        if "id" not in value:
+            return Notification(method, value.get("params"))
+        return Request(value["id"], method, value.get("params"))  # type: ignore[arg-type]
+    if "result" in value:
+        return Response(_response_id(value))
+    if "error" not in value:
+        raise MalformedMessage("missing field `error`")
+    _check_error(value["error"])
+    return Response(_response_id(value))
+
+
+def _check_member(name: str, member: object) -> None:
+    if name == "id" and not _is_id(member):
+        raise MalformedMessage("data did not match any variant of untagged enum RequestId")
+    try:
+        if name == "method":
+            decode_value(str, member)
+        elif name == "trace" and member is not None:
+            _check_trace(member)
+    except InvalidParams as error:
+        raise MalformedMessage(error.message) from None
+
+
+def _check_trace(member: object) -> None:
+    if type(member) is not dict:
+        raise InvalidParams(f"invalid type: {describe(member)}, expected struct W3cTraceContext")
+    for name in ("traceparent", "tracestate"):
+        if member.get(name) is not None:
+            decode_value(str, member[name])
+
+
+def _response_id(value: dict[str, object]) -> RequestId:
+    if "id" not in value:
+        raise MalformedMessage("missing field `id`")
+    _check_member("id", value["id"])
+    return value["id"]  # type: ignore[return-value]
+
+
+def _check_error(error: object) -> None:
+    try:
+        if type(error) is not dict:
+            raise InvalidParams(
+                f"invalid type: {describe(error)}, expected struct JSONRPCErrorError"
+            )
+        for name, member in error.items():
+            if name == "code":
+                decode_value(I64, member)
+            elif name == "message":
+                decode_value(str, member)
+        for name in ("code", "message"):
+            if name not in error:
+                raise InvalidParams(f"missing field `{name}`")
+    except InvalidParams as failure:
+        raise MalformedMessage(failure.message) from None
+
+
+def encode_result(request_id: RequestId, result: object) -> bytes:
+    """An answer; `result` is a struct, or bytes that are JSON already."""
+    return b'{"id":%b,"result":%b}' % (_encode(request_id), _encode(result))
+
+
+def result_frame(request_id: RequestId) -> tuple[bytes, bytes]:
+    """What stands before and after a result that is sent piece by piece."""
+    return b'{"id":%b,"result":' % _encode(request_id), b"}"
+
+
+def encode_error(request_id: RequestId | None, error: RpcError) -> bytes:
+    """An error answer; without an id it is about a message that had none."""
+    identifier = _NO_ID if request_id is None else _encode(request_id)
+    message = _encode(error.message)
+    return b'{"error":{"code":%d,"message":%b},"id":%b}' % (error.code, message, identifier)
+
+
+def encode_notification(method: str, params: msgspec.Struct) -> bytes:
+    return b'{"method":"%b","params":%b}' % (method.encode(), _encode(params))

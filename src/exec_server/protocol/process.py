@@ -1,0 +1,164 @@
+"""process/*: structs, calls and notifications."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, NewType
+
+import msgspec
+
+from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.paths import PathUri
+from exec_server.protocol.sandbox import Sandbox
+from exec_server.protocol.wire import U16, U64, Base64, Params, Result, Usize, Uuid
+
+ProcessId = NewType("ProcessId", str)
+Stream = Literal["stdout", "stderr", "pty"]
+SandboxType = Literal["none", "linuxSeccomp"]
+
+
+class Metadata(Params):
+    wire_name: ClassVar[str] = "ExecMetadata"
+    thread_id: Uuid | None = None
+    tool_call_id: str | None = None
+
+
+class EnvPolicy(Params):
+    wire_name: ClassVar[str] = "ExecEnvPolicy"
+    inherit: Literal["core", "all", "none"]
+    ignore_default_excludes: bool
+    exclude: list[str]
+    set: dict[str, str]
+    include_only: list[str]
+
+
+class SnapshotShell(Params):
+    wire_name: ClassVar[str] = "ShellInfo"
+    name: str
+    path: str
+
+
+class ShellSnapshot(Params):
+    wire_name: ClassVar[str] = "ShellSnapshotRequest"
+    scope_id: str
+    shell: SnapshotShell
+
+
+class ManagedNetwork(Params):
+    wire_name: ClassVar[str] = "ManagedNetworkSandboxContext"
+    loopback_ports: list[U16] = []
+    allow_local_binding: bool = False
+    dangerously_allow_all_unix_sockets: bool = False
+
+
+class NetworkProxy(Params):
+    """Only recognised, so that it can be refused: this server starts no proxy."""
+
+    wire_name: ClassVar[str] = "RemoteNetworkProxyLaunchConfig"
+    proxy: dict[str, object]
+
+
+class StartParams(Params, kw_only=True):
+    wire_name: ClassVar[str] = "WireExecParams"
+    process_id: ProcessId
+    metadata: Metadata | None = None
+    argv: list[str]
+    cwd: PathUri
+    env_policy: EnvPolicy | None = None
+    shell_snapshot: ShellSnapshot | None = None
+    env: dict[str, str]
+    tty: bool
+    pipe_stdin: bool = False
+    arg0: str | None = None
+    sandbox: Sandbox | None = None
+    enforce_managed_network: bool = False
+    managed_network: ManagedNetwork | None = None
+    network_proxy: NetworkProxy | None = None
+
+
+class StartResult(Result):
+    process_id: ProcessId
+    sandbox_type: SandboxType
+
+
+class ReadParams(Params):
+    wire_name: ClassVar[str] = "ReadParams"
+    process_id: ProcessId
+    after_seq: U64 | None = None
+    max_bytes: Usize | None = None
+    wait_ms: U64 | None = None
+
+
+class Chunk(Result):
+    seq: int
+    stream: Stream
+    chunk: bytes
+
+
+class ReadResult(Result):
+    chunks: list[Chunk]
+    next_seq: int
+    exited: bool
+    exit_code: int | None
+    closed: bool
+    failure: str | None
+    sandbox_denied: bool
+
+
+class WriteParams(Params):
+    wire_name: ClassVar[str] = "WriteParams"
+    process_id: ProcessId
+    chunk: Base64
+    write_id: str | None = None
+
+
+class WriteResult(Result):
+    status: Literal["accepted", "unknownProcess", "stdinClosed", "starting"]
+
+
+class SignalParams(Params):
+    wire_name: ClassVar[str] = "SignalParams"
+    process_id: ProcessId
+    signal: Literal["interrupt"]
+
+
+class SignalResult(Result):
+    pass
+
+
+class TerminateParams(Params):
+    wire_name: ClassVar[str] = "TerminateParams"
+    process_id: ProcessId
+
+
+class TerminateResult(Result):
+    running: bool
+
+
+class OutputParams(Result):
+    process_id: ProcessId
+    seq: int
+    stream: Stream
+    chunk: msgspec.Raw  # a JSON string of base64: encoding it twice would cost more than reading it
+
+
+class ExitedParams(Result):
+    process_id: ProcessId
+    seq: int
+    exit_code: int
+    sandbox_denied: bool
+
+
+class ClosedParams(Result):
+    process_id: ProcessId
+    seq: int
+
+
+START = Call("process/start", StartParams, StartResult)
+READ = Call("process/read", ReadParams, ReadResult)
+WRITE = Call("process/write", WriteParams, WriteResult)
+SIGNAL = Call("process/signal", SignalParams, SignalResult)
+TERMINATE = Call("process/terminate", TerminateParams, TerminateResult)
+
+OUTPUT = Notice("process/output", OutputParams)
+EXITED = Notice("process/exited", ExitedParams)
+CLOSED = Notice("process/closed", ClosedParams)

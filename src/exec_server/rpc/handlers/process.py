@@ -1,0 +1,134 @@
+"""process/*: from params to core.processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from exec_server import sandbox
+from exec_server.core.command import Command, child_environment
+from exec_server.core.processes import Process
+from exec_server.errors import (
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    RpcError,
+    os_error_text,
+)
+from exec_server.protocol.process import (
+    ReadParams,
+    ReadResult,
+    SandboxType,
+    SignalParams,
+    SignalResult,
+    StartParams,
+    StartResult,
+    TerminateParams,
+    TerminateResult,
+    WriteParams,
+    WriteResult,
+)
+from exec_server.rpc.scope import Scope
+
+# A longer poll than this is answered empty; the client asks again.
+MAX_WAIT_SECONDS = 3600.0
+
+_ACCEPTED = WriteResult("accepted")
+
+
+def start(scope: Scope, params: StartParams) -> Awaitable[StartResult]:
+    if params.network_proxy is not None:
+        raise InvalidParams("this exec-server starts no network proxy")
+    cwd = _native_cwd(params)
+    sandbox_type = sandbox.admit_process(params.sandbox)
+    if not params.argv:
+        raise InvalidParams("argv must not be empty")
+    env = child_environment(
+        params.env, params.env_policy, params.metadata, scope.machine.variables
+    )
+    if params.tty:
+        env.setdefault("SHELL", scope.machine.login_shell)
+    command = Command(params.argv, cwd, env, params.tty, params.pipe_stdin, params.arg0)
+    scope.session.processes.reserve(params.process_id)
+    return _start(scope, params, command, sandbox_type)
+
+
+def _native_cwd(params: StartParams) -> str:
+    try:
+        return params.cwd.native()
+    except RpcError as error:
+        raise InvalidParams(
+            f"cwd URI `{params.cwd.uri}` is not valid on this exec-server host: {error.message}"
+        ) from None
+
+
+async def _start(
+    scope: Scope, params: StartParams, command: Command, sandbox_type: SandboxType
+) -> StartResult:
+    await scope.session.processes.start(params.process_id, command)
+    # No await from here to the answer: the first output comes after it.
+    return StartResult(params.process_id, sandbox_type)
+
+
+def read(scope: Scope, params: ReadParams) -> ReadResult | Awaitable[ReadResult]:
+    process = scope.session.processes.get(params.process_id)
+    if process is None:
+        if scope.session.processes.is_starting(params.process_id):
+            raise InvalidRequest(f"process id {params.process_id} is starting")
+        raise InvalidRequest(f"unknown process id {params.process_id}")
+    result = process.read(params.after_seq or 0, params.max_bytes)
+    if not params.wait_ms or _is_news(result, params):
+        return result
+    return _long_poll(process, params)
+
+
+def _is_news(result: ReadResult, params: ReadParams) -> bool:
+    """Whether the client would learn something from this result."""
+    unseen_exit = result.exited and (params.after_seq or 0) < result.next_seq - 1
+    return bool(result.chunks) or result.closed or unseen_exit
+
+
+async def _long_poll(process: Process, params: ReadParams) -> ReadResult:
+    assert params.wait_ms is not None
+    after = params.after_seq or 0
+    try:
+        async with asyncio.timeout(min(params.wait_ms / 1000, MAX_WAIT_SECONDS)):
+            while True:
+                await process.next_event()
+                result = process.read(after, params.max_bytes)
+                if _is_news(result, params):
+                    return result
+    except TimeoutError:
+        return process.read(after, params.max_bytes)
+
+
+def write(scope: Scope, params: WriteParams) -> WriteResult | Awaitable[WriteResult]:
+    if params.write_id == "":
+        raise InvalidParams("writeId must not be empty")
+    process = scope.session.processes.get(params.process_id)
+    if process is None:
+        starting = scope.session.processes.is_starting(params.process_id)
+        return WriteResult("starting" if starting else "unknownProcess")
+    if not process.takes_input:
+        return WriteResult("stdinClosed")
+    turn = process.write(params.chunk, params.write_id)
+    return _ACCEPTED if turn is None else _accepted_after(turn)
+
+
+async def _accepted_after(turn: asyncio.Future[None]) -> WriteResult:
+    await turn
+    return _ACCEPTED
+
+
+def signal(scope: Scope, params: SignalParams) -> SignalResult:
+    process = scope.session.processes.get(params.process_id)
+    if process is not None:
+        try:
+            process.interrupt()
+        except OSError as error:
+            raise InternalError(f"failed to signal process: {os_error_text(error)}") from error
+    return SignalResult()
+
+
+def terminate(scope: Scope, params: TerminateParams) -> TerminateResult:
+    return TerminateResult(scope.session.processes.terminate(params.process_id))

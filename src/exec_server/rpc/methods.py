@@ -1,0 +1,61 @@
+"""METHODS: every method of the server, its handler, and how requests for it are run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from exec_server.protocol import files, process, session
+from exec_server.protocol.method import Call
+from exec_server.rpc.handlers import environment as on_environment
+from exec_server.rpc.handlers import files as on_files
+from exec_server.rpc.handlers import process as on_process
+from exec_server.rpc.scope import Scope
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[P, R]):
+    """A row of the table.
+
+    A handler returns its result, or an awaitable of it when it has to wait for something.
+    `family` is the word of the error texts of the handshake. A `control` method does not
+    queue behind others. One that `steps_aside` waits for an event that a later request may
+    bring about, so it does not hold up those behind it.
+    """
+
+    call: Call[P, R]
+    handler: Callable[[Scope, P], R | Awaitable[R]]
+    family: str
+    control: bool = False
+    steps_aside: bool = False
+
+
+_ROWS: list[Method[Any, Any]] = [
+    Method(session.INFO, on_environment.info, "environment info", control=True),
+    Method(session.STATUS, on_environment.status, "environment status", control=True),
+    Method(process.START, on_process.start, "exec"),
+    Method(process.READ, on_process.read, "exec", steps_aside=True),
+    Method(process.WRITE, on_process.write, "exec", steps_aside=True),
+    Method(process.SIGNAL, on_process.signal, "exec", control=True),
+    Method(process.TERMINATE, on_process.terminate, "exec", control=True),
+    Method(files.READ_FILE, on_files.read_file, "filesystem"),
+    Method(files.WRITE_FILE, on_files.write_file, "filesystem"),
+    Method(files.OPEN, on_files.open_, "filesystem"),
+    Method(files.READ_BLOCK, on_files.read_block, "filesystem"),
+    Method(files.WRITE_BLOCK, on_files.write_block, "filesystem"),
+    Method(files.CLOSE, on_files.close, "filesystem", control=True),
+    Method(files.CREATE_DIRECTORY, on_files.create_directory, "filesystem"),
+    Method(files.GET_METADATA, on_files.get_metadata, "filesystem"),
+    Method(files.CANONICALIZE, on_files.canonicalize, "filesystem"),
+    Method(files.READ_DIRECTORY, on_files.read_directory, "filesystem"),
+    Method(files.WALK, on_files.walk, "filesystem"),
+    Method(files.REMOVE, on_files.remove, "filesystem"),
+    Method(files.COPY, on_files.copy, "filesystem"),
+    Method(files.WATCH_MISSING, on_files.watch_missing, "filesystem"),
+]
+
+METHODS: dict[str, Method[Any, Any]] = {row.call.name: row for row in _ROWS}

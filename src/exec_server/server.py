@@ -1,0 +1,101 @@
+"""serve(): joins transports, connections and sessions, and ends them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from exec_server.core import environment
+from exec_server.core.descendants import TagPool
+from exec_server.core.processes import Emit, ProcessTable
+from exec_server.core.reaper import Reaper
+from exec_server.rpc.connection import Connection, Host
+from exec_server.rpc.scope import Machine
+from exec_server.rpc.session import SessionRegistry
+from exec_server.transports.auth import Authenticator
+from exec_server.transports.stdio import StdioStream
+from exec_server.transports.websocket import Settings, WebSocketListener
+
+log = logging.getLogger(__name__)
+
+# File operations that may hang on a disk at the same time before others have to wait.
+FILE_THREADS = 16
+# Starts are limited by the kernel, not by waiting: more threads would only queue there.
+SPAWN_THREADS = 4
+
+DEFAULT_RETENTION_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to serve, whatever the transport."""
+
+    concurrent_requests: int = 1
+    session_retention: float = DEFAULT_RETENTION_SECONDS
+
+
+@asynccontextmanager
+async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator[Host]:
+    """What connections need, for as long as the context lasts; all children die with it."""
+    reaper = Reaper()
+    reaper.open()
+    tags = TagPool()
+    spawn_threads = ThreadPoolExecutor(SPAWN_THREADS, "spawn")
+    file_threads = ThreadPoolExecutor(FILE_THREADS, "files")
+
+    def make_table(emit: Emit) -> ProcessTable:
+        return ProcessTable(emit, reaper, tags, spawn_threads)
+
+    machine = Machine(
+        environment.describe(variables), variables, environment.login_shell(), file_threads
+    )
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            sessions = SessionRegistry(make_table, tasks, options.session_retention)
+            try:
+                yield Host(machine, sessions, tasks, options.concurrent_requests)
+            finally:
+                await sessions.end_all()
+    finally:
+        reaper.close()
+        # Threads that hang on a dead disk must not keep the server from ending.
+        spawn_threads.shutdown(wait=False, cancel_futures=True)
+        file_threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def serve_websocket(
+    bound: socket.socket,
+    stop: asyncio.Event,
+    *,
+    options: Options,
+    variables: Mapping[str, str],
+    authenticate: Authenticator | None = None,
+    allowed_hosts: frozenset[str] | None = None,
+) -> None:
+    """Serve a bound socket until `stop` is set."""
+    async with _host(options, variables) as host:
+        settings = Settings(lambda stream: Connection(host, stream), authenticate, allowed_hosts)
+        listener = WebSocketListener(bound, settings)
+        await listener.open()
+        try:
+            await stop.wait()
+        finally:
+            await listener.close()
+
+
+async def serve_stdio(
+    stop: asyncio.Event, *, options: Options, variables: Mapping[str, str]
+) -> None:
+    """Serve the one connection on stdin and stdout until either ends or `stop` is set."""
+    async with _host(options, variables) as host:
+        stream = StdioStream(lambda stream: Connection(host, stream))
+        await stream.open(os.dup(0), os.dup(1))
+        stream.ended.add_done_callback(lambda _: stop.set())
+        await stop.wait()

@@ -1,0 +1,189 @@
+"""The WebSocket frame codec (RFC 6455) without a socket: bytes in, messages out.
+
+Clients may send a message of up to 64 MiB in one frame or in fragments, with control frames
+in between. Whatever breaks the rules raises ProtocolError with the close code to end with.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from websockets.speedups import apply_mask
+
+from exec_server.errors import ProtocolError
+
+# The limit of the protocol. A larger message is refused as soon as its header shows it.
+MESSAGE_BYTES = 64 * 1_048_576
+# Peers commonly refuse frames above 16 MiB, so larger messages are sent in fragments.
+SENT_FRAME_BYTES = 4 * 1_048_576
+
+PROTOCOL_VIOLATION = 1002
+INVALID_TEXT = 1007
+TOO_BIG = 1009
+
+_MASKED = 0x80
+_FIN = 0x80
+_RESERVED = 0x70
+_CONTROL = 0x8
+_SIZE_16 = struct.Struct(">H").unpack_from
+_SIZE_64 = struct.Struct(">Q").unpack_from
+_PACK_16 = struct.Struct(">BBH").pack
+_PACK_64 = struct.Struct(">BBQ").pack
+
+
+class Opcode(IntEnum):
+    CONTINUATION = 0
+    TEXT = 1
+    BINARY = 2
+    CLOSE = 8
+    PING = 9
+    PONG = 10
+
+
+_OPCODES = {int(opcode): opcode for opcode in Opcode}
+
+
+class Event(NamedTuple):
+    """A whole message (TEXT or BINARY) or a control frame."""
+
+    opcode: Opcode
+    payload: bytes
+
+
+class FrameReader:
+    """Turns the bytes of one client into events."""
+
+    __slots__ = ("_buffer", "_fragments", "_message_bytes", "_message_opcode", "_offset", "_wanted")
+
+    def __init__(self) -> None:
+        self._buffer: bytes | bytearray = b""
+        self._offset = 0
+        self._wanted = 2  # bytes from the offset without which there is no progress
+        self._fragments: list[bytes] = []
+        self._message_opcode: Opcode | None = None
+        self._message_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        rest = len(self._buffer) - self._offset
+        if rest == 0:
+            self._buffer, self._offset = data, 0
+        elif isinstance(self._buffer, bytearray) and self._offset == 0:
+            self._buffer += data
+        else:
+            joined = bytearray(memoryview(self._buffer)[self._offset :])
+            joined += data
+            self._buffer, self._offset = joined, 0
+
+    def announced(self) -> int:
+        """How large the message under way will be; a fragmented one may become the largest."""
+        if self._message_opcode is not None:
+            return MESSAGE_BYTES if self._message_bytes + self._wanted > 65_536 else 0
+        return self._wanted
+
+    def next_event(self) -> Event | None:
+        """The next event, or None until more bytes are fed."""
+        while True:
+            frame = self._next_frame()
+            if frame is None:
+                return None
+            opcode, final, payload = frame
+            if opcode & _CONTROL:
+                return Event(opcode, payload)
+            event = self._assemble(opcode, payload, final=final)
+            if event is not None:
+                return event
+
+    def _next_frame(self) -> tuple[Opcode, bool, bytes] | None:
+        buffer, start = self._buffer, self._offset
+        if len(buffer) - start < self._wanted:
+            return None
+        first, second = buffer[start], buffer[start + 1]
+        size = second & 0x7F
+        header = 6
+        if size >= 126:
+            header = 8 if size == 126 else 14
+            if len(buffer) - start < header:
+                self._wanted = header
+                return None
+            size = (_SIZE_16 if size == 126 else _SIZE_64)(buffer, start + 2)[0]
+        opcode = self._check_header(first, second, size)
+        end = start + header + size
+        if len(buffer) < end:
+            self._wanted = header + size
+            return None
+        self._wanted = 2
+        self._offset = end
+        if end == len(buffer):
+            self._buffer, self._offset = b"", 0
+        mask = buffer[start + header - 4 : start + header]
+        payload = apply_mask(bytes(memoryview(buffer)[start + header : end]), bytes(mask))
+        return opcode, bool(first & _FIN), payload
+
+    def _check_header(self, first: int, second: int, size: int) -> Opcode:
+        opcode = _OPCODES.get(first & 0x0F)
+        if first & _RESERVED:
+            raise ProtocolError(PROTOCOL_VIOLATION, "reserved bits are set")
+        if opcode is None:
+            raise ProtocolError(PROTOCOL_VIOLATION, "unknown opcode")
+        if not second & _MASKED:
+            raise ProtocolError(PROTOCOL_VIOLATION, "frames of a client must be masked")
+        if opcode & _CONTROL:
+            if size > 125 or not first & _FIN:
+                raise ProtocolError(PROTOCOL_VIOLATION, "control frame too long or fragmented")
+        elif (opcode is Opcode.CONTINUATION) != (self._message_opcode is not None):
+            raise ProtocolError(PROTOCOL_VIOLATION, "fragments out of order")
+        elif self._message_bytes + size > MESSAGE_BYTES:
+            raise ProtocolError(TOO_BIG, f"message exceeds {MESSAGE_BYTES} bytes")
+        return opcode
+
+    def _assemble(self, opcode: Opcode, payload: bytes, *, final: bool) -> Event | None:
+        """Put a data frame to its message; returns the message once it is whole."""
+        if not final or self._message_opcode is not None:
+            if opcode is not Opcode.CONTINUATION:
+                self._message_opcode = opcode
+            self._fragments.append(payload)
+            self._message_bytes += len(payload)
+            if not final:
+                return None
+            assert self._message_opcode is not None
+            opcode = self._message_opcode
+            payload = b"".join(self._fragments)
+            self._fragments.clear()
+            self._message_opcode = None
+            self._message_bytes = 0
+        if opcode is Opcode.TEXT and not payload.isascii():
+            try:
+                payload.decode()
+            except UnicodeDecodeError:
+                raise ProtocolError(INVALID_TEXT, "text message is not UTF-8") from None
+        return Event(opcode, payload)
+
+
+def frame_header(opcode: Opcode, size: int, *, final: bool = True) -> bytes:
+    """The header of a frame that a server sends."""
+    first = opcode | (_FIN if final else 0)
+    if size < 126:
+        return bytes((first, size))
+    if size < 65_536:
+        return _PACK_16(first, 126, size)
+    return _PACK_64(first, 127, size)
+
+
+def close_payload(code: int, reason: str) -> bytes:
+    """Code and reason of a close frame; a reason that does not fit is cut."""
+    return code.to_bytes(2, "big") + reason.encode()[:123]
+
+
+def close_answer(payload: bytes) -> bytes:
+    """The payload to answer a client's close frame with: its own code, if it has a valid one."""
+    if not payload:
+        return b""
+    code = int.from_bytes(payload[:2], "big")
+    valid = 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
+    try:
+        payload[2:].decode()
+    except UnicodeDecodeError:
+        return INVALID_TEXT.to_bytes(2, "big")
+    return payload[:2] if len(payload) >= 2 and valid else PROTOCOL_VIOLATION.to_bytes(2, "big")

@@ -1,0 +1,51 @@
+"""The server under test: ours always, the reference too when its program is here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).resolve().parent
+for _folder in (_HERE.parent, _HERE):
+    if str(_folder) not in sys.path:
+        sys.path.insert(0, str(_folder))
+
+from wire import Client, Server, reference_binary, start_server  # noqa: E402
+
+_NO_REFERENCE = pytest.mark.skipif(
+    reference_binary() is None,
+    reason="no reference binary (make conformance installs it, EXEC_SERVER_REFERENCE names it)",
+)
+_KINDS = ["ours", pytest.param("reference", marks=[_NO_REFERENCE, pytest.mark.reference])]
+
+
+@pytest.fixture(scope="session", params=_KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which server a test runs against."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def server(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server with default settings for all tests that need no other."""
+    home = tmp_path_factory.mktemp("home").resolve()
+    with start_server(kind, env={"HOME": str(home)}, cwd=home) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    """A connection past its handshake."""
+    with server.connect() as connected:
+        yield connected
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder whose path contains no symbolic link."""
+    return Path(os.path.realpath(tmp_path))

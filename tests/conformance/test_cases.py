@@ -1,0 +1,48 @@
+"""Plays the exchanges in cases/*.json against the server under test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scene import Scene
+
+from wire import Server, start_server, start_stdio
+
+_CASES = Path(__file__).resolve().parent / "cases"
+
+
+def _load() -> list[Any]:
+    parameters = []
+    for path in sorted(_CASES.glob("*.json")):
+        for case in json.loads(path.read_text()):
+            parameters.append(pytest.param(case, id=f"{path.stem}-{case['name']}"))
+    return parameters
+
+
+def _steps(case: dict[str, Any], kind: str) -> list[Any]:
+    """The steps for this server: a case marked `ours` expects them of ours alone."""
+    if "ours" not in case or kind == "ours":
+        steps: list[Any] = case["steps"]
+        return steps
+    if "reference" not in case:
+        pytest.skip(f"by choice only ours does this: {case['ours']}")
+    alternative: list[Any] = case["reference"]
+    return alternative
+
+
+@pytest.mark.parametrize("case", _load())
+def test_case(case: dict[str, Any], kind: str, server: Server, folder: Path) -> None:
+    steps = _steps(case, kind)
+    settings = case.get("server")
+    if case.get("stdio"):
+        with start_stdio(kind, cwd=folder) as (own, client):
+            Scene(own, folder, stdio=client).play(case, steps)
+    elif settings is None:
+        Scene(server, folder).play(case, steps)
+    else:
+        env = {k: v.replace("{dir}", str(folder)) for k, v in settings.get("env", {}).items()}
+        with start_server(kind, *settings.get("flags", []), env=env, cwd=folder) as own:
+            Scene(own, folder).play(case, steps)
