@@ -6,11 +6,10 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 from bench import report
-from bench.awake import cores_awake
+from bench.awake import can_keep_awake
 from bench.runner import Runner
 from bench.servers import (
     INSTALL_HELP,
@@ -39,9 +38,9 @@ def main() -> int:
         print(INSTALL_HELP.format(cache=reference_cache()), file=sys.stderr)
     rounds = options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS)
     results = []
-    cores = nullcontext() if options.idle_cores == "halt" else cores_awake()
-    with cores, tempfile.TemporaryDirectory(prefix="exec-server-bench-") as folder:
-        runner = Runner(list(servers.values()), folder, rounds, quick=options.quick)
+    awake = options.idle_cores == "awake" and can_keep_awake()
+    with tempfile.TemporaryDirectory(prefix="exec-server-bench-") as folder:
+        runner = Runner(list(servers.values()), folder, rounds, quick=options.quick, awake=awake)
         try:
             for workload in options.only:
                 began = time.monotonic()
@@ -50,7 +49,7 @@ def main() -> int:
         finally:
             runner.close()
         facts = report.gather_facts(runner.versions, folder)
-    facts |= {"rounds": str(rounds), "idle cores": options.idle_cores}
+    facts |= {"rounds": str(rounds), "idle cores": "awake for single requests" if awake else "halt"}
     rows = [report.Row(result) for result in results]
     # Ours stands first in the tables, though it takes its turns after the reference.
     labels = sorted(servers, key=lambda label: (label != OURS, label != REFERENCE))
@@ -76,7 +75,7 @@ def _parse() -> argparse.Namespace:
         "--idle-cores",
         choices=["awake", "halt"],
         default="awake",
-        help="keep idle cores awake (default), or let them halt and measure their wake-up too",
+        help="awake (default): poll while single requests are timed, if this is root",
     )
     parser.add_argument(
         "--server",

@@ -11,7 +11,6 @@ from pybase64 import b64encode
 from bench import files, processes
 from bench.stage import Stage, sample, shared_file
 
-
 # The most that a pipe holds by default, so the most that one read can give.
 _READ_BYTES = 65536
 

@@ -3,9 +3,10 @@
 import gc
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 
+from bench.awake import cores_awake
 from bench.client import BenchError, HangError
 from bench.servers import Running, Server, running
 from bench.stage import Stage
@@ -31,11 +32,14 @@ class Result:
 class Runner:
     """Keeps one running server of each kind and gives them turns."""
 
-    def __init__(self, servers: list[Server], folder: str, rounds: int, *, quick: bool) -> None:
+    def __init__(
+        self, servers: list[Server], folder: str, rounds: int, *, quick: bool, awake: bool
+    ) -> None:
         self._servers = servers
         self._folder = folder
         self._rounds = rounds
         self._quick = quick
+        self._awake = awake
         self._running: dict[str, tuple[Running, ExitStack]] = {}
         self.versions: dict[str, str] = {}
 
@@ -50,6 +54,7 @@ class Runner:
         stages = {label: self._stage(label) for label in [BARE] if workload.bare}
         stages |= {server.label: self._stage(server.label, server) for server in self._servers}
         rounds = min(self._rounds, workload.rounds or self._rounds)
+        awake = self._awake and workload.awake
         # Round 0 warms up: pages, caches and the server's lazy parts.
         for number in range(rounds + 1):
             for label, stage in list(stages.items()):
@@ -59,7 +64,8 @@ class Runner:
                 else:
                     stage.seconds = QUICK_SECONDS if self._quick else FULL_SECONDS
                 try:
-                    taken = self._turn(workload, stage)
+                    with cores_awake() if awake else nullcontext():
+                        taken = self._turn(workload, stage)
                 except (BenchError, OSError) as error:
                     self._fail(result, label, error)
                     del stages[label]

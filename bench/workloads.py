@@ -15,7 +15,8 @@ class Workload:
 
     `ratio` is how many times better than the reference ours must be, `bare_ratio` how many times
     the bare kernel's time it may take, `limit` an absolute bound in the unit of the row. An
-    `isolated` workload gets a server of its own for each turn, and at most `rounds` of them.
+    `isolated` workload gets a server of its own for each turn; one with `rounds` starts servers
+    itself and takes at most so many turns. `awake` ones are timed with idle cores kept awake.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Workload:
     isolated: bool = False
     connected: bool = True
     hang_is_result: bool = False
+    awake: bool = False
 
     @property
     def more_is_better(self) -> bool:
@@ -49,6 +51,13 @@ UNITS = {
 }
 
 
+def _request(
+    name: str, title: str, turn: Turn, ratio: float, bare_turn: Turn | None = None
+) -> Workload:
+    """A row that times one small request after the other."""
+    return Workload(name, title, "µs", turn, 1000, bare_turn, ratio, awake=True)
+
+
 def _resource(name: str, title: str, unit: str, turn: Turn, **more: float) -> Workload:
     """A row that starts its own servers, which takes too long for many rounds."""
     rounds = int(more.pop("rounds", 5))
@@ -57,7 +66,7 @@ def _resource(name: str, title: str, unit: str, turn: Turn, **more: float) -> Wo
 
 
 WORKLOADS = [
-    Workload("round-trip", "round trip", "µs", processes.round_trip, 2000, bare.loopback, 1.3),
+    _request("round-trip", "round trip", processes.round_trip, 1.3, bare.loopback),
     Workload("connect", "connect and initialize", "ms", processes.connect, 100),
     Workload(
         "pipelined",
@@ -88,11 +97,11 @@ WORKLOADS = [
         5,
         bare.small_chunks,
     ),
-    Workload("echo", "stdin to output", "µs", processes.echo, 1000, bare.echo, 100),
-    Workload("read-small", "read 1 KiB", "µs", files.read_small, 1000, ratio=1.5),
-    Workload("metadata", "metadata", "µs", files.metadata, 1000, ratio=1.5),
-    Workload("write-over", "overwrite 1 KiB", "µs", files.write_over, 1000, ratio=1.3),
-    Workload("write-new", "create 1 KiB", "µs", files.write_new, 1000, ratio=1.3),
+    _request("echo", "stdin to output", processes.echo, 100, bare.echo),
+    _request("read-small", "read 1 KiB", files.read_small, 1.5),
+    _request("metadata", "metadata", files.metadata, 1.5),
+    _request("write-over", "overwrite 1 KiB", files.write_over, 1.3),
+    _request("write-new", "create 1 KiB", files.write_new, 1.3),
     Workload("read-large", "read 32 MiB", "MB/s", files.read_large, 5, bare.read_large, 1.5),
     Workload("read-blocks", "32 MiB in blocks", "MB/s", files.read_blocks, 5, bare.read_large),
     Workload("directory", "directory of 2,000", "ms", files.directory, 50, ratio=1.5),

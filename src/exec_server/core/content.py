@@ -88,7 +88,7 @@ class Bytes:
 
     def put(self, fd: int, start: int, end: int) -> None:
         while start < end:
-            start += os.pwrite(fd, self._view[start:end], start)
+            start += _write_at(fd, self._view[start:end], start)
 
     def blocks(self) -> Iterator[memoryview]:
         yield self._view
@@ -111,7 +111,7 @@ class FileRange:
                 done = 0
             # Zero may mean "at the end" or "I cannot do this kind of file": a read tells.
             if done == 0:
-                done = os.pwrite(fd, self._read(start, end), start)
+                done = _write_at(fd, self._read(start, end), start)
             start += done
 
     def blocks(self) -> Iterator[bytes]:
@@ -126,6 +126,12 @@ class FileRange:
         if not block:
             raise InternalError("file became shorter while it was being copied")
         return block
+
+
+def _write_at(fd: int, block: bytes | memoryview, offset: int) -> int:
+    # Many files of procfs can only be written at their beginning, without naming an offset;
+    # descriptors that come here have never been moved from there.
+    return os.pwrite(fd, block, offset) if offset else os.write(fd, block)
 
 
 class _Turn:

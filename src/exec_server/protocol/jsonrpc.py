@@ -13,7 +13,7 @@ from exec_server.protocol.wire import I64, decode_value
 RequestId = Union[int, str]  # noqa: UP007 - a runtime value for isinstance-free annotations
 
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 _NO_ID = b"-1"
 
 
@@ -124,22 +124,17 @@ def _check_error(error: object) -> None:
         raise MalformedMessage(failure.message) from None
 
 
-def encode_result(request_id: RequestId, result: object) -> bytes:
-    """An answer; `result` is a struct, or bytes that are JSON already."""
-    return b'{"id":%b,"result":%b}' % (_encode(request_id), _encode(result))
-
-
 def result_frame(request_id: RequestId) -> tuple[bytes, bytes]:
-    """What stands before and after a result that is sent piece by piece."""
-    return b'{"id":%b,"result":' % _encode(request_id), b"}"
+    """What stands before and after the JSON text of a result."""
+    return b'{"id":%b,"result":' % encode(request_id), b"}"
 
 
 def encode_error(request_id: RequestId | None, error: RpcError) -> bytes:
     """An error answer; without an id it is about a message that had none."""
-    identifier = _NO_ID if request_id is None else _encode(request_id)
-    message = _encode(error.message)
+    identifier = _NO_ID if request_id is None else encode(request_id)
+    message = encode(error.message)
     return b'{"error":{"code":%d,"message":%b},"id":%b}' % (error.code, message, identifier)
 
 
 def encode_notification(method: str, params: msgspec.Struct) -> bytes:
-    return b'{"method":"%b","params":%b}' % (method.encode(), _encode(params))
+    return b'{"method":"%b","params":%b}' % (method.encode(), encode(params))

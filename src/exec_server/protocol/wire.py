@@ -95,7 +95,8 @@ def decode_unit(value: object) -> None:
 
 
 def _from_wire(kind: type[Any], value: object) -> object:
-    return kind.from_wire(value)
+    """What msgspec calls for an annotation that it does not know itself."""
+    return value if kind is object else kind.from_wire(value)
 
 
 # A plan decodes one annotation. Its second argument says whether the value is inside a tagged
@@ -123,7 +124,7 @@ def _plan(kind: Any) -> _Plan:
         return _exact_type_plan(str, "a string")
     if kind is bool:
         return _exact_type_plan(bool, "a boolean")
-    if kind is object:
+    if kind is object or kind is Any:
         return lambda value, buffered: value
     if hasattr(kind, "from_wire"):
         return _custom_plan(kind)

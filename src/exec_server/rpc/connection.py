@@ -40,7 +40,7 @@ from exec_server.protocol.method import Notice
 from exec_server.protocol.session import INITIALIZE, InitializeParams, InitializeResult
 from exec_server.protocol.wire import decode, decode_unit
 from exec_server.rpc.methods import METHODS, Method
-from exec_server.rpc.scope import Machine, Scope, Streamed
+from exec_server.rpc.scope import Encoded, Machine, Scope, Streamed
 from exec_server.rpc.session import SessionRegistry
 from exec_server.rpc.stream import MessageStream
 
@@ -249,7 +249,7 @@ class Connection:
             if isinstance(result, Streamed):
                 await self._stream.send_parts(self._framed(job.id, result))
             else:
-                self._stream.send(jsonrpc.encode_result(job.id, result))
+                self._send_result(job.id, result)
         except Exception as error:
             self._fail(job.id, error)
         finally:
@@ -323,12 +323,17 @@ class Connection:
         """Send the answer of a call; an awaitable comes back because it has none yet."""
         try:
             result = call()
-            if not isinstance(result, msgspec.Struct):
-                return result  # type: ignore[return-value]
-            self._stream.send(jsonrpc.encode_result(request_id, result))
+            if isinstance(result, Awaitable):
+                return result
+            self._send_result(request_id, result)
         except Exception as error:
             self._fail(request_id, error)
         return None
+
+    def _send_result(self, request_id: jsonrpc.RequestId, result: object) -> None:
+        before, after = jsonrpc.result_frame(request_id)
+        text = result.text if isinstance(result, Encoded) else jsonrpc.encode(result)
+        self._stream.send(b"%b%b%b" % (before, text, after))
 
     def _fail(self, request_id: jsonrpc.RequestId, error: Exception) -> None:
         """The one place where an exception becomes an answer."""

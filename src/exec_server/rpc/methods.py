@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from exec_server.core.files import OPERATIONS
 from exec_server.protocol import files, process, session
 from exec_server.protocol.method import Call
 from exec_server.rpc.handlers import environment as on_environment
 from exec_server.rpc.handlers import files as on_files
 from exec_server.rpc.handlers import process as on_process
-from exec_server.rpc.scope import Scope
+from exec_server.rpc.scope import Encoded, Scope, Streamed
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -28,7 +29,7 @@ class Method(Generic[P, R]):
     """
 
     call: Call[P, R]
-    handler: Callable[[Scope, P], R | Awaitable[R]]
+    handler: Callable[[Scope, P], R | Encoded | Awaitable[R | Encoded | Streamed]]
     family: str
     control: bool = False
     steps_aside: bool = False
@@ -43,19 +44,19 @@ _ROWS: list[Method[Any, Any]] = [
     Method(process.SIGNAL, on_process.signal, "exec", control=True),
     Method(process.TERMINATE, on_process.terminate, "exec", control=True),
     Method(files.READ_FILE, on_files.read_file, "filesystem"),
-    Method(files.WRITE_FILE, on_files.write_file, "filesystem"),
     Method(files.OPEN, on_files.open_, "filesystem"),
     Method(files.READ_BLOCK, on_files.read_block, "filesystem"),
     Method(files.WRITE_BLOCK, on_files.write_block, "filesystem"),
     Method(files.CLOSE, on_files.close, "filesystem", control=True),
-    Method(files.CREATE_DIRECTORY, on_files.create_directory, "filesystem"),
     Method(files.GET_METADATA, on_files.get_metadata, "filesystem"),
-    Method(files.CANONICALIZE, on_files.canonicalize, "filesystem"),
-    Method(files.READ_DIRECTORY, on_files.read_directory, "filesystem"),
-    Method(files.WALK, on_files.walk, "filesystem"),
-    Method(files.REMOVE, on_files.remove, "filesystem"),
-    Method(files.COPY, on_files.copy, "filesystem"),
     Method(files.WATCH_MISSING, on_files.watch_missing, "filesystem"),
+]
+
+# The operations that only ever run in a thread need no handler of their own.
+_ROWS += [
+    Method(call, on_files.in_thread(operation), "filesystem")
+    for call, operation in OPERATIONS.items()
+    if call not in {row.call for row in _ROWS}
 ]
 
 METHODS: dict[str, Method[Any, Any]] = {row.call.name: row for row in _ROWS}

@@ -30,6 +30,13 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoded:
+    """A result that is JSON text already: file content, encoded faster than by a struct."""
+
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Streamed:
     """A result too large to hold: its JSON text, piece by piece."""
 

@@ -1,0 +1,181 @@
+"""File operations the event loop does itself, because the kernel has the answer at hand.
+
+Each function gives the result, or None when finding it might block: then a thread does the
+same with `core.files`. A path is looked up in the kernel's cache only (RESOLVE_CACHED) and
+content is read from the page cache only (RWF_NOWAIT). Opening a file on a network or
+userspace file system may wait for its server in any case, so those are left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from typing import Final
+
+from exec_server.core import content
+from exec_server.core.filecalls import RESOLVE_CACHED, RESOLVE_NO_SYMLINKS, OpenHow
+from exec_server.core.files import metadata_result, path_of
+from exec_server.protocol import files
+from exec_server.protocol.paths import path_to_uri
+
+# File systems whose calls end in this machine's kernel, without another process or network.
+_LOCAL_TYPES: Final = frozenset(
+    "bpf btrfs cgroup cgroup2 configfs cramfs debugfs devpts devtmpfs efivarfs erofs "
+    "exfat ext2 ext3 ext4 f2fs fusectl hugetlbfs iso9660 jfs mqueue nsfs ntfs3 overlay proc "
+    "pstore ramfs rootfs securityfs selinuxfs squashfs sysfs tmpfs tracefs udf vfat xfs "
+    "binfmt_misc".split()
+)
+# How long a change of the mount table may go unnoticed.
+_MOUNTS_MAX_AGE: Final = 1.0
+
+# The lookup may need the disk, or the flag may not be possible here.
+_MIGHT_BLOCK: Final = frozenset({-errno.EAGAIN, -errno.EINTR})
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class _Ways:
+    """The ways of opening a path, for one set of flags that restrict the lookup."""
+
+    def __init__(self, resolve: int) -> None:
+        self.read = OpenHow(_READ, resolve)
+        self.entry = OpenHow(os.O_PATH | os.O_NOFOLLOW, resolve)
+        self.target = OpenHow(os.O_PATH, resolve)
+
+
+class _Mounts:
+    """Which directories lead to file systems that may make us wait."""
+
+    def __init__(self) -> None:
+        self._slow: tuple[str, ...] = ()
+        self._expires = 0.0
+        self._anywhere = _Ways(RESOLVE_CACHED)
+        # With a slow file system around, a link could lead into it from anywhere.
+        self._literally = _Ways(RESOLVE_CACHED | RESOLVE_NO_SYMLINKS)
+        self._ways = self._anywhere
+
+    def ways_to(self, path: str) -> _Ways | None:
+        """How to open the path without waiting, None if it lies on a slow file system."""
+        now = time.monotonic()
+        if now > self._expires:
+            self._refresh()
+            self._expires = now + _MOUNTS_MAX_AGE
+        if self._slow and f"{path}/".startswith(self._slow):
+            return None
+        return self._ways
+
+    def _refresh(self) -> None:
+        try:
+            with open("/proc/self/mountinfo", "rb") as table:
+                self._slow = _slow_mounts(table.read())
+        except OSError:
+            self._slow = ("/",)
+        self._ways = self._literally if self._slow else self._anywhere
+
+    @property
+    def follows_links(self) -> bool:
+        return self._ways is self._anywhere
+
+
+def _slow_mounts(table: bytes) -> tuple[str, ...]:
+    """The mount points, with a final slash, of all that is not known to be local."""
+    slow = []
+    for line in table.splitlines():
+        mount, _, system = line.partition(b" - ")
+        kind = os.fsdecode(system.split(b" ", 1)[0])
+        if kind not in _LOCAL_TYPES:
+            # The table writes blanks in paths as octal escapes.
+            point = mount.split(b" ")[4].decode("unicode_escape").encode("latin-1")
+            slow.append(os.fsdecode(point).rstrip("/") + "/")
+    return tuple(slow)
+
+
+def _is_supported() -> bool:
+    """Whether this kernel, and whatever filters its calls, knows cached lookups."""
+    fd = OpenHow(os.O_PATH, RESOLVE_CACHED).open(b"/")
+    if fd >= 0:
+        os.close(fd)
+    return (fd >= 0 or fd in _MIGHT_BLOCK) and hasattr(os, "RWF_NOWAIT")
+
+
+_SUPPORTED: Final = _is_supported()
+_MOUNTS: Final = _Mounts()
+
+
+def try_read_file(params: files.ReadFileParams, limit: int) -> files.ReadFileResult | None:
+    """The content of a regular file of at most `limit` bytes that is all in the page cache."""
+    if not _SUPPORTED or params.follow_symlinks is False:
+        return None
+    path = params.path.native()
+    ways = _MOUNTS.ways_to(path)
+    if ways is None:
+        return None
+    fd = ways.read.open(os.fsencode(path))
+    if fd < 0:
+        return _failed(-fd)
+    try:
+        info = os.fstat(fd)
+        size = info.st_size
+        # An empty file may be one of procfs; the rest is for `core.files` to refuse or to read.
+        if not stat.S_ISREG(info.st_mode) or not 0 < size <= limit:
+            return None
+        turns = content.TURNS
+        taken = turns.taken
+        if turns.is_taken(info):
+            return None
+        buffer = bytearray(size + 1)
+        if os.preadv(fd, [buffer], 0, os.RWF_NOWAIT) != size or turns.taken != taken:
+            return None
+    except OSError:
+        return None  # not in the cache, or a file system that cannot tell
+    finally:
+        os.close(fd)
+    return files.ReadFileResult(bytes(memoryview(buffer)[:size]))
+
+
+def try_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult | None:
+    """What `core.files.get_metadata` says, if the kernel has the path in its cache."""
+    if not _SUPPORTED or params.follow_symlinks is False:
+        return None
+    path = params.path.native()
+    ways = _MOUNTS.ways_to(path)
+    if ways is None:
+        return None
+    name = os.fsencode(path)
+    fd = ways.entry.open(name)
+    if fd < 0:
+        return _failed(-fd)
+    info = os.fstat(fd)
+    os.close(fd)
+    if not stat.S_ISLNK(info.st_mode):
+        return metadata_result(info, is_symlink=False)
+    fd = ways.target.open(name)
+    if fd < 0:
+        return _failed(-fd)
+    info = os.fstat(fd)
+    os.close(fd)
+    return metadata_result(info, is_symlink=True)
+
+
+def try_canonicalize(params: files.CanonicalizeParams) -> files.CanonicalizeResult | None:
+    """What `core.files.canonicalize` says, if the kernel has the path in its cache."""
+    if not _SUPPORTED:
+        return None
+    path = params.path.native()
+    ways = _MOUNTS.ways_to(path)
+    if ways is None:
+        return None
+    fd = ways.target.open(os.fsencode(path))
+    if fd < 0:
+        return _failed(-fd)
+    resolved = path_of(fd)
+    os.close(fd)
+    return None if resolved is None else files.CanonicalizeResult(path_to_uri(resolved))
+
+
+def _failed(number: int) -> None:
+    """Raise what is certain; return if a thread should try again without restrictions."""
+    if -number in _MIGHT_BLOCK or (number == errno.ELOOP and not _MOUNTS.follows_links):
+        return
+    raise OSError(number, os.strerror(number))

@@ -1,0 +1,157 @@
+"""fs/*: what can be answered from the kernel's caches at once, the rest in threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import pybase64
+
+from exec_server import sandbox
+from exec_server.core import cached, content
+from exec_server.core import files as operations
+from exec_server.protocol import files
+from exec_server.protocol.sandbox import Sandbox
+from exec_server.rpc.scope import Encoded, Scope, Streamed
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+# What is read on the loop itself, if the kernel has it at hand: copying more takes longer than
+# handing it to a thread.
+INLINE_BYTES = 65_536
+# Larger files are sent as they are read, so that a read costs the same memory whatever its size.
+WHOLE_BYTES = 4 * 1_048_576
+# One piece of such a file. A multiple of three, so that the pieces' base64 can be joined.
+PIECE_BYTES = 3 * 262_144
+
+
+def _admit(params: object) -> None:
+    confinement: Sandbox | None = getattr(params, "sandbox", None)
+    sandbox.admit_file_operation(confinement)
+
+
+def in_thread(operation: Callable[[P], R]) -> Callable[[Scope, P], Awaitable[R]]:
+    """The handler of an operation of core.files that may block."""
+
+    def handler(scope: Scope, params: P) -> Awaitable[R]:
+        _admit(params)
+        return scope.in_thread(operation, params)
+
+    return handler
+
+
+def read_file(
+    scope: Scope, params: files.ReadFileParams
+) -> Encoded | Awaitable[Encoded | Streamed]:
+    _admit(params)
+    result = cached.try_read_file(params, INLINE_BYTES)
+    if result is not None:
+        return _whole(result.data_base64)
+    return _read_file(scope, params)
+
+
+def _whole(data: bytes) -> Encoded:
+    return Encoded(b'{"dataBase64":"%b"}' % pybase64.b64encode(data))
+
+
+async def _read_file(scope: Scope, params: files.ReadFileParams) -> Encoded | Streamed:
+    opened = await scope.in_thread(_open, params)
+    if isinstance(opened, Encoded):
+        return opened
+    return Streamed(_pieces(scope, opened))
+
+
+class _File:
+    """A descriptor that is closed when the last piece of code lets go of it.
+
+    A thread may still read from it when the connection is gone; closing it explicitly then
+    would let that thread read a stranger's file with the same number.
+    """
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def _open(params: files.ReadFileParams) -> Encoded | _File:
+    """Open a file, and read it too if it is not large."""
+    descriptor, size = operations.open_for_read(params)
+    file = _File(descriptor)
+    if size > WHOLE_BYTES:
+        return file
+    with content.TURNS.take(os.fstat(descriptor)):
+        return _whole(content.read_all(descriptor, size))
+
+
+async def _pieces(scope: Scope, file: _File) -> AsyncIterator[bytes]:
+    """The result of a large file; the next piece is read while this one is sent."""
+    yield b'{"dataBase64":"'
+    offset = 0
+    following = scope.in_thread(_read_piece, file, offset)
+    while True:
+        piece, size = await following
+        offset += size
+        if size < PIECE_BYTES or offset >= content.READ_LIMIT:
+            yield piece
+            break
+        following = scope.in_thread(_read_piece, file, offset)
+        yield piece
+    yield b'"}'
+
+
+def _read_piece(file: _File, offset: int) -> tuple[bytes, int]:
+    data = os.pread(file.descriptor, PIECE_BYTES, offset)
+    return pybase64.b64encode(data), len(data)
+
+
+def get_metadata(
+    scope: Scope, params: files.GetMetadataParams
+) -> files.GetMetadataResult | Awaitable[files.GetMetadataResult]:
+    _admit(params)
+    result = cached.try_metadata(params)
+    return result if result is not None else scope.in_thread(operations.get_metadata, params)
+
+
+def open_(scope: Scope, params: files.OpenParams) -> Awaitable[files.OpenResult]:
+    _admit(params)
+    return scope.in_thread(scope.handles.open, params)
+
+
+def read_block(
+    scope: Scope, params: files.ReadBlockParams
+) -> Encoded | Awaitable[Encoded]:
+    result = scope.handles.try_read_block(params) if params.len <= INLINE_BYTES else None
+    if result is not None:
+        return _block(result)
+    return scope.in_thread(lambda: _block(scope.handles.read_block(params)))
+
+
+def _block(result: files.ReadBlockResult) -> Encoded:
+    eof = b"true" if result.eof else b"false"
+    return Encoded(b'{"chunk":"%b","eof":%b}' % (pybase64.b64encode(result.chunk), eof))
+
+
+def write_block(scope: Scope, params: files.WriteBlockParams) -> Awaitable[files.Done]:
+    return scope.in_thread(scope.handles.write_block, params)
+
+
+def close(scope: Scope, params: files.CloseParams) -> Awaitable[files.Done]:
+    return scope.in_thread(scope.handles.close, params)
+
+
+async def watch_missing(
+    scope: Scope, params: files.WatchMissingParams
+) -> files.WatchMissingResult:
+    watching = await scope.watch.start(
+        params,
+        lambda: scope.notify(
+            files.MISSING_CHANGED, files.MissingChangedParams(params.watch_id)
+        ),
+    )
+    return files.WatchMissingResult(watching)
