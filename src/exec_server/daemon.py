@@ -128,9 +128,7 @@ def _listen_address(url: str) -> tuple[str, int] | None:
     if url in ("stdio", "stdio://"):
         return None
     if not url.startswith("ws://"):
-        raise StartupError(
-            f"unsupported --listen URL `{url}`; expected `ws://IP:PORT` or `stdio`"
-        )
+        raise StartupError(f"unsupported --listen URL `{url}`; expected `ws://IP:PORT` or `stdio`")
     match = _ADDRESS.fullmatch(url.removeprefix("ws://"))
     try:
         if match is None:
@@ -206,7 +204,8 @@ def _token_digest(arguments: argparse.Namespace) -> bytes:
         return bytes.fromhex(digest.strip())
     if path is None:
         raise StartupError(
-            "--ws-token-file or --ws-token-sha256 is required when --ws-auth capability-token is set"
+            "--ws-token-file or --ws-token-sha256 is required when --ws-auth capability-token "
+            "is set"
         )
     return hashlib.sha256(_read_secret(path)).digest()
 

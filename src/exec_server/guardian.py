@@ -38,7 +38,7 @@ def guard(serve: Callable[[], int]) -> int:
 
 
 def _let_go_of_standard_streams() -> None:
-    """Leave stdin and stdout to the server alone, so that their ends are seen when it closes them."""
+    """Leave stdin and stdout to the server alone, so that its end is theirs."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -81,6 +81,9 @@ def _reap(server: int) -> int | None:
 
 
 def _die_by(number: int) -> None:
-    signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
+    signal.signal(number, signal.SIG_DFL) if number not in (
+        signal.SIGKILL,
+        signal.SIGSTOP,
+    ) else None
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)

@@ -97,11 +97,7 @@ def carriers(tags: Collection[int], others: Collection[int]) -> list[int]:
 
     `others` are children known to belong elsewhere; they are not even looked at.
     """
-    roots = [
-        pid
-        for pid in children_of(os.getpid())
-        if pid not in others and _tag_of(pid) in tags
-    ]
+    roots = [pid for pid in children_of(os.getpid()) if pid not in others and _tag_of(pid) in tags]
     return [pid for pid in subtree(roots) if not _is_zombie(pid)]
 
 

@@ -71,7 +71,9 @@ class FileStatus(NamedTuple):
     modified_ms: int
 
 
-_syscall = LIBC.syscall
+# A lookup in the kernel's cache is over before another thread could use the interpreter, so
+# this one call keeps the GIL.
+_syscall = ctypes.PyDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
 _fallocate = LIBC.fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -91,7 +93,7 @@ class OpenHow:
         self._reference = ctypes.byref(self._how)
 
     def open(self, path: bytes) -> int:
-        """A descriptor of the path, or the negated error number."""
+        """A descriptor of the path, or the negated error number; keeps the GIL."""
         fd: int = _syscall(_OPENAT2, _AT_CWD, path, self._reference, _HOW_SIZE)
         return fd if fd >= 0 else -_get_errno()
 

@@ -109,9 +109,10 @@ def get_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult:
 
 def metadata_result(info: os.stat_result, *, is_symlink: bool) -> files.GetMetadataResult:
     """The answer for a followed path; like the reference it knows no time of birth."""
+    kind = info.st_mode & 0o170000
     return files.GetMetadataResult(
-        stat.S_ISDIR(info.st_mode),
-        stat.S_ISREG(info.st_mode),
+        kind == stat.S_IFDIR,
+        kind == stat.S_IFREG,
         is_symlink,
         info.st_size,
         0,

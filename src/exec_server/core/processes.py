@@ -373,9 +373,7 @@ class ProcessTable:
         others = self._reaper.watched() - {
             process.pid for process in self._processes.values() if process.tag in tags
         }
-        return self._loop.run_in_executor(
-            self._threads, descendants.kill_carriers, tags, others
-        )
+        return self._loop.run_in_executor(self._threads, descendants.kill_carriers, tags, others)
 
     def _on_closed(self, process: Process) -> None:
         self._closed[process] = self._loop.call_later(RETENTION_SECONDS, self._forget, process)
@@ -424,4 +422,3 @@ class ProcessTable:
         self._orphan_tags.clear()
         for tag in tags:
             self._tags.give_back(tag)
-

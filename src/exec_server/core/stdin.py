@@ -19,7 +19,15 @@ class StdinQueue:
     are bounded by the requests that a connection may have under way.
     """
 
-    __slots__ = ("_chunks", "_descriptor", "_loop", "_open", "_queued_bytes", "_waiting", "_writing")
+    __slots__ = (
+        "_chunks",
+        "_descriptor",
+        "_loop",
+        "_open",
+        "_queued_bytes",
+        "_waiting",
+        "_writing",
+    )
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from exec_server.core import content
 from exec_server.errors import InternalError, InvalidRequest, RpcError, os_error_text
 from exec_server.protocol import files
-from exec_server.protocol.paths import PathUri, child_uri, path_to_uri
+from exec_server.protocol.paths import child_uri, path_to_uri
 
 # The reference's limits of fs/walk (chapter 5.4). The last bounds the answer's estimated size;
 # beyond it the walk ends and says so.
@@ -299,9 +299,7 @@ def _refuse_copy_into_itself(source: str, destination: str) -> None:
     real_source = os.path.realpath(source)
     real_destination = os.path.realpath(destination)
     if f"{real_destination}/".startswith(f"{real_source.rstrip('/')}/"):
-        raise InvalidRequest(
-            "fs/copy cannot copy a directory to itself or one of its descendants"
-        )
+        raise InvalidRequest("fs/copy cannot copy a directory to itself or one of its descendants")
 
 
 def _copy_tree(source: str, destination: str) -> None:

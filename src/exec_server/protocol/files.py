@@ -16,11 +16,11 @@ HandleId = NewType("HandleId", str)
 EntryKind = Literal["directory", "file"]
 
 
-class Done(Result):
+class Done(Result, frozen=True):
     """The answer `{}`."""
 
 
-class ReadFileParams(Params):
+class ReadFileParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WireFsReadFileParams"
     omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
     path: PathUri
@@ -28,11 +28,11 @@ class ReadFileParams(Params):
     sandbox: Sandbox | None = None
 
 
-class ReadFileResult(Result):
+class ReadFileResult(Result, frozen=True):
     data_base64: bytes
 
 
-class WriteFileParams(Params):
+class WriteFileParams(Params, frozen=True):
     """`data_base64` stays text: its errors have a code and a wording of their own."""
 
     wire_name: ClassVar[str] = "WireFsWriteFileParams"
@@ -43,7 +43,7 @@ class WriteFileParams(Params):
     sandbox: Sandbox | None = None
 
 
-class OpenParams(Params):
+class OpenParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WireFsOpenParams"
     handle_id: HandleId
     path: PathUri
@@ -51,35 +51,35 @@ class OpenParams(Params):
     sandbox: Sandbox | None = None
 
 
-class OpenResult(Result):
+class OpenResult(Result, frozen=True):
     handle_id: HandleId
 
 
-class ReadBlockParams(Params):
+class ReadBlockParams(Params, frozen=True):
     wire_name: ClassVar[str] = "FsReadBlockParams"
     handle_id: HandleId
     offset: U64
     len: Usize
 
 
-class ReadBlockResult(Result):
+class ReadBlockResult(Result, frozen=True):
     chunk: bytes
     eof: bool
 
 
-class WriteBlockParams(Params):
+class WriteBlockParams(Params, frozen=True):
     wire_name: ClassVar[str] = "FsWriteBlockParams"
     handle_id: HandleId
     offset: U64
     chunk: Base64
 
 
-class CloseParams(Params):
+class CloseParams(Params, frozen=True):
     wire_name: ClassVar[str] = "FsCloseParams"
     handle_id: HandleId
 
 
-class CreateDirectoryParams(Params):
+class CreateDirectoryParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WireFsCreateDirectoryParams"
     omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
     path: PathUri
@@ -88,7 +88,7 @@ class CreateDirectoryParams(Params):
     sandbox: Sandbox | None = None
 
 
-class GetMetadataParams(Params):
+class GetMetadataParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WireFsGetMetadataParams"
     omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
     path: PathUri
@@ -96,7 +96,7 @@ class GetMetadataParams(Params):
     sandbox: Sandbox | None = None
 
 
-class GetMetadataResult(Result):
+class GetMetadataResult(Result, frozen=True):
     is_directory: bool
     is_file: bool
     is_symlink: bool
@@ -105,33 +105,33 @@ class GetMetadataResult(Result):
     modified_at_ms: int
 
 
-class CanonicalizeParams(Params):
+class CanonicalizeParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WireFsCanonicalizeParams"
     path: PathUri
     sandbox: Sandbox | None = None
 
 
-class CanonicalizeResult(Result):
+class CanonicalizeResult(Result, frozen=True):
     path: str
 
 
-class ReadDirectoryParams(Params):
+class ReadDirectoryParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WireFsReadDirectoryParams"
     path: PathUri
     sandbox: Sandbox | None = None
 
 
-class DirectoryEntry(Result):
+class DirectoryEntry(Result, frozen=True):
     file_name: str
     is_directory: bool
     is_file: bool
 
 
-class ReadDirectoryResult(Result):
+class ReadDirectoryResult(Result, frozen=True):
     entries: list[DirectoryEntry]
 
 
-class WalkOptions(Params):
+class WalkOptions(Params, frozen=True):
     wire_name: ClassVar[str] = "WalkOptions"
     max_depth: Usize
     max_directories: Usize
@@ -140,30 +140,30 @@ class WalkOptions(Params):
     prune_hidden_directories: bool = False
 
 
-class WalkParams(Params):
+class WalkParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WireFsWalkParams"
     path: PathUri
     options: WalkOptions
     sandbox: Sandbox | None = None
 
 
-class WalkEntry(Result):
+class WalkEntry(Result, frozen=True):
     path: str
     kind: EntryKind
 
 
-class WalkError(Result):
+class WalkError(Result, frozen=True):
     path: str
     message: str
 
 
-class WalkResult(Result):
+class WalkResult(Result, frozen=True):
     entries: list[WalkEntry]
     errors: list[WalkError]
     truncated: bool
 
 
-class RemoveParams(Params):
+class RemoveParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WireFsRemoveParams"
     omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
     path: PathUri
@@ -173,7 +173,7 @@ class RemoveParams(Params):
     sandbox: Sandbox | None = None
 
 
-class CopyParams(Params):
+class CopyParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WireFsCopyParams"
     source_path: PathUri
     destination_path: PathUri
@@ -181,18 +181,18 @@ class CopyParams(Params):
     sandbox: Sandbox | None = None
 
 
-class WatchMissingParams(Params):
+class WatchMissingParams(Params, frozen=True):
     wire_name: ClassVar[str] = "FsWatchMissingParams"
     watch_id: U64
     missing: list[PathUri]
     present: PathUri | None = None
 
 
-class WatchMissingResult(Result):
+class WatchMissingResult(Result, frozen=True):
     watching: bool
 
 
-class MissingChangedParams(Params):
+class MissingChangedParams(Params, frozen=True):
     wire_name: ClassVar[str] = "FsMissingChangedNotification"
     watch_id: U64
 

@@ -278,4 +278,3 @@ def _ipv4_number(text: str) -> int:
     if text[:2].lower() == "0x":
         return int(text[2:] or "0", 16)
     return int(text, 8) if text[0] == "0" and len(text) > 1 else int(text)
-

@@ -16,13 +16,13 @@ Stream = Literal["stdout", "stderr", "pty"]
 SandboxType = Literal["none", "linuxSeccomp"]
 
 
-class Metadata(Params):
+class Metadata(Params, frozen=True):
     wire_name: ClassVar[str] = "ExecMetadata"
     thread_id: Uuid | None = None
     tool_call_id: str | None = None
 
 
-class EnvPolicy(Params):
+class EnvPolicy(Params, frozen=True):
     wire_name: ClassVar[str] = "ExecEnvPolicy"
     inherit: Literal["core", "all", "none"]
     ignore_default_excludes: bool
@@ -31,33 +31,33 @@ class EnvPolicy(Params):
     include_only: list[str]
 
 
-class SnapshotShell(Params):
+class SnapshotShell(Params, frozen=True):
     wire_name: ClassVar[str] = "ShellInfo"
     name: str
     path: str
 
 
-class ShellSnapshot(Params):
+class ShellSnapshot(Params, frozen=True):
     wire_name: ClassVar[str] = "ShellSnapshotRequest"
     scope_id: str
     shell: SnapshotShell
 
 
-class ManagedNetwork(Params):
+class ManagedNetwork(Params, frozen=True):
     wire_name: ClassVar[str] = "ManagedNetworkSandboxContext"
-    loopback_ports: list[U16] = []
+    loopback_ports: list[U16] = msgspec.field(default_factory=list)
     allow_local_binding: bool = False
     dangerously_allow_all_unix_sockets: bool = False
 
 
-class NetworkProxy(Params):
+class NetworkProxy(Params, frozen=True):
     """Only recognised, so that it can be refused: this server starts no proxy."""
 
     wire_name: ClassVar[str] = "RemoteNetworkProxyLaunchConfig"
     proxy: dict[str, object]
 
 
-class StartParams(Params, kw_only=True):
+class StartParams(Params, frozen=True, kw_only=True):
     wire_name: ClassVar[str] = "WireExecParams"
     process_id: ProcessId
     metadata: Metadata | None = None
@@ -75,12 +75,12 @@ class StartParams(Params, kw_only=True):
     network_proxy: NetworkProxy | None = None
 
 
-class StartResult(Result):
+class StartResult(Result, frozen=True):
     process_id: ProcessId
     sandbox_type: SandboxType
 
 
-class ReadParams(Params):
+class ReadParams(Params, frozen=True):
     wire_name: ClassVar[str] = "ReadParams"
     process_id: ProcessId
     after_seq: U64 | None = None
@@ -88,13 +88,13 @@ class ReadParams(Params):
     wait_ms: U64 | None = None
 
 
-class Chunk(Result):
+class Chunk(Result, frozen=True):
     seq: int
     stream: Stream
     chunk: bytes
 
 
-class ReadResult(Result):
+class ReadResult(Result, frozen=True):
     chunks: list[Chunk]
     next_seq: int
     exited: bool
@@ -104,51 +104,51 @@ class ReadResult(Result):
     sandbox_denied: bool
 
 
-class WriteParams(Params):
+class WriteParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WriteParams"
     process_id: ProcessId
     chunk: Base64
     write_id: str | None = None
 
 
-class WriteResult(Result):
+class WriteResult(Result, frozen=True):
     status: Literal["accepted", "unknownProcess", "stdinClosed", "starting"]
 
 
-class SignalParams(Params):
+class SignalParams(Params, frozen=True):
     wire_name: ClassVar[str] = "SignalParams"
     process_id: ProcessId
     signal: Literal["interrupt"]
 
 
-class SignalResult(Result):
+class SignalResult(Result, frozen=True):
     pass
 
 
-class TerminateParams(Params):
+class TerminateParams(Params, frozen=True):
     wire_name: ClassVar[str] = "TerminateParams"
     process_id: ProcessId
 
 
-class TerminateResult(Result):
+class TerminateResult(Result, frozen=True):
     running: bool
 
 
-class OutputParams(Result):
+class OutputParams(Result, frozen=True):
     process_id: ProcessId
     seq: int
     stream: Stream
     chunk: msgspec.Raw  # a JSON string of base64: encoding it twice would cost more than reading it
 
 
-class ExitedParams(Result):
+class ExitedParams(Result, frozen=True):
     process_id: ProcessId
     seq: int
     exit_code: int
     sandbox_denied: bool
 
 
-class ClosedParams(Result):
+class ClosedParams(Result, frozen=True):
     process_id: ProcessId
     seq: int
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.wire import Params, U64
+from exec_server.protocol.wire import U64, Params
 
 Access = Literal["read", "write", "deny", "none"]
 Network = Literal["restricted", "enabled"]
@@ -102,25 +102,26 @@ class External(msgspec.Struct, frozen=True, tag_field="type", tag="external"):
     network: Network
 
 
-class PolicyContext(Params):
+class PolicyContext(Params, frozen=True):
     wire_name: ClassVar[str] = "FileSystemSandboxPolicyContext"
     cwd: PathUri | None = None
-    workspace_roots: list[PathUri] = []
+    workspace_roots: list[PathUri] = msgspec.field(default_factory=list)
 
 
-class Sandbox(Params):
+class Sandbox(Params, frozen=True):
     """The confinement asked for; `permissions` decides whether anything is confined at all."""
 
     wire_name: ClassVar[str] = "WireFileSystemSandboxContext"
     permissions: Managed | Disabled | External
     windows_sandbox_level: Literal["disabled", "restricted-token", "elevated", "mxc"]
     cwd: PathUri | None = None
-    workspace_roots: list[PathUri] = []
+    workspace_roots: list[PathUri] = msgspec.field(default_factory=list)
     user_home_dir: PathUri | None = None
     temporary_directories: list[PathUri] | None = None
     policy_context: PolicyContext | None = None
     sandbox_override: (
-        Literal["noOverride", "escalatedSandboxWithRestrictions", "bypassSandboxFirstAttempt"] | None
+        Literal["noOverride", "escalatedSandboxWithRestrictions", "bypassSandboxFirstAttempt"]
+        | None
     ) = None
     windows_sandbox_proxy_settings_mode: Literal["reconcile", "preserve"] | None = None
     use_legacy_landlock: bool = False

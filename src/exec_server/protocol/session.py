@@ -10,12 +10,12 @@ from exec_server.protocol.wire import Params, Result
 SessionId = NewType("SessionId", str)
 
 
-class Shell(Result):
+class Shell(Result, frozen=True):
     name: str
     path: str
 
 
-class Capabilities(Result):
+class Capabilities(Result, frozen=True):
     """Only what works is true; clients take an absent flag as false."""
 
     network_proxy_launch: bool = False
@@ -35,7 +35,7 @@ class Capabilities(Result):
     linux_approved_root_write_preserves_restrictions: bool = False
 
 
-class EnvironmentInfo(Result):
+class EnvironmentInfo(Result, frozen=True):
     shell: Shell
     executor_version: str
     provider_id: str
@@ -48,17 +48,17 @@ class EnvironmentInfo(Result):
     capabilities: Capabilities
 
 
-class EnvironmentStatus(Result):
+class EnvironmentStatus(Result, frozen=True):
     status: str
 
 
-class InitializeParams(Params):
+class InitializeParams(Params, frozen=True):
     wire_name: ClassVar[str] = "InitializeParams"
     client_name: str
     resume_session_id: str | None = None
 
 
-class InitializeResult(Result):
+class InitializeResult(Result, frozen=True):
     session_id: SessionId
     environment_info: EnvironmentInfo
 

@@ -295,7 +295,9 @@ class Connection:
 
     def _call(self, job: _Job) -> object:
         kind = job.method.call.params
-        params = decode_unit(job.params) if kind is None else decode(kind, job.params)
+        params = decode(kind, job.params) if kind is not None else None
+        if kind is None:
+            decode_unit(job.params)
         if self._state is not State.READY:
             raise InvalidRequest(
                 f"client must {self._state.value} before using {job.method.family} methods"

@@ -51,7 +51,7 @@ class Scope:
     session: Session
     notify: Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
     handles: HandleTable = field(default_factory=HandleTable)
-    watch: MissingWatch = field(default_factory=MissingWatch)
+    watch: MissingWatch = field(default_factory=lambda: MissingWatch(asyncio.get_running_loop()))
 
     def in_thread(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         """Run something that may block."""

@@ -79,9 +79,7 @@ class SessionRegistry:
             raise InvalidRequest(f"unknown session id {session_id}")
         if session.link is not None:
             session.link.probe()
-            raise SessionAttached(
-                f"session {session_id} is already attached to another connection"
-            )
+            raise SessionAttached(f"session {session_id} is already attached to another connection")
         self._expiries.pop(session.id).cancel()
         session.link = link
         session.processes.resume()

@@ -124,6 +124,7 @@ class WebSocketStream(asyncio.Protocol):
         self._behind_parts_bytes = 0
         self._writable: asyncio.Future[None] | None = None
         self._last_heard = self._loop.time()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
         self._pinged: float | None = None  # when the oldest unanswered ping was sent
 
     # ---- the socket -------------------------------------------------------------------
@@ -165,6 +166,7 @@ class WebSocketStream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._streams.discard(self)
+        self.gone.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
         self._closing = True
@@ -215,7 +217,9 @@ class WebSocketStream(asyncio.Protocol):
         if refusal.status >= 400:
             log.info("%s: refused: %s", self.origin, refusal)
         answer = refusal_answer(refusal)
-        self._transport.write(answer if with_body else answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+        self._transport.write(
+            answer if with_body else answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+        )
         self._closing = True
         self._transport.close()
 
@@ -390,10 +394,10 @@ class WebSocketStream(asyncio.Protocol):
         """Ping a quiet peer, and give up one that did not answer or stalls a large message."""
         if self._frames is None or self._closing:
             return
-        if self._reserved and not self._waiting_for_room and self._receiving:
-            if now - self._last_heard > STALL_SECONDS:
-                self.close(POLICY_VIOLATION, "message stalled")
-                return
+        reading_large = self._reserved and not self._waiting_for_room and self._receiving
+        if reading_large and now - self._last_heard > STALL_SECONDS:
+            self.close(POLICY_VIOLATION, "message stalled")
+            return
         if self._slow or not self._receiving or self._waiting_for_room:
             # It cannot get our ping, or we do not read its answer. That is no sign of death.
             self._pinged = None
@@ -464,8 +468,8 @@ class WebSocketListener:
         self._server.close()
         for stream in list(self._streams):
             stream.close(GOING_AWAY, "server is shutting down")
-        deadline = asyncio.get_running_loop().time() + FAREWELL_SECONDS
-        while self._streams and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.005)
+        waits = [stream.gone for stream in self._streams]
+        if waits:
+            await asyncio.wait(waits, timeout=FAREWELL_SECONDS)
         for stream in list(self._streams):
             stream.abort("server is shutting down")

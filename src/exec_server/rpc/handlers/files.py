@@ -123,9 +123,7 @@ def open_(scope: Scope, params: files.OpenParams) -> Awaitable[files.OpenResult]
     return scope.in_thread(scope.handles.open, params)
 
 
-def read_block(
-    scope: Scope, params: files.ReadBlockParams
-) -> Encoded | Awaitable[Encoded]:
+def read_block(scope: Scope, params: files.ReadBlockParams) -> Encoded | Awaitable[Encoded]:
     result = scope.handles.try_read_block(params) if params.len <= INLINE_BYTES else None
     if result is not None:
         return _block(result)
@@ -145,13 +143,8 @@ def close(scope: Scope, params: files.CloseParams) -> Awaitable[files.Done]:
     return scope.in_thread(scope.handles.close, params)
 
 
-async def watch_missing(
-    scope: Scope, params: files.WatchMissingParams
-) -> files.WatchMissingResult:
-    watching = await scope.watch.start(
-        params,
-        lambda: scope.notify(
-            files.MISSING_CHANGED, files.MissingChangedParams(params.watch_id)
-        ),
-    )
-    return files.WatchMissingResult(watching)
+async def watch_missing(scope: Scope, params: files.WatchMissingParams) -> files.WatchMissingResult:
+    def changed(watch_id: int) -> None:
+        scope.notify(files.MISSING_CHANGED, files.MissingChangedParams(watch_id))
+
+    return files.WatchMissingResult(await scope.watch.start(params, changed, scope.in_thread))

@@ -43,9 +43,7 @@ def start(scope: Scope, params: StartParams) -> Awaitable[StartResult]:
     sandbox_type = sandbox.admit_process(params.sandbox)
     if not params.argv:
         raise InvalidParams("argv must not be empty")
-    env = child_environment(
-        params.env, params.env_policy, params.metadata, scope.machine.variables
-    )
+    env = child_environment(params.env, params.env_policy, params.metadata, scope.machine.variables)
     if params.tty:
         env.setdefault("SHELL", scope.machine.login_shell)
     command = Command(params.argv, cwd, env, params.tty, params.pipe_stdin, params.arg0)
