@@ -22,7 +22,46 @@ from exec_server.protocol.paths import path_to_uri
 
 # File systems whose calls end in this machine's kernel, without another process or network.
 _LOCAL_TYPES: Final = frozenset(
-    ["bpf", "btrfs", "cgroup", "cgroup2", "configfs", "cramfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "fusectl", "hugetlbfs", "iso9660", "jfs", "mqueue", "nsfs", "ntfs3", "overlay", "proc", "pstore", "ramfs", "rootfs", "securityfs", "selinuxfs", "squashfs", "sysfs", "tmpfs", "tracefs", "udf", "vfat", "xfs", "binfmt_misc"]
+    [
+        "bpf",
+        "btrfs",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "cramfs",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "erofs",
+        "exfat",
+        "ext2",
+        "ext3",
+        "ext4",
+        "f2fs",
+        "fusectl",
+        "hugetlbfs",
+        "iso9660",
+        "jfs",
+        "mqueue",
+        "nsfs",
+        "ntfs3",
+        "overlay",
+        "proc",
+        "pstore",
+        "ramfs",
+        "rootfs",
+        "securityfs",
+        "selinuxfs",
+        "squashfs",
+        "sysfs",
+        "tmpfs",
+        "tracefs",
+        "udf",
+        "vfat",
+        "xfs",
+        "binfmt_misc",
+    ]
 )
 # How long a change of the mount table may go unnoticed.
 _MOUNTS_MAX_AGE: Final = 1.0
@@ -110,7 +149,8 @@ def try_read_file(params: files.ReadFileParams, limit: int) -> files.ReadFileRes
         return None
     fd = ways.read.open(os.fsencode(path))
     if fd < 0:
-        return _failed(-fd)
+        _raise_if_certain(-fd)
+        return None
     try:
         info = os.fstat(fd)
         size = info.st_size
@@ -142,14 +182,16 @@ def try_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult | N
     name = os.fsencode(path)
     fd = ways.entry.open(name)
     if fd < 0:
-        return _failed(-fd)
+        _raise_if_certain(-fd)
+        return None
     info = os.fstat(fd)
     os.close(fd)
     if not stat.S_ISLNK(info.st_mode):
         return metadata_result(info, is_symlink=False)
     fd = ways.target.open(name)
     if fd < 0:
-        return _failed(-fd)
+        _raise_if_certain(-fd)
+        return None
     info = os.fstat(fd)
     os.close(fd)
     return metadata_result(info, is_symlink=True)
@@ -165,13 +207,14 @@ def try_canonicalize(params: files.CanonicalizeParams) -> files.CanonicalizeResu
         return None
     fd = ways.target.open(os.fsencode(path))
     if fd < 0:
-        return _failed(-fd)
+        _raise_if_certain(-fd)
+        return None
     resolved = path_of(fd)
     os.close(fd)
     return None if resolved is None else files.CanonicalizeResult(path_to_uri(resolved))
 
 
-def _failed(number: int) -> None:
+def _raise_if_certain(number: int) -> None:
     """Raise what is certain; return if a thread should try again without restrictions."""
     if -number in _MIGHT_BLOCK or (number == errno.ELOOP and not _MOUNTS.follows_links):
         return

@@ -45,9 +45,7 @@ _IN_ONLYDIR: Final = 0x1000000
 _IN_DONT_FOLLOW: Final = 0x2000000
 _IN_ISDIR: Final = 0x40000000
 _IN_NAMES: Final = _IN_ATTRIB | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
-_DIRECTORY_MASK: Final = (
-    _IN_NAMES | _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_ONLYDIR | _IN_DONT_FOLLOW
-)
+_DIRECTORY_MASK: Final = _IN_NAMES | _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_ONLYDIR | _IN_DONT_FOLLOW
 _EVENT: Final = struct.Struct("iIII")
 
 # File systems that send no events for changes made elsewhere than through this kernel, or
