@@ -19,7 +19,7 @@ REFERENCE = "reference"
 
 INSTALL_HELP = (
     "the reference server is not installed, so only ours is measured; `make conformance` "
-    "installs it, or: npm install --prefix {cache} @openai/codex"
+    "installs it, or: npm install --prefix {cache} @openai/codex@0.166.0"
 )
 
 # A server that prints no URL within this time is broken, not slow.
@@ -107,7 +107,7 @@ def custom_server(text: str) -> Server:
 
 def _codex_home() -> dict[str, str]:
     """Gives the reference the home folder it insists on: existing, not a temporary one."""
-    home = Path(os.environ.get("CODEX_HOME") or reference_cache() / "home")
+    home = Path(os.environ.get("CODEX_HOME") or reference_cache() / "codex-home")
     home.mkdir(parents=True, exist_ok=True)
     return {"CODEX_HOME": str(home)}
 

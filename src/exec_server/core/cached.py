@@ -21,48 +21,12 @@ from exec_server.protocol import files
 from exec_server.protocol.paths import path_to_uri
 
 # File systems whose calls end in this machine's kernel, without another process or network.
-_LOCAL_TYPES: Final = frozenset(
-    [
-        "bpf",
-        "btrfs",
-        "cgroup",
-        "cgroup2",
-        "configfs",
-        "cramfs",
-        "debugfs",
-        "devpts",
-        "devtmpfs",
-        "efivarfs",
-        "erofs",
-        "exfat",
-        "ext2",
-        "ext3",
-        "ext4",
-        "f2fs",
-        "fusectl",
-        "hugetlbfs",
-        "iso9660",
-        "jfs",
-        "mqueue",
-        "nsfs",
-        "ntfs3",
-        "overlay",
-        "proc",
-        "pstore",
-        "ramfs",
-        "rootfs",
-        "securityfs",
-        "selinuxfs",
-        "squashfs",
-        "sysfs",
-        "tmpfs",
-        "tracefs",
-        "udf",
-        "vfat",
-        "xfs",
-        "binfmt_misc",
-    ]
-)
+_LOCAL_NAMES: Final = """
+    binfmt_misc bpf btrfs cgroup cgroup2 configfs cramfs debugfs devpts devtmpfs efivarfs erofs
+    exfat ext2 ext3 ext4 f2fs fusectl hugetlbfs iso9660 jfs mqueue nsfs ntfs3 overlay proc pstore
+    ramfs rootfs securityfs selinuxfs squashfs sysfs tmpfs tracefs udf vfat xfs
+"""
+_LOCAL_TYPES: Final = frozenset(_LOCAL_NAMES.split())
 # How long a change of the mount table may go unnoticed.
 _MOUNTS_MAX_AGE: Final = 1.0
 

@@ -55,6 +55,9 @@ ASIDE_REQUESTS = 1024
 PENDING_BYTES = 64 * 1_048_576
 # Answers that the client has not taken. Then no further request starts, except control ones.
 UNSENT_BYTES = 8 * 1_048_576
+# The same for what needs no place in a lane, such as the answers to malformed messages. Then
+# the link is not read.
+UNSENT_HARD_BYTES = 16 * 1_048_576
 # Requests answered in a row before other connections get their turn.
 BURST = 64
 # A larger message is decoded in a thread, so that it does not delay other connections.
@@ -141,6 +144,7 @@ class Connection:
             self._refuse(error)
         else:
             self._dispatch(decoded, len(message))
+        self._update_hold()
 
     async def _decode_aside(self, message: bytes) -> None:
         """Decode a large message in a thread; nothing more is read from the link meanwhile."""
@@ -206,7 +210,6 @@ class Connection:
             lane.queue.append(job)
             if job.method.call is process.START:
                 self._queued_starts[_named_process(job)] += 1
-        self._update_hold()
 
     def _has_place(self, lane: _Lane) -> bool:
         return lane.running < lane.places and (
@@ -281,6 +284,7 @@ class Connection:
             self._decoding
             or len(self._main.queue) + len(self._control.queue) >= QUEUED_REQUESTS
             or self._pending_bytes >= PENDING_BYTES
+            or self._stream.unsent() > UNSENT_HARD_BYTES
         )
         if holding != self._holding and self._state is not State.CLOSED:
             self._holding = holding
