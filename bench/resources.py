@@ -2,7 +2,7 @@
 
 import time
 
-from bench.client import BenchError, uri
+from bench.client import SOCKET_SECONDS, BenchError, uri
 from bench.processes import start_params
 from bench.servers import Running, running
 from bench.stage import Stage, shared_file
@@ -76,6 +76,10 @@ def idle_connections(stage: Stage) -> list[float]:
             for _ in range(IDLE_CONNECTIONS):
                 opened.append(server.connect(_SMALL_BUFFER))
             after, _ = _settled(server)
+            # Only connections that are still served count.
+            for connection in opened:
+                connection.deadline = time.monotonic() + SOCKET_SECONDS
+                connection.call("environment/status", {})
         finally:
             for connection in opened:
                 connection.close()

@@ -38,7 +38,7 @@ def b64(data: bytes | str) -> str:
     return base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
 
 
-class HandshakeRefused(Exception):  # noqa: N818
+class HandshakeRefused(Exception):
     """The upgrade was answered with something else than 101."""
 
     def __init__(self, reply: HttpReply) -> None:
@@ -47,7 +47,7 @@ class HandshakeRefused(Exception):  # noqa: N818
         self.status = reply.status
 
 
-class Disconnected(Exception):  # noqa: N818
+class Disconnected(Exception):
     """The server ended the connection; `close_code` is None when it sent no close frame."""
 
     def __init__(self, close_code: int | None = None, reason: str = "") -> None:
@@ -56,7 +56,7 @@ class Disconnected(Exception):  # noqa: N818
         self.reason = reason
 
 
-class NothingArrived(AssertionError):  # noqa: N818
+class NothingArrived(AssertionError):
     """What the test waited for did not come in time."""
 
 

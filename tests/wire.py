@@ -95,7 +95,7 @@ def uri(path: str | os.PathLike[str]) -> str:
     return "file://" + quote(os.fsencode(path), safe="/!$&'()*+,-.:;=@[]^_|~")
 
 
-class RpcFailure(Exception):  # noqa: N818 - reads better at the call site
+class RpcFailure(Exception):
     """The server answered a request with an error."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -142,6 +142,7 @@ class ProcessRun:
 def assemble(process_id: str, notices: Sequence[Message]) -> ProcessRun:
     """Puts the notifications of one process together by `seq`, checking that rule too."""
     run = ProcessRun(process_id)
+    chunks: dict[str, list[bytes]] = {}
     mine = [n for n in notices if n["params"].get("processId") == process_id]
     for notice in sorted(mine, key=lambda n: n["params"]["seq"]):
         kind, params = notice["method"].removeprefix("process/"), notice["params"]
@@ -149,9 +150,10 @@ def assemble(process_id: str, notices: Sequence[Message]) -> ProcessRun:
         if kind == "output":
             chunk = base64.b64decode(params["chunk"], validate=True)
             assert 1 <= len(chunk) <= 8192, f"a chunk of {len(chunk)} bytes"
-            run.output[params["stream"]] = run.output.get(params["stream"], b"") + chunk
+            chunks.setdefault(params["stream"], []).append(chunk)
         elif kind == "exited":
             run.exit_code, run.sandbox_denied = params["exitCode"], params["sandboxDenied"]
+    run.output = {stream: b"".join(parts) for stream, parts in chunks.items()}
     return run
 
 

@@ -20,6 +20,7 @@ STRIPPED_NAMES = frozenset(
         "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
     }
 )
+_THREAD_ID = "CODEX_THREAD_ID"
 _TOOL_CALL_ID = "CODEX_TOOL_CALL_ID"
 _CORE_NAMES = frozenset(
     {
@@ -95,8 +96,9 @@ def child_environment(
     for name in [name for name in result if _is_stripped(name)]:
         del result[name]
     if metadata is not None:
+        result.pop(_THREAD_ID, None)  # metadata speaks for both names, also by saying nothing
         if metadata.thread_id is not None:
-            result["CODEX_THREAD_ID"] = metadata.thread_id
+            result[_THREAD_ID] = metadata.thread_id
         if metadata.tool_call_id is not None:
             result[_TOOL_CALL_ID] = metadata.tool_call_id
     return result

@@ -7,7 +7,7 @@ from typing import NamedTuple, Union
 import msgspec
 
 from exec_server.errors import InvalidParams, MalformedMessage, RpcError
-from exec_server.protocol.jsontext import describe, parse
+from exec_server.protocol.jsontext import TrailingCharacters, describe, parse
 from exec_server.protocol.wire import I64, decode_value
 
 RequestId = Union[int, str]  # noqa: UP007 - a runtime value for isinstance-free annotations
@@ -34,17 +34,19 @@ class Response(NamedTuple):
     id: RequestId
 
 
-class _TraceContext(msgspec.Struct):
-    traceparent: str | None = None
-    tracestate: str | None = None
-
-
 Message = Request | Notification | Response
 
 
 def decode(data: bytes) -> Message:
     """Decode one message; raises MalformedMessage with the text that the client gets."""
-    value = parse(data)
+    try:
+        return _decode_envelope(parse(data))
+    except TrailingCharacters as error:
+        _decode_envelope(error.value)  # what is wrong with the message itself comes first
+        raise
+
+
+def _decode_envelope(value: object) -> Message:
     if type(value) is not dict:
         raise MalformedMessage("expected a JSON-RPC object")
     method = value.get("method")

@@ -18,6 +18,7 @@ SandboxType = Literal["none", "linuxSeccomp"]
 
 class Metadata(Params, frozen=True):
     wire_name: ClassVar[str] = "ExecMetadata"
+    omissible: ClassVar[tuple[str, ...]] = ("thread_id", "tool_call_id")
     thread_id: Uuid | None = None
     tool_call_id: str | None = None
 

@@ -7,121 +7,124 @@ from typing import ClassVar, Literal
 import msgspec
 
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.wire import U64, Params
+from exec_server.protocol.wire import NonZeroUsize, Params
 
 Access = Literal["read", "write", "deny", "none"]
 Network = Literal["restricted", "enabled"]
 
 
-# Inside `permissions` the wire is snake case and its unions are tagged by `type` or `kind`,
-# unlike everywhere else in the protocol.
+# Inside `permissions` the wire is snake case (rename=None) and its unions are tagged by `type`
+# or `kind`, unlike everywhere else in the protocol.
 
 
-class ExactPath(msgspec.Struct, frozen=True, tag_field="type", tag="path"):
-    wire_name: ClassVar[str] = "struct variant FileSystemPath::Path"
+class ExactPath(Params, frozen=True, rename=None, tag_field="type", tag="path"):
+    wire_name: ClassVar[str] = "ExecFileSystemPath::Path"
     path: PathUri
 
 
-class GlobPattern(msgspec.Struct, frozen=True, tag_field="type", tag="glob_pattern"):
-    wire_name: ClassVar[str] = "struct variant FileSystemPath::GlobPattern"
+class GlobPattern(Params, frozen=True, rename=None, tag_field="type", tag="glob_pattern"):
+    wire_name: ClassVar[str] = "ExecFileSystemPath::GlobPattern"
     pattern: str
 
 
-class Root(msgspec.Struct, frozen=True, tag_field="kind", tag="root"):
-    pass
+class Root(Params, frozen=True, rename=None, tag_field="kind", tag="root"):
+    wire_name: ClassVar[str] = "FileSystemSpecialPath::Root"
 
 
-class Minimal(msgspec.Struct, frozen=True, tag_field="kind", tag="minimal"):
-    pass
+class Minimal(Params, frozen=True, rename=None, tag_field="kind", tag="minimal"):
+    wire_name: ClassVar[str] = "FileSystemSpecialPath::Minimal"
 
 
-class ProjectRoots(msgspec.Struct, frozen=True, tag_field="kind", tag="project_roots"):
+class ProjectRoots(Params, frozen=True, rename=None, tag_field="kind", tag="project_roots"):
+    wire_name: ClassVar[str] = "FileSystemSpecialPath::ProjectRoots"
+    tag_aliases: ClassVar[tuple[str, ...]] = ("current_working_directory",)
+    omissible: ClassVar[tuple[str, ...]] = ("subpath",)
     subpath: str | None = None
 
 
-class CurrentWorkingDirectory(
-    msgspec.Struct, frozen=True, tag_field="kind", tag="current_working_directory"
-):
-    """An older name of project_roots."""
-
-    subpath: str | None = None
+class TmpDir(Params, frozen=True, rename=None, tag_field="kind", tag="tmpdir"):
+    wire_name: ClassVar[str] = "FileSystemSpecialPath::Tmpdir"
 
 
-class TmpDir(msgspec.Struct, frozen=True, tag_field="kind", tag="tmpdir"):
-    pass
+class SlashTmp(Params, frozen=True, rename=None, tag_field="kind", tag="slash_tmp"):
+    wire_name: ClassVar[str] = "FileSystemSpecialPath::SlashTmp"
 
 
-class SlashTmp(msgspec.Struct, frozen=True, tag_field="kind", tag="slash_tmp"):
-    pass
-
-
-class UnknownSpecial(msgspec.Struct, frozen=True, tag_field="kind", tag="unknown"):
+class UnknownSpecial(Params, frozen=True, rename=None, tag_field="kind", tag="unknown"):
+    wire_name: ClassVar[str] = "FileSystemSpecialPath::Unknown"
+    omissible: ClassVar[tuple[str, ...]] = ("subpath",)
     path: str
     subpath: str | None = None
 
 
-SpecialKind = (
-    Root | Minimal | ProjectRoots | CurrentWorkingDirectory | TmpDir | SlashTmp | UnknownSpecial
-)
+SpecialKind = Root | Minimal | ProjectRoots | TmpDir | SlashTmp | UnknownSpecial
 
 
-class SpecialPath(msgspec.Struct, frozen=True, tag_field="type", tag="special"):
-    wire_name: ClassVar[str] = "struct variant FileSystemPath::Special"
+class SpecialPath(Params, frozen=True, rename=None, tag_field="type", tag="special"):
+    wire_name: ClassVar[str] = "ExecFileSystemPath::Special"
     value: SpecialKind
 
 
-class Entry(msgspec.Struct, frozen=True):
-    wire_name: ClassVar[str] = "struct FileSystemSandboxEntry"
+class Entry(Params, frozen=True, rename=None):
+    wire_name: ClassVar[str] = "ExecFileSystemSandboxEntry"
+    omissible: ClassVar[tuple[str, ...]] = ("missing_path_behavior",)
     path: ExactPath | GlobPattern | SpecialPath
     access: Access
     missing_path_behavior: Literal["skip"] | None = None
 
 
-class Restricted(msgspec.Struct, frozen=True, tag_field="type", tag="restricted"):
-    wire_name: ClassVar[str] = "struct variant ManagedFileSystemPermissions::Restricted"
+class Restricted(Params, frozen=True, rename=None, tag_field="type", tag="restricted"):
+    wire_name: ClassVar[str] = "ExecManagedFileSystemPermissions::Restricted"
+    omissible: ClassVar[tuple[str, ...]] = ("glob_scan_max_depth",)
     entries: list[Entry]
-    glob_scan_max_depth: U64 | None = None
+    glob_scan_max_depth: NonZeroUsize | None = None
 
 
-class Unrestricted(msgspec.Struct, frozen=True, tag_field="type", tag="unrestricted"):
-    pass
+class Unrestricted(Params, frozen=True, rename=None, tag_field="type", tag="unrestricted"):
+    wire_name: ClassVar[str] = "ExecManagedFileSystemPermissions::Unrestricted"
 
 
-class Managed(msgspec.Struct, frozen=True, tag_field="type", tag="managed"):
-    wire_name: ClassVar[str] = "struct variant PermissionProfile::Managed"
+class Managed(Params, frozen=True, rename=None, tag_field="type", tag="managed"):
+    wire_name: ClassVar[str] = "ExecPermissionProfile::Managed"
     file_system: Restricted | Unrestricted
     network: Network
 
 
-class Disabled(msgspec.Struct, frozen=True, tag_field="type", tag="disabled"):
-    pass
+class Disabled(Params, frozen=True, rename=None, tag_field="type", tag="disabled"):
+    wire_name: ClassVar[str] = "ExecPermissionProfile::Disabled"
 
 
-class External(msgspec.Struct, frozen=True, tag_field="type", tag="external"):
-    wire_name: ClassVar[str] = "struct variant PermissionProfile::External"
+class External(Params, frozen=True, rename=None, tag_field="type", tag="external"):
+    wire_name: ClassVar[str] = "ExecPermissionProfile::External"
     network: Network
 
 
 class PolicyContext(Params, frozen=True):
-    wire_name: ClassVar[str] = "FileSystemSandboxPolicyContext"
+    wire_name: ClassVar[str] = "WireFileSystemPolicyContext"
+    omissible: ClassVar[tuple[str, ...]] = ("cwd",)
     cwd: PathUri | None = None
     workspace_roots: list[PathUri] = msgspec.field(default_factory=list)
 
 
-class Sandbox(Params, frozen=True):
+class Sandbox(Params, frozen=True, kw_only=True):
     """The confinement asked for; `permissions` decides whether anything is confined at all."""
 
     wire_name: ClassVar[str] = "WireFileSystemSandboxContext"
+    omissible: ClassVar[tuple[str, ...]] = (
+        "cwd",
+        "policy_context",
+        "user_home_dir",
+        "temporary_directories",
+    )
     permissions: Managed | Disabled | External
-    windows_sandbox_level: Literal["disabled", "restricted-token", "elevated", "mxc"]
+    sandbox_override: Literal[
+        "noOverride", "escalatedSandboxWithRestrictions", "bypassSandboxFirstAttempt"
+    ] = "noOverride"
     cwd: PathUri | None = None
+    policy_context: PolicyContext | None = None
     workspace_roots: list[PathUri] = msgspec.field(default_factory=list)
     user_home_dir: PathUri | None = None
     temporary_directories: list[PathUri] | None = None
-    policy_context: PolicyContext | None = None
-    sandbox_override: (
-        Literal["noOverride", "escalatedSandboxWithRestrictions", "bypassSandboxFirstAttempt"]
-        | None
-    ) = None
+    windows_sandbox_level: Literal["disabled", "restricted-token", "elevated", "mxc"]
     windows_sandbox_proxy_settings_mode: Literal["reconcile", "preserve"] | None = None
     use_legacy_landlock: bool = False
