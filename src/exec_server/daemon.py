@@ -169,14 +169,23 @@ def _announce(bound: socket.socket) -> None:
 
 def _authenticator(arguments: argparse.Namespace) -> Authenticator | None:
     """What the --ws-* flags ask for; raises StartupError where they do not fit together."""
-    allowed = {
-        None: (),
-        "capability-token": _CAPABILITY_FLAGS,
-        "signed-bearer-token": _SIGNED_FLAGS,
-    }[arguments.ws_auth]
-    for flag in _CAPABILITY_FLAGS + _SIGNED_FLAGS:
-        if flag not in allowed and getattr(arguments, flag) is not None:
-            _refuse_flag(flag, arguments.ws_auth)
+    token_flags = _given(arguments, _CAPABILITY_FLAGS)
+    signed_flags = _given(arguments, _SIGNED_FLAGS)
+    if arguments.ws_auth is None and (token_flags or signed_flags):
+        raise StartupError(
+            "websocket auth flags require `--ws-auth capability-token` or "
+            "`--ws-auth signed-bearer-token`"
+        )
+    if arguments.ws_auth == "capability-token" and signed_flags:
+        raise StartupError(
+            "`--ws-shared-secret-file`, `--ws-issuer`, `--ws-audience`, and "
+            "`--ws-max-clock-skew-seconds` require `--ws-auth signed-bearer-token`"
+        )
+    if arguments.ws_auth == "signed-bearer-token" and token_flags:
+        raise StartupError(
+            "`--ws-token-file` and `--ws-token-sha256` require `--ws-auth capability-token`, "
+            "not `signed-bearer-token`"
+        )
     if arguments.ws_auth == "capability-token":
         return capability_token(_token_digest(arguments))
     if arguments.ws_auth == "signed-bearer-token":
@@ -184,12 +193,8 @@ def _authenticator(arguments: argparse.Namespace) -> Authenticator | None:
     return None
 
 
-def _refuse_flag(flag: str, mode: str | None) -> None:
-    name = f"--{flag.replace('_', '-')}"
-    needed = "capability-token" if flag in _CAPABILITY_FLAGS else "signed-bearer-token"
-    if mode is None:
-        raise StartupError(f"{name} requires --ws-auth {needed}")
-    raise StartupError(f"{name} requires --ws-auth {needed}, not {mode}")
+def _given(arguments: argparse.Namespace, flags: tuple[str, ...]) -> bool:
+    return any(getattr(arguments, flag) is not None for flag in flags)
 
 
 def _token_digest(arguments: argparse.Namespace) -> bytes:
@@ -197,15 +202,15 @@ def _token_digest(arguments: argparse.Namespace) -> bytes:
 
     path, digest = arguments.ws_token_file, arguments.ws_token_sha256
     if path is not None and digest is not None:
-        raise StartupError("--ws-token-file and --ws-token-sha256 are mutually exclusive")
+        raise StartupError("`--ws-token-file` and `--ws-token-sha256` are mutually exclusive")
     if digest is not None:
         if not is_digest(digest.strip()):
             raise StartupError("--ws-token-sha256 must be a 64-character hex SHA-256 digest")
         return bytes.fromhex(digest.strip())
     if path is None:
         raise StartupError(
-            "--ws-token-file or --ws-token-sha256 is required when --ws-auth capability-token "
-            "is set"
+            "`--ws-token-file` or `--ws-token-sha256` is required when "
+            "`--ws-auth capability-token` is set"
         )
     return hashlib.sha256(_read_secret(path)).digest()
 
@@ -214,7 +219,7 @@ def _signed_tokens(arguments: argparse.Namespace) -> SignedTokens:
     path = arguments.ws_shared_secret_file
     if path is None:
         raise StartupError(
-            "--ws-shared-secret-file is required when --ws-auth signed-bearer-token is set"
+            "`--ws-shared-secret-file` is required when `--ws-auth signed-bearer-token` is set"
         )
     secret = _read_secret(path)
     if not is_strong_secret(secret):

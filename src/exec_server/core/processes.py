@@ -245,7 +245,6 @@ class Process:
         self._close_stdin()
         self._emit(CLOSED, ClosedParams(self.id, self.log.take_number()))
         self._wake()
-        self._write_ids.clear()
         if self.on_closed is not None:
             self.on_closed(self)
 

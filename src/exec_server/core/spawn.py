@@ -11,7 +11,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import signal
 import struct
 import termios
 from dataclasses import dataclass
@@ -27,7 +26,8 @@ _SPAWN_SETSIGMASK = 0x08
 _SPAWN_SETSID = 0x80
 _OPAQUE_BYTES = 512  # room for posix_spawnattr_t (336 in glibc) and posix_spawn_file_actions_t
 _WINDOW_SIZE = struct.pack("HHHH", 24, 80, 0, 0)
-_ALL_SIGNALS = system.sigset({int(number) for number in signal.valid_signals()})
+# All 64, also the two that the C library keeps for itself and would otherwise set to be ignored.
+_ALL_SIGNALS = system.sigset(set(range(1, 65)))
 _NO_SIGNALS = system.sigset(set())
 _SKIPPED_IN_SEARCH = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES})
 

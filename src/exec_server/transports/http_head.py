@@ -48,6 +48,14 @@ class RequestHead:
     path: str
     headers: dict[str, str]
 
+    def keeps_alive(self) -> bool:
+        """Whether another request may follow: none with a body, which nobody here reads."""
+        return (
+            "close" not in tokens(self, "connection")
+            and self.headers.get("content-length", "0") == "0"
+            and "transfer-encoding" not in self.headers
+        )
+
 
 def parse_head(data: bytes) -> RequestHead:
     """Parse everything before the empty line; raises HttpRefusal."""
@@ -93,9 +101,9 @@ def check_upgrade(head: RequestHead) -> None:
         raise HttpRefusal(404)
     if head.method != "GET":
         raise HttpRefusal(405, "Request method must be `GET`")
-    if "upgrade" not in _tokens(head, "connection"):
+    if "upgrade" not in tokens(head, "connection"):
         raise HttpRefusal(400, "Connection header did not include 'upgrade'")
-    if "websocket" not in _tokens(head, "upgrade"):
+    if "websocket" not in tokens(head, "upgrade"):
         raise HttpRefusal(400, "`Upgrade` header did not include 'websocket'")
     if head.headers.get("sec-websocket-version") != "13":
         raise HttpRefusal(400, "`Sec-WebSocket-Version` header did not include '13'")
@@ -103,7 +111,8 @@ def check_upgrade(head: RequestHead) -> None:
         raise HttpRefusal(400, "`Sec-WebSocket-Key` header missing")
 
 
-def _tokens(head: RequestHead, name: str) -> list[str]:
+def tokens(head: RequestHead, name: str) -> list[str]:
+    """The words of a header that is a list."""
     return [token.strip().lower() for token in head.headers.get(name, "").split(",")]
 
 
@@ -122,15 +131,17 @@ def upgrade_answer(head: RequestHead) -> bytes:
     return _answer(101, headers, b"")
 
 
-def refusal_answer(refusal: HttpRefusal) -> bytes:
-    """The answer that carries a refusal."""
+def refusal_answer(refusal: HttpRefusal, request: RequestHead | None) -> bytes:
+    """The answer that carries a refusal; without a request there is no telling what follows."""
     body = refusal.text.encode()
     headers = dict(refusal.headers)
     if body:
         headers["content-type"] = "text/plain; charset=utf-8"
     headers["content-length"] = str(len(body))
-    headers["connection"] = "close"
-    return _answer(refusal.status, headers, body)
+    if request is None or not request.keeps_alive():
+        headers["connection"] = "close"
+    without_body = request is not None and request.method == "HEAD"
+    return _answer(refusal.status, headers, b"" if without_body else body)
 
 
 def _answer(status: int, headers: dict[str, str], body: bytes) -> bytes:

@@ -172,12 +172,12 @@ class _Writer(asyncio.BaseProtocol):
     def __init__(self, stream: StdioStream) -> None:
         self._stream = stream
         self._transport: asyncio.WriteTransport | None = None
-        self._file: int | None = None  # a regular file: written directly, it takes everything
+        self._file: int | None = None  # a file or /dev/null: written directly, it takes everything
         self._ready: asyncio.Future[None] | None = None
         self.slow = False
 
     async def open(self, descriptor: int) -> None:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if not _can_be_polled(descriptor):
             self._file = descriptor
             return
         loop = asyncio.get_running_loop()
@@ -226,9 +226,14 @@ def _is_utf8(line: bytes) -> bool:
     return True
 
 
+def _can_be_polled(descriptor: int) -> bool:
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+
+
 def _pollable(descriptor: int) -> int:
     """The descriptor itself, or a pipe that a thread copies it into if it cannot be polled."""
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    if _can_be_polled(descriptor):
         return descriptor
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     threading.Thread(target=_copy, args=(descriptor, write_end), daemon=True).start()

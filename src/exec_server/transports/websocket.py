@@ -26,6 +26,7 @@ from exec_server.transports.frames import (
 from exec_server.transports.http_head import (
     HEAD_BYTES,
     HttpRefusal,
+    RequestHead,
     check_browser,
     check_upgrade,
     parse_head,
@@ -194,6 +195,7 @@ class WebSocketStream(asyncio.Protocol):
                 self._refuse(HttpRefusal(431))
             return
         self._head = b""
+        request = None
         try:
             request = parse_head(head)
             check_browser(request, self._settings.allowed_hosts)
@@ -201,7 +203,9 @@ class WebSocketStream(asyncio.Protocol):
             if self._settings.authenticate is not None:
                 self._settings.authenticate(request.headers)
         except HttpRefusal as refusal:
-            self._refuse(refusal, with_body=not head.startswith(b"HEAD "))
+            self._refuse(refusal, request)
+            if rest and not self._closing:
+                self._upgrade(rest)
             return
         assert self._timer is not None
         self._timer.cancel()
@@ -213,15 +217,14 @@ class WebSocketStream(asyncio.Protocol):
             self._frames.feed(rest)
             self._deliver()
 
-    def _refuse(self, refusal: HttpRefusal, *, with_body: bool = True) -> None:
+    def _refuse(self, refusal: HttpRefusal, request: RequestHead | None = None) -> None:
+        """Answer; whoever asked properly may ask again, as long as the handshake may take."""
         if refusal.status >= 400:
             log.info("%s: refused: %s", self.origin, refusal)
-        answer = refusal_answer(refusal)
-        self._transport.write(
-            answer if with_body else answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
-        )
-        self._closing = True
-        self._transport.close()
+        self._transport.write(refusal_answer(refusal, request))
+        if request is None or not request.keeps_alive():
+            self._closing = True
+            self._transport.close()
 
     # ---- receiving --------------------------------------------------------------------
 

@@ -1,0 +1,35 @@
+"""Shared by all tests: our server, a client past its handshake, and children to start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).resolve().parent
+if str(_HERE) not in sys.path:
+    sys.path.insert(0, str(_HERE))
+
+from wire import Client, Server, start_server  # noqa: E402
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Our server with default settings, for one test."""
+    with start_server("ours") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    """A connection past its handshake."""
+    with server.connect() as connected:
+        yield connected
+
+
+@pytest.fixture
+def python() -> Callable[[str], list[str]]:
+    """The argv of a child that runs this code."""
+    return lambda code: [sys.executable, "-S", "-c", code]
