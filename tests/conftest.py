@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-_HERE = Path(__file__).resolve().parent
-if str(_HERE) not in sys.path:
-    sys.path.insert(0, str(_HERE))
-
-from wire import Client, Server, start_server  # noqa: E402
+from wire import Client, Server, start_server
 
 
 @pytest.fixture

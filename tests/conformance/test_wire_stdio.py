@@ -30,10 +30,10 @@ def test_unterminated_last_line_gets_no_answer(kind: str) -> None:
         client.initialize()
         _link(client).send_bytes(_STATUS)
         client.close()
+        # The reference reads the line and sometimes still has time to answer it.
+        if kind == "reference":
+            return
         with pytest.raises(Disconnected):
-            answer = client.receive()
-            # The reference reads the line and sometimes still has time to answer it.
-            assert kind == "reference", answer
             client.receive()
 
 

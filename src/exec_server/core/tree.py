@@ -14,7 +14,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from exec_server.core import content
-from exec_server.errors import InternalError, InvalidRequest, RpcError, os_error_text
+from exec_server.errors import InternalError, InvalidRequest, os_error_text
 from exec_server.protocol import files
 from exec_server.protocol.paths import child_uri, path_to_uri
 
@@ -50,7 +50,8 @@ def walk(params: files.WalkParams) -> files.WalkResult:
     if linked or not stat.S_ISDIR(info.st_mode):
         return files.WalkResult([], [], False)
     walker = _Walker(options)
-    walker.run(_Directory(root, params.path.uri.rstrip("/"), 0))
+    uri = params.path.uri.rstrip("/") if root != "/" else "file://"
+    walker.run(_Directory(root, uri, 0))
     return files.WalkResult(walker.entries, walker.errors, walker.truncated)
 
 
@@ -95,7 +96,7 @@ class _Walker:
         try:
             names = self._names(directory.path)
         except OSError as error:
-            self._fail(directory.uri or "file:///", os_error_text(error))
+            self._fail(directory.uri, os_error_text(error))
             return
         for name, entry in names:
             if self._names_left == 0:
@@ -106,14 +107,12 @@ class _Walker:
                 self._visit(directory, name, uri, entry)
             except OSError as error:
                 self._fail(uri, os_error_text(error))
-            except RpcError as error:
-                self._fail(uri, error.message)
 
     def _names(self, path: str) -> list[_Found]:
         """The names in order; of a huge directory only as many as can still be counted."""
         wanted = self._names_left + 1
         found: list[_Found] = []
-        with os.scandir(path or "/") as scan:
+        with os.scandir(path) as scan:
             for entry in scan:
                 if entry.is_symlink() and not _leads_somewhere(entry):
                     continue
@@ -189,11 +188,10 @@ def _leads_somewhere(entry: os.DirEntry[str]) -> bool:
 
 
 def _walk_uri(directory: _Directory, name: str) -> str:
-    uri = child_uri(directory.uri, name)
     # Below `/`, or below an opaque URI, a plain child could mean a path of another platform.
     if directory.uri == "file://" or "%00" in directory.uri:
         return path_to_uri(f"{directory.path.rstrip('/')}/{name}")
-    return uri
+    return child_uri(directory.uri, name)
 
 
 def make_directories(path: str) -> None:

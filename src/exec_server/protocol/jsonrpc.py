@@ -126,8 +126,13 @@ def _check_error(error: object) -> None:
         raise MalformedMessage(failure.message) from None
 
 
+def encode_result(request_id: RequestId, text: bytes) -> bytes:
+    """An answer around the JSON text of its result."""
+    return b'{"id":%b,"result":%b}' % (encode(request_id), text)
+
+
 def result_frame(request_id: RequestId) -> tuple[bytes, bytes]:
-    """What stands before and after the JSON text of a result."""
+    """The same in two halves, for a result that is sent piece by piece."""
     return b'{"id":%b,"result":' % encode(request_id), b"}"
 
 

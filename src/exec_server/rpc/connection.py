@@ -21,7 +21,7 @@ import asyncio
 import enum
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from exec_server.errors import (
 from exec_server.protocol import jsonrpc, process
 from exec_server.protocol.method import Notice
 from exec_server.protocol.session import INITIALIZE, InitializeParams, InitializeResult
-from exec_server.protocol.wire import decode, decode_unit
+from exec_server.protocol.wire import Result, decode, decode_unit
 from exec_server.rpc.methods import METHODS, Method
 from exec_server.rpc.scope import Encoded, Machine, Scope, Streamed
 from exec_server.rpc.session import SessionRegistry
@@ -65,6 +65,10 @@ DECODED_INLINE_BYTES = 1_048_576
 
 POLICY_VIOLATION = 1008
 INTERNAL_FAILURE = 1011
+
+
+# What a handler returns when it need not wait.
+_ANSWERS = (Result, Encoded)
 
 
 class State(enum.Enum):
@@ -128,6 +132,8 @@ class Connection:
         self._pending_bytes = 0
         self._decoding = False
         self._holding = False
+        self._is_slow = False  # the client does not take what we send
+        self._is_pressed = False  # that, or requests are waiting: the limits have to be watched
         self._running: set[asyncio.Task[None]] = set()
 
     # ---- messages in ------------------------------------------------------------------
@@ -144,7 +150,8 @@ class Connection:
             self._refuse(error)
         else:
             self._dispatch(decoded, len(message))
-        self._update_hold()
+        if self._is_pressed:
+            self._update_hold()
 
     async def _decode_aside(self, message: bytes) -> None:
         """Decode a large message in a thread; nothing more is read from the link meanwhile."""
@@ -182,15 +189,16 @@ class Connection:
         method = METHODS.get(request.method)
         if method is not None:
             job = _Job(request.id, method, request.params, size)
-            if method.control and self._may_overtake(job):
-                self._enter(self._control, job)
+            lane = self._control if method.control and self._may_overtake(job) else self._main
+            if lane.queue or not self._has_place(lane):
+                self._enqueue(lane, job)
             else:
-                self._enter(self._main, job)
+                self._run(lane, job)
         elif request.method == INITIALIZE.name:
-            self._answer(request.id, lambda: self._initialize(request.params))
+            self._initialize(request)
         else:
             text = f"exec-server stub does not implement `{request.method}` yet"
-            self._stream.send(jsonrpc.encode_error(request.id, MethodNotFound(text)))
+            self._fail(request.id, MethodNotFound(text))
 
     def _may_overtake(self, job: _Job) -> bool:
         """Whether a control request may run before earlier requests of the main lane."""
@@ -202,19 +210,19 @@ class Connection:
 
     # ---- lanes ------------------------------------------------------------------------
 
-    def _enter(self, lane: _Lane, job: _Job) -> None:
-        self._pending_bytes += job.size
-        if not lane.queue and self._has_place(lane):
-            self._run(lane, job)
-        else:
-            lane.queue.append(job)
-            if job.method.call is process.START:
-                self._queued_starts[_named_process(job)] += 1
-
     def _has_place(self, lane: _Lane) -> bool:
         return lane.running < lane.places and (
-            lane is self._control or self._stream.unsent() <= UNSENT_BYTES
+            not self._is_pressed
+            or lane is self._control
+            or self._stream.unsent() <= UNSENT_BYTES
         )
+
+    def _enqueue(self, lane: _Lane, job: _Job) -> None:
+        lane.queue.append(job)
+        self._pending_bytes += job.size
+        if job.method.call is process.START:
+            self._queued_starts[_named_process(job)] += 1
+        self._update_hold()
 
     def _advance(self, lane: _Lane) -> None:
         """Run what waits in a lane, as far as there are places."""
@@ -225,6 +233,7 @@ class Connection:
                 break
             answered += 1
             job = lane.queue.popleft()
+            self._pending_bytes -= job.size
             if job.method.call is process.START:
                 self._queued_starts -= Counter([_named_process(job)])
             self._run(lane, job)
@@ -232,16 +241,22 @@ class Connection:
 
     def _run(self, lane: _Lane, job: _Job) -> None:
         """Run a request to its answer, or to the point where it has to wait."""
-        outcome = self._answer(job.id, lambda: self._call(job))
-        if outcome is None:
-            self._pending_bytes -= job.size
+        try:
+            outcome = self._call(job)
+            if isinstance(outcome, _ANSWERS):
+                self._send_result(job.id, outcome)
+                return
+        except Exception as error:
+            self._fail(job.id, error)
             return
+        self._pending_bytes += job.size
         aside = job.method.steps_aside and self._aside < ASIDE_REQUESTS
         if aside:
             self._aside += 1
         else:
             lane.running += 1
         self._create_task(self._finish(lane, job, outcome, aside=aside))
+        self._update_hold()
 
     async def _finish(
         self, lane: _Lane, job: _Job, outcome: Awaitable[object], *, aside: bool
@@ -280,6 +295,7 @@ class Connection:
 
     def _update_hold(self) -> None:
         """Read from the link exactly while there is room for more requests."""
+        self._is_pressed = self._is_slow or bool(self._main.queue or self._control.queue)
         holding = (
             self._decoding
             or len(self._main.queue) + len(self._control.queue) >= QUEUED_REQUESTS
@@ -297,10 +313,12 @@ class Connection:
 
     # ---- methods and answers ----------------------------------------------------------
 
-    def _call(self, job: _Job) -> object:
+    def _call(self, job: _Job) -> Any:
         kind = job.method.call.params
-        params = decode(kind, job.params) if kind is not None else None
-        if kind is None:
+        params = None
+        if kind is not None:
+            params = decode(kind, job.params)
+        elif job.params is not None:
             decode_unit(job.params)
         if self._state is not State.READY:
             raise InvalidRequest(
@@ -308,7 +326,13 @@ class Connection:
             )
         return job.method.handler(self._scope, params)  # type: ignore[arg-type]
 
-    def _initialize(self, params: object) -> InitializeResult:
+    def _initialize(self, request: jsonrpc.Request) -> None:
+        try:
+            self._send_result(request.id, self._open_session(request.params))
+        except RpcError as error:
+            self._fail(request.id, error)
+
+    def _open_session(self, params: object) -> InitializeResult:
         initialize = decode(InitializeParams, params)
         following = _TRANSITIONS.get((self._state, "initialize"))
         if following is None:
@@ -323,23 +347,9 @@ class Connection:
         log.info("client %s has session %s", self._stream.origin, session.id)
         return InitializeResult(session.id, self._host.machine.environment)
 
-    def _answer(
-        self, request_id: jsonrpc.RequestId, call: Callable[[], object]
-    ) -> Awaitable[object] | None:
-        """Send the answer of a call; an awaitable comes back because it has none yet."""
-        try:
-            result = call()
-            if isinstance(result, Awaitable):
-                return result
-            self._send_result(request_id, result)
-        except Exception as error:
-            self._fail(request_id, error)
-        return None
-
     def _send_result(self, request_id: jsonrpc.RequestId, result: object) -> None:
-        before, after = jsonrpc.result_frame(request_id)
         text = result.text if isinstance(result, Encoded) else jsonrpc.encode(result)
-        self._stream.send(b"%b%b%b" % (before, text, after))
+        self._stream.send(jsonrpc.encode_result(request_id, text))
 
     def _fail(self, request_id: jsonrpc.RequestId, error: Exception) -> None:
         """The one place where an exception becomes an answer."""
@@ -359,10 +369,12 @@ class Connection:
         self._stream.probe()
 
     def sending_slow(self) -> None:
+        self._is_slow = self._is_pressed = True
         if self._scope is not None:
             self._scope.session.processes.pause()
 
     def sending_ready(self) -> None:
+        self._is_slow = False
         if self._scope is not None:
             self._scope.session.processes.resume()
         self._advance(self._main)

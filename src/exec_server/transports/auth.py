@@ -83,7 +83,7 @@ def signed_bearer_token(rules: SignedTokens) -> Authenticator:
                     "verify_jti": False,
                 },
             )
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):  # the latter for brackets in brackets
             raise HttpRefusal(401, "invalid websocket jwt") from None
         _check_claims(claims, rules)
 
@@ -99,6 +99,7 @@ def _check_claims(claims: Mapping[str, object], rules: SignedTokens) -> None:
         or not (not_before is None or type(not_before) is int)
         or not (issuer is None or isinstance(issuer, str))
         or not (audiences is None or isinstance(audiences, list))
+        or not all(isinstance(name, str) for name in audiences or ())
     ):
         raise HttpRefusal(401, "invalid websocket jwt")
     now = int(rules.now())

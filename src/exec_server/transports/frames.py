@@ -27,6 +27,8 @@ _MASKED = 0x80
 _FIN = 0x80
 _RESERVED = 0x70
 _CONTROL = 0x8
+_WHOLE_TEXT = 0x81  # first byte of a message in one frame
+_MEDIUM = 0xFE  # second byte of a masked frame with a length of two bytes
 _SIZE_16 = struct.Struct(">H").unpack_from
 _SIZE_64 = struct.Struct(">Q").unpack_from
 _PACK_16 = struct.Struct(">BBH").pack
@@ -55,15 +57,16 @@ class Event(NamedTuple):
 class FrameReader:
     """Turns the bytes of one client into events."""
 
-    __slots__ = ("_buffer", "_fragments", "_message_bytes", "_message_opcode", "_offset", "_wanted")
+    __slots__ = ("_buffer", "_message", "_message_opcode", "_offset", "_wanted")
 
     def __init__(self) -> None:
         self._buffer: bytes | bytearray = b""
         self._offset = 0
         self._wanted = 2  # bytes from the offset without which there is no progress
-        self._fragments: list[bytes] = []
+        # The fragments so far. Joined as they come: kept apart, millions of tiny ones would
+        # cost many times their bytes.
+        self._message = bytearray()
         self._message_opcode: Opcode | None = None
-        self._message_bytes = 0
 
     def feed(self, data: bytes) -> None:
         rest = len(self._buffer) - self._offset
@@ -76,10 +79,27 @@ class FrameReader:
             joined += data
             self._buffer, self._offset = joined, 0
 
+    def whole_message(self, data: bytes) -> bytes | None:
+        """The message, if `data` is exactly one short frame with all of it: so nearly always.
+
+        None, and nothing done, if it is anything else: then it is to be fed.
+        """
+        size = len(data) - 6
+        if size < 0 or data[0] != _WHOLE_TEXT or self._buffer or self._message_opcode is not None:
+            return None
+        mask = 2
+        if data[1] != size | _MASKED or size > 125:
+            size -= 2
+            mask = 4
+            if size < 126 or data[1] != _MEDIUM or (data[2] << 8 | data[3]) != size:
+                return None
+        payload = apply_mask(data[mask + 4 :], data[mask : mask + 4])
+        return payload if payload.isascii() else None
+
     def announced(self) -> int:
         """How large the message under way will be; a fragmented one may become the largest."""
         if self._message_opcode is not None:
-            return MESSAGE_BYTES if self._message_bytes + self._wanted > 65_536 else 0
+            return MESSAGE_BYTES if len(self._message) + self._wanted > 65_536 else 0
         return self._wanted
 
     def next_event(self) -> Event | None:
@@ -118,8 +138,9 @@ class FrameReader:
         if end == len(buffer):
             self._buffer, self._offset = b"", 0
         mask = buffer[start + header - 4 : start + header]
-        payload = apply_mask(bytes(memoryview(buffer)[start + header : end]), bytes(mask))
-        return opcode, bool(first & _FIN), payload
+        # A slice is faster, a view saves the largest messages a copy.
+        masked = (buffer if size < 65_536 else memoryview(buffer))[start + header : end]
+        return opcode, bool(first & _FIN), apply_mask(masked, mask)
 
     def _check_header(self, first: int, second: int, size: int) -> Opcode:
         opcode = _OPCODES.get(first & 0x0F)
@@ -134,7 +155,7 @@ class FrameReader:
                 raise ProtocolError(PROTOCOL_VIOLATION, "control frame too long or fragmented")
         elif (opcode is Opcode.CONTINUATION) != (self._message_opcode is not None):
             raise ProtocolError(PROTOCOL_VIOLATION, "fragments out of order")
-        elif self._message_bytes + size > MESSAGE_BYTES:
+        elif len(self._message) + size > MESSAGE_BYTES:
             raise ProtocolError(TOO_BIG, f"message exceeds {MESSAGE_BYTES} bytes")
         return opcode
 
@@ -143,16 +164,14 @@ class FrameReader:
         if not final or self._message_opcode is not None:
             if opcode is not Opcode.CONTINUATION:
                 self._message_opcode = opcode
-            self._fragments.append(payload)
-            self._message_bytes += len(payload)
+            self._message += payload
             if not final:
                 return None
             assert self._message_opcode is not None
             opcode = self._message_opcode
-            payload = b"".join(self._fragments)
-            self._fragments.clear()
+            payload = bytes(self._message)
+            self._message = bytearray()
             self._message_opcode = None
-            self._message_bytes = 0
         if opcode is Opcode.TEXT and not payload.isascii():
             try:
                 payload.decode()
@@ -169,6 +188,16 @@ def frame_header(opcode: Opcode, size: int, *, final: bool = True) -> bytes:
     if size < 65_536:
         return _PACK_16(first, 126, size)
     return _PACK_64(first, 127, size)
+
+
+def text_frame(message: bytes) -> bytes:
+    """A whole message in one frame, as a server sends it."""
+    size = len(message)
+    if size < 126:
+        return b"\x81%c%b" % (size, message)
+    if size < 65_536:
+        return _PACK_16(_WHOLE_TEXT, 126, size) + message
+    return _PACK_64(_WHOLE_TEXT, 127, size) + message
 
 
 def close_payload(code: int, reason: str) -> bytes:

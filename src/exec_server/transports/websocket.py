@@ -22,6 +22,7 @@ from exec_server.transports.frames import (
     close_answer,
     close_payload,
     frame_header,
+    text_frame,
 )
 from exec_server.transports.http_head import (
     HEAD_BYTES,
@@ -159,6 +160,11 @@ class WebSocketStream(asyncio.Protocol):
             if self._timer is not None and not self._closing:
                 self._timer.cancel()  # the probed peer lives
                 self._timer = None
+            message = self._frames.whole_message(data) if self._receiving else None
+            if message is not None and not self._closing:
+                assert self._receiver is not None
+                self._receiver.message_received(message)
+                return
             self._frames.feed(data)
             self._deliver()
 
@@ -315,7 +321,7 @@ class WebSocketStream(asyncio.Protocol):
             self._behind_parts.append(message)
             self._behind_parts_bytes += len(message)
         elif len(message) <= SENT_FRAME_BYTES:
-            self._write_frame(Opcode.TEXT, message)
+            self._transport.write(text_frame(message))
         else:
             self._write_fragments(message)
 

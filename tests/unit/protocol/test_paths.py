@@ -125,7 +125,10 @@ def test_a_path_of_another_platform_fails_when_it_is_used(text: str, uri: str) -
         ("file://[::g]/x", "invalid URI: invalid IPv6 address"),
         ("file:///a%00", "'file:///a%00' is invalid on 'linux'"),
         ("file:///c:/x%00", "'file:///c:/x%00' is invalid on 'linux'"),
-        ("file://server/%00/bad/path/L0M6", "'file://server/%00/bad/path/L0M6' is invalid on 'linux'"),
+        (
+            "file://server/%00/bad/path/L0M6",
+            "'file://server/%00/bad/path/L0M6' is invalid on 'linux'",
+        ),
         ("file:///%00/bad/path/L0M6L3h", "'file:///%00/bad/path/L0M6L3h' is invalid on 'linux'"),
         ("file:///%00/bad/path/L0M6L", "'file:///%00/bad/path/L0M6L' is invalid on 'linux'"),
         ("file:///%00/bad/path/", "'file:///%00/bad/path/' is invalid on 'linux'"),
