@@ -72,6 +72,7 @@ def _run(arguments: argparse.Namespace) -> None:
     stop = asyncio.Event()
     if address is None:
         job = serve_stdio(stop, options=options, variables=variables)
+        uvloop.run(_until_signalled(job, stop))
     else:
         open_to_all = authenticate is None and not arguments.allow_unauthenticated
         if open_to_all and not ipaddress.ip_address(address[0]).is_loopback:
@@ -89,16 +90,23 @@ def _run(arguments: argparse.Namespace) -> None:
             authenticate=authenticate,
             allowed_hosts=hosts if authenticate is None else None,
         )
-        _announce(bound)
-    uvloop.run(_until_signalled(job, stop, watch_stdin=arguments.exit_on_stdin_close))
+        uvloop.run(
+            _until_signalled(job, stop, bound=bound, watch_stdin=arguments.exit_on_stdin_close)
+        )
 
 
 async def _until_signalled(
-    job: Coroutine[Any, Any, None], stop: asyncio.Event, *, watch_stdin: bool
+    job: Coroutine[Any, Any, None],
+    stop: asyncio.Event,
+    *,
+    bound: socket.socket | None = None,
+    watch_stdin: bool = False,
 ) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if bound is not None:
+        _announce(bound)  # not before a signal would end us properly
     if watch_stdin:
         threading.Thread(target=_wait_for_end_of_stdin, args=(loop, stop), daemon=True).start()
     await job

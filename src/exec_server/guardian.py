@@ -1,10 +1,12 @@
-"""A small parent process that outlives the server, to kill what the server started.
+"""Small processes that outlive the server, to kill what the server started.
 
 A server that is killed with SIGKILL cannot clean up. So the command forks before it does
-anything else: the child serves, and the parent only waits. The parent is a subreaper, so
-whatever the server leaves behind becomes its child, and it kills all of that before it ends
-the way the server ended. If the parent is killed instead, the kernel sends the server
-SIGTERM.
+anything else: the child serves, and the parent, the guardian, only waits. The guardian is a
+subreaper, so whatever the server leaves behind becomes its child, and it kills all of that
+before it ends the way the server ended. If the guardian is killed instead, the kernel sends
+the server SIGTERM. For the case that both are killed together, with their process group for
+example, there is an undertaker in a session of its own: it learns of the end of both from a
+pipe that only they hold, and finds what is left by its tags.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ _FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 def guard(serve: Callable[[], int]) -> int:
     """Run `serve` in a child; returns its exit code here, or ends by the signal it ended by."""
     system.become_subreaper()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by our starter, it would reap for us
+    _start_undertaker()
     watched = _FORWARDED | {signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     parent = os.getpid()
@@ -35,6 +39,22 @@ def guard(serve: Callable[[], int]) -> int:
     _let_go_of_standard_streams()
     system.hide_memory()
     return _watch(server, watched)
+
+
+def _start_undertaker() -> None:
+    """Fork a process that kills what is left when guardian and server are both dead."""
+    lifeline, held = os.pipe()
+    if os.fork() != 0:
+        os.close(lifeline)
+        return  # `held` stays open in this process and in the server until they end
+    os.close(held)
+    os.setsid()
+    system.hide_memory()
+    _let_go_of_standard_streams()
+    os.dup2(0, 2)
+    os.read(lifeline, 1)
+    descendants.kill_strays()
+    os._exit(0)
 
 
 def _let_go_of_standard_streams() -> None:
@@ -54,7 +74,7 @@ def _watch(server: int, watched: set[signal.Signals]) -> int:
             status = _reap(server)
         elif information.si_pid != 0:  # one from the terminal reaches the server by itself
             os.kill(server, information.si_signo)
-    for _ in range(descendants.MAX_PASSES):
+    for _ in descendants.passes():
         left = descendants.subtree(descendants.children_of(os.getpid()))
         if not left:
             break

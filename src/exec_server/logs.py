@@ -12,6 +12,7 @@ FORMATS = ("human", "json")
 # Ids and names in messages come from clients: none of them may start a line of its own or
 # paint the terminal.
 _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_ESCAPED |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _ESCAPED |= {0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
@@ -31,7 +32,7 @@ class HumanFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        import msgspec
+        import json
 
         event = {
             "time": _time(record),
@@ -41,7 +42,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(event).decode()
+        # In ASCII, which can also say the halves of characters that file names may contain.
+        return json.dumps(event)
 
 
 def configure(level: str, style: str) -> None:

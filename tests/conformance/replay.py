@@ -33,8 +33,8 @@ class Rules:
 
     skipped_ids: frozenset[Any] = frozenset()
     skipped_methods: frozenset[str] = frozenset()
-    # Process id to the exit codes that are right as well.
-    exit_codes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # Process id to the exit code that is right instead.
+    exit_codes: Mapping[str, int] = field(default_factory=dict)
     # Connections that stay open and answer with id -1 where the recording was cut.
     kept_connections: frozenset[int] = frozenset()
     normalize_output: Callable[[bytes], bytes] = bytes
@@ -94,19 +94,22 @@ class Replay:
         self._actual: dict[str, _Story] = {}
         self._requests: dict[tuple[int, str], Message] = {}
         self._skipped: set[tuple[int, str]] = set()
+        self._untold: set[str] = set()
 
     def play(self, entries: list[Message]) -> None:
         if not any(entry.get("event") == "connected" for entry in entries):
             self._clients[0] = self._stdio or self._server.connect(initialize=False)
-        for index, entry in enumerate(entries):
-            try:
-                self._step(entry, entries[index + 1 :])
-            except AssertionError as problem:
-                shown = json.dumps(entry, ensure_ascii=False)[:600]
-                raise AssertionError(f"line {index + 1}: {shown}\n{problem}") from problem
-        for client in self._clients.values():
-            if self._stdio is None:
-                client.close()
+        try:
+            for index, entry in enumerate(entries):
+                try:
+                    self._step(entry, entries[index + 1 :])
+                except AssertionError as problem:
+                    shown = json.dumps(entry, ensure_ascii=False)[:600]
+                    raise AssertionError(f"line {index + 1}: {shown}\n{problem}") from problem
+        finally:
+            for client in self._clients.values():
+                if self._stdio is None:
+                    client.close()
 
     def _step(self, entry: Message, rest: list[Message]) -> None:
         number = entry.get("conn", 0)
@@ -132,10 +135,7 @@ class Replay:
             return
         message = self._mapped(entry["msg"])
         key = (number, repr(message.get("id")))
-        if message.get("id") in self._rules.skipped_ids and "method" in message:
-            self._skipped.add(key)
-            return
-        if message.get("method") in self._rules.skipped_methods:
+        if self._is_skipped(message):
             self._skipped.add(key)
             return
         hook = self._rules.hooks.get((number, message.get("id")))
@@ -143,8 +143,28 @@ class Replay:
             hook(self._root)
         if "id" in message:
             self._requests[key] = message
+        if message.get("method") == "process/start" and isinstance(message["params"], dict):
+            self._begin_story(message["params"].get("processId"))
+            self._untold.discard(message["params"].get("processId"))
         self._await_the_past(message, number, rest)
         client.send(message)
+
+    def _is_skipped(self, message: Message) -> bool:
+        if message.get("method") in self._rules.skipped_methods:
+            return True
+        if "method" not in message or message.get("id") not in self._rules.skipped_ids:
+            return False
+        if message["method"] == "process/start":
+            # The story of a process that was not started is not told either.
+            self._untold.add(message["params"]["processId"])
+        return True
+
+    def _begin_story(self, process_id: Any) -> None:
+        """An id may be used again once its process has been forgotten."""
+        known = self._actual.get(process_id)
+        if known is not None and known.closed is not None:
+            self._recorded.pop(process_id, None)
+            self._actual.pop(process_id)
 
     def _await_the_past(self, message: Message, number: int, rest: list[Message]) -> None:
         params = message.get("params")
@@ -221,7 +241,7 @@ class Replay:
         polled = bool(params.get("waitMs")) and got["exited"]
         assert got["closed"] or not told["closed"] or polled, got
         if told["exited"]:
-            assert got["exitCode"] in self._exit_codes(params["processId"], told["exitCode"])
+            assert got["exitCode"] == self._exit_code(params["processId"], told["exitCode"])
         for stream, data in _bytes_of(told).items():
             have = _bytes_of(got).get(stream, b"")
             if params.get("maxBytes") is not None or told["closed"]:
@@ -278,6 +298,8 @@ class Replay:
             client.wait_for(lambda notice: notice == expected)
             return
         process_id = expected["params"]["processId"]
+        if process_id in self._untold:
+            return
         told = self._story(self._recorded, process_id)
         got = self._story(self._actual, process_id)
         told.take(expected)
@@ -287,13 +309,10 @@ class Replay:
             self._wait(number, lambda: got.exit is not None, f"{process_id} did not exit")
             assert told.exit is not None
             assert got.exit is not None
-            assert got.exit[1] in self._exit_codes(process_id, told.exit[1]), got.exit
+            assert got.exit[1] == self._exit_code(process_id, told.exit[1]), got.exit
         else:
             self._wait(number, lambda: got.closed is not None, f"{process_id} did not close")
             self._compare_stories(told, got)
-            if process_id in self._recorded:
-                # A closed process that is started again under its id begins a new story.
-                del self._recorded[process_id], self._actual[process_id]
 
     def _await_bytes(self, stream: str, told: _Story, got: _Story, number: int) -> None:
         wanted = len(self._output(told.streams()[stream]))
@@ -307,8 +326,8 @@ class Replay:
         mapped = data.replace(RECORDED_ROOT.encode(), os.fsencode(self._root))
         return self._rules.normalize_output(mapped)
 
-    def _exit_codes(self, process_id: str, recorded: int) -> tuple[int, ...]:
-        return (recorded, *self._rules.exit_codes.get(process_id, ()))
+    def _exit_code(self, process_id: str, recorded: int) -> int:
+        return self._rules.exit_codes.get(process_id, recorded)
 
     def _compare_stories(self, told: _Story, got: _Story) -> None:
         streams = {name: self._output(data) for name, data in got.streams().items()}

@@ -1,8 +1,7 @@
-"""What takes half a minute of waiting, all at the same time; EXEC_SERVER_SLOW=1 runs it."""
+"""What takes half a minute of waiting, all at the same time; --slow runs it."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +12,7 @@ from test_transcripts import TRANSCRIPTS, replay
 
 from wire import PING, descendants, scaled, start_server, survivors
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("EXEC_SERVER_SLOW") != "1", reason="takes 35 s (EXEC_SERVER_SLOW=1 runs it)"
-)
+pytestmark = pytest.mark.slow
 
 
 def _ping_after_30_seconds(kind: str, _: Path) -> None:

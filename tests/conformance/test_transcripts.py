@@ -142,21 +142,24 @@ _OUTPUT = {"08": _sorted_environment}
 # all; the cases marked `ours` check what our server does instead.
 _NATIVE_PATH = "native absolute paths are accepted"
 _WRITE_ID = "writeId is optional"
+_PTY_CWD = "a missing cwd is an error with a PTY as well, not silently HOME"
+_PTY_ARG0 = "arg0 names the child with a PTY as well, it does not replace the program"
 _OUR_SKIPPED_STEPS: dict[str, dict[int, str]] = {
     "07": {11: _NATIVE_PATH},
     "11": {8: _WRITE_ID},
+    "13": {2: _PTY_CWD, 3: _PTY_ARG0, 4: _PTY_ARG0},
     "25": {30: _NATIVE_PATH},
     "42": {2: _NATIVE_PATH, 4: _WRITE_ID},
 }
 # An unknown notification is answered with id -1 and the connection kept.
 _OUR_KEPT_CONNECTIONS = {"05": frozenset({1, 2})}
-# A PTY process that dies by a signal may say which one, as a pipe process does.
-_OUR_EXIT_CODES: dict[str, dict[str, tuple[int, ...]]] = {
-    "12": {"sleep": (130,)},
-    "13": {"sig9": (137,), "sig15": (143,)},
-    "14": {"sltty": (130,)},
-    "15": {"tty": (137,)},
-    "42": {"proc-1": (137,)},
+# A PTY process that dies by a signal says which one, as a pipe process does.
+_OUR_EXIT_CODES: dict[str, dict[str, int]] = {
+    "12": {"sleep": 130},
+    "13": {"sig9": 137, "sig15": 143},
+    "14": {"sltty": 130},
+    "15": {"tty": 137},
+    "42": {"proc-1": 137},
 }
 # Methods of the recorded server that ours does not offer.
 _OUR_MISSING_METHODS = frozenset(

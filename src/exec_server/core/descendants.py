@@ -3,9 +3,11 @@
 Theory of operation. The server is a subreaper: a descendant whose parent ends becomes a
 child of the server, never of the machine's init, so everything that a client's command
 started is somewhere below the server. What an orphan belonged to cannot be seen from its
-parent any more; it can be seen from its timer slack, a per-thread number of nanoseconds
-that fork and exec pass on, that no shell resets and that needs no privilege. Each process
-gets its own slack, at most twice the usual 50 microseconds.
+parent any more; it can be seen from a tag, a number that fork and exec pass on. The tag is
+the soft limit of RLIMIT_LOCKS: Linux keeps and inherits that limit but has not enforced it
+since 2.4, and anybody may read it in /proc/PID/limits, whereas timer slack, which is as
+harmless, is shown to the privileged only. Only a program that sets this very limit loses
+its tag; as an orphan it then lives until the server ends.
 
 Killing takes several passes, because what is being killed may fork meanwhile. A pid is
 pinned with a pidfd before it is looked at a second time, so that a number that the kernel
@@ -15,44 +17,97 @@ has given to a stranger is never signalled.
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
-from collections.abc import Collection
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
-from exec_server.core import system
-
-# Room for the processes of many sessions; the largest slack stays a tenth of a millisecond.
-TAGS = 50_000
+# Bits of a tag, from the highest: the server, chosen by chance; the session; the process.
+# Numbers start again at 0 when they are used up: by then their first carriers are long gone.
+_SERVER_BITS = 20
+_SESSION_BITS = 22
+_PROCESS_BITS = 20
 # A fork bomb can outrun the killer for a while; SIGKILL to whole generations wins in the end.
 MAX_PASSES = 200
+# What was killed is seen in /proc until it has ended: later passes give it time for that.
+_PATIENT_AFTER = 10
+_PASS_SECONDS = 0.01
+# Of a larger family the event loop kills only the first of them itself: see `kill_tree`.
+INLINE_FAMILY = 100
+
+_RLIMIT_LOCKS = 10  # has no name in the resource module
+_TAG_LINE = re.compile(rb"Max file locks +(\d+) ")
+
+# Chosen when the module is loaded, so before the guardian forks: it and the server agree.
+_SERVER = int.from_bytes(os.urandom(4), "big") % (1 << _SERVER_BITS)
+# All tags that this server gives.
+SERVER_TAGS = range(
+    _SERVER << (_SESSION_BITS + _PROCESS_BITS), (_SERVER + 1) << (_SESSION_BITS + _PROCESS_BITS)
+)
+
+# The limit that children inherit belongs to our whole process: one start at a time sets it.
+_tagging = threading.Lock()
+# A start that hangs on a dead disk keeps the others waiting no longer than this.
+_TAGGING_SECONDS = 1.0
+
+
+class SessionTags:
+    """The tags of one session: `all` of them as a range, and the next one by `take`."""
+
+    def __init__(self, first: int) -> None:
+        self.all = range(first, first + (1 << _PROCESS_BITS))
+        self._taken = 0
+
+    def take(self) -> int:
+        tag = self.all[self._taken % len(self.all)]
+        self._taken += 1
+        return tag
 
 
 class TagPool:
-    """Hands out timer slacks; one is free again when no descendant carries it."""
+    """Gives each session tags of its own."""
 
     def __init__(self) -> None:
+        self._sessions = 0
+
+    def for_session(self) -> SessionTags:
+        number = self._sessions % (1 << _SESSION_BITS)
+        self._sessions += 1
+        return SessionTags(SERVER_TAGS.start + (number << _PROCESS_BITS))
+
+
+@contextmanager
+def tagged(tag: int) -> Iterator[bool]:
+    """What is started in this context carries the tag, unless False comes out: see `tag_late`."""
+    if not _tagging.acquire(timeout=_TAGGING_SECONDS):
+        yield False
+        return
+    try:
+        soft, hard = resource.getrlimit(_RLIMIT_LOCKS)
+        if hard != resource.RLIM_INFINITY and hard < tag:
+            yield False
+            return
+        resource.setrlimit(_RLIMIT_LOCKS, (tag, hard))
         try:
-            self._base = system.timer_slack()
-            system.set_timer_slack(self._base)
-        except OSError:
-            self._base = 0  # a kernel without the call: orphans then live until the server ends
-        self._free: list[int] = []
-        self._next = 1
+            yield True
+        finally:
+            resource.setrlimit(_RLIMIT_LOCKS, (soft, hard))
+    finally:
+        _tagging.release()
 
-    def take(self) -> int | None:
-        """A slack that no other process has, or None when there is none left."""
-        if not self._base:
-            return None
-        if self._free:
-            return self._free.pop()
-        if self._next > TAGS:
-            return None
-        self._next += 1
-        return self._base + self._next - 1
 
-    def give_back(self, tag: int | None) -> None:
-        """Allow a tag to be used again."""
-        if tag is not None:
-            self._free.append(tag)
+def tag_late(pid: int, tag: int) -> None:
+    """Tag a child that runs already; what it has started before may not carry the tag.
+
+    Not possible where our own hard limit is lower: orphans then live until the server ends.
+    """
+    try:
+        resource.prlimit(pid, _RLIMIT_LOCKS, (tag, resource.getrlimit(_RLIMIT_LOCKS)[1]))
+    except (OSError, ValueError):
+        pass
 
 
 def children_of(pid: int) -> list[int]:
@@ -71,54 +126,68 @@ def children_of(pid: int) -> list[int]:
     return children
 
 
-def subtree(roots: Collection[int]) -> list[int]:
-    """The given processes and everything below them, parents first."""
-    found: dict[int, None] = dict.fromkeys(roots)
+def subtree(roots: Collection[int], limit: int | None = None) -> dict[int, int]:
+    """Children of ours and everything below them, parents first: pid and parent of each."""
+    found = dict.fromkeys(roots, os.getpid())
     queue = list(roots)
-    while queue:
-        for child in children_of(queue.pop()):
+    while queue and (limit is None or len(found) < limit):
+        parent = queue.pop()
+        for child in children_of(parent):
             if child not in found:
-                found[child] = None
+                found[child] = parent
                 queue.append(child)
-    return list(found)
+    return found
 
 
 def kill_tree(leader: int) -> None:
-    """SIGKILL to a child of ours that is not reaped yet, its group and all below it."""
-    kill_all(subtree([leader]))
+    """SIGKILL to a child of ours that is not reaped yet, its group and what is below it.
+
+    Never takes long: what is beyond INLINE_FAMILY, or is forked meanwhile, is an orphan
+    afterwards and left to `kill_carriers`.
+    """
+    kill_all(subtree([leader], INLINE_FAMILY))
     try:
         os.killpg(leader, signal.SIGKILL)
     except OSError:
         pass  # nobody left
 
 
-def carriers(tags: Collection[int], others: Collection[int]) -> list[int]:
+def carriers(tags: range, others: Collection[int]) -> dict[int, int]:
     """Living descendants that are orphans with one of the tags, or below such an orphan.
 
     `others` are children known to belong elsewhere; they are not even looked at.
     """
-    roots = [pid for pid in children_of(os.getpid()) if pid not in others and _tag_of(pid) in tags]
-    return [pid for pid in subtree(roots) if not _is_zombie(pid)]
+    mine = children_of(os.getpid())
+    roots = [pid for pid in mine if pid not in others and _tag_of(pid) in tags]
+    return {pid: parent for pid, parent in subtree(roots).items() if not _is_zombie(pid)}
 
 
-def kill_carriers(tags: Collection[int], others: Collection[int]) -> None:
+def kill_carriers(tags: range, others: Collection[int]) -> None:
     """Kill all that `carriers` finds, until it finds nothing. Blocking."""
-    for _ in range(MAX_PASSES):
+    for _ in passes():
         found = carriers(tags, others)
         if not found:
             return
         kill_all(found)
 
 
-def kill_all(pids: Collection[int]) -> None:
-    """SIGKILL to each process that is still a descendant of this one."""
-    for pid in pids:
+def passes() -> Iterator[int]:
+    """Count the attempts to kill a family, and wait a little before the later ones."""
+    for number in range(MAX_PASSES):
+        if number >= _PATIENT_AFTER:
+            time.sleep(_PASS_SECONDS)
+        yield number
+
+
+def kill_all(found: Mapping[int, int]) -> None:
+    """SIGKILL to each process that still has the parent it was found with, or has us."""
+    for pid, parent in found.items():
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
             continue
         try:
-            if _is_below(pid, os.getpid()):
+            if _parent_of(pid) in (parent, os.getpid()):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         except OSError:
             pass  # ended meanwhile, or a process that gained other rights
@@ -126,12 +195,32 @@ def kill_all(pids: Collection[int]) -> None:
             os.close(descriptor)
 
 
-def _is_below(pid: int, ancestor: int) -> bool:
-    while pid > 1:
-        if pid == ancestor:
-            return True
-        pid = _parent_of(pid)
-    return pid == ancestor
+def kill_strays() -> None:
+    """Kill everything on this machine that carries a tag of this server, whose child it may be.
+
+    For the time when server and guardian are dead and nothing is below anybody of us. Blocking.
+    """
+    for _ in passes():
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        strays = [pid for pid in pids if _tag_of(pid) in SERVER_TAGS and not _is_zombie(pid)]
+        if not strays:
+            return
+        for pid in strays:
+            _kill_carrier(pid)
+
+
+def _kill_carrier(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if _tag_of(pid) in SERVER_TAGS:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except OSError:
+        pass  # ended meanwhile, or a process that gained other rights
+    finally:
+        os.close(descriptor)
 
 
 def _stat_fields(pid: int) -> list[bytes]:
@@ -153,7 +242,8 @@ def _parent_of(pid: int) -> int:
 
 def _tag_of(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/timerslack_ns", "rb") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 0
+        with open(f"/proc/{pid}/limits", "rb") as file:
+            match = _TAG_LINE.search(file.read())
+    except OSError:
+        return -1
+    return int(match[1]) if match is not None else -1

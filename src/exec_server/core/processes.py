@@ -58,7 +58,7 @@ CLOSED_BYTES = 64 * 1_048_576
 class Process:
     """One command: its output, its stdin, its end. Created when the child runs."""
 
-    def __init__(self, process_id: ProcessId, child: Child, tag: int | None, emit: Emit) -> None:
+    def __init__(self, process_id: ProcessId, child: Child, tag: int, emit: Emit) -> None:
         self.id = process_id
         self.pid = child.pid
         self.tag = tag
@@ -120,9 +120,9 @@ class Process:
         del self._outputs[descriptor]
         if self._reading:
             self._loop.remove_reader(descriptor)
-        if descriptor == self._stdin_descriptor:
-            self._close_stdin()
-        else:
+        # A terminal stays open while its leader lives, even if that has let go of it: closing
+        # our end would hang up on the leader.
+        if descriptor != self._stdin_descriptor:
             os.close(descriptor)
         self._close_if_done()
 
@@ -198,7 +198,10 @@ class Process:
     def interrupt(self) -> None:
         """SIGINT to the process group, if the leader lives."""
         if self.exit_code is None:
-            os.killpg(self.pid, signal.SIGINT)
+            try:
+                os.killpg(self.pid, signal.SIGINT)
+            except ProcessLookupError:
+                pass  # reaped, and about to be told so
 
     def terminate(self) -> bool:
         """Kill the command and everything below it; False if it had exited on its own.
@@ -249,6 +252,10 @@ class Process:
             self.on_closed(self)
 
 
+def _unheard(notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
+    """Where the events of a process go whose start has failed."""
+
+
 class ProcessTable:
     """The processes of one session, by the ids that its client chose."""
 
@@ -257,14 +264,13 @@ class ProcessTable:
     ) -> None:
         self._emit = emit
         self._reaper = reaper
-        self._tags = tags
+        self._tags = tags.for_session()
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._processes: dict[ProcessId, Process] = {}
         self._starting: dict[ProcessId, bool] = {}  # True once a terminate has cancelled it
         self._closed: dict[Process, asyncio.TimerHandle] = {}  # in the order of closing
         self._closed_bytes = 0
-        self._orphan_tags: set[int] = set()  # of forgotten processes, while orphans carry them
         self._paused = False
         self._ended = False
 
@@ -298,41 +304,36 @@ class ProcessTable:
             future.add_done_callback(lambda done: self._started_alone(process_id, done, tag))
             raise
         except (OSError, InternalError) as error:
-            self._failed(process_id, tag)
+            self._failed(process_id)
             raise InternalError(
                 os_error_text(error) if isinstance(error, OSError) else error.message
             ) from error
         self._started(process_id, child, tag)
 
-    def _started_alone(
-        self, process_id: ProcessId, done: asyncio.Future[Child], tag: int | None
-    ) -> None:
+    def _started_alone(self, process_id: ProcessId, done: asyncio.Future[Child], tag: int) -> None:
         if done.exception() is not None:
-            self._failed(process_id, tag)
+            self._failed(process_id)
             return
         try:
             self._started(process_id, done.result(), tag)
         except InvalidRequest:
             pass  # cancelled, and nobody left to tell
 
-    def _failed(self, process_id: ProcessId, tag: int | None) -> None:
+    def _failed(self, process_id: ProcessId) -> None:
         self._reaper.forget()
-        self._tags.give_back(tag)
         del self._starting[process_id]
 
-    def _started(self, process_id: ProcessId, child: Child, tag: int | None) -> None:
+    def _started(self, process_id: ProcessId, child: Child, tag: int) -> None:
         """Enter a running child; raises InvalidRequest if it was terminated meanwhile."""
-        cancelled = self._starting.pop(process_id)
+        if self._starting.pop(process_id) or self._ended:
+            # The start fails, so nobody hears of the child and its id is free.
+            process = Process(process_id, child, tag, _unheard)
+            self._reaper.watch(process.pid, process.exited)
+            self._terminate(process)
+            raise InvalidRequest(f"process {process_id} start was cancelled")
         process = Process(process_id, child, tag, self._emit)
         process.on_closed = self._on_closed
         self._processes[process_id] = process
-        self._loop.call_soon(self._begin, process)
-        if cancelled or self._ended:
-            self._terminate(process)
-        if cancelled:
-            raise InvalidRequest(f"process {process_id} start was cancelled")
-
-    def _begin(self, process: Process) -> None:
         if not self._paused:
             process.resume()
         self._reaper.watch(process.pid, process.exited)
@@ -363,16 +364,16 @@ class ProcessTable:
 
     def _terminate(self, process: Process) -> bool:
         running = process.terminate()
-        if process.tag is not None:
-            self._sweep({process.tag})
+        self._sweep(range(process.tag, process.tag + 1), {process.pid})
         return running
 
-    def _sweep(self, tags: set[int]) -> asyncio.Future[None]:
-        """Kill, in a thread, whatever escaped with one of these tags."""
-        others = self._reaper.watched() - {
-            process.pid for process in self._processes.values() if process.tag in tags
-        }
-        return self._loop.run_in_executor(self._threads, descendants.kill_carriers, tags, others)
+    def _sweep(self, tags: range, leaders: set[int]) -> asyncio.Future[None]:
+        """Kill, in a thread, whatever escaped with one of these tags.
+
+        Not one of the threads that start commands: those can hang on a dead disk.
+        """
+        others = self._reaper.watched() - leaders
+        return self._loop.run_in_executor(None, descendants.kill_carriers, tags, others)
 
     def _on_closed(self, process: Process) -> None:
         self._closed[process] = self._loop.call_later(RETENTION_SECONDS, self._forget, process)
@@ -384,19 +385,6 @@ class ProcessTable:
         self._closed.pop(process).cancel()
         self._closed_bytes -= process.log.retained_bytes
         del self._processes[process.id]
-        if process.tag is None:
-            return
-        # A daemon that outlives its command keeps the tag taken until the session ends.
-        self._orphan_tags.add(process.tag)
-        search = self._loop.run_in_executor(
-            self._threads, descendants.carriers, {process.tag}, self._reaper.watched()
-        )
-        search.add_done_callback(lambda done: self._release(process.tag, done))
-
-    def _release(self, tag: int | None, search: asyncio.Future[list[int]]) -> None:
-        if tag in self._orphan_tags and not search.cancelled() and not search.result():
-            self._orphan_tags.discard(tag)
-            self._tags.give_back(tag)
 
     async def end(self) -> None:
         """Kill everything the session started and forget it. Returns when all is dead."""
@@ -406,10 +394,7 @@ class ProcessTable:
         processes = list(self._processes.values())
         for process in processes:
             process.terminate()
-        tags = {process.tag for process in processes if process.tag is not None}
-        tags |= self._orphan_tags
-        if tags:
-            await asyncio.shield(self._sweep(tags))
+        await asyncio.shield(self._sweep(self._tags.all, {process.pid for process in processes}))
         for process in processes:
             while process.exit_code is None:
                 await process.next_event()
@@ -418,6 +403,3 @@ class ProcessTable:
             timer.cancel()
         self._closed.clear()
         self._processes.clear()
-        self._orphan_tags.clear()
-        for tag in tags:
-            self._tags.give_back(tag)

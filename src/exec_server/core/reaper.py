@@ -48,10 +48,10 @@ class Reaper:
             self._early.clear()
 
     def watch(self, pid: int, callback: ExitCallback) -> None:
-        """Call back once when the child has ended, at once if it has already."""
+        """Call back once when the child has ended, never before the loop's next turn."""
         code = self._early.pop(pid, None)
         if code is not None and _is_reaped(pid):
-            callback(code)
+            asyncio.get_running_loop().call_soon(callback, code)
         else:
             self._watched[pid] = callback
         self.forget()

@@ -15,7 +15,7 @@ import struct
 import termios
 from dataclasses import dataclass
 
-from exec_server.core import system
+from exec_server.core import descendants, system
 from exec_server.core.command import Command
 from exec_server.core.lookup import candidates
 from exec_server.errors import InternalError
@@ -62,14 +62,12 @@ class _Streams:
     actions: list[tuple[int, int | bytes]]  # child descriptor, and what to put there
 
 
-def spawn(command: Command, timer_slack: int | None) -> Child:
-    """Start a command; returns once its program is running.
+def spawn(command: Command, tag: int) -> Child:
+    """Start a command under a tag of core.descendants; returns once its program is running.
 
     Raises OSError for what the kernel refuses and InternalError for what cannot be passed to
     it. Afterwards nothing is left open but what the returned Child holds.
     """
-    if timer_slack is not None:
-        system.set_timer_slack(timer_slack)  # inherited by the child: see core.descendants
     argv, env = _encoded(command)
     paths = candidates(command)
     _check_directory(command.cwd)
@@ -78,8 +76,11 @@ def spawn(command: Command, timer_slack: int | None) -> Child:
     try:
         for descriptor in streams.ours:
             os.set_blocking(descriptor, False)
-        pid = _spawn_first(paths, argv, env, command.cwd, streams)
+        with descendants.tagged(tag) as carries_tag:
+            pid = _spawn_first(paths, argv, env, command.cwd, streams)
         started = True
+        if not carries_tag:
+            descendants.tag_late(pid, tag)
     finally:
         for descriptor in streams.theirs if started else streams.theirs + streams.ours:
             os.close(descriptor)

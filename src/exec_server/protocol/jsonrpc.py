@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import NamedTuple, TypeGuard, Union
 
 import msgspec
 
@@ -40,31 +40,26 @@ Message = Request | Notification | Response
 def decode(data: bytes) -> Message:
     """Decode one message; raises MalformedMessage with the text that the client gets."""
     try:
-        return _decode_envelope(parse(data))
+        value = parse(data)
     except TrailingCharacters as error:
-        _decode_envelope(error.value)  # what is wrong with the message itself comes first
+        _decode_unusual(error.value)  # what is wrong with the message itself comes first
         raise
-
-
-def _decode_envelope(value: object) -> Message:
-    if type(value) is not dict:
-        raise MalformedMessage("expected a JSON-RPC object")
-    method = value.get("method")
-    if type(method) is str and "trace" not in value:
-        if "id" not in value:
-            return Notification(method, value.get("params"))
-        request_id = value["id"]
-        if _is_id(request_id):
+    if type(value) is dict and "trace" not in value:
+        method = value.get("method")
+        request_id = value.get("id")
+        if type(method) is str and _is_id(request_id):
             return Request(request_id, method, value.get("params"))
     return _decode_unusual(value)
 
 
-def _is_id(value: object) -> bool:
-    return type(value) is str or (type(value) is int and _I64_MIN <= value <= _I64_MAX)
+def _is_id(value: object) -> TypeGuard[RequestId]:
+    return (type(value) is int and _I64_MIN <= value <= _I64_MAX) or type(value) is str
 
 
-def _decode_unusual(value: dict[str, object]) -> Message:
-    """Responses, traced requests, and everything that is wrong, worded as the reference does."""
+def _decode_unusual(value: object) -> Message:
+    """All but plain requests, and everything that is wrong, worded as the reference does."""
+    if type(value) is not dict:
+        raise MalformedMessage("expected a JSON-RPC object")
     if "method" in value:
         for name, member in value.items():
             _check_member(name, member)
@@ -72,7 +67,7 @@ def _decode_unusual(value: dict[str, object]) -> Message:
         assert type(method) is str
         if "id" not in value:
             return Notification(method, value.get("params"))
-        return Request(value["id"], method, value.get("params"))  # type: ignore[arg-type]
+        return Request(value["id"], method, value.get("params"))
     if "result" in value:
         return Response(_response_id(value))
     if "error" not in value:

@@ -49,19 +49,29 @@ def parse(data: bytes) -> object:
 
     Integers are exact, other numbers are floats (`1e999` is infinity).
     """
-    if len(data) <= _SHORT and b"\\u" not in data:
+    if len(data) <= _SHORT:
         try:
             value = _decode(data)
+            again = _encode(value)
+            # Clients write without spaces, as we do: then nothing was lost in decoding.
+            if again == data and (len(data) <= MAX_DEPTH or _few_containers(data)):
+                return value
             # Without \u escapes no colon appears or vanishes in decoding a string, so a member
             # that was overwritten by its duplicate is a colon missing from what is left.
             if (
-                _encode(value).count(b":") == data.count(b":")
-                and data.count(b"[") + data.count(b"{") <= MAX_DEPTH
+                b"\\u" not in data
+                and again.count(b":") == data.count(b":")
+                and _few_containers(data)
             ):
                 return value
         except _UNDECODABLE:
             return _Scanner(data).text()
     return _parse_counting(data)
+
+
+def _few_containers(data: bytes) -> bool:
+    """Whether there are too few of them to be nested too deep."""
+    return data.count(b"[") + data.count(b"{") <= MAX_DEPTH
 
 
 def _parse_counting(data: bytes) -> object:

@@ -74,7 +74,7 @@ class PathUri:
     @classmethod
     def _from_native(cls, path: str) -> Self:
         uri = path_to_uri(path)
-        if len(uri) == len(path) + 7:
+        if uri[7:] == path:
             return cls(uri, path)  # nothing was escaped or normalised
         if "\0" in path:
             raise _foreign(uri, InvalidParams)

@@ -127,7 +127,7 @@ class Connection:
         self._scope: Scope | None = None
         self._main = _Lane(host.concurrent_requests)
         self._control = _Lane(host.concurrent_requests)
-        self._queued_starts: Counter[object] = Counter()
+        self._unfinished_starts: Counter[object] = Counter()
         self._aside = 0
         self._pending_bytes = 0
         self._decoding = False
@@ -149,7 +149,10 @@ class Connection:
         except MalformedMessage as error:
             self._refuse(error)
         else:
-            self._dispatch(decoded, len(message))
+            if type(decoded) is jsonrpc.Request:
+                self._accept(decoded, len(message))
+            else:
+                self._dispatch(decoded, len(message))
         if self._is_pressed:
             self._update_hold()
 
@@ -206,22 +209,20 @@ class Connection:
             return True
         if job.method.family == "filesystem":
             return False  # closing a handle must not overtake reads from it
-        return not self._queued_starts or _named_process(job) not in self._queued_starts
+        return not self._unfinished_starts or _named_process(job) not in self._unfinished_starts
 
     # ---- lanes ------------------------------------------------------------------------
 
     def _has_place(self, lane: _Lane) -> bool:
         return lane.running < lane.places and (
-            not self._is_pressed
-            or lane is self._control
-            or self._stream.unsent() <= UNSENT_BYTES
+            not self._is_pressed or lane is self._control or self._stream.unsent() <= UNSENT_BYTES
         )
 
     def _enqueue(self, lane: _Lane, job: _Job) -> None:
         lane.queue.append(job)
         self._pending_bytes += job.size
         if job.method.call is process.START:
-            self._queued_starts[_named_process(job)] += 1
+            self._unfinished_starts[_named_process(job)] += 1
         self._update_hold()
 
     def _advance(self, lane: _Lane) -> None:
@@ -235,7 +236,7 @@ class Connection:
             job = lane.queue.popleft()
             self._pending_bytes -= job.size
             if job.method.call is process.START:
-                self._queued_starts -= Counter([_named_process(job)])
+                self._unfinished_starts -= Counter([_named_process(job)])
             self._run(lane, job)
         self._update_hold()
 
@@ -250,6 +251,8 @@ class Connection:
             self._fail(job.id, error)
             return
         self._pending_bytes += job.size
+        if job.method.call is process.START:
+            self._unfinished_starts[_named_process(job)] += 1
         aside = job.method.steps_aside and self._aside < ASIDE_REQUESTS
         if aside:
             self._aside += 1
@@ -272,6 +275,8 @@ class Connection:
             self._fail(job.id, error)
         finally:
             self._pending_bytes -= job.size
+            if job.method.call is process.START:
+                self._unfinished_starts -= Counter([_named_process(job)])
             if aside:
                 self._aside -= 1
             else:
@@ -382,8 +387,10 @@ class Connection:
     def link_lost(self) -> None:
         """Detach the session at once; whatever still runs here is abandoned."""
         self._state = State.CLOSED
-        for task in list(self._running):
-            task.cancel()
+        loop = asyncio.get_running_loop()
+        for task in self._running:
+            # Not at once: a task that is cancelled before it begins does not even clean up.
+            loop.call_soon(task.cancel)
         self._main.queue.clear()
         self._control.queue.clear()
         if self._scope is not None:

@@ -37,8 +37,10 @@ from exec_server.transports.http_head import (
 
 log = logging.getLogger(__name__)
 
-# Open sockets, upgraded or not. Beyond it a new one is answered 503.
+# Open sockets, upgraded or not. Beyond it a new one is answered 503, and is hung up on without
+# an answer when even those who wait for theirs are many.
 MAX_CONNECTIONS = 4096
+REFUSED_CONNECTIONS = 256
 # From accept to a complete upgrade request; clients give up after 10 s themselves.
 HANDSHAKE_SECONDS = 10.0
 # Unsent bytes at which output is no longer read from children, and at which it is again.
@@ -48,7 +50,7 @@ SEND_LOW_BYTES = 131_072
 PING_SECONDS = 30.0
 # How long a peer has to show that it lives when somebody wants its session.
 PROBE_SECONDS = 3.0
-# How long a peer may take to answer our close frame.
+# How long a peer may take to answer our close frame, or to take a last answer.
 CLOSE_SECONDS = 2.0
 # The same when the whole server ends, which should not take longer than a blink.
 FAREWELL_SECONDS = 0.25
@@ -56,8 +58,12 @@ FAREWELL_SECONDS = 0.25
 # them, so that many clients together cannot make the server hold more than this.
 LARGE_BYTES = 1_048_576
 RECEIVING_BYTES = 4 * MESSAGE_BYTES
-# A large message that makes no progress gives its room back.
+# A large message that makes no progress gives its room back, and so does one that trickles
+# while others wait for room.
 STALL_SECONDS = 30.0
+TRICKLE_BYTES_PER_SECOND = 262_144
+# Events handled in a row before other connections get their turn.
+BURST = 64
 _TICK_SECONDS = 5.0
 
 GOING_AWAY = 1001
@@ -86,6 +92,11 @@ class Room:
             self._free -= size
             granted()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._waiting)
+
     def cancel(self, granted: Callable[[], None]) -> None:
         """Stop waiting."""
         self._waiting = deque(entry for entry in self._waiting if entry[1] != granted)
@@ -109,14 +120,18 @@ class WebSocketStream(asyncio.Protocol):
         self._streams = streams
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self.origin = ""
         self._head = b""
         self._frames: FrameReader | None = None  # from the upgrade on
         self._receiver: MessageReceiver | None = None
         self._timer: asyncio.TimerHandle | None = None  # handshake, then probe, then close
         self._closing = False
+        self._deaf = False  # what still arrives is dropped unseen
         self._lost = False
         self._receiving = True
+        self._backlog = False  # events are left over from the last burst
         self._reserved = 0
+        self._reserved_at = 0.0
         self._waiting_for_room = False
         self._slow = False
         self._pong: bytes | None = None
@@ -134,23 +149,21 @@ class WebSocketStream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(SEND_HIGH_BYTES, SEND_LOW_BYTES)
-        if len(self._streams) >= MAX_CONNECTIONS:
+        self.origin = _origin(transport.get_extra_info("peername"))
+        self._streams.add(self)
+        if len(self._streams) > MAX_CONNECTIONS + REFUSED_CONNECTIONS:
+            self.abort("too many connections")
+            return
+        if len(self._streams) > MAX_CONNECTIONS:
             self._refuse(HttpRefusal(503, "too many connections"))
             return
-        self._streams.add(self)
         raw = transport.get_extra_info("socket")
         if raw.family != socket.AF_UNIX:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._timer = self._loop.call_later(HANDSHAKE_SECONDS, self.abort, "no upgrade request")
 
-    @property
-    def origin(self) -> str:
-        host, port = self._transport.get_extra_info("peername")[:2]
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return f"websocket JSON-RPC message from exec-server websocket {address}"
-
     def data_received(self, data: bytes) -> None:
-        if self._closing and self._frames is None:
+        if self._deaf:
             return
         self._last_heard = self._loop.time()
         self._pinged = None
@@ -160,15 +173,18 @@ class WebSocketStream(asyncio.Protocol):
             if self._timer is not None and not self._closing:
                 self._timer.cancel()  # the probed peer lives
                 self._timer = None
+                self._update_reading()
             message = self._frames.whole_message(data) if self._receiving else None
             if message is not None and not self._closing:
                 assert self._receiver is not None
                 self._receiver.message_received(message)
                 return
             self._frames.feed(data)
-            self._deliver()
+            if not self._backlog:
+                self._deliver()
 
     def eof_received(self) -> bool:
+        self._hang_up()
         return False  # the transport closes itself: half of a link is of no use to anybody
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -194,13 +210,18 @@ class WebSocketStream(asyncio.Protocol):
     # ---- the upgrade ------------------------------------------------------------------
 
     def _upgrade(self, data: bytes) -> None:
+        """Answer the requests that have arrived, up to the one that makes this a WebSocket."""
         self._head += data
-        head, end, rest = self._head.partition(b"\r\n\r\n")
-        if not end:
-            if len(self._head) > HEAD_BYTES:
-                self._refuse(HttpRefusal(431))
-            return
-        self._head = b""
+        while self._frames is None and not self._deaf:
+            head, end, rest = self._head.partition(b"\r\n\r\n")
+            if not end:
+                if len(self._head) > HEAD_BYTES:
+                    self._refuse(HttpRefusal(431))
+                return
+            self._head = rest
+            self._answer_request(head)
+
+    def _answer_request(self, head: bytes) -> None:
         request = None
         try:
             request = parse_head(head)
@@ -210,8 +231,6 @@ class WebSocketStream(asyncio.Protocol):
                 self._settings.authenticate(request.headers)
         except HttpRefusal as refusal:
             self._refuse(refusal, request)
-            if rest and not self._closing:
-                self._upgrade(rest)
             return
         assert self._timer is not None
         self._timer.cancel()
@@ -219,6 +238,7 @@ class WebSocketStream(asyncio.Protocol):
         self._transport.write(upgrade_answer(request))
         self._frames = FrameReader()
         self._receiver = self._settings.receiver(self)
+        rest, self._head = self._head, b""
         if rest:
             self._frames.feed(rest)
             self._deliver()
@@ -228,9 +248,13 @@ class WebSocketStream(asyncio.Protocol):
         if refusal.status >= 400:
             log.info("%s: refused: %s", self.origin, refusal)
         self._transport.write(refusal_answer(refusal, request))
-        if request is None or not request.keeps_alive():
-            self._closing = True
-            self._transport.close()
+        # Somebody who asks again and again without reading the answers has had his chance.
+        if request is None or not request.keeps_alive() or self._slow:
+            # What the peer still sends is read and dropped until it hangs up: closing a socket
+            # with unread bytes resets it, and the reset could overtake our answer.
+            self._transport.write_eof()
+            self._deaf = True
+            self._hang_up()
 
     # ---- receiving --------------------------------------------------------------------
 
@@ -238,6 +262,7 @@ class WebSocketStream(asyncio.Protocol):
         """Hand over what has arrived, as far as it is wanted."""
         frames = self._frames
         assert frames is not None
+        turns = BURST
         try:
             while self._receiving or self._closing:
                 event = frames.next_event()
@@ -246,12 +271,23 @@ class WebSocketStream(asyncio.Protocol):
                 if self._reserved:
                     self._release_room()
                 self._handle(event)
+                turns -= 1
+                if not turns:
+                    self._take_turns()
+                    return
         except ProtocolError as error:
             log.info("%s: %s", self.origin, error)
+            self._deaf = True
             self.close(error.close_code, error.reason)
             return
         if not self._closing:
             self._reserve_room(frames.announced())
+
+    def _take_turns(self) -> None:
+        """Go on after the other connections; nothing more is read until then."""
+        self._backlog = True
+        self._update_reading()
+        self._loop.call_soon(self._continue)
 
     def _handle(self, event: Event) -> None:
         if event.opcode is Opcode.TEXT or event.opcode is Opcode.BINARY:
@@ -265,8 +301,9 @@ class WebSocketStream(asyncio.Protocol):
                 self._write_frame(Opcode.PONG, event.payload)
         elif event.opcode is Opcode.CLOSE:
             if not self._closing:
-                self._closing = True
                 self._write_frame(Opcode.CLOSE, close_answer(event.payload))
+                self._hang_up()
+            self._deaf = True
             self._transport.close()
 
     def hold(self, *, receiving: bool) -> None:
@@ -279,13 +316,17 @@ class WebSocketStream(asyncio.Protocol):
         self._update_reading()
 
     def _continue(self) -> None:
-        if self._receiving and not self._closing:
+        if self._backlog:
+            self._backlog = False
+            self._update_reading()
+        if (self._receiving or self._closing) and not self._deaf:
             self._deliver()
 
     def _update_reading(self) -> None:
         if self._transport.is_closing():
             return
-        if self._receiving and not self._waiting_for_room:
+        unwanted = not self._receiving and not self._closing
+        if not (unwanted or self._waiting_for_room or self._backlog):
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
@@ -295,13 +336,14 @@ class WebSocketStream(asyncio.Protocol):
         if size <= LARGE_BYTES or self._reserved or self._waiting_for_room:
             return
         self._reserved = size
+        self._reserved_at = self._loop.time()
         if not self._settings.room.take(size, self._room_granted):
             self._waiting_for_room = True
             self._update_reading()
 
     def _room_granted(self) -> None:
         self._waiting_for_room = False
-        self._last_heard = self._loop.time()
+        self._last_heard = self._reserved_at = self._loop.time()
         self._update_reading()
 
     def _release_room(self) -> None:
@@ -403,10 +445,12 @@ class WebSocketStream(asyncio.Protocol):
         """Ping a quiet peer, and give up one that did not answer or stalls a large message."""
         if self._frames is None or self._closing:
             return
-        reading_large = self._reserved and not self._waiting_for_room and self._receiving
-        if reading_large and now - self._last_heard > STALL_SECONDS:
-            self.close(POLICY_VIOLATION, "message stalled")
-            return
+        if self._reserved and not self._waiting_for_room and self._receiving:
+            patience = STALL_SECONDS + self._reserved / TRICKLE_BYTES_PER_SECOND
+            trickles = self._settings.room.is_wanted and now - self._reserved_at > patience
+            if trickles or now - self._last_heard > STALL_SECONDS:
+                self.close(POLICY_VIOLATION, "message stalled")
+                return
         if self._slow or not self._receiving or self._waiting_for_room:
             # It cannot get our ping, or we do not read its answer. That is no sign of death.
             self._pinged = None
@@ -429,15 +473,22 @@ class WebSocketStream(asyncio.Protocol):
     def close(self, code: int, reason: str) -> None:
         if self._closing:
             return
-        self._closing = True
         if self._frames is None:
+            self._closing = True
             self._transport.close()
             return
         self._write_frame(Opcode.CLOSE, close_payload(code, reason))
-        # The peer's own frames are read and dropped until it hangs up: closing a socket with
-        # unread bytes resets it, and the reset could overtake our reason.
+        # The peer's own frames are read and dropped until it hangs up, for the reason given
+        # in _refuse.
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """The link is over for the receiver; the peer has a moment to take our last words."""
+        if self._closing:
+            return
+        self._closing = True
         self._release_room()
-        self._transport.resume_reading()
+        self._update_reading()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
@@ -445,8 +496,15 @@ class WebSocketStream(asyncio.Protocol):
         self._loop.call_soon(self._lose)
 
 
+def _origin(peer: tuple[str, int] | None) -> str:
+    # A peer that has hung up already has no address any more.
+    host, port = peer[:2] if peer is not None else ("unknown", 0)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"websocket JSON-RPC message from exec-server websocket {address}"
+
+
 class WebSocketListener:
-    """A bound socket and its connections; use as an asynchronous context manager."""
+    """A bound socket and its connections."""
 
     def __init__(self, bound: socket.socket, settings: Settings) -> None:
         self._socket = bound

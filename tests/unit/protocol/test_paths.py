@@ -48,6 +48,8 @@ from exec_server.protocol.paths import PathUri, child_uri, path_to_uri
         ("/a/b", "file:///a/b", "/a/b"),
         ("/a/%41/../b c/", "file:///a/b%20c", "/a/b c"),
         ("/", "file:///", "/"),
+        # As many characters go as escapes add: a length alone says nothing.
+        ("///\\", "file:///%5C", "/\\"),
         ("/é", "file:///%C3%A9", "/é"),
         ("/a?b#c", "file:///a%3Fb%23c", "/a?b#c"),
         ("/C:/x", "file:///%00/bad/path/L0M6L3g", "/C:/x"),
