@@ -1,21 +1,30 @@
-"""Options for all tests."""
+"""Shared by all tests: our server, a client past its handshake, and children to start."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+
 import pytest
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the tests that wait half a minute")
+from wire import Client, Server, start_server
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: waits half a minute; only run with --slow")
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Our server with default settings, for one test."""
+    with start_server("ours") as running:
+        yield running
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
-        return
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="waits half a minute (--slow runs it)"))
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    """A connection past its handshake."""
+    with server.connect() as connected:
+        yield connected
+
+
+@pytest.fixture
+def python() -> Callable[[str], list[str]]:
+    """The argv of a child that runs this code."""
+    return lambda code: [sys.executable, "-S", "-c", code]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import ipaddress
 import os
 import re
@@ -102,6 +103,10 @@ async def _until_signalled(
     bound: socket.socket | None = None,
     watch_stdin: bool = False,
 ) -> None:
+    # What is loaded stays: the collector need not look at it again. Requests make no cycles, so
+    # it need not look often either.
+    gc.freeze()
+    gc.set_threshold(10_000)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

@@ -49,3 +49,18 @@ def client(server: Server) -> Iterator[Client]:
 def folder(tmp_path: Path) -> Path:
     """An empty folder whose path contains no symbolic link."""
     return Path(os.path.realpath(tmp_path))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: waits half a minute; run with --slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # This file is read too late to define an option for a run of all tests, so --slow is
+    # asked for where someone defined it, and the environment variable always works.
+    if config.getoption("--slow", default=False) or os.environ.get("EXEC_SERVER_SLOW") == "1":
+        return
+    reason = "waits half a minute (--slow or EXEC_SERVER_SLOW=1 runs it)"
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason=reason))

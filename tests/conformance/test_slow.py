@@ -1,4 +1,4 @@
-"""What takes half a minute of waiting, all at the same time; --slow runs it."""
+"""What takes half a minute of waiting, all at the same time."""
 
 from __future__ import annotations
 

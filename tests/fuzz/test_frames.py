@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import struct
 
 from hypothesis import example, given, settings
@@ -74,7 +75,7 @@ def _judge(pieces: list[bytes]) -> list[object]:
 
 def _cut(data: bytes, places: list[int]) -> list[bytes]:
     places = sorted({place % (len(data) + 1) for place in places} | {0, len(data)})
-    return [data[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [data[start:end] for start, end in itertools.pairwise(places)]
 
 
 @settings(max_examples=300)

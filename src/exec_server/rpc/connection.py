@@ -162,10 +162,13 @@ class Connection:
         threads = self._host.machine.file_threads
         try:
             decoded = await loop.run_in_executor(threads, jsonrpc.decode, message)
+            self._dispatch(decoded, len(message))
         except MalformedMessage as error:
             self._refuse(error)
-        else:
-            self._dispatch(decoded, len(message))
+        except Exception:
+            # It must not get out of this task: it would end the server with all its clients.
+            log.exception("a message of %d bytes failed unexpectedly", len(message))
+            self._stream.close(INTERNAL_FAILURE, "internal error")
         finally:
             self._decoding = False
         self._update_hold()

@@ -10,9 +10,8 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from websockets.speedups import apply_mask
-
 from exec_server.errors import ProtocolError
+from exec_server.transports.masking import apply_mask
 
 # The limit of the protocol. A larger message is refused as soon as its header shows it.
 MESSAGE_BYTES = 64 * 1_048_576

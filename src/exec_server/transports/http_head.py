@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from base64 import b64encode
 from dataclasses import dataclass
-from email.utils import formatdate
 from ipaddress import ip_address
 
 from exec_server.errors import ExecServerError
@@ -150,5 +150,5 @@ def refusal_answer(refusal: HttpRefusal, request: RequestHead | None) -> bytes:
 def _answer(status: int, headers: dict[str, str], body: bytes) -> bytes:
     lines = [f"HTTP/1.1 {status} {_REASONS[status]}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    lines += [f"date: {formatdate(usegmt=True)}", "", ""]
+    lines += [f"date: {time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}", "", ""]
     return "\r\n".join(lines).encode("latin-1") + body

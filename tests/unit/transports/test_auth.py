@@ -49,8 +49,7 @@ def _refusal(authenticate: Authenticator, headers: dict[str, str]) -> str | None
     try:
         authenticate(headers)
     except HttpRefusal as refusal:
-        assert refusal.status == 401
-        return refusal.text
+        return refusal.text if refusal.status == 401 else f"status {refusal.status}"
     return None
 
 

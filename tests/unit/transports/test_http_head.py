@@ -201,7 +201,7 @@ def test_refusal_answer_without_text() -> None:
 
 
 def test_head_requests_get_no_body() -> None:
-    status, headers, body = _parsed(refusal_answer(HttpRefusal(400, "why"), _head("HEAD")))
+    _status, headers, body = _parsed(refusal_answer(HttpRefusal(400, "why"), _head("HEAD")))
     assert (headers["content-length"], body) == ("3", b"")
 
 

@@ -1,0 +1,106 @@
+"""Looks inside a running server of ours, and starts one under unusual circumstances."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+from unittest import mock
+
+from wire import PATIENCE, Server, scaled, start_server
+
+T = TypeVar("T")
+
+_AS_NOBODY = """
+import ctypes, os
+import exec_server.daemon, exec_server.server, asyncio.runners, encodings.idna
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, as every program of a user is at its start
+"""
+
+
+@contextlib.contextmanager
+def start_prepared(
+    preparation: str, *flags: str, env: Mapping[str, str | None] | None = None
+) -> Iterator[Server]:
+    """A server whose process runs some Python before anything else."""
+    code = f"{preparation}\nfrom exec_server.cli import main\nmain()"
+    command = shlex.join([sys.executable, "-c", code])
+    with contextlib.ExitStack() as stack:
+        with mock.patch.dict(os.environ, {"EXEC_SERVER_COMMAND": command}):
+            server = stack.enter_context(start_server("ours", *flags, env=env))
+        yield server
+
+
+def start_patched(
+    constants: Mapping[str, object], *flags: str
+) -> contextlib.AbstractContextManager[Server]:
+    """A server with other limits; a constant is named like `core.processes.MAX_LIVE`."""
+    lines = []
+    for name, value in constants.items():
+        module, _, constant = name.rpartition(".")
+        lines.append(f"import exec_server.{module} as module")
+        lines.append(f"assert hasattr(module, {constant!r})")
+        lines.append(f"module.{constant} = {value!r}")
+    return start_prepared("\n".join(lines), *flags)
+
+
+def start_unprivileged(
+    *flags: str, env: Mapping[str, str | None] | None = None
+) -> contextlib.AbstractContextManager[Server]:
+    """A server without any privilege: one of nobody, if the tests are run by root."""
+    return start_prepared(_AS_NOBODY if os.geteuid() == 0 else "", *flags, env=env)
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat after the command name: state, parent, group, session, …"""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def children(pid: int) -> list[int]:
+    """Direct children, zombies included."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                if stat_fields(int(entry.name))[1] == str(pid):
+                    found.append(int(entry.name))
+    return found
+
+
+def serving_pid(server: Server) -> int:
+    """The process that serves: the child of the guardian that is in the guardian's session."""
+    guardian = server.process.pid
+    session = stat_fields(guardian)[3]
+    (pid,) = [pid for pid in children(guardian) if stat_fields(pid)[3] == session]
+    return pid
+
+
+def own_processes(server: Server) -> list[int]:
+    """The guardian, the serving process and the undertaker."""
+    return [server.process.pid, *children(server.process.pid)]
+
+
+def open_descriptors(server: Server) -> int:
+    """How many descriptors the serving process has open; only root may look."""
+    return len(os.listdir(f"/proc/{serving_pid(server)}/fd"))
+
+
+def resident_bytes(server: Server) -> int:
+    """Memory of the serving process."""
+    pages = Path(f"/proc/{serving_pid(server)}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def eventually(what: str, value: Callable[[], T], timeout: float = PATIENCE) -> T:
+    """The first true value of a condition that nothing announces."""
+    deadline = time.monotonic() + scaled(timeout)
+    while not (found := value()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout} s"
+        time.sleep(0.005)
+    return found
