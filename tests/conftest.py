@@ -10,6 +10,10 @@ import pytest
 from wire import Client, Server, start_server
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run what waits for 30 s")
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     """Our server with default settings, for one test."""

@@ -14,8 +14,9 @@ def main() -> None:
     system.open_missing_standard_descriptors()
     system.close_inherited_descriptors_on_exec()
     code = guard(_serve)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it is if we were started without one
+            stream.flush()
     # Not sys.exit: a thread that hangs on a dead disk must not keep us here.
     os._exit(code)
 

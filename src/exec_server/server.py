@@ -98,3 +98,4 @@ async def serve_stdio(
         await stream.open(os.dup(0), os.dup(1))
         stream.ended.add_done_callback(lambda _: stop.set())
         await stop.wait()
+    await stream.flush()

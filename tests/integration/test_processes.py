@@ -276,9 +276,7 @@ def test_running_out_of_descriptors_is_an_answer_and_passes() -> None:
         started = []
         for number in range(64):
             name = f"p{number}"
-            answer = client.answer(
-                client.request("process/start", params | {"processId": name})
-            )
+            answer = client.answer(client.request("process/start", params | {"processId": name}))
             if "error" in answer:
                 break
             started.append(name)
@@ -386,7 +384,8 @@ def test_closed_processes_are_bounded(limits: dict[str, int]) -> None:
         known = [
             number
             for number in range(5)
-            if "result" in client.answer(client.request("process/read", {"processId": f"p{number}"}))
+            if "result"
+            in client.answer(client.request("process/read", {"processId": f"p{number}"}))
         ]
         assert known == [2, 3, 4]
 

@@ -41,7 +41,12 @@ LAYERS = [
     Layer("protocol", ("protocol", "protocol.*"), ("errors",), frozenset(_IO | {"websockets"})),
     Layer("relay", ("relay", "relay.*"), ("errors",), frozenset(_IO | {"websockets"})),
     Layer("output", ("core.output",), ("errors", "protocol"), frozenset(_IO | {"websockets"})),
-    Layer("core", ("core", "core.*"), ("errors", "protocol", "output", "version"), frozenset({"websockets"})),
+    Layer(
+        "core",
+        ("core", "core.*"),
+        ("errors", "protocol", "output", "version"),
+        frozenset({"websockets"}),
+    ),
     Layer(
         "sandbox",
         ("sandbox", "sandbox.*"),

@@ -72,7 +72,7 @@ class Process:
         self._outputs: dict[int, Stream] = {fd: stream for stream, fd in child.outputs}
         self._stdin_descriptor = child.stdin
         self._stdin = StdinQueue(child.stdin) if child.stdin is not None else None
-        self._write_ids: dict[str, None] = {}
+        self._write_ids: dict[str, asyncio.Future[None] | None] = {}  # a future while it waits
         self._waiters: list[asyncio.Future[None]] = []
         self._reading = False
 
@@ -138,24 +138,31 @@ class Process:
         Raises InternalError after `terminate`.
         """
         if write_id is not None and write_id in self._write_ids:
-            return None
+            earlier = self._write_ids[write_id]
+            if earlier is None or not earlier.cancelled():
+                return earlier
         if self.terminated:
             raise InternalError("failed to write to process stdin")
         assert self._stdin is not None
         turn = self._stdin.offer(data)
         if write_id is not None:
-            if turn is None:
-                self._remember(write_id)
-            else:
-                turn.add_done_callback(
-                    lambda done: None if done.cancelled() else self._remember(write_id)
-                )
+            self._remember(write_id, turn)
         return turn
 
-    def _remember(self, write_id: str) -> None:
-        self._write_ids[write_id] = None
+    def _remember(self, write_id: str, turn: asyncio.Future[None] | None) -> None:
+        if turn is not None:
+            turn.add_done_callback(lambda done: self._settle(write_id, done))
+        self._write_ids[write_id] = turn
         if len(self._write_ids) > WRITE_IDS:
             del self._write_ids[next(iter(self._write_ids))]
+
+    def _settle(self, write_id: str, turn: asyncio.Future[None]) -> None:
+        """A write no longer waits: it is accepted, or was taken back with its connection."""
+        if self._write_ids.get(write_id) is turn:
+            if turn.cancelled():
+                del self._write_ids[write_id]
+            else:
+                self._write_ids[write_id] = None
 
     def _close_stdin(self) -> None:
         """Close the descriptor of stdin, which of a terminal is that of the output too."""

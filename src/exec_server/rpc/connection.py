@@ -388,14 +388,16 @@ class Connection:
         self._advance(self._main)
 
     def link_lost(self) -> None:
-        """Detach the session at once; whatever still runs here is abandoned."""
         self._state = State.CLOSED
-        loop = asyncio.get_running_loop()
-        for task in self._running:
-            # Not at once: a task that is cancelled before it begins does not even clean up.
-            loop.call_soon(task.cancel)
         self._main.queue.clear()
         self._control.queue.clear()
+        # Not at once: a task that is cancelled before it has begun could not even clean up.
+        asyncio.get_running_loop().call_soon(self._abandon)
+
+    def _abandon(self) -> None:
+        """Detach the session; whatever still runs here is abandoned first."""
+        for task in list(self._running):
+            task.cancel()
         if self._scope is not None:
             self._scope.close()
             self._host.sessions.detach(self._scope.session)

@@ -87,6 +87,8 @@ class SessionRegistry:
 
     def detach(self, session: Session) -> None:
         """The connection is gone: its processes go on, unread, until somebody resumes."""
+        if session.id not in self._sessions:
+            return  # ended with the server
         session.link = None
         session.processes.resume()
         if self._retention <= 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +20,8 @@ LINE_BYTES = 64 * 1_048_576
 # Unsent bytes at which output is no longer read from children, and at which it is again.
 SEND_HIGH_BYTES = 524_288
 SEND_LOW_BYTES = 131_072
+# How long the reader of stdout may take for what is still to be written when we end.
+FLUSH_SECONDS = 1.0
 _COPY_BYTES = 65_536
 
 
@@ -38,12 +41,20 @@ class StdioStream(asyncio.Protocol):
         self._lines: list[bytes] = []  # whole lines that nobody wants yet
         self._receiving = True
         self._closing = False
+        self._is_one_socket = False
         self._parts_turn = asyncio.Lock()
         self._behind_parts: list[bytes] | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     async def open(self, stdin: int, stdout: int) -> None:
         """Take over two descriptors."""
+        if _are_one_socket(stdin, stdout):
+            os.close(stdout)
+            self._receiver = self._make_receiver(self)
+            both = socket.socket(fileno=stdin)
+            self._is_one_socket = True
+            await self._loop.connect_accepted_socket(lambda: self, both)
+            return
         await self._writer.open(stdout)
         self._receiver = self._make_receiver(self)
         pollable = _pollable(stdin)
@@ -51,6 +62,8 @@ class StdioStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._reading = cast(asyncio.ReadTransport, transport)
+        if self._is_one_socket:
+            self._writer.use(cast(asyncio.WriteTransport, transport))
 
     # ---- receiving --------------------------------------------------------------------
 
@@ -103,11 +116,25 @@ class StdioStream(asyncio.Protocol):
         if self._receiving and not self._closing:
             self._deliver()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def eof_received(self) -> bool:
         """End of stdin: the program that started us is done with us."""
         self.close(0, "stdin ended")
         if not self.ended.done():
             self.ended.set_result(None)
+        return True  # a socket may still be written to
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.eof_received()
+        if self._is_one_socket:
+            self._writer.connection_lost(exc)
+
+    # Called only when stdin and stdout are one socket.
+
+    def pause_writing(self) -> None:
+        self._writer.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._writer.resume_writing()
 
     # ---- sending ----------------------------------------------------------------------
 
@@ -165,6 +192,10 @@ class StdioStream(asyncio.Protocol):
         assert self._receiver is not None
         self._receiver.link_lost()
 
+    async def flush(self) -> None:
+        """Wait until what was sent is written, or nobody seems to read it."""
+        await self._writer.flush()
+
 
 class _Writer(asyncio.BaseProtocol):
     """stdout, with back-pressure."""
@@ -174,6 +205,7 @@ class _Writer(asyncio.BaseProtocol):
         self._transport: asyncio.WriteTransport | None = None
         self._file: int | None = None  # a file or /dev/null: written directly, it takes everything
         self._ready: asyncio.Future[None] | None = None
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.slow = False
 
     async def open(self, descriptor: int) -> None:
@@ -182,8 +214,12 @@ class _Writer(asyncio.BaseProtocol):
             return
         loop = asyncio.get_running_loop()
         file = os.fdopen(descriptor, "wb", buffering=0)
-        self._transport, _ = await loop.connect_write_pipe(lambda: self, file)
-        self._transport.set_write_buffer_limits(SEND_HIGH_BYTES, SEND_LOW_BYTES)
+        transport, _ = await loop.connect_write_pipe(lambda: self, file)
+        self.use(transport)
+
+    def use(self, transport: asyncio.WriteTransport) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(SEND_HIGH_BYTES, SEND_LOW_BYTES)
 
     def write(self, data: bytes) -> None:
         if self._file is not None:
@@ -208,9 +244,16 @@ class _Writer(asyncio.BaseProtocol):
             self._ready = asyncio.get_running_loop().create_future()
             await self._ready
 
+    async def flush(self) -> None:
+        if self._transport is not None:
+            self._transport.close()  # which writes what is left before it is lost
+            await asyncio.wait([self._gone], timeout=FLUSH_SECONDS)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.slow = False
         self._transport = None
+        if not self._gone.done():
+            self._gone.set_result(None)
         self._wake()
 
     def _wake(self) -> None:
@@ -224,6 +267,12 @@ def _is_utf8(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _are_one_socket(first: int, second: int) -> bool:
+    """Whether both are the same socket, as sshd and inetd set it up."""
+    one, other = os.fstat(first), os.fstat(second)
+    return stat.S_ISSOCK(one.st_mode) and (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _can_be_polled(descriptor: int) -> bool:

@@ -1,0 +1,218 @@
+"""The real Codex as a client: `codex exec` with a scripted model.
+
+The client gets a configuration folder of its own, which is removed at the end, and a
+configuration in which nothing but the model and the server under test is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import model
+from model import ToolCall
+
+from wire import (
+    descendants,
+    reference_binary,
+    scaled,
+    server_environment,
+    survivors,
+)
+
+# The name only selects the tools that the client offers: plain calls and free-form patches.
+_CONFIGURATION = """
+model = "gpt-5.5"
+model_provider = "scripted"
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+web_search = "disabled"
+check_for_update_on_startup = false
+[analytics]
+enabled = false
+
+[history]
+persistence = "none"
+
+[features]
+apps = false
+plugins = false
+remote_plugin = false
+
+[model_providers.scripted]
+name = "scripted"
+base_url = "{model}"
+wire_api = "responses"
+env_key = "MODEL_KEY"
+request_max_retries = 0
+stream_max_retries = 0
+supports_websockets = false
+"""
+
+_REPORT = re.compile(
+    r"Chunk ID: \w+\n"
+    r"Wall time: [\d.]+ seconds\n"
+    r"Process (?:exited with code (?P<code>-?\d+)|running with session ID (?P<session>\d+))\n"
+    r"(?:Original token count: (?P<tokens>\d+)\n)?"
+    r"Output:\n(?P<text>.*)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the client told the model about a command, without ids and times."""
+
+    exit_code: int | None
+    text: str
+    session: int | None = None
+    tokens: int | None = None
+
+
+def report(output: str) -> Report:
+    """Takes the text for the model apart."""
+    match = _REPORT.fullmatch(output)
+    assert match is not None, f"not a report about a command: {output!r}"
+    code, session, tokens = (
+        None if match[name] is None else int(match[name]) for name in ("code", "session", "tokens")
+    )
+    return Report(code, match["text"], session, tokens)
+
+
+def command(call_id: str, text: str, **options: Any) -> ToolCall:
+    """A shell command, waited for until it ends unless `yield_time_ms` says less."""
+    return ToolCall(call_id, "exec_command", {"cmd": text, "yield_time_ms": 10_000} | options)
+
+
+def write(call_id: str, running: str, chars: str, **options: Any) -> model.Step:
+    """A step that types into the command which an earlier call left running."""
+
+    def step(outputs: dict[str, str]) -> list[ToolCall]:
+        arguments = {"session_id": report(outputs[running]).session, "chars": chars}
+        return [ToolCall(call_id, "write_stdin", arguments | {"yield_time_ms": 10_000} | options)]
+
+    return step
+
+
+def patch(call_id: str, *lines: str) -> ToolCall:
+    """A patch in the client's own format."""
+    return ToolCall(
+        call_id, "apply_patch", "\n".join(["*** Begin Patch", *lines, "*** End Patch", ""])
+    )
+
+
+class Codex:
+    """A running `codex exec`."""
+
+    def __init__(self, scripted: model.Model, home: Path, workspace: Path, url: str) -> None:
+        binary = reference_binary()
+        assert binary is not None
+        self.model = scripted
+        # Seen at every turn of the model: what the client has started by then.
+        self._family: dict[int, str] = {}
+        scripted.observer = lambda: self._family.update(descendants(self.process.pid))
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by release()
+        flags = ["--json", "--skip-git-repo-check", "--ephemeral", "-C", str(workspace)]
+        self.process = subprocess.Popen(
+            [str(binary), "exec", *flags, "go on"],
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(home),
+                "TMPDIR": str(home / "scratch"),
+                "CODEX_HOME": str(home),
+                "MODEL_KEY": "unused",
+                "CODEX_EXEC_SERVER_URL": url,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does to the client."""
+        self.process.send_signal(signal.SIGINT)
+
+    def finish(self, timeout: float = 18.0) -> list[dict[str, Any]]:
+        """Waits for the client's end; returns the events that it printed."""
+        try:
+            printed, _ = self.process.communicate(timeout=scaled(timeout))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the client did not end: {self.errors()}") from None
+        left = survivors(self._family)
+        assert not left, f"processes left behind: {left}"
+        return [json.loads(line) for line in printed.splitlines()]
+
+    def errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+    def release(self) -> None:
+        """Ends what is left of the client after a failure, and lets go of its pipes."""
+        if self.process.poll() is None:
+            for pid in [*descendants(self.process.pid), self.process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._errors.close()
+
+
+@contextlib.contextmanager
+def start_codex(
+    script: Sequence[model.Step],
+    workspace: Path,
+    *,
+    url: str = "",
+    environments: str = "",
+    mcp: str = "",
+) -> Iterator[Codex]:
+    """Runs the client with the server at `url`, or with those of an environments.toml."""
+    # Below a temporary directory the client does without its helper programs.
+    cache = Path(server_environment("reference")["CODEX_HOME"]).parent
+    home = Path(tempfile.mkdtemp(prefix="client-", dir=cache))
+    try:
+        (home / "scratch").mkdir()
+        if environments:
+            (home / "environments.toml").write_text(environments)
+        with model.serve(script) as scripted:
+            (home / "config.toml").write_text(_CONFIGURATION.format(model=scripted.url) + mcp)
+            client = Codex(scripted, home, workspace, url)
+            try:
+                yield client
+            finally:
+                client.release()
+    finally:
+        shutil.rmtree(home)
+
+
+def environment(**members: Any) -> str:
+    """An environments.toml with one environment, the default."""
+    lines = ['default = "remote"', "include_local = false", "[[environments]]", 'id = "remote"']
+    return "\n".join([*lines, *(f"{name} = {_toml(value)}" for name, value in members.items())])
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(v)}" for name, v in value.items()) + " }"
+    return json.dumps(value)
+
+
+def appears(path: Path, timeout: float = 10.0) -> None:
+    """Waits for a file that a command makes when it has come so far."""
+    deadline = time.monotonic() + scaled(timeout)
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} did not appear"
+        time.sleep(0.01)

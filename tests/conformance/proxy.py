@@ -1,0 +1,77 @@
+"""A TCP proxy on loopback, for connections that are lost on purpose."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class Proxy:
+    """A TCP proxy on loopback that can cut its connections, refuse new ones, and turn away."""
+
+    def __init__(self, url: str) -> None:
+        self.target = url
+        self.accepted = 0
+        self._refusing_until = 0.0
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"ws://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._start(self._accept)
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    def cut(self, refuse_for: float = 0.0) -> None:
+        """Drops every connection on both sides, and new ones too for this many seconds."""
+        self._refusing_until = time.monotonic() + refuse_for
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                # Wakes the thread that reads from it, which closes it.
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if time.monotonic() < self._refusing_until:
+                near.close()
+                continue
+            address = urlsplit(self.target)
+            far = socket.create_connection((address.hostname or "", address.port or 0))
+            self.accepted += 1
+            self._pairs.append((near, far))
+            self._start(_relay, near, far)
+
+    def _start(self, work: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=work, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+
+def _relay(near: socket.socket, far: socket.socket) -> None:
+    """Copies both directions until one of them ends, and closes both."""
+    with near, far, contextlib.suppress(OSError):
+        while True:
+            for source in select.select([near, far], [], [])[0]:
+                if not (data := source.recv(65536)):
+                    return
+                (far if source is near else near).sendall(data)

@@ -1,0 +1,457 @@
+"""The command: help, flags, start-up, logs, signals, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from inside import own_processes, start_unprivileged
+from wire import (
+    Client,
+    Disconnected,
+    Server,
+    WebSocketLink,
+    b64,
+    descendants,
+    run_command,
+    scaled,
+    server_command,
+    server_environment,
+    start_server,
+    survivors,
+)
+
+_LOOPBACK = "ws://127.0.0.1:0"
+_SECONDS_TO_LISTEN = 0.2  # on an idle machine; a loaded one scales
+
+
+# ---- help and flags -------------------------------------------------------------------
+
+
+def test_help_teaches() -> None:
+    ended = run_command("ours", "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for word in ("--listen", "--concurrent-requests", "--ws-auth", "--session-retention"):
+        assert word in ended.stdout
+    assert "examples:" in ended.stdout
+    # Flags of the reference that do not work here yet are not shown.
+    for word in ("--remote", "--environment-id", "--linux-sandbox-pid-namespace"):
+        assert word not in ended.stdout
+
+
+def test_every_example_of_the_help_starts(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token")
+    help_text = run_command("ours", "--help").stdout
+    examples = re.findall(r"^  exec-server(.*)$", help_text, re.MULTILINE)
+    assert len(examples) >= 4
+    for example in examples:
+        words = example.split()
+        if "stdio" in words:
+            assert run_command("ours", *words).returncode == 0
+            continue
+        # Any port but theirs, which may be taken here.
+        words = [re.sub(r":7700$", ":0", word) for word in words]
+        flags = words if "--listen" in words else ["--listen", _LOOPBACK]
+        with start_server("ours", *flags, cwd=tmp_path) as server:
+            assert server.url.startswith("ws://")
+
+
+def test_version() -> None:
+    ended = run_command("ours", "--version")
+    assert ended.returncode == 0
+    assert re.fullmatch(r"exec-server \d+\.\d+\.\d+\n", ended.stdout)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--no-such-flag"],
+        ["word"],
+        ["--listen"],
+        ["--concurrent-requests", "0"],
+        ["--concurrent-requests", "-1"],
+        ["--concurrent-requests", "x"],
+        ["--concurrent-requests", "1.5"],
+        ["--session-retention", "-1"],
+        ["--session-retention", "nan"],
+        ["--session-retention", "x"],
+        ["--ws-auth", "password"],
+        ["--ws-max-clock-skew-seconds", "x"],
+        ["--log-level", "loud"],
+        ["--log-format", "xml"],
+        ["--concurrent", "2"],  # no abbreviations: they would break when flags are added
+    ],
+)
+def test_wrong_flags_are_usage_errors(flags: list[str]) -> None:
+    ended = run_command("ours", *flags)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("Error: ")
+    assert "try '--help'" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("http://127.0.0.1:1", "unsupported --listen URL `{}`; expected `ws://IP:PORT` or `stdio`"),
+        ("WS://127.0.0.1:1", "unsupported --listen URL `{}`; expected `ws://IP:PORT` or `stdio`"),
+        ("", "unsupported --listen URL `{}`; expected `ws://IP:PORT` or `stdio`"),
+        ("ws://localhost:1", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
+        ("ws://127.0.0.1", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
+        ("ws://127.0.0.1:1/", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
+        ("ws://127.0.0.1:65536", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
+        ("ws://256.0.0.1:1", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
+        ("ws://::1:1", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
+    ],
+)
+def test_wrong_listen_urls(url: str, text: str) -> None:
+    ended = run_command("ours", "--listen", url)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"Error: {text.format(url)}\n"
+
+
+def test_taken_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        ended = run_command("ours", "--listen", f"ws://127.0.0.1:{holder.getsockname()[1]}")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "Error: Address in use (os error 98)\n"
+
+
+def test_port_can_be_used_again_at_once() -> None:
+    with start_server("ours") as server:
+        url = server.url
+        client = server.connect()
+    client.close()
+    with start_server("ours", "--listen", url) as server:
+        assert server.url == url
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "[::]"])
+def test_listening_beyond_loopback_needs_authentication(address: str, tmp_path: Path) -> None:
+    if "::" in address and not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    url = f"ws://{address}:0"
+    ended = run_command("ours", "--listen", url)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.fullmatch(
+        r"Error: refusing to listen on \S+ without authentication: .*--allow-unauthenticated\n",
+        ended.stderr,
+    )
+    (tmp_path / "token").write_text("a-token")
+    token = ("--ws-auth", "capability-token", "--ws-token-file", str(tmp_path / "token"))
+    for flags in (("--allow-unauthenticated",), token):
+        with start_server("ours", "--listen", url, *flags) as server:
+            assert server.url.startswith(f"ws://{address}:")
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+# ---- start-up -------------------------------------------------------------------------
+
+
+def test_prints_one_line_and_nothing_else(python: Callable[[str], list[str]]) -> None:
+    with start_server("ours") as server:
+        assert re.fullmatch(r"ws://127\.0\.0\.1:[1-9]\d*", server.url)
+        with server.connect() as client:
+            client.run(["true"])
+            client.link.send_text("garbage")
+            client.receive()
+        server.stop()
+        assert server.process.stdout is not None
+        assert server.process.stdout.read() == b""
+        assert server.stderr() == ""
+
+
+def test_first_connection_is_served_as_soon_as_the_line_is_there() -> None:
+    with start_server("ours") as server:
+        assert server.http(b"GET /readyz HTTP/1.1\r\n\r\n").status == 200
+
+
+def test_listens_soon(capsys: pytest.CaptureFixture[str]) -> None:
+    times = []
+    for _ in range(5):
+        began = time.monotonic()
+        with start_server("ours"):
+            times.append(time.monotonic() - began)
+    with capsys.disabled():
+        print(f"\nlistens after {sorted(times)[2] * 1000:.0f} ms (median)")
+    assert sorted(times)[2] < scaled(_SECONDS_TO_LISTEN)
+
+
+def test_signal_right_after_the_line_ends_it_cleanly() -> None:
+    for _ in range(5):
+        with start_server("ours") as server:
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(scaled(5)) == 0
+
+
+def test_stdin_is_ignored_by_default() -> None:
+    server = Server("ours", ["--listen", _LOOPBACK], stdin=subprocess.PIPE)
+    try:
+        server.read_url()
+        assert server.process.stdin is not None
+        server.process.stdin.write(b"garbage\n")
+        server.process.stdin.close()
+        with server.connect() as client:
+            assert client.run(["true"]).exit_code == 0
+        server.stop()
+    finally:
+        server.kill()
+        server.release()
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment"),
+    [
+        (["--exit-on-stdin-close"], {}),
+        ([], {"CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE": "true"}),
+    ],
+)
+def test_exit_on_stdin_close(flags: list[str], environment: dict[str, str]) -> None:
+    server = Server("ours", ["--listen", _LOOPBACK, *flags], stdin=subprocess.PIPE, env=environment)
+    try:
+        server.read_url()
+        client = server.connect()
+        client.start(["sleep", "600"])
+        family = descendants(server.process.pid)
+        assert server.process.stdin is not None
+        server.process.stdin.write(b"ignored\n")
+        server.process.stdin.flush()
+        assert client.call("environment/status") == {"status": "ready"}
+        server.process.stdin.close()
+        assert client.wait_closed() == 1001
+        assert server.process.wait(scaled(5)) == 0
+        assert survivors(family) == []
+        client.close()
+    finally:
+        server.kill()
+        server.release()
+
+
+def test_missing_standard_streams_are_no_pitfall(tmp_path: Path) -> None:
+    """Started with 0, 1 and 2 closed, no socket may get one of these numbers."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    command = [*server_command("ours"), "--listen", f"ws://127.0.0.1:{port}"]
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command],
+        env=server_environment("ours"),
+    )
+    try:
+        deadline = time.monotonic() + scaled(10)
+        while True:
+            try:
+                client = _connect(f"ws://127.0.0.1:{port}")
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        with client:
+            seen = client.run(["readlink", "/proc/self/fd/0", "/proc/self/fd/2"]).stdout
+            assert seen.splitlines()[0] == b"/dev/null"
+    finally:
+        process.terminate()
+        assert process.wait(scaled(10)) == 0
+
+
+def _connect(url: str) -> Client:
+    client = Client(WebSocketLink(url))
+    client.initialize()
+    return client
+
+
+# ---- signals --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 0),
+        (signal.SIGINT, 0),
+        (signal.SIGHUP, -signal.SIGHUP),
+        (signal.SIGQUIT, -signal.SIGQUIT),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_signals_end_the_server_and_all_children(
+    number: signal.Signals, code: int, python: Callable[[str], list[str]]
+) -> None:
+    with start_server("ours") as server:
+        client = server.connect()
+        client.start(["sleep", "600"])
+        client.start(["sleep", "600"], tty=True)
+        client.start(["/bin/sh", "-c", "trap '' TERM INT HUP; sleep 600 & wait"])
+        daemon = "import os,time; os.fork() or os.setsid(); print(flush=True); time.sleep(600)"
+        client.notice("process/output", client.start(python(daemon)))
+        family = descendants(server.process.pid)
+        assert len(family) >= 7
+        server.process.send_signal(number)
+        assert server.process.wait(scaled(5)) == code
+        assert survivors(family) == []
+        client.close()
+
+
+def test_clients_are_told_before_the_end() -> None:
+    with start_server("ours") as server:
+        client, bare = server.connect(), server.link()
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(Disconnected) as end:
+            bare.receive(scaled(5))
+        assert (end.value.close_code, end.value.reason) == (1001, "server is shutting down")
+        assert client.wait_closed() == 1001
+        assert server.process.wait(scaled(5)) == 0
+        client.close()
+        bare.close()
+
+
+def test_end_does_not_wait_for_silent_clients() -> None:
+    with start_server("ours") as server:
+        silent = [server.connect() for _ in range(5)]
+        unfinished = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(scaled(5)) == 0
+        assert time.monotonic() - began < scaled(1)
+        unfinished.close()
+        for client in silent:
+            client.close()
+
+
+def test_second_signal_changes_nothing() -> None:
+    with start_server("ours") as server:
+        client = server.connect()
+        client.start(["sleep", "600"])
+        for _ in range(3):
+            server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(scaled(5)) == 0
+        client.close()
+
+
+# ---- logs -----------------------------------------------------------------------------
+
+
+def _logged(*flags: str, env: dict[str, str] | None = None) -> str:
+    """What a server with these settings says about a connection, a refusal and a session."""
+    with start_server("ours", *flags, env=env) as server:
+        with server.connect() as client:
+            client.start(["true"], process_id="forged\nerror line \x1b[31m")
+        server.http(b"GET / HTTP/1.1\r\nOrigin: x\r\nConnection: close\r\n\r\n")
+        server.stop()
+        return server.stderr()
+
+
+def test_quiet_by_default() -> None:
+    assert _logged() == ""
+    assert _logged("--log-level", "error") == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "env"),
+    [(["--log-level", "info"], {}), ([], {"EXEC_SERVER_LOG": "info"})],
+)
+def test_info_tells_of_connections_and_sessions(flags: list[str], env: dict[str, str]) -> None:
+    lines = _logged(*flags, env=env).splitlines()
+    assert any("has session" in line for line in lines)
+    assert any("refused: 403" in line for line in lines)
+    for line in lines:
+        assert re.match(r"\S+T\S+ info +exec_server\.\S+: ", line), line
+
+
+def test_flag_beats_the_environment() -> None:
+    assert _logged("--log-level", "error", env={"EXEC_SERVER_LOG": "debug"}) == ""
+
+
+def test_wrong_level_in_the_environment() -> None:
+    ended = run_command("ours", "--listen", _LOOPBACK, env={"EXEC_SERVER_LOG": "loud"})
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "Error: EXEC_SERVER_LOG must be one of error, warning, info, debug\n"
+
+
+def test_json_lines() -> None:
+    lines = _logged("--log-level", "debug", "--log-format", "json").splitlines()
+    events = [json.loads(line) for line in lines]
+    assert any("has session" in event["message"] for event in events)
+    assert all(set(event) == {"time", "level", "logger", "message"} for event in events)
+
+
+def test_debug_lines_cannot_be_forged() -> None:
+    """A process id, a client name, a method and a session id with line feeds of their own."""
+    forged = "x\n2026-01-01T00:00:00.000+00:00 error   exec_server: forged\r\x1b[2J"
+    with start_server("ours", "--log-level", "debug") as server:
+        with server.connect(initialize=False) as client:
+            client.failure("initialize", {"clientName": forged, "resumeSessionId": forged})
+            client.initialize(name=forged)
+            client.start(["true"], process_id=forged)
+            client.failure("process/start", {"processId": forged})
+            client.failure(forged, {})
+            client.notify(forged)
+            client.call("process/terminate", {"processId": forged})
+            client.send({"id": forged, "method": "fs/readFile", "params": {"path": f"/{forged}"}})
+            client.answer(forged)
+        server.http(f"GET /{forged.split(maxsplit=1)[0]} HTTP/1.1\r\n\r\n".encode())
+        server.stop()
+        text = server.stderr()
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert not [line for line in text.splitlines() if "exec_server: forged" in line[:70]]
+
+
+# ---- the environment ------------------------------------------------------------------
+
+
+def test_secrets_of_the_environment_do_not_reach_children() -> None:
+    secrets = {
+        "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN": "hush-1",
+        "NODE_REPL_AUTH_TOKEN": "hush-2",
+        "OPENAI_IDENTITY_TOKEN_FILE": "hush-3",
+        "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE": "false",
+    }
+    policy = {
+        "inherit": "all",
+        "ignoreDefaultExcludes": True,
+        "exclude": [],
+        "set": {},
+        "includeOnly": [],
+    }
+    environment = secrets | {"ORDINARY": "yes"}
+    with start_server("ours", env=environment) as server, server.connect() as client:
+        seen = client.run(["env"], envPolicy=policy).stdout.decode()
+        assert "ORDINARY=yes" in seen
+        assert not [name for name in secrets if name in seen]
+        assert "hush" not in seen
+
+
+def test_children_of_the_same_user_cannot_look_into_the_server() -> None:
+    with start_unprivileged() as server, server.connect() as client:
+        for pid in own_processes(server):
+            for name in ("environ", "mem", "maps"):
+                looked = client.run(["head", "-c", "1", f"/proc/{pid}/{name}"])
+                assert looked.exit_code != 0, f"{name} of {pid}: {looked.stdout!r}"
+                assert b"Permission denied" in looked.stderr
+
+
+def test_contents_and_environment_values_are_not_logged(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content-of-a-file")
+    with start_server("ours", "--log-level", "debug") as server:
+        with server.connect() as client:
+            client.run(["printf", "printed"], env={"NAME": "value-of-a-name", "PATH": "/usr/bin"})
+            client.call("fs/readFile", {"path": str(tmp_path / "file")})
+            written = {"path": str(tmp_path / "new"), "dataBase64": b64("written-text")}
+            client.call("fs/writeFile", written)
+        server.stop()
+        text = server.stderr()
+    for secret in ("content-of-a-file", "value-of-a-name", "written-text", b64("written-text")):
+        assert secret not in text
