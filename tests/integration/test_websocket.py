@@ -57,6 +57,14 @@ def link(client: Client) -> WebSocketLink:
     return client.websocket
 
 
+@pytest.fixture
+def bare(server: Server) -> Iterator[WebSocketLink]:
+    """A connection before its handshake."""
+    link = server.link()
+    yield link
+    link.close()
+
+
 def _dial(server: Server) -> socket.socket:
     port = int(server.url.rpartition(":")[2])
     return socket.create_connection(("127.0.0.1", port), scaled(10))
@@ -65,11 +73,10 @@ def _dial(server: Server) -> socket.socket:
 def _end(link: WebSocketLink) -> tuple[int | None, str]:
     """How the server ends the connection: its close frame, and then TCP too."""
     with pytest.raises(Disconnected) as end:
-        while True:
-            link.receive(scaled(10))
+        link.receive(scaled(10))
     if end.value.close_code is not None:
         with pytest.raises(Disconnected):
-            link.receive_frame(scaled(5))
+            link.receive_frame(scaled(1))
     return end.value.close_code, end.value.reason
 
 
@@ -149,10 +156,17 @@ def test_thousands_of_requests_at_once_are_no_burden(server: Server) -> None:
         received = 0
         while received < 5000:
             received += sock.recv(_MIB).count(b"HTTP/1.1 200")
-    with _dial(server) as sock, pytest.raises((ConnectionError, TimeoutError)):
-        for _ in range(2000):
-            sock.sendall(request * 1000)
+    with _dial(server) as sock:
+        eventually("hung up on", lambda: not _sends(sock, request * 1000))
     assert server.http(request).status == 200
+
+
+def _sends(sock: socket.socket, data: bytes) -> bool:
+    try:
+        sock.sendall(data)
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1", "null", ""])
@@ -351,10 +365,9 @@ def test_stray_response(client: Client) -> None:
     assert _end(client.websocket) == (1008, "response to a request that was never made")
 
 
-def test_early_initialized(server: Server) -> None:
-    link = server.link()
-    link.send_text(b'{"method":"initialized"}')
-    assert _end(link) == (1008, "initialized before initialize")
+def test_early_initialized(bare: WebSocketLink) -> None:
+    bare.send_text(b'{"method":"initialized"}')
+    assert _end(bare) == (1008, "initialized before initialize")
 
 
 def test_answers_made_before_an_offence_arrive(client: Client) -> None:
@@ -366,16 +379,12 @@ def test_answers_made_before_an_offence_arrive(client: Client) -> None:
     assert _end(client.websocket)[0] == 1002
 
 
-def test_reason_arrives_although_the_client_goes_on_sending(server: Server) -> None:
+def test_reason_arrives_although_the_client_goes_on_sending(bare: WebSocketLink) -> None:
     """Closing TCP with unread bytes resets it, and a reset overtakes what was sent before."""
-    link = server.link()
-    link.send_frame(3, b"")
-    try:
-        for _ in range(100):
-            link.send_bytes(frame_bytes(BINARY, bytes(100_000)))
-    except OSError:
-        pass
-    assert _end(link)[0] == 1002
+    bare.send_frame(3, b"")
+    for _ in range(100):
+        bare.send_bytes(frame_bytes(BINARY, bytes(100_000)))
+    assert _end(bare)[0] == 1002
 
 
 @pytest.mark.parametrize(
@@ -451,29 +460,17 @@ def test_unfinished_handshakes_are_cut(sent: bytes) -> None:
         upgraded = server.connect()
         with _dial(server) as sock:
             sock.sendall(sent)
-            began = time.monotonic()
-            with pytest.raises(ConnectionError):
-                while True:
-                    if not sock.recv(1000):
-                        raise ConnectionResetError
-                    sock.sendall(b"X" if sent.endswith(b"1\r\n") else b"")
-            assert time.monotonic() - began < scaled(3)
+            eventually("cut", lambda: _is_dead(sock), timeout=3)
         # Nobody who made it is affected.
         assert upgraded.call("environment/status") == {"status": "ready"}
         upgraded.close()
 
 
 def test_trickling_a_head_gains_no_time() -> None:
-    with (
-        start_patched({"transports.websocket.HANDSHAKE_SECONDS": 0.3}) as server,
-        _dial(server) as sock,
-        pytest.raises(ConnectionError),
-    ):
+    constants = {"transports.websocket.HANDSHAKE_SECONDS": 0.3}
+    with start_patched(constants) as server, _dial(server) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nX: ")
-        deadline = time.monotonic() + scaled(5)
-        while time.monotonic() < deadline:
-            sock.sendall(b"x")
-            time.sleep(0.02)
+        eventually("cut", lambda: not _sends(sock, b"x"), timeout=3)
 
 
 _QUICK_PINGS = {
@@ -492,6 +489,7 @@ def test_unanswered_pings_end_the_connection() -> None:
             client.websocket.receive_frame(scaled(5))
         with server.connect(resume=client.session_id) as again:
             assert again.session_id == client.session_id
+        client.close()
 
 
 def test_answered_pings_keep_the_connection() -> None:
@@ -556,11 +554,11 @@ def test_trickling_large_message_gives_its_room_back_to_those_who_wait() -> None
             time.sleep(0.05)
         assert other.call("environment/status") == {"status": "ready"}
         other.websocket.send_text(_padded(20 * _MIB))
-        with pytest.raises(Disconnected):
-            while True:
-                with pytest.raises(NothingArrived):
-                    trickler.websocket.receive_frame(0.02)
-                trickler.websocket.send_bytes(b"x")
+        while trickler.websocket.close_code is None:
+            with pytest.raises((NothingArrived, Disconnected)):
+                trickler.websocket.receive(0.02)
+            _sends(trickler.websocket.sock, b"x")
+        assert trickler.websocket.close_code == 1008
         assert other.link.receive(scaled(10)) == _READY
         trickler.close()
 

@@ -44,11 +44,6 @@ class OutputLog:
             self.retained_bytes -= len(self._chunks.popleft().chunk)
         return seq
 
-    def clear(self) -> None:
-        """Forget all chunks; the numbering goes on."""
-        self._chunks.clear()
-        self.retained_bytes = 0
-
     def read(self, after: int, max_bytes: int | None) -> tuple[list[Chunk], int]:
         """Chunks numbered above `after`, and the `nextSeq` that goes with them.
 

@@ -9,13 +9,13 @@ takes the descriptors from the loop; the pipe fills and the child waits in its w
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor
 
 import msgspec
-import pybase64
 
 from exec_server.core import descendants
 from exec_server.core.command import Command
@@ -39,10 +39,15 @@ from exec_server.protocol.process import (
 
 Emit = Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
 
-# One read takes what a full pipe holds; it becomes several chunks.
-READ_BYTES = 65_536
+# What a pipe holds when it is made, and when it has been found full. One read takes all of it
+# and becomes several chunks.
+PIPE_BYTES = 65_536
+READ_BYTES = 4 * PIPE_BYTES
+# One read of a terminal, and how many are put together.
+TERMINAL_READ_BYTES = 4096
+TERMINAL_READS = 8
 # Output that is already in the pipe when the child ends is sent before the exit, up to here.
-DRAINED_BYTES = 4 * READ_BYTES
+DRAINED_BYTES = READ_BYTES
 # Ids of accepted writes that a repeated request is recognised by; the oldest go first.
 WRITE_IDS = 4096
 # A finished process stays readable this long.
@@ -93,7 +98,7 @@ class Process:
                 self._loop.remove_reader(descriptor)
 
     def _read(self, descriptor: int, stream: Stream) -> int:
-        """Take what is there, at most READ_BYTES; returns how much that was."""
+        """Take what is there, at most READ_BYTES or a little more; returns how much that was."""
         try:
             data = os.read(descriptor, READ_BYTES)
         except BlockingIOError:
@@ -103,6 +108,10 @@ class Process:
         if not data:
             self._end_of(descriptor)
             return 0
+        if stream == "pty":
+            data = _more_of_terminal(descriptor, data)
+        elif len(data) == PIPE_BYTES:
+            _widen(descriptor)
         if len(data) <= CHUNK_BYTES:
             self._publish(stream, data)
         else:
@@ -113,8 +122,7 @@ class Process:
 
     def _publish(self, stream: Stream, chunk: bytes) -> None:
         seq = self.log.append(stream, chunk)
-        encoded = msgspec.Raw(b'"%b"' % pybase64.b64encode(chunk))
-        self._emit(OUTPUT, OutputParams(self.id, seq, stream, encoded))
+        self._emit(OUTPUT, OutputParams(self.id, seq, stream, chunk))
 
     def _end_of(self, descriptor: int) -> None:
         del self._outputs[descriptor]
@@ -257,6 +265,30 @@ class Process:
         self._wake()
         if self.on_closed is not None:
             self.on_closed(self)
+
+
+def _more_of_terminal(descriptor: int, data: bytes) -> bytes:
+    """What follows a large read: a terminal hands out 4 KiB at a time, however much it has."""
+    if len(data) < TERMINAL_READ_BYTES // 2:
+        return data
+    pieces = [data]
+    try:
+        while pieces[-1] and len(pieces) < TERMINAL_READS:
+            pieces.append(os.read(descriptor, TERMINAL_READ_BYTES))
+    except OSError:
+        pass  # no more for now, or for good, which the next read will tell
+    return b"".join(pieces)
+
+
+def _widen(descriptor: int) -> None:
+    """Make a pipe that was full hold more, so that a busy child is woken less often.
+
+    Only then: what an ordinary user may have in pipes altogether is limited.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, READ_BYTES)
+    except OSError:
+        pass  # it works as it is
 
 
 def _unheard(notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from exec_server.errors import InvalidParams, MalformedMessage, RpcError
 from exec_server.protocol.jsontext import TrailingCharacters, describe, parse
+from exec_server.protocol.method import Notice
 from exec_server.protocol.wire import I64, decode_value
 
 RequestId = Union[int, str]  # noqa: UP007 - a runtime value for isinstance-free annotations
@@ -138,5 +139,5 @@ def encode_error(request_id: RequestId | None, error: RpcError) -> bytes:
     return b'{"error":{"code":%d,"message":%b},"id":%b}' % (error.code, message, identifier)
 
 
-def encode_notification(method: str, params: msgspec.Struct) -> bytes:
-    return b'{"method":"%b","params":%b}' % (method.encode(), encode(params))
+def encode_notification(notice: Notice[msgspec.Struct], params: msgspec.Struct) -> bytes:
+    return b'{"method":"%b","params":%b}' % (notice.name.encode(), notice.encode(params))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -21,7 +24,8 @@ class Call(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Generic[N_co]):
-    """A notification; nobody answers it."""
+    """A notification; nobody answers it. `encode` makes the JSON text of its params."""
 
     name: str
     params: type[N_co]
+    encode: Callable[[Any], bytes] = msgspec.json.encode

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, NewType
 
 import msgspec
+import pybase64
 
 from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.paths import PathUri
@@ -89,7 +90,7 @@ class ReadParams(Params, frozen=True):
     wait_ms: U64 | None = None
 
 
-class Chunk(Result, frozen=True):
+class Chunk(Result, frozen=True, gc=False):
     seq: int
     stream: Stream
     chunk: bytes
@@ -135,11 +136,11 @@ class TerminateResult(Result, frozen=True):
     running: bool
 
 
-class OutputParams(Result, frozen=True):
+class OutputParams(Result, frozen=True, gc=False):
     process_id: ProcessId
     seq: int
     stream: Stream
-    chunk: msgspec.Raw  # a JSON string of base64: encoding it twice would cost more than reading it
+    chunk: bytes
 
 
 class ExitedParams(Result, frozen=True):
@@ -154,12 +155,26 @@ class ClosedParams(Result, frozen=True):
     seq: int
 
 
+def encode_output(params: OutputParams) -> bytes:
+    """The JSON text of an output notification's params.
+
+    The same as a struct's, but with the faster base64: every byte of output passes here.
+    """
+    chunk = pybase64.b64encode(params.chunk)
+    return b'{"processId":%b,"seq":%d,"stream":"%b","chunk":"%b"}' % (
+        msgspec.json.encode(params.process_id),
+        params.seq,
+        params.stream.encode(),
+        chunk,
+    )
+
+
 START = Call("process/start", StartParams, StartResult)
 READ = Call("process/read", ReadParams, ReadResult)
 WRITE = Call("process/write", WriteParams, WriteResult)
 SIGNAL = Call("process/signal", SignalParams, SignalResult)
 TERMINATE = Call("process/terminate", TerminateParams, TerminateResult)
 
-OUTPUT = Notice("process/output", OutputParams)
+OUTPUT = Notice("process/output", OutputParams, encode_output)
 EXITED = Notice("process/exited", ExitedParams)
 CLOSED = Notice("process/closed", ClosedParams)

@@ -369,7 +369,7 @@ class Connection:
         self._stream.send(jsonrpc.encode_error(request_id, error))
 
     def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
-        self._stream.send(jsonrpc.encode_notification(notice.name, params))
+        self._stream.send(jsonrpc.encode_notification(notice, params))
 
     # ---- the link ---------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -121,6 +122,7 @@ class WebSocketStream(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self.origin = ""
+        self._descriptor = -1
         self._head = b""
         self._frames: FrameReader | None = None  # from the upgrade on
         self._receiver: MessageReceiver | None = None
@@ -158,6 +160,7 @@ class WebSocketStream(asyncio.Protocol):
             self._refuse(HttpRefusal(503, "too many connections"))
             return
         raw = transport.get_extra_info("socket")
+        self._descriptor = raw.fileno()
         if raw.family != socket.AF_UNIX:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._timer = self._loop.call_later(HANDSHAKE_SECONDS, self.abort, "no upgrade request")
@@ -363,9 +366,22 @@ class WebSocketStream(asyncio.Protocol):
             self._behind_parts.append(message)
             self._behind_parts_bytes += len(message)
         elif len(message) <= SENT_FRAME_BYTES:
-            self._transport.write(text_frame(message))
+            self._write(text_frame(message))
         else:
             self._write_fragments(message)
+
+    def _write(self, data: bytes) -> None:
+        """Put bytes on the wire, at once if nothing is queued: the loop would do it later."""
+        # A closing transport may close the descriptor, and its number become a stranger's.
+        if not self._transport.get_write_buffer_size() and not self._transport.is_closing():
+            try:
+                sent = os.write(self._descriptor, data)
+            except OSError:
+                sent = 0  # full, or broken, which the transport will find out too
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self._transport.write(data)
 
     def _write_frame(self, opcode: Opcode, payload: bytes, *, final: bool = True) -> None:
         self._transport.write(frame_header(opcode, len(payload), final=final) + payload)
@@ -478,8 +494,9 @@ class WebSocketStream(asyncio.Protocol):
             self._transport.close()
             return
         self._write_frame(Opcode.CLOSE, close_payload(code, reason))
-        # The peer's own frames are read and dropped until it hangs up, for the reason given
-        # in _refuse.
+        # The peer sees that there is no more to come. Its own frames are read and dropped until
+        # it hangs up, for the reason given in _refuse.
+        self._transport.write_eof()
         self._hang_up()
 
     def _hang_up(self) -> None:

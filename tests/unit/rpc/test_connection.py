@@ -733,6 +733,6 @@ def session_notice(bench: Bench, session_id: str) -> dict[str, Any]:
 
 def test_notifications_are_compact() -> None:
     text = connection.jsonrpc.encode_notification(
-        "process/closed", cast(msgspec.Struct, process.ClosedParams(process.ProcessId("ü"), 3))
+        process.CLOSED, process.ClosedParams(process.ProcessId("ü"), 3)
     )
     assert text == '{"method":"process/closed","params":{"processId":"ü","seq":3}}'.encode()

@@ -1,0 +1,91 @@
+"""OutputLog: numbering, retention and the rules of process/read."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.core import output
+from exec_server.core.output import CHUNK_BYTES, RETAINED_BYTES, RETAINED_CHUNKS, OutputLog
+from exec_server.protocol.process import Chunk
+
+
+@pytest.fixture
+def log() -> OutputLog:
+    """Chunks 1, 2 and 4 of 3, 4 and 1 bytes; 3 and 5 are other events."""
+    log = OutputLog()
+    assert log.append("stdout", b"abc") == 1
+    assert log.append("stderr", b"defg") == 2
+    assert log.take_number() == 3
+    assert log.append("stdout", b"h") == 4
+    assert log.take_number() == 5
+    return log
+
+
+_ONE, _TWO, _FOUR = (
+    Chunk(1, "stdout", b"abc"),
+    Chunk(2, "stderr", b"defg"),
+    Chunk(4, "stdout", b"h"),
+)
+
+
+@pytest.mark.parametrize(
+    ("after", "max_bytes", "chunks", "next_seq"),
+    [
+        (0, None, [_ONE, _TWO, _FOUR], 6),
+        (1, None, [_TWO, _FOUR], 6),
+        (2, None, [_FOUR], 6),
+        (3, None, [_FOUR], 6),
+        (4, None, [], 6),
+        (99, None, [], 6),
+        (0, 0, [_ONE], 2),
+        (0, 1, [_ONE], 2),
+        (0, 3, [_ONE], 2),
+        (0, 6, [_ONE], 2),
+        (0, 7, [_ONE, _TWO], 3),
+        (0, 8, [_ONE, _TWO, _FOUR], 5),
+        (0, 1000, [_ONE, _TWO, _FOUR], 5),
+        (1, 4, [_TWO], 3),
+        (4, 1000, [], 6),
+        (4, 0, [], 6),
+    ],
+)
+def test_read(
+    log: OutputLog, after: int, max_bytes: int | None, chunks: list[Chunk], next_seq: int
+) -> None:
+    assert log.read(after, max_bytes) == (chunks, next_seq)
+
+
+def test_numbers_start_at_one() -> None:
+    log = OutputLog()
+    assert log.read(0, None) == ([], 1)
+    assert log.read(0, 10) == ([], 1)
+    assert log.take_number() == 1
+
+
+def test_oldest_chunks_are_dropped_beyond_the_bytes() -> None:
+    log = OutputLog()
+    count = RETAINED_BYTES // CHUNK_BYTES
+    for _ in range(count):
+        log.append("pty", bytes(CHUNK_BYTES))
+    assert log.retained_bytes == RETAINED_BYTES
+    assert log.read(0, 0) == ([Chunk(1, "pty", bytes(CHUNK_BYTES))], 2)
+    log.append("pty", b"x")
+    assert log.retained_bytes == RETAINED_BYTES - CHUNK_BYTES + 1
+    chunks, next_seq = log.read(0, None)
+    assert [chunk.seq for chunk in chunks] == list(range(2, count + 2))
+    assert next_seq == count + 2
+
+
+def test_oldest_chunks_are_dropped_beyond_their_number() -> None:
+    log = OutputLog()
+    for _ in range(RETAINED_CHUNKS + 5):
+        log.append("stdout", b"x")
+    chunks, _ = log.read(0, None)
+    assert (len(chunks), chunks[0].seq) == (RETAINED_CHUNKS, 6)
+    assert log.retained_bytes == RETAINED_CHUNKS
+    assert log.read(3, 1) == ([Chunk(6, "stdout", b"x")], 7)
+
+
+def test_limits_are_those_of_the_reference() -> None:
+    assert (output.CHUNK_BYTES, output.RETAINED_BYTES) == (8192, 1_048_576)
+    assert output.RETAINED_CHUNKS == 50_000

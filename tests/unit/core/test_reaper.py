@@ -1,0 +1,139 @@
+"""Reaper: who is told of which end, and that nothing stays a zombie."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from exec_server.core import system
+from exec_server.core.reaper import Reaper, exit_code
+
+
+@pytest.fixture(autouse=True)
+def signal_mask() -> Iterator[None]:
+    """The reaper blocks SIGCHLD for good; the other tests shall not notice."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _with_reaper(test: Callable[[Reaper], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        reaper = Reaper()
+        reaper.open()
+        try:
+            async with asyncio.timeout(10):
+                await test(reaper)
+        finally:
+            reaper.close()
+
+    asyncio.run(limited())
+
+
+def _start(script: str) -> int:
+    return os.posix_spawn("/bin/sh", ["sh", "-c", script], {"PATH": "/usr/bin:/bin"})
+
+
+def _is_zombie_or_alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+async def _exit_of(reaper: Reaper, pid: int) -> int:
+    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    reaper.watch(pid, told.set_result)
+    return await told
+
+
+def test_watched_child_is_reported_and_reaped() -> None:
+    async def test(reaper: Reaper) -> None:
+        reaper.expect()
+        pid = _start("read x; exit 7")
+        os.kill(pid, signal.SIGKILL)
+        assert await _exit_of(reaper, pid) == 137
+        assert reaper.watched() == set()
+        assert not _is_zombie_or_alive(pid)
+
+    _with_reaper(test)
+
+
+def test_child_that_ends_before_it_is_watched_is_reported_in_the_next_turn() -> None:
+    async def test(reaper: Reaper) -> None:
+        reaper.expect()
+        pid = _start("exit 5")
+        while _is_zombie_or_alive(pid):
+            await asyncio.sleep(0.001)
+        told: list[int] = []
+        reaper.watch(pid, told.append)
+        assert told == []  # so that the answer to the start can be sent before
+        await asyncio.sleep(0)
+        assert told == [5]
+
+    _with_reaper(test)
+
+
+def test_early_exit_of_an_orphan_is_not_taken_for_that_of_its_successor() -> None:
+    async def test(reaper: Reaper) -> None:
+        reaper.expect()
+        pid = _start("sleep 1000")
+        reaper._early[pid] = 99  # an orphan with this number has ended before
+        told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        reaper.watch(pid, told.set_result)
+        assert reaper.watched() == {pid}
+        os.kill(pid, signal.SIGTERM)
+        assert await told == 143
+
+    _with_reaper(test)
+
+
+def test_exits_are_only_remembered_during_starts() -> None:
+    async def test(reaper: Reaper) -> None:
+        pid = _start("exit 1")
+        while _is_zombie_or_alive(pid):
+            await asyncio.sleep(0.001)
+        assert reaper._early == {}
+        reaper.expect()
+        reaper.expect()
+        pid = _start("exit 1")
+        while _is_zombie_or_alive(pid):
+            await asyncio.sleep(0.001)
+        assert reaper._early == {pid: 1}
+        reaper.forget()
+        assert reaper._early == {pid: 1}
+        reaper.forget()
+        assert reaper._early == {}
+
+    _with_reaper(test)
+
+
+def test_orphans_are_reaped(tmp_path: Path) -> None:
+    async def test(reaper: Reaper) -> None:
+        reaper.expect()
+        pid = _start(f"(setsid sh -c 'echo $$ > {tmp_path}/pid; read x < {tmp_path}/fifo' &)")
+        assert await _exit_of(reaper, pid) == 0
+        with open(tmp_path / "fifo", "w") as fifo:  # opens once the orphan waits in it
+            orphan = int((tmp_path / "pid").read_text())
+            assert _is_zombie_or_alive(orphan)
+            fifo.write("end\n")
+        while _is_zombie_or_alive(orphan):
+            await asyncio.sleep(0.001)
+
+    os.mkfifo(tmp_path / "fifo")
+    system.become_subreaper()
+    try:
+        _with_reaper(test)
+    finally:
+        system.LIBC.prctl(36, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
+def test_exit_codes(script: str, code: int) -> None:
+    child = subprocess.Popen(["/bin/sh", "-c", script])
+    _, status = os.waitpid(child.pid, 0)
+    child.returncode = 0
+    assert exit_code(status) == code

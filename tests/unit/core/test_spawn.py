@@ -1,0 +1,185 @@
+"""spawn(): what a Child holds, what is closed, and what fails how; with real children."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exec_server.core import descendants
+from exec_server.core.command import Command
+from exec_server.core.spawn import Child, spawn
+from exec_server.errors import InternalError
+
+_TAG = descendants.SERVER_TAGS[5]
+_ENV = {"PATH": "/usr/bin:/bin"}
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = os.listdir("/proc/self/fd")
+    yield
+    assert os.listdir("/proc/self/fd") == before
+
+
+def _start(*argv: str, **changes: Any) -> Child:
+    return spawn(Command(list(argv), **({"cwd": "/", "env": _ENV} | changes)), _TAG)
+
+
+def _output(child: Child) -> dict[str, bytes]:
+    """Everything that the child says until it ends; closes what the Child holds."""
+    said = {stream: b"" for stream, _ in child.outputs}
+    open_streams = {descriptor: stream for stream, descriptor in child.outputs}
+    while open_streams:
+        readable, _, _ = select.select(list(open_streams), [], [], 10)
+        assert readable, "the child is silent"
+        for descriptor in readable:
+            try:
+                data = os.read(descriptor, 65536)
+            except OSError:
+                data = b""  # a terminal without users
+            said[open_streams[descriptor]] += data
+            if not data:
+                del open_streams[descriptor]
+                if descriptor != child.stdin:
+                    os.close(descriptor)
+    if child.stdin is not None:
+        os.close(child.stdin)
+    os.waitpid(child.pid, 0)
+    return said
+
+
+def test_pipes() -> None:
+    child = _start("sh", "-c", "echo out; echo err >&2; cat")
+    assert child.stdin is None
+    assert _output(child) == {"stdout": b"out\n", "stderr": b"err\n"}
+
+
+def test_pipe_for_stdin() -> None:
+    child = _start("sh", "-c", "read line; echo $line", pipe_stdin=True)
+    assert child.stdin is not None
+    os.write(child.stdin, b"hello\n")
+    assert _output(child) == {"stdout": b"hello\n", "stderr": b""}
+
+
+def test_terminal() -> None:
+    child = _start("sh", "-c", "stty size; echo x > /dev/tty", tty=True)
+    assert child.outputs == (("pty", child.stdin),)
+    assert _output(child) == {"pty": b"24 80\r\nx\r\n"}
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_our_ends_do_not_block(tty: bool) -> None:
+    child = _start("sleep", "1000", tty=tty, pipe_stdin=True)
+    for _, descriptor in child.outputs:
+        assert not os.get_blocking(descriptor)
+        assert not os.get_inheritable(descriptor)
+    assert child.stdin is not None
+    assert not os.get_blocking(child.stdin)
+    os.kill(child.pid, 9)
+    _output(child)
+
+
+def test_directory_and_arg0_and_tag(tmp_path: Path) -> None:
+    script = "pwd; echo $0; cat /proc/$$/limits"
+    child = _start("sh", "-c", script, cwd=str(tmp_path), arg0="other")
+    lines = _output(child)["stdout"].decode().splitlines()
+    assert lines[:2] == [os.path.realpath(tmp_path), "other"]
+    assert [line.split()[3] for line in lines if line.startswith("Max file locks")] == [str(_TAG)]
+
+
+def test_starts_in_many_threads_keep_their_tags_apart() -> None:
+    seen: dict[int, bytes] = {}
+
+    def start(number: int) -> None:
+        command = Command(["grep", "locks", "/proc/self/limits"], "/", _ENV)
+        child = spawn(command, descendants.SERVER_TAGS[number])
+        seen[number] = _output(child)["stdout"].split()[3]
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {n: str(descendants.SERVER_TAGS[n]).encode() for n in range(30)}
+
+
+def test_path_is_searched_past_what_cannot_be_run(tmp_path: Path) -> None:
+    for name in ("empty", "denied", "good"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "denied" / "tool").touch(0o644)
+    (tmp_path / "good" / "tool").write_text("#!/bin/sh\necho found")
+    (tmp_path / "good" / "tool").chmod(0o755)
+    path = f"{tmp_path}/empty:{tmp_path}/denied:{tmp_path}/none:{tmp_path}/good"
+    assert _output(_start("tool", env={"PATH": path}))["stdout"] == b"found\n"
+    with pytest.raises(PermissionError):
+        _start("tool", env={"PATH": f"{tmp_path}/denied:{tmp_path}/empty"})
+    with pytest.raises(FileNotFoundError):
+        _start("tool", env={"PATH": f"{tmp_path}/empty:{tmp_path}/none"})
+
+
+@pytest.mark.parametrize("tty", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "number"),
+    [
+        ({"argv": ["/missing"]}, errno.ENOENT),
+        ({"argv": ["/etc"]}, errno.EACCES),
+        ({"cwd": "/missing"}, errno.ENOENT),
+        ({"cwd": "/etc/passwd"}, errno.ENOTDIR),
+        ({"argv": ["/bin/true", "x" * 3_000_000]}, errno.E2BIG),
+    ],
+)
+def test_refusals_of_the_kernel(changes: dict[str, Any], number: int, tty: bool) -> None:
+    values = {"argv": ["/bin/true"], "cwd": "/", "env": _ENV, "tty": tty, "pipe_stdin": True}
+    with pytest.raises(OSError) as caught:
+        spawn(Command(**(values | changes)), _TAG)
+    assert caught.value.errno == number
+
+
+@pytest.mark.parametrize(
+    ("tty", "changes", "text"),
+    [
+        (False, {"argv": ["/bin/true", "\0"]}, "nul byte found in provided data"),
+        (False, {"argv": ["\0"], "arg0": "x"}, "nul byte found in provided data"),
+        (False, {"arg0": "\0"}, "nul byte found in provided data"),
+        (False, {"env": {"A\0": ""}}, "nul byte found in provided data"),
+        (False, {"env": {"A": "\0"}}, "data provided contains a nul byte"),
+        (True, {"env": {"A": "\0"}}, "nul byte found in provided data"),
+        (False, {"argv": [""]}, "missing program for pipe spawn"),
+        (True, {"argv": [""]}, "missing program for PTY spawn"),
+    ],
+)
+def test_what_cannot_be_passed_to_the_kernel(tty: bool, changes: dict[str, Any], text: str) -> None:
+    values = {"argv": ["/bin/true"], "cwd": "/", "env": _ENV, "tty": tty}
+    with pytest.raises(InternalError) as caught:
+        spawn(Command(**(values | changes)), _TAG)
+    assert caught.value.message == text
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_no_descriptor_is_lost_when_there_are_too_few(tty: bool) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    outcomes = set()
+    try:
+        for free in range(8):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + free, hard))
+            try:
+                child = _start("/bin/true", tty=tty, pipe_stdin=True)
+            except OSError as error:
+                outcomes.add(error.errno)
+            else:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                outcomes.add(0)
+                _output(child)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert outcomes == {0, errno.EMFILE}

@@ -1,0 +1,154 @@
+"""StdinQueue on a real pipe: order, room, taking back, and a reader that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+import pytest
+
+from exec_server.core import stdin
+from exec_server.core.stdin import QUEUED_BYTES, QUEUED_CHUNKS, StdinQueue
+
+T = TypeVar("T")
+_PIPE_BYTES = 65_536
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Read end and non-blocking write end of a pipe of known size."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    os.set_blocking(writer, False)
+    yield reader, writer
+    for descriptor in (reader, writer):
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass  # closed by the test
+
+
+def _run(test: Callable[[], Awaitable[T]]) -> T:
+    async def limited() -> T:
+        async with asyncio.timeout(10):
+            return await test()
+
+    return asyncio.run(limited())
+
+
+async def _read(descriptor: int, size: int) -> bytes:
+    """Reads so much in a thread, while the loop writes."""
+    data = b""
+    while len(data) < size:
+        data += await asyncio.to_thread(os.read, descriptor, size - len(data))
+    return data
+
+
+def test_chunk_is_written_at_once(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        queue = StdinQueue(pipe[1])
+        assert queue.offer(b"one") is None
+        assert queue.offer(b"") is None
+        assert queue.offer(b"two") is None
+        assert os.read(pipe[0], 100) == b"onetwo"
+        queue.close()
+
+    _run(test)
+
+
+def test_chunks_beyond_the_pipe_are_queued_and_written_later(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        queue = StdinQueue(pipe[1])
+        data = os.urandom(300_000)
+        assert queue.offer(data[:200_000]) is None
+        assert queue.offer(data[200_000:]) is None
+        assert await _read(pipe[0], 300_000) == data
+        assert queue.offer(b"more") is None
+        assert await _read(pipe[0], 4) == b"more"
+        queue.close()
+
+    _run(test)
+
+
+def test_write_waits_for_room_by_number(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        queue = StdinQueue(pipe[1])
+        assert queue.offer(bytes(_PIPE_BYTES)) is None
+        for _ in range(QUEUED_CHUNKS):
+            assert queue.offer(b"x") is None
+        turns = [queue.offer(b"a"), queue.offer(b"b")]
+        assert all(turn is not None and not turn.done() for turn in turns)
+        expected = bytes(_PIPE_BYTES) + b"x" * QUEUED_CHUNKS + b"ab"
+        assert await _read(pipe[0], len(expected)) == expected
+        assert all(turn is not None and turn.done() for turn in turns)
+        queue.close()
+
+    _run(test)
+
+
+def test_write_waits_for_room_by_bytes(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        queue = StdinQueue(pipe[1])
+        assert queue.offer(bytes(QUEUED_BYTES + _PIPE_BYTES)) is None
+        turn = queue.offer(b"waits")
+        assert turn is not None
+        await _read(pipe[0], QUEUED_BYTES + _PIPE_BYTES)
+        await turn
+        assert await _read(pipe[0], 5) == b"waits"
+        queue.close()
+
+    _run(test)
+
+
+def test_cancelled_write_is_taken_back(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        queue = StdinQueue(pipe[1])
+        size = QUEUED_BYTES + _PIPE_BYTES
+        assert queue.offer(bytes(size)) is None
+        cancelled, kept = queue.offer(b"no"), queue.offer(b"yes")
+        assert cancelled is not None
+        assert kept is not None
+        cancelled.cancel()
+        assert (await _read(pipe[0], size + 3))[size:] == b"yes"
+        await kept
+        queue.close()
+
+    _run(test)
+
+
+def test_close_drops_everything_and_lets_waiters_go(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        queue = StdinQueue(pipe[1])
+        queue.offer(bytes(QUEUED_BYTES + _PIPE_BYTES))
+        turns = [queue.offer(b"a"), queue.offer(b"b")]
+        assert turns[1] is not None
+        turns[1].cancel()
+        queue.close()
+        assert turns[0] is not None
+        await turns[0]
+        assert queue.offer(b"vanishes") is None
+        assert len(os.read(pipe[0], 1_000_000)) == _PIPE_BYTES
+        queue.close()
+
+    _run(test)
+
+
+def test_reader_that_goes_away_is_no_error(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        queue = StdinQueue(pipe[1])
+        queue.offer(bytes(QUEUED_BYTES + _PIPE_BYTES))
+        turn = queue.offer(b"waits")
+        assert turn is not None
+        os.close(pipe[0])
+        await turn
+        assert queue.offer(b"vanishes") is None
+        queue.close()
+
+    _run(test)
+
+
+def test_limits_are_those_of_the_reference() -> None:
+    assert stdin.QUEUED_CHUNKS == 128
