@@ -207,7 +207,7 @@ def environment(**members: Any) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{name} = {_toml(v)}" for name, v in value.items()) + " }"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def appears(path: Path, timeout: float = 10.0) -> None:

@@ -6,11 +6,13 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from inside import resident_bytes
 from wire import (
     Client,
     Disconnected,
@@ -235,6 +237,29 @@ def test_client_that_does_not_read_gets_everything_later(
         assert run.stdout == b"x" * 3_000_000
         assert len(client.result(read, timeout=30)["dataBase64"]) > 26 * _MIB
         assert [client.result(poll) for poll in polls] == [{"status": "ready"}] * 50
+
+
+def test_requests_without_end_are_not_taken_without_end() -> None:
+    """The client sends and sends, and reads nothing."""
+    request = b'{"id":1,"method":"fs/readDirectory","params":{"path":"/usr/bin"}}\n'
+    with start_stdio("ours") as (server, client):
+        client.initialize()
+        stdin = server.process.stdin
+        assert stdin is not None
+        os.set_blocking(stdin.fileno(), False)
+        before, sent = resident_bytes(server), 0
+        patience = time.monotonic() + 1.0
+        while sent < 48 * _MIB and time.monotonic() < patience:
+            try:
+                sent += os.write(stdin.fileno(), request * 500)
+                patience = time.monotonic() + 0.5
+            except BlockingIOError:
+                time.sleep(0.01)
+        assert sent < 48 * _MIB
+        assert resident_bytes(server) - before < 40 * _MIB
+        # Although nothing more is read from it, its end is noticed by that of its streams.
+        assert server.process.stdout is not None
+        server.process.stdout.close()
 
 
 def test_closed_stdout_is_survived_until_stdin_ends() -> None:

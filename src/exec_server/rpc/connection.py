@@ -48,9 +48,10 @@ log = logging.getLogger(__name__)
 
 # Requests waiting for their turn; as many as the reference queues. Then the link is not read.
 QUEUED_REQUESTS = 128
-# Requests that have stepped aside (long polls, writes to a full stdin). Further ones keep
-# their place in the lane.
-ASIDE_REQUESTS = 1024
+# Requests that have stepped aside (long polls, writes to a full stdin), at 4 KB each: far more
+# than a client that does not wait for answers will have under way. Further ones keep their
+# place in the lane.
+ASIDE_REQUESTS = 8192
 # Request bytes under way: one message of the largest size. Then the link is not read.
 PENDING_BYTES = 64 * 1_048_576
 # Answers that the client has not taken. Then no further request starts, except control ones.

@@ -107,7 +107,6 @@ class StdioStream(asyncio.Protocol):
             return
         self._receiving = receiving
         if receiving:
-            self._reading.resume_reading()
             self._loop.call_soon(self._continue)
         else:
             self._reading.pause_reading()
@@ -115,6 +114,9 @@ class StdioStream(asyncio.Protocol):
     def _continue(self) -> None:
         if self._receiving and not self._closing:
             self._deliver()
+        # Only when all is handed over: each read brings more than a receiver may take.
+        if self._receiving and not self._closing and not self._lines:
+            self._reading.resume_reading()
 
     def eof_received(self) -> bool:
         """End of stdin: the program that started us is done with us."""
@@ -255,6 +257,7 @@ class _Writer(asyncio.BaseProtocol):
         if not self._gone.done():
             self._gone.set_result(None)
         self._wake()
+        self._stream.close(0, "stdout is closed")
 
     def _wake(self) -> None:
         if self._ready is not None and not self._ready.done():

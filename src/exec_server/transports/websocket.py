@@ -131,7 +131,7 @@ class WebSocketStream(asyncio.Protocol):
         self._deaf = False  # what still arrives is dropped unseen
         self._lost = False
         self._receiving = True
-        self._backlog = False  # events are left over from the last burst
+        self._backlog = False  # there may be events among the bytes that we have
         self._reserved = 0
         self._reserved_at = 0.0
         self._waiting_for_room = False
@@ -183,7 +183,7 @@ class WebSocketStream(asyncio.Protocol):
                 self._receiver.message_received(message)
                 return
             self._frames.feed(data)
-            if not self._backlog:
+            if self._closing or not self._backlog:
                 self._deliver()
 
     def eof_received(self) -> bool:
@@ -267,17 +267,20 @@ class WebSocketStream(asyncio.Protocol):
         assert frames is not None
         turns = BURST
         try:
-            while self._receiving or self._closing:
+            while self._closing or (self._receiving and turns):
                 event = frames.next_event()
                 if event is None:
+                    self._set_backlog(backlog=False)
                     break
                 if self._reserved:
                     self._release_room()
                 self._handle(event)
                 turns -= 1
-                if not turns:
-                    self._take_turns()
-                    return
+            else:
+                self._set_backlog(backlog=True)
+                if self._receiving:
+                    self._loop.call_soon(self._continue)  # after the other connections
+                return
         except ProtocolError as error:
             log.info("%s: %s", self.origin, error)
             self._deaf = True
@@ -286,11 +289,11 @@ class WebSocketStream(asyncio.Protocol):
         if not self._closing:
             self._reserve_room(frames.announced())
 
-    def _take_turns(self) -> None:
-        """Go on after the other connections; nothing more is read until then."""
-        self._backlog = True
-        self._update_reading()
-        self._loop.call_soon(self._continue)
+    def _set_backlog(self, *, backlog: bool) -> None:
+        """Read only when all is handed over: each read brings more than a receiver may take."""
+        if backlog != self._backlog:
+            self._backlog = backlog
+            self._update_reading()
 
     def _handle(self, event: Event) -> None:
         if event.opcode is Opcode.TEXT or event.opcode is Opcode.BINARY:
@@ -319,17 +322,14 @@ class WebSocketStream(asyncio.Protocol):
         self._update_reading()
 
     def _continue(self) -> None:
-        if self._backlog:
-            self._backlog = False
-            self._update_reading()
         if (self._receiving or self._closing) and not self._deaf:
             self._deliver()
 
     def _update_reading(self) -> None:
         if self._transport.is_closing():
             return
-        unwanted = not self._receiving and not self._closing
-        if not (unwanted or self._waiting_for_room or self._backlog):
+        wanted = self._receiving and not self._waiting_for_room and not self._backlog
+        if wanted or self._closing:
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
