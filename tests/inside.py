@@ -73,27 +73,34 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def serving_pid(server: Server) -> int:
-    """The process that serves: the child of the guardian that is in the guardian's session."""
-    guardian = server.process.pid
-    session = stat_fields(guardian)[3]
-    (pid,) = [pid for pid in children(guardian) if stat_fields(pid)[3] == session]
-    return pid
+def guardian_pid(server: Server) -> int:
+    """The process that waits for the server's end; 0 if somebody has killed it."""
+    for pid in children(server.process.pid):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text() == "exec-guardian\n":
+                return pid
+    return 0
+
+
+def commands(server: Server) -> list[int]:
+    """The children of the server that clients have started, and orphans of those."""
+    guardian = guardian_pid(server)
+    return [pid for pid in children(server.process.pid) if pid != guardian]
 
 
 def own_processes(server: Server) -> list[int]:
-    """The guardian, the serving process and the undertaker."""
-    return [server.process.pid, *children(server.process.pid)]
+    """The server and its guardian."""
+    return [pid for pid in (server.process.pid, guardian_pid(server)) if pid]
 
 
 def open_descriptors(server: Server) -> int:
-    """How many descriptors the serving process has open; only root may look."""
-    return len(os.listdir(f"/proc/{serving_pid(server)}/fd"))
+    """How many descriptors the server has open; only root may look."""
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
 
 def resident_bytes(server: Server) -> int:
-    """Memory of the serving process."""
-    pages = Path(f"/proc/{serving_pid(server)}/statm").read_text().split()[1]
+    """Memory of the server."""
+    pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 

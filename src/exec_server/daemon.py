@@ -69,6 +69,7 @@ def _run(arguments: argparse.Namespace) -> None:
         raise StartupError("WebSocket auth requires a WebSocket listener, not stdio")
     options = Options(arguments.concurrent_requests, arguments.session_retention)
     system.hide_memory()
+    system.become_subreaper()
     variables = _inheritable_variables()
     stop = asyncio.Event()
     if address is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inside import children, own_processes, serving_pid, start_prepared, start_unprivileged
+from inside import commands, own_processes, start_prepared, start_unprivileged
 from wire import Client, Server, start_server
 
 Python = Callable[[str], list[str]]
@@ -100,10 +100,10 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def test_server_keeps_its_own_limits(client: Client, server: Server) -> None:
-    before = resource.prlimit(serving_pid(server), 10)
+    before = resource.prlimit(server.process.pid, 10)
     for _ in range(5):
         client.run(["/bin/true"])
-    assert resource.prlimit(serving_pid(server), 10) == before
+    assert resource.prlimit(server.process.pid, 10) == before
 
 
 # ---- environment ----------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_child_of_the_same_user_cannot_look_into_the_server() -> None:
         server.connect() as client,
     ):
         own = own_processes(server)
-        assert len(own) == 3
+        assert len(own) == 2
         for pid in own:
             status = client.run(["/bin/cat", f"/proc/{pid}/status"]).stdout.decode()
             owner = int(status.split("Uid:")[1].split()[0])
@@ -203,7 +203,7 @@ def test_child_of_the_same_user_cannot_look_into_the_server() -> None:
             assert client.run(["/bin/ls", f"/proc/{pid}/fd"]).exit_code != 0
         # A child is what the server would be without protection.
         name = client.start(["/bin/sleep", "60"], env={"PLANTED": "readable"})
-        pids = children(serving_pid(server))
+        pids = commands(server)
         seen = client.run(["/bin/cat", f"/proc/{pids[0]}/environ"]).stdout
         assert b"PLANTED=readable" in seen
         client.call("process/terminate", {"processId": name})

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from inside import (
-    children,
+    commands,
     eventually,
+    guardian_pid,
     own_processes,
-    serving_pid,
     start_patched,
     start_unprivileged,
     stat_fields,
@@ -113,9 +113,18 @@ def _start_family(
     return name, _family(server, [f"{number}00{member}" for member in members], before)
 
 
+def _members(session: str) -> list[int]:
+    """The processes of a group or session."""
+    found = []
+    for pid in descendants(1):
+        with contextlib.suppress(OSError):
+            if session in stat_fields(pid)[2:4]:
+                found.append(pid)
+    return found
+
+
 def _assert_no_zombies(server: Server) -> None:
-    pid = serving_pid(server)
-    eventually("orphans are reaped", lambda: not children(pid))
+    eventually("orphans are reaped", lambda: not commands(server))
 
 
 # ---- the ways to end ------------------------------------------------------------------
@@ -176,21 +185,25 @@ def test_sigterm_kills_everything(server: Server) -> None:
         assert survivors(family | other) == []
 
 
-@pytest.mark.parametrize("killed", ["guardian", "server", "both", "both at once, with the group"])
-def test_sigkill_leaves_nobody(server: Server, killed: str) -> None:
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_sigkill_leaves_nobody(server: Server, whole_group: bool) -> None:
     with server.connect() as client:
         _, family = _start_family(client, server)
         _, other = _start_family(client, server, tty=True)
         everybody = descendants(server.process.pid)
-        pids = [serving_pid(server), server.process.pid]
-        if "group" in killed:
-            os.killpg(server.process.pid, signal.SIGKILL)
-        else:
-            for pid in {"guardian": pids[1:], "server": pids[:1], "both": pids}[killed]:
-                os.kill(pid, signal.SIGKILL)
+        (os.killpg if whole_group else os.kill)(server.process.pid, signal.SIGKILL)
         assert server.process.wait(10) == -signal.SIGKILL
         assert survivors(family | other) == []
         assert survivors(everybody) == [], "of the server's own processes"
+
+
+def test_killed_guardian_harms_nobody(server: Server) -> None:
+    with server.connect() as client:
+        os.kill(guardian_pid(server), signal.SIGKILL)
+        name, family = _start_family(client, server)
+        client.call("process/terminate", {"processId": name})
+        assert survivors(family) == []
+        client.collect(name)
 
 
 # ---- hard cases -----------------------------------------------------------------------
@@ -212,10 +225,10 @@ def test_disguised_daemon_is_found(
 def test_fork_bomb_is_killed(client: Client, server: Server, python: Python) -> None:
     name = client.start(python(_FORK_BOMB))
     client.notice("process/output", name)
-    pid = serving_pid(server)
+    pid = server.process.pid
     eventually("the bomb has gone off", lambda: len(descendants(pid)) > 150)
     assert client.call("process/terminate", {"processId": name}) == {"running": True}
-    eventually("the bomb is dead", lambda: not children(pid))
+    eventually("the bomb is dead", lambda: not commands(server))
     assert client.collect(name).exit_code == 137
 
 
@@ -223,12 +236,12 @@ def test_fork_bomb_dies_with_a_killed_server(server: Server, python: Python) -> 
     with server.connect() as client:
         name = client.start(python(_FORK_BOMB))
         client.notice("process/output", name)
-        pid = serving_pid(server)
+        pid = server.process.pid
         eventually("the bomb has gone off", lambda: len(descendants(pid)) > 150)
-        bomb = stat_fields(children(pid)[0])[3]
+        bomb = stat_fields(commands(server)[0])[3]
         os.kill(pid, signal.SIGKILL)
         assert server.process.wait(20) == -signal.SIGKILL
-        assert not [p for p in descendants(1) if bomb in stat_fields(p)[2:4]]
+        eventually("the bomb is dead", lambda: not _members(bomb))
 
 
 def test_large_family_is_killed(client: Client, server: Server) -> None:
@@ -245,8 +258,7 @@ def test_orphans_are_reaped_while_their_command_runs(client: Client, server: Ser
     script = "for i in $(seq 50); do (setsid true &); done; echo ready; sleep 1000"
     name = client.start(["/bin/sh", "-c", script])
     client.notice("process/output", name)
-    pid = serving_pid(server)
-    eventually("only the leader is left", lambda: len(children(pid)) == 1)
+    eventually("only the leader is left", lambda: len(commands(server)) == 1)
     client.call("process/terminate", {"processId": name})
     client.collect(name)
 
@@ -280,12 +292,9 @@ def test_unprivileged_server_finds_all_descendants(leader_exits: bool) -> None:
         client.collect(name)
 
 
-@pytest.mark.parametrize("killed", ["guardian", "server", "both"])
-def test_unprivileged_server_leaves_nobody_when_killed(killed: str) -> None:
+def test_unprivileged_server_leaves_nobody_when_killed() -> None:
     with start_unprivileged() as server, server.connect() as client:
         _, family = _start_family(client, server)
-        pids = [serving_pid(server), server.process.pid]
-        for pid in {"guardian": pids[1:], "server": pids[:1], "both": pids}[killed]:
-            os.kill(pid, signal.SIGKILL)
+        os.kill(server.process.pid, signal.SIGKILL)
         assert server.process.wait(10) == -signal.SIGKILL
         assert survivors(family) == []

@@ -216,10 +216,10 @@ def test_output_nobody_reads(
             client.start(python("import os\nwhile True: os.write(1, bytes(65536))"))
         time.sleep(0.5)
 
-    before = _resident(own_processes(server)[1])
+    before = _resident(server.process.pid)
     start()
     # Each may fill its retained output of 1 MiB, kept in chunks.
-    assert sum(_resident(pid) for pid in own_processes(server)[1:2]) - before < 30 * _MIB
+    assert _resident(server.process.pid) - before < 30 * _MIB
     _is_responsive(other)
     client.close()
 
@@ -307,7 +307,8 @@ def test_largest_message_leaves_nothing_behind(server: Server, other: Client) ->
                 client.websocket.send_bytes(frame)
                 assert client.link.receive(scaled(30)) == _READY
 
-    assert _peak(server, send) < 30 * _MIB
+    # The C library keeps up to half of one for the next time.
+    assert _peak(server, send) < 48 * _MIB
 
 
 # ---- large files ----------------------------------------------------------------------

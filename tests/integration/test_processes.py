@@ -394,7 +394,8 @@ def test_closed_processes_are_bounded(limits: dict[str, int]) -> None:
 
 
 def test_interrupt_reaches_the_group_and_is_nothing_for_the_dead(client: Client) -> None:
-    name = client.start(["/bin/sh", "-c", "trap 'echo caught; exit 7' INT; echo up; sleep 60"])
+    script = "trap 'echo caught; exit 7' INT; sleep 60 > /dev/null 2>&1 & echo up; wait"
+    name = client.start(["/bin/sh", "-c", script])
     client.notice("process/output", name)
     params = {"processId": name, "signal": "interrupt"}
     assert client.call("process/signal", params) == {}

@@ -198,7 +198,7 @@ def kill_all(found: Mapping[int, int]) -> None:
 def kill_strays() -> None:
     """Kill everything on this machine that carries a tag of this server, whose child it may be.
 
-    For the time when server and guardian are dead and nothing is below anybody of us. Blocking.
+    For the guardian, when the server is dead and nothing is below it any more. Blocking.
     """
     for _ in passes():
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]

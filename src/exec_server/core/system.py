@@ -7,10 +7,8 @@ import os
 import signal
 import stat
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
-_PR_SET_TIMERSLACK = 29
-_PR_GET_TIMERSLACK = 30
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _SFD_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 _SIGSET_BYTES = 128  # sizeof(sigset_t) in both glibc and musl
@@ -33,24 +31,15 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent(signal_number: int) -> None:
-    """Get a signal when the parent process ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal_number)
+def name_process(name: bytes) -> None:
+    """Set the name that ps and pkill know this process by; at most 15 bytes count."""
+    buffer = ctypes.create_string_buffer(name)
+    _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
 
 
 def hide_memory() -> None:
     """Keep processes of the same user out of this one's memory and environment in /proc."""
     _prctl(_PR_SET_DUMPABLE, 0)
-
-
-def timer_slack() -> int:
-    """The timer slack of this thread, in nanoseconds."""
-    return _prctl(_PR_GET_TIMERSLACK, 0)
-
-
-def set_timer_slack(nanoseconds: int) -> None:
-    """Set the timer slack of this thread; children started by it inherit the value."""
-    _prctl(_PR_SET_TIMERSLACK, nanoseconds)
 
 
 def sigset(numbers: set[int]) -> ctypes.Array[ctypes.c_char]:

@@ -83,6 +83,7 @@ def test_tags_start_again_when_they_are_used_up(monkeypatch: pytest.MonkeyPatch)
     assert (one.take(), one.take()) == (first, second)
 
 
+@pytest.mark.usefixtures("subreaper")
 def test_tag_is_inherited_and_ours_is_left_alone() -> None:
     before = resource.getrlimit(_RLIMIT_LOCKS)
     with tagged(_TAG) as carried:
@@ -133,6 +134,7 @@ def test_children_of_nobody() -> None:
     assert descendants.children_of(2**22 + 1) == []
 
 
+@pytest.mark.usefixtures("subreaper")
 def test_subtree_has_parents_first_and_can_be_limited() -> None:
     child = subprocess.Popen(["/bin/sh", "-c", "sh -c 'sleep 1000 & wait' & wait"])
     _until(lambda: len(descendants.subtree([child.pid])) == 3)
@@ -144,6 +146,7 @@ def test_subtree_has_parents_first_and_can_be_limited() -> None:
     child.wait()
 
 
+@pytest.mark.usefixtures("subreaper")
 def test_kill_tree_reaches_other_sessions_and_the_group() -> None:
     script = "setsid sleep 1000 & sleep 1000 & wait"
     child = subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True)
@@ -155,6 +158,7 @@ def test_kill_tree_reaches_other_sessions_and_the_group() -> None:
     descendants.kill_tree(child.pid)  # nobody left
 
 
+@pytest.mark.usefixtures("subreaper")
 def test_kill_all_spares_a_process_with_another_parent() -> None:
     child = subprocess.Popen(["/bin/sh", "-c", "sleep 1000 & wait"])
     _until(lambda: descendants.children_of(child.pid))

@@ -53,7 +53,7 @@ async def _exit_of(reaper: Reaper, pid: int) -> int:
 def test_watched_child_is_reported_and_reaped() -> None:
     async def test(reaper: Reaper) -> None:
         reaper.expect()
-        pid = _start("read x; exit 7")
+        pid = _start("sleep 1000")
         os.kill(pid, signal.SIGKILL)
         assert await _exit_of(reaper, pid) == 137
         assert reaper.watched() == set()

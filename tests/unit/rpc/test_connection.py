@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from exec_server.core.processes import ProcessTable
@@ -715,6 +714,7 @@ def test_session_moves_to_another_connection(play: Callable[..., None]) -> None:
         assert second.sent[0]["error"]["code"] == -32010
         assert bench.stream.probed == 1
         bench.connection.link_lost()
+        await _turns()
         second.say(resume)
         assert second.sent[1]["result"]["sessionId"] == session_id
         notice = session_notice(bench, session_id)
