@@ -7,7 +7,7 @@ import signal
 import sys
 
 from exec_server import guardian
-from exec_server.core import system
+from exec_server.core import descendants, system
 
 
 def main() -> None:
@@ -15,11 +15,12 @@ def main() -> None:
     system.open_missing_standard_descriptors()
     system.close_inherited_descriptors_on_exec()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by our starter, it would reap for us
-    guardian.start()
+    guardian_pid = guardian.start()
     # Imported after the fork, so that the guardian stays as small as it is.
     from exec_server.daemon import serve
 
     code = serve(sys.argv[1:])
+    descendants.kill_below(spared=guardian_pid)  # orphans that have got rid of their tag
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it is if we were started without one
             stream.flush()

@@ -18,13 +18,15 @@ from exec_server.core import descendants, system
 _NAME = b"exec-guardian"
 
 
-def start() -> None:
-    """Fork the guardian; must be called before this process has other threads."""
+def start() -> int:
+    """Fork the guardian and return its pid; to be called before there are other threads."""
     lifeline, held = os.pipe()
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         os.close(held)
         _guard(lifeline)
     os.close(lifeline)  # `held` stays open as long as this process lives
+    return pid
 
 
 def _guard(lifeline: int) -> None:

@@ -57,6 +57,16 @@ os.wait()
 print("ready", flush=True)
 """
 
+# A daemon that has changed even the limit that is its tag.
+_WITHOUT_TAG = """
+import os, resource
+if os.fork() == 0:
+    os.setsid()
+    resource.setrlimit(10, (7, resource.getrlimit(10)[1]))
+    os.execve("/bin/sh", ["sh", "-c", "sleep 1007 < /dev/null > /dev/null 2>&1 &"], {})
+os.wait()
+"""
+
 # At most 200 processes at a time, of which each forks for ever, half of them in new sessions.
 _FORK_BOMB = """
 import os, random
@@ -183,6 +193,15 @@ def test_sigterm_kills_everything(server: Server) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
         assert survivors(family | other) == []
+
+
+def test_sigterm_kills_an_orphan_without_its_tag(server: Server, python: Python) -> None:
+    with server.connect() as client:
+        client.collect(client.start(python(_WITHOUT_TAG)))
+        family = _family(server, ["1007"])
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 0
+        assert survivors(family) == []
 
 
 @pytest.mark.parametrize("whole_group", [False, True])

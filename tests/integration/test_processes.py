@@ -335,6 +335,15 @@ def test_long_poll_returns_at_the_exit(client: Client, tmp_path: Path) -> None:
     assert client.result(poll) == {"chunks": [], "nextSeq": 3} | _state(3, closed=True)
 
 
+def test_long_poll_misses_no_event_that_comes_with_it(client: Client) -> None:
+    for _ in range(200):
+        name = client.start(["/bin/true"])
+        result = _read(client, name, waitMs=60_000)
+        while not result["closed"]:
+            result = _read(client, name, waitMs=60_000, afterSeq=result["nextSeq"] - 1)
+        assert result == {"chunks": [], "nextSeq": 3} | _state(0, closed=True)
+
+
 def test_long_polls_hold_up_nobody(client: Client, patient_cat: str) -> None:
     polls = [
         client.request("process/read", {"processId": "cat", "waitMs": 600_000, "afterSeq": 9})

@@ -124,7 +124,7 @@ def _own_imports(module: str) -> set[str]:
 
 def test_there_is_something_to_check() -> None:
     assert {"errors", "protocol.jsonrpc", "core.spawn", "rpc.connection", "cli"} <= set(MODULES)
-    assert _own_imports("cli") == {"core.system", "guardian", "daemon"}
+    assert _own_imports("cli") == {"core.descendants", "core.system", "guardian", "daemon"}
     assert "asyncio" in {name.split(".")[0] for name in _imported(MODULES["rpc.connection"])}
 
 

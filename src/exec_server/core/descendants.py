@@ -195,6 +195,15 @@ def kill_all(found: Mapping[int, int]) -> None:
             os.close(descriptor)
 
 
+def kill_below(spared: int) -> None:
+    """Kill all that is below this process, tagged or not, except one child. Blocking."""
+    for _ in passes():
+        roots = [pid for pid in children_of(os.getpid()) if pid != spared and not _is_zombie(pid)]
+        if not roots:
+            return
+        kill_all(subtree(roots))
+
+
 def kill_strays() -> None:
     """Kill everything on this machine that carries a tag of this server, whose child it may be.
 

@@ -53,7 +53,7 @@ async def _exit_of(reaper: Reaper, pid: int) -> int:
 def test_watched_child_is_reported_and_reaped() -> None:
     async def test(reaper: Reaper) -> None:
         reaper.expect()
-        pid = _start("sleep 1000")
+        pid = _start("exec sleep 1000")
         os.kill(pid, signal.SIGKILL)
         assert await _exit_of(reaper, pid) == 137
         assert reaper.watched() == set()
@@ -80,7 +80,7 @@ def test_child_that_ends_before_it_is_watched_is_reported_in_the_next_turn() -> 
 def test_early_exit_of_an_orphan_is_not_taken_for_that_of_its_successor() -> None:
     async def test(reaper: Reaper) -> None:
         reaper.expect()
-        pid = _start("sleep 1000")
+        pid = _start("exec sleep 1000")
         reaper._early[pid] = 99  # an orphan with this number has ended before
         told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         reaper.watch(pid, told.set_result)

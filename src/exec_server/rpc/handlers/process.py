@@ -92,10 +92,11 @@ async def _long_poll(process: Process, params: ReadParams) -> ReadResult:
     try:
         async with asyncio.timeout(min(params.wait_ms / 1000, MAX_WAIT_SECONDS)):
             while True:
-                await process.next_event()
+                # Again before the first wait: something may have come since the request did.
                 result = process.read(after, params.max_bytes)
                 if _is_news(result, params):
                     return result
+                await process.next_event()
     except TimeoutError:
         return process.read(after, params.max_bytes)
 
