@@ -11,6 +11,7 @@ import base64
 import binascii
 import ipaddress
 import re
+from functools import partial
 from typing import Final, Self
 from urllib.parse import unquote_to_bytes
 
@@ -26,23 +27,24 @@ _plain_name = re.compile(rf"[{_SAFE}.:|]*").fullmatch
 # `.`, `..`, empty segments and a trailing slash need normalising; hidden names do not.
 _needs_normalising = re.compile(r"//|/\.{0,2}(?:/|\Z)").search
 
-_scheme = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):").match
-_drive = re.compile(r"[A-Za-z][:|]").fullmatch
-_drive_at_start = re.compile(r"[A-Za-z][:|](?=[/?#]|\Z)").match
-_windows_path = re.compile(r"/([A-Za-z])(:|%3[Aa])(?=/|\Z)").match
-_native_drive = re.compile(rb"/[A-Za-z]:(?=/|\Z)").match
-_DOT: Final = re.compile(r"(?i)\.|%2e").fullmatch
-_DOT_DOT: Final = re.compile(r"(?i)(?:\.|%2e){2}").fullmatch
+# Rarely needed: compiled when they are, because that takes longer than loading this module.
+_scheme = partial(re.match, r"([A-Za-z][A-Za-z0-9+.\-]*):")
+_drive = partial(re.fullmatch, r"[A-Za-z][:|]")
+_drive_at_start = partial(re.match, r"[A-Za-z][:|](?=[/?#]|\Z)")
+_windows_path = partial(re.match, r"/([A-Za-z])(:|%3[Aa])(?=/|\Z)")
+_native_drive = partial(re.match, rb"/[A-Za-z]:(?=/|\Z)")
+_DOT: Final = partial(re.fullmatch, r"(?i)\.|%2e")
+_DOT_DOT: Final = partial(re.fullmatch, r"(?i)(?:\.|%2e){2}")
 _TRIMMED: Final = "".join(map(chr, range(0x21)))
 _REMOVED: Final = str.maketrans("", "", "\t\n\r")
 _ENCODED_IN_PATH: Final = re.compile(r"[\x00-\x20\"<>`{}\x7f-\U0010ffff]")
 _ENCODED_IN_NAME: Final = re.compile(rb"[^A-Za-z0-9!$&'()*+,\-./:;=@\[\]^_|~]")
-_FORBIDDEN_IN_HOST: Final = re.compile(r"[\x00-\x20#%/:<>?@\[\\\]^|\x7f]").search
-_IPV4_PART: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+").fullmatch
+_FORBIDDEN_IN_HOST: Final = partial(re.search, r"[\x00-\x20#%/:<>?@\[\\\]^|\x7f]")
+_IPV4_PART: Final = partial(re.fullmatch, r"0[xX][0-9a-fA-F]*|[0-9]+")
 
 # Native paths that no plain URI can say are spelled as base64url below this impossible path.
 _OPAQUE_PREFIX: Final = "file:///%00/bad/path/"
-_opaque_uri = re.compile(rf"{_OPAQUE_PREFIX}([A-Za-z0-9_\-]+)").fullmatch
+_opaque_uri = partial(re.fullmatch, rf"{_OPAQUE_PREFIX}([A-Za-z0-9_\-]+)")
 
 
 class PathUri:
