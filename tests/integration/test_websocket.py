@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -553,11 +554,17 @@ def test_trickling_large_message_gives_its_room_back_to_those_who_wait() -> None
             trickler.websocket.send_bytes(b"x")
             time.sleep(0.05)
         assert other.call("environment/status") == {"status": "ready"}
-        other.websocket.send_text(_padded(20 * _MIB))
+        # In a thread, since sending waits for room too: the trickling must not pause for it.
+        message = frame_bytes(TEXT, _padded(20 * _MIB))
+        sender = threading.Thread(target=other.websocket.send_bytes, args=(message,), daemon=True)
+        sender.start()
+        deadline = time.monotonic() + scaled(10)
         while trickler.websocket.close_code is None:
+            assert time.monotonic() < deadline, "it trickles on"
             with pytest.raises((NothingArrived, Disconnected)):
                 trickler.websocket.receive(0.02)
             _sends(trickler.websocket.sock, b"x")
+        sender.join()
         assert trickler.websocket.close_code == 1008
         assert other.link.receive(scaled(10)) == _READY
         trickler.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeGuard, Union
+from typing import TypeGuard, Union
 
 import msgspec
 
@@ -18,18 +18,21 @@ encode = msgspec.json.Encoder().encode
 _NO_ID = b"-1"
 
 
-class Request(NamedTuple):
+# Structs without a place in the collector's lists: the cheapest objects there are.
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
     id: RequestId
     method: str
     params: object
 
 
-class Notification(NamedTuple):
+class Notification(msgspec.Struct, frozen=True, gc=False):
     method: str
     params: object
 
 
-class Response(NamedTuple):
+class Response(msgspec.Struct, frozen=True, gc=False):
     """An answer of the client, success or error."""
 
     id: RequestId

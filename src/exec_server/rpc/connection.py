@@ -23,7 +23,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -88,7 +88,7 @@ _TRANSITIONS = {
 }
 
 
-class _Job(NamedTuple):
+class _Job(msgspec.Struct, frozen=True, gc=False):
     """A request that waits or runs."""
 
     id: jsonrpc.RequestId

@@ -115,7 +115,7 @@ class StdioStream(asyncio.Protocol):
         if self._receiving and not self._closing:
             self._deliver()
         # Only when all is handed over: each read brings more than a receiver may take.
-        if self._receiving and not self._closing and not self._lines:
+        if self._receiving and not self._closing:
             self._reading.resume_reading()
 
     def eof_received(self) -> bool:
