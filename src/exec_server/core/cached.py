@@ -112,7 +112,7 @@ def try_read_file(params: files.ReadFileParams, limit: int) -> files.ReadFileRes
     # A driver may do anything when its device is opened, even wait.
     if ways is None or path.startswith("/dev/"):
         return None
-    fd = ways.read.open(os.fsencode(path))
+    fd = ways.read.open(path.encode("utf-8", "surrogateescape"))
     if fd < 0:
         _raise_if_certain(-fd)
         return None
@@ -144,7 +144,7 @@ def try_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult | N
     ways = _MOUNTS.ways_to(path)
     if ways is None:
         return None
-    name = os.fsencode(path)
+    name = path.encode("utf-8", "surrogateescape")
     fd = ways.entry.open(name)
     if fd < 0:
         _raise_if_certain(-fd)
@@ -170,7 +170,7 @@ def try_canonicalize(params: files.CanonicalizeParams) -> files.CanonicalizeResu
     ways = _MOUNTS.ways_to(path)
     if ways is None:
         return None
-    fd = ways.target.open(os.fsencode(path))
+    fd = ways.target.open(path.encode("utf-8", "surrogateescape"))
     if fd < 0:
         _raise_if_certain(-fd)
         return None

@@ -13,10 +13,8 @@ from exec_server.protocol.sandbox import Disabled, External, Managed, Sandbox, U
 _REFUSAL = "this exec-server cannot confine {what}: nothing was done (no sandbox is built in)"
 
 
-def admit_file_operation(sandbox: Sandbox | None) -> None:
+def admit_file_operation(sandbox: Sandbox) -> None:
     """Let a file operation run directly, or raise InvalidRequest because it must be confined."""
-    if sandbox is None:
-        return
     permissions = sandbox.permissions
     if isinstance(permissions, Managed) and not isinstance(permissions.file_system, Unrestricted):
         raise InvalidRequest(_REFUSAL.format(what="file operations"))

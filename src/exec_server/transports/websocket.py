@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -47,6 +48,12 @@ HANDSHAKE_SECONDS = 10.0
 # Unsent bytes at which output is no longer read from children, and at which it is again.
 SEND_HIGH_BYTES = 524_288
 SEND_LOW_BYTES = 131_072
+# Shorter messages, such as most answers, are written without waiting for the loop to gather
+# more. Of a stream of longer ones, such as output, many are written at a time.
+DIRECT_BYTES = 4096
+# After an answer the loop looks for the next request for so long before it sleeps: clients that
+# work through a list ask again soon, and waking up takes longer than half an answer.
+AWAKE_SECONDS = 50e-6
 # As often as the reference. A peer that has not answered by the next ping is gone.
 PING_SECONDS = 30.0
 # How long a peer has to show that it lives when somebody wants its session.
@@ -103,6 +110,29 @@ class Room:
         self._waiting = deque(entry for entry in self._waiting if entry[1] != granted)
 
 
+class Wakefulness:
+    """Keeps the event loop from sleeping for a moment, if there is a processor to spare."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._is_affordable = len(os.sched_getaffinity(0)) > 1
+        self._until = 0.0
+        self._is_awake = False
+
+    def extend(self) -> None:
+        self._until = time.monotonic() + AWAKE_SECONDS
+        if self._is_affordable and not self._is_awake:
+            self._is_awake = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        # While callbacks are due the loop polls its descriptors without waiting.
+        if time.monotonic() < self._until:
+            self._loop.call_soon(self._turn)
+        else:
+            self._is_awake = False
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What is the same for all connections of a listener."""
@@ -111,6 +141,7 @@ class Settings:
     authenticate: Authenticator | None = None
     allowed_hosts: frozenset[str] | None = None
     room: Room = field(default_factory=lambda: Room(RECEIVING_BYTES))
+    wakefulness: Wakefulness = field(default_factory=Wakefulness)
 
 
 class WebSocketStream(asyncio.Protocol):
@@ -136,6 +167,7 @@ class WebSocketStream(asyncio.Protocol):
         self._reserved_at = 0.0
         self._waiting_for_room = False
         self._slow = False
+        self._answered = False  # something was written directly
         self._pong: bytes | None = None
         self._parts_turn: asyncio.Lock | None = None
         self._streaming = False
@@ -180,7 +212,10 @@ class WebSocketStream(asyncio.Protocol):
             message = self._frames.whole_message(data) if self._receiving else None
             if message is not None and not self._closing:
                 assert self._receiver is not None
+                self._answered = False
                 self._receiver.message_received(message)
+                if self._answered:
+                    self._settings.wakefulness.extend()
                 return
             self._frames.feed(data)
             if self._closing or not self._backlog:
@@ -371,9 +406,14 @@ class WebSocketStream(asyncio.Protocol):
             self._write_fragments(message)
 
     def _write(self, data: bytes) -> None:
-        """Put bytes on the wire, at once if nothing is queued: the loop would do it later."""
+        """Put bytes on the wire: few at once, many when the loop has gathered more of them."""
         # A closing transport may close the descriptor, and its number become a stranger's.
-        if not self._transport.get_write_buffer_size() and not self._transport.is_closing():
+        if (
+            len(data) <= DIRECT_BYTES
+            and not self._transport.get_write_buffer_size()
+            and not self._transport.is_closing()
+        ):
+            self._answered = True
             try:
                 sent = os.write(self._descriptor, data)
             except OSError:

@@ -29,7 +29,8 @@ PIECE_BYTES = 3 * 262_144
 
 def _admit(params: object) -> None:
     confinement: Sandbox | None = getattr(params, "sandbox", None)
-    sandbox.admit_file_operation(confinement)
+    if confinement is not None:
+        sandbox.admit_file_operation(confinement)
 
 
 def in_thread(operation: Callable[[P], R]) -> Callable[[Scope, P], Awaitable[R]]:
