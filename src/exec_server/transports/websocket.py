@@ -48,9 +48,11 @@ HANDSHAKE_SECONDS = 10.0
 # Unsent bytes at which output is no longer read from children, and at which it is again.
 SEND_HIGH_BYTES = 524_288
 SEND_LOW_BYTES = 131_072
-# Shorter messages, such as most answers, are written without waiting for the loop to gather
-# more. Of a stream of longer ones, such as output, many are written at a time.
+# Shorter messages, such as most answers, are written at once. Longer ones, such as output, are
+# gathered for as long as they come in a row, and written together: a call for each of them
+# would take most of a stream's time.
 DIRECT_BYTES = 4096
+GATHERED_BYTES = 524_288
 # After an answer the loop looks for the next request for so long before it sleeps: clients that
 # work through a list ask again soon, and waking up takes longer than half an answer.
 AWAKE_SECONDS = 50e-6
@@ -167,7 +169,9 @@ class WebSocketStream(asyncio.Protocol):
         self._reserved_at = 0.0
         self._waiting_for_room = False
         self._slow = False
-        self._answered = False  # something was written directly
+        self._answered = False  # a message was written at once
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
         self._pong: bytes | None = None
         self._parts_turn: asyncio.Lock | None = None
         self._streaming = False
@@ -400,20 +404,35 @@ class WebSocketStream(asyncio.Protocol):
         if self._streaming:
             self._behind_parts.append(message)
             self._behind_parts_bytes += len(message)
-        elif len(message) <= SENT_FRAME_BYTES:
-            self._write(text_frame(message))
-        else:
+        elif len(message) > SENT_FRAME_BYTES:
             self._write_fragments(message)
+        elif len(message) > DIRECT_BYTES or self._gathered:
+            self._gather(text_frame(message))
+        else:
+            self._answered = True
+            self._write(text_frame(message))
+
+    def _gather(self, frame: bytes) -> None:
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        self._gathered.append(frame)
+        self._gathered_bytes += len(frame)
+        if self._gathered_bytes >= GATHERED_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what was gathered; before anything else is written."""
+        if self._gathered:
+            frames = b"".join(self._gathered)
+            self._gathered.clear()
+            self._gathered_bytes = 0
+            self._write(frames)
 
     def _write(self, data: bytes) -> None:
-        """Put bytes on the wire: few at once, many when the loop has gathered more of them."""
-        # A closing transport may close the descriptor, and its number become a stranger's.
-        if (
-            len(data) <= DIRECT_BYTES
-            and not self._transport.get_write_buffer_size()
-            and not self._transport.is_closing()
-        ):
-            self._answered = True
+        # Without the transport's own queue if that is empty: it would write later, and piece
+        # by piece. A closing transport may close the descriptor, and its number become a
+        # stranger's.
+        if not self._transport.get_write_buffer_size() and not self._transport.is_closing():
             try:
                 sent = os.write(self._descriptor, data)
             except OSError:
@@ -424,6 +443,7 @@ class WebSocketStream(asyncio.Protocol):
         self._transport.write(data)
 
     def _write_frame(self, opcode: Opcode, payload: bytes, *, final: bool = True) -> None:
+        self._flush()
         self._transport.write(frame_header(opcode, len(payload), final=final) + payload)
 
     def _write_fragments(self, message: bytes) -> None:
@@ -471,7 +491,8 @@ class WebSocketStream(asyncio.Protocol):
             self._writable.set_result(None)
 
     def unsent(self) -> int:
-        return self._transport.get_write_buffer_size() + self._behind_parts_bytes
+        queued = self._transport.get_write_buffer_size()
+        return queued + self._gathered_bytes + self._behind_parts_bytes
 
     def pause_writing(self) -> None:
         self._slow = True
