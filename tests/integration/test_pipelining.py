@@ -281,26 +281,23 @@ def test_one_connection_does_not_hold_up_another(
         write.finish()
 
 
-def test_a_flood_leaves_others_their_turn(server: Server, tmp_path: Path) -> None:
-    """Requests that are answered at once, thousands in one piece, are handled in bursts."""
-    flood = frame_bytes(TEXT, b'{"id":1,"method":"environment/info"}') * 6000
+def test_a_flood_leaves_others_their_turn(server: Server) -> None:
+    """Requests that are answered at once, thousands in one piece, are handled in bursts.
+
+    Otherwise each piece of the flood, some 6,000 requests, would cost the other client a turn.
+    """
+    flood = frame_bytes(TEXT, b'{"id":1,"method":"environment/info"}') * 30_000
     with server.connect() as flooder, server.connect() as other:
-        reader = threading.Thread(target=_count_answers, args=(flooder, 3 * 6000), daemon=True)
+        reader = threading.Thread(target=_count_answers, args=(flooder, 30_000), daemon=True)
         reader.start()
-        waits = []
-        sender = threading.Thread(target=lambda: [flooder.websocket.send_bytes(flood)] * 3)
+        sender = threading.Thread(target=flooder.websocket.send_bytes, args=(flood,))
         sender.start()
-        while reader.is_alive() and len(waits) < 2000:
-            began = time.monotonic()
+        turns = 0
+        while reader.is_alive():
             other.call("environment/status")
-            waits.append(time.monotonic() - began)
-            if not sender.is_alive():
-                break
+            turns += 1
         sender.join()
-        flooder.websocket.send_bytes(flood * 2)
-        reader.join(scaled(20))
-        assert not reader.is_alive()
-        assert sorted(waits)[len(waits) // 2] < scaled(0.1)
+        assert turns > 15
 
 
 def _count_answers(client: Client, count: int) -> None:

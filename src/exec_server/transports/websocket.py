@@ -6,8 +6,6 @@ import asyncio
 import logging
 import os
 import socket
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -36,6 +34,8 @@ from exec_server.transports.http_head import (
     refusal_answer,
     upgrade_answer,
 )
+from exec_server.transports.room import Room
+from exec_server.transports.wakefulness import Wakefulness
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +53,6 @@ SEND_LOW_BYTES = 131_072
 # would take most of a stream's time.
 DIRECT_BYTES = 4096
 GATHERED_BYTES = 524_288
-# After an answer the loop looks for the next request for so long before it sleeps: clients that
-# work through a list ask again soon, and waking up takes longer than half an answer.
-AWAKE_SECONDS = 50e-6
 # As often as the reference. A peer that has not answered by the next ping is gone.
 PING_SECONDS = 30.0
 # How long a peer has to show that it lives when somebody wants its session.
@@ -78,61 +75,6 @@ _TICK_SECONDS = 5.0
 
 GOING_AWAY = 1001
 POLICY_VIOLATION = 1008
-
-
-class Room:
-    """Bytes that large incoming messages may take up at a time, given in order of asking."""
-
-    def __init__(self, total: int) -> None:
-        self._free = total
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-
-    def take(self, size: int, granted: Callable[[], None]) -> bool:
-        """Take room at once, or be called when it has been taken."""
-        if not self._waiting and size <= self._free:
-            self._free -= size
-            return True
-        self._waiting.append((size, granted))
-        return False
-
-    def give_back(self, size: int) -> None:
-        self._free += size
-        while self._waiting and self._waiting[0][0] <= self._free:
-            size, granted = self._waiting.popleft()
-            self._free -= size
-            granted()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether somebody waits."""
-        return bool(self._waiting)
-
-    def cancel(self, granted: Callable[[], None]) -> None:
-        """Stop waiting."""
-        self._waiting = deque(entry for entry in self._waiting if entry[1] != granted)
-
-
-class Wakefulness:
-    """Keeps the event loop from sleeping for a moment, if there is a processor to spare."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._is_affordable = len(os.sched_getaffinity(0)) > 1
-        self._until = 0.0
-        self._is_awake = False
-
-    def extend(self) -> None:
-        self._until = time.monotonic() + AWAKE_SECONDS
-        if self._is_affordable and not self._is_awake:
-            self._is_awake = True
-            self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        # While callbacks are due the loop polls its descriptors without waiting.
-        if time.monotonic() < self._until:
-            self._loop.call_soon(self._turn)
-        else:
-            self._is_awake = False
 
 
 @dataclass(frozen=True, slots=True)
