@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -279,27 +278,3 @@ def test_one_connection_does_not_hold_up_another(
         for _ in range(50):
             assert other.call("fs/getMetadata", {"path": "/"})["isDirectory"]
         write.finish()
-
-
-def test_a_flood_leaves_others_their_turn(server: Server) -> None:
-    """Requests that are answered at once, thousands in one piece, are handled in bursts.
-
-    Otherwise each piece of the flood, some 6,000 requests, would cost the other client a turn.
-    """
-    flood = frame_bytes(TEXT, b'{"id":1,"method":"environment/info"}') * 30_000
-    with server.connect() as flooder, server.connect() as other:
-        reader = threading.Thread(target=_count_answers, args=(flooder, 30_000), daemon=True)
-        reader.start()
-        sender = threading.Thread(target=flooder.websocket.send_bytes, args=(flood,))
-        sender.start()
-        turns = 0
-        while reader.is_alive():
-            other.call("environment/status")
-            turns += 1
-        sender.join()
-        assert turns > 15
-
-
-def _count_answers(client: Client, count: int) -> None:
-    for _ in range(count):
-        client.receive(timeout=20)
