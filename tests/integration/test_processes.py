@@ -434,3 +434,19 @@ def test_server_serves_many_sessions_with_the_same_ids(server: Server) -> None:
         for client in (one, two):
             client.call("process/terminate", {"processId": "p"})
             client.collect("p")
+
+
+def test_ids_without_end_are_refused(client: Client) -> None:
+    params = {"argv": ["cat"], "cwd": "/", "env": {"PATH": "/usr/bin:/bin"}, "tty": False}
+    too_long = {"processId": "ü" * 2049, **params}
+    assert client.failure("process/start", too_long) == (
+        -32602,
+        "processId must not exceed 4096 bytes",
+    )
+    name = "ü" * 2048
+    client.call("process/start", {"processId": name, **params, "pipeStdin": True})
+    write = {"processId": name, "chunk": "", "writeId": "x" * 257}
+    assert client.failure("process/write", write) == (-32602, "writeId must not exceed 256 bytes")
+    assert client.call("process/write", write | {"writeId": "x" * 256}) == {"status": "accepted"}
+    client.call("process/terminate", {"processId": name})
+    client.collect(name)

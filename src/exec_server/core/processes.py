@@ -50,6 +50,7 @@ TERMINAL_READS = 8
 DRAINED_BYTES = READ_BYTES
 # Ids of accepted writes that a repeated request is recognised by; the oldest go first.
 WRITE_IDS = 4096
+WRITE_ID_COST = 384  # bytes of one of them, at the most
 # A finished process stays readable this long.
 RETENTION_SECONDS = 30.0
 # Commands of one session that have not closed. Beyond it a start is refused.
@@ -153,7 +154,7 @@ class Process:
             raise InternalError("failed to write to process stdin")
         assert self._stdin is not None
         turn = self._stdin.offer(data)
-        if write_id is not None:
+        if write_id is not None and not self.closed:
             self._remember(write_id, turn)
         return turn
 
@@ -171,6 +172,10 @@ class Process:
                 del self._write_ids[write_id]
             else:
                 self._write_ids[write_id] = None
+
+    def held_bytes(self) -> int:
+        """What a closed process costs, roughly."""
+        return self.log.retained_bytes + WRITE_ID_COST * len(self._write_ids)
 
     def _close_stdin(self) -> None:
         """Close the descriptor of stdin, which of a terminal is that of the output too."""
@@ -416,13 +421,13 @@ class ProcessTable:
 
     def _on_closed(self, process: Process) -> None:
         self._closed[process] = self._loop.call_later(RETENTION_SECONDS, self._forget, process)
-        self._closed_bytes += process.log.retained_bytes
+        self._closed_bytes += process.held_bytes()
         while len(self._closed) > MAX_CLOSED or self._closed_bytes > CLOSED_BYTES:
             self._forget(next(iter(self._closed)))
 
     def _forget(self, process: Process) -> None:
         self._closed.pop(process).cancel()
-        self._closed_bytes -= process.log.retained_bytes
+        self._closed_bytes -= process.held_bytes()
         del self._processes[process.id]
 
     async def end(self) -> None:

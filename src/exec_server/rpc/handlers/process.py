@@ -30,6 +30,10 @@ from exec_server.protocol.process import (
 )
 from exec_server.rpc.scope import Scope
 
+# Ids are the client's choice and are kept, of a process also after its end, so they may not be
+# of any length; no client uses more than a few dozen bytes.
+PROCESS_ID_BYTES = 4096
+WRITE_ID_BYTES = 256
 # A longer poll than this is answered empty; the client asks again.
 MAX_WAIT_SECONDS = 3600.0
 
@@ -43,12 +47,18 @@ def start(scope: Scope, params: StartParams) -> Awaitable[StartResult]:
     sandbox_type = sandbox.admit_process(params.sandbox)
     if not params.argv:
         raise InvalidParams("argv must not be empty")
+    _check_length("processId", params.process_id, PROCESS_ID_BYTES)
     env = child_environment(params.env, params.env_policy, params.metadata, scope.machine.variables)
     if params.tty:
         env.setdefault("SHELL", scope.machine.login_shell)
     command = Command(params.argv, cwd, env, params.tty, params.pipe_stdin, params.arg0)
     scope.session.processes.reserve(params.process_id)
     return _start(scope, params, command, sandbox_type)
+
+
+def _check_length(name: str, value: str, limit: int) -> None:
+    if len(value) > limit // 4 and len(value.encode()) > limit:
+        raise InvalidParams(f"{name} must not exceed {limit} bytes")
 
 
 def _native_cwd(params: StartParams) -> str:
@@ -104,6 +114,8 @@ async def _long_poll(process: Process, params: ReadParams) -> ReadResult:
 def write(scope: Scope, params: WriteParams) -> WriteResult | Awaitable[WriteResult]:
     if params.write_id == "":
         raise InvalidParams("writeId must not be empty")
+    if params.write_id is not None:
+        _check_length("writeId", params.write_id, WRITE_ID_BYTES)
     process = scope.session.processes.get(params.process_id)
     if process is None:
         starting = scope.session.processes.is_starting(params.process_id)
