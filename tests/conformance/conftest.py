@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 _HERE = Path(__file__).resolve().parent
 for _folder in (_HERE.parent, _HERE):
@@ -49,6 +50,24 @@ def client(server: Server) -> Iterator[Client]:
 def folder(tmp_path: Path) -> Path:
     """An empty folder whose path contains no symbolic link."""
     return Path(os.path.realpath(tmp_path))
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Ask the reference a second time before a case counts as wrong.
+
+    It is not deterministic: its exits overtake output, its closes overtake exits. Our server
+    gets no second chance.
+    """
+    if item.get_closest_marker("reference") is None:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    if any(report.failed for report in reports):
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 def pytest_configure(config: pytest.Config) -> None:
