@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import os
 import resource
@@ -272,37 +273,41 @@ def test_write_to_a_fifo_that_nobody_reads_gives_up(
     os.close(fd)
 
 
-@pytest.fixture
-def no_room() -> object:
-    """Make files end at 8192 bytes, which fails like a full disk does."""
+@contextlib.contextmanager
+def _files_end_at(size: int) -> Iterator[None]:
+    """Make files end there, which fails like a full disk does.
+
+    Not a fixture: pytest itself may be writing to a file when it tears those down.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_failed_write_leaves_the_old_content(home: Path, no_room: None) -> None:
+def test_a_failed_write_leaves_the_old_content(home: Path) -> None:
     for size in (0, 3, 8000):
         Path("file").write_bytes(b"o" * size)
-        _fails(_write("file", bytes(10_000)), _os(errno.EFBIG))
+        with _files_end_at(8192):
+            _fails(_write("file", bytes(10_000)), _os(errno.EFBIG))
         assert Path("file").read_bytes() == b"o" * size
 
 
-def test_a_failed_write_leaves_no_new_file(home: Path, no_room: None) -> None:
+@pytest.mark.parametrize("size", [100, 10_000])
+def test_a_failed_write_leaves_no_new_file(home: Path, size: int) -> None:
     before = sorted(os.listdir())
-    _fails(_write("new", bytes(10_000)), _os(errno.EFBIG))
+    with _files_end_at(size // 2):
+        _fails(_write("new", bytes(size)), _os(errno.EFBIG))
     assert sorted(os.listdir()) == before
 
 
 def test_a_failed_copy_leaves_the_old_content(home: Path) -> None:
     Path("large").write_bytes(bytes(10_000))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
-    try:
+    with _files_end_at(8192):
         _fails(_copy("large", "file"), _os(errno.EFBIG))
         _fails(_copy("large", "new"), _os(errno.EFBIG))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert Path("file").read_bytes() == b"abc"
     assert not os.path.lexists("new")
 
@@ -319,16 +324,13 @@ def test_new_files_where_unnamed_ones_are_impossible(
         return real_open(path, flags, *args, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    _do(_write("new", b"data"))
+    data = b"data" * 2000
+    _do(_write("new", data))
     _do(_copy("new", "copied"))
-    _do(_write("dangling", b"data"))
-    assert Path("copied").read_bytes() == Path("no").read_bytes() == b"data"
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-        _fails(_write("large", bytes(100)), _os(errno.EFBIG))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    _do(_write("dangling", data))
+    assert Path("copied").read_bytes() == Path("no").read_bytes() == data
+    with _files_end_at(10):
+        _fails(_write("large", bytes(10_000)), _os(errno.EFBIG))
     assert not os.path.lexists("large")
 
 
