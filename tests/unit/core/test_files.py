@@ -9,6 +9,7 @@ import os
 import resource
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
