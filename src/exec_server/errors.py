@@ -76,10 +76,6 @@ class ProtocolError(ExecServerError):
         self.reason = reason
 
 
-class ConnectionLost(ExecServerError):
-    """The link broke, or was closed, under an operation."""
-
-
 class StartupError(ExecServerError):
     """The command line or the machine does not allow the server to start."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import stat
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
@@ -79,8 +78,3 @@ def open_missing_standard_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-
-
-def is_regular(descriptor: int) -> bool:
-    """Whether a descriptor is a regular file, which no event loop can poll."""
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)

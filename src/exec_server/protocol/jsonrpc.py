@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard, Union
+from typing import TypeGuard
 
 import msgspec
 
@@ -11,7 +11,7 @@ from exec_server.protocol.jsontext import TrailingCharacters, describe, parse
 from exec_server.protocol.method import Notice
 from exec_server.protocol.wire import I64, decode_value
 
-RequestId = Union[int, str]  # noqa: UP007 - a runtime value for isinstance-free annotations
+RequestId = int | str
 
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
 encode = msgspec.json.Encoder().encode

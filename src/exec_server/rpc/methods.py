@@ -49,6 +49,7 @@ _ROWS: list[Method[Any, Any]] = [
     Method(files.WRITE_BLOCK, on_files.write_block, "filesystem"),
     Method(files.CLOSE, on_files.close, "filesystem", control=True),
     Method(files.GET_METADATA, on_files.get_metadata, "filesystem"),
+    Method(files.CANONICALIZE, on_files.canonicalize, "filesystem"),
     Method(files.WATCH_MISSING, on_files.watch_missing, "filesystem"),
 ]
 

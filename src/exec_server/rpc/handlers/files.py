@@ -119,6 +119,14 @@ def get_metadata(
     return result if result is not None else scope.in_thread(operations.get_metadata, params)
 
 
+def canonicalize(
+    scope: Scope, params: files.CanonicalizeParams
+) -> files.CanonicalizeResult | Awaitable[files.CanonicalizeResult]:
+    _admit(params)
+    result = cached.try_canonicalize(params)
+    return result if result is not None else scope.in_thread(operations.canonicalize, params)
+
+
 def open_(scope: Scope, params: files.OpenParams) -> Awaitable[files.OpenResult]:
     _admit(params)
     return scope.in_thread(scope.handles.open, params)
