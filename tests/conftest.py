@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from wire import Client, Server, start_server
+
+# Servers inherit what is ignored here, and nohup, for one, starts the tests that way.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
