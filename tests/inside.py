@@ -82,15 +82,24 @@ def guardian_pid(server: Server) -> int:
     return 0
 
 
+def launcher_pid(server: Server) -> int:
+    """The process that forks the confined ones; 0 if somebody has killed it."""
+    for pid in children(server.process.pid):
+        with contextlib.suppress(OSError):
+            if b"exec_server.sandbox.launcher" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return 0
+
+
 def commands(server: Server) -> list[int]:
     """The children of the server that clients have started, and orphans of those."""
-    guardian = guardian_pid(server)
-    return [pid for pid in children(server.process.pid) if pid != guardian]
+    return [pid for pid in children(server.process.pid) if pid not in own_processes(server)]
 
 
 def own_processes(server: Server) -> list[int]:
-    """The server and its guardian."""
-    return [pid for pid in (server.process.pid, guardian_pid(server)) if pid]
+    """The server, its guardian and its launcher."""
+    found = (server.process.pid, guardian_pid(server), launcher_pid(server))
+    return [pid for pid in found if pid]
 
 
 def open_descriptors(server: Server) -> int:

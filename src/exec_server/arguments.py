@@ -95,6 +95,12 @@ def build_parser() -> argparse.ArgumentParser:
         default=os.environ.get("CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE") == "true",
         help="end when stdin reaches its end, so as not to outlive the program that started it",
     )
+    parser.add_argument(
+        "--older-sandbox-forms",
+        action="store_true",
+        help="also accept `sandbox` objects as earlier versions of the protocol spelt them, and "
+        "native paths inside them (default: refuse them, as the reference does)",
+    )
     _add_authentication(parser)
     logging = parser.add_argument_group("logging (to stderr)")
     logging.add_argument(

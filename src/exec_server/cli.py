@@ -15,12 +15,12 @@ def main() -> None:
     system.open_missing_standard_descriptors()
     system.close_inherited_descriptors_on_exec()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by our starter, it would reap for us
-    guardian_pid = guardian.start()
+    guard = guardian.start()
     # Imported after the fork, so that the guardian stays as small as it is.
     from exec_server.daemon import serve
 
-    code = serve(sys.argv[1:])
-    descendants.kill_below(spared=guardian_pid)  # orphans that have got rid of their tag
+    code = serve(sys.argv[1:], guard.remember)
+    descendants.kill_below(spared=guard.pid)  # orphans that have got rid of their tag
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it is if we were started without one
             stream.flush()

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvloop
@@ -23,6 +23,7 @@ from exec_server.arguments import build_parser
 from exec_server.core import system
 from exec_server.core.command import STRIPPED_NAMES
 from exec_server.errors import StartupError, os_error_text
+from exec_server.protocol import older_sandbox
 from exec_server.server import Options, serve_stdio, serve_websocket
 from exec_server.transports.auth import (
     Authenticator,
@@ -46,13 +47,16 @@ _SIGNED_FLAGS = (
 )
 
 
-def serve(words: list[str]) -> int:
-    """Serve as the arguments say until a signal or the end of stdin; returns the exit code."""
+def serve(words: list[str], remember: Callable[[str, bool], None]) -> int:
+    """Serve as the arguments say until a signal or the end of stdin; returns the exit code.
+
+    `remember` is told of what has to be removed should this process be killed.
+    """
     try:
         arguments = build_parser().parse_args(words)
         if arguments.log_level not in logs.LEVELS:
             raise StartupError(f"EXEC_SERVER_LOG must be one of {', '.join(logs.LEVELS)}")
-        _run(arguments)
+        _run(arguments, remember)
     except SystemExit as end:  # argparse: --help and mistakes
         return end.code if isinstance(end.code, int) else 1
     except StartupError as error:
@@ -61,13 +65,14 @@ def serve(words: list[str]) -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace, remember: Callable[[str, bool], None]) -> None:
     logs.configure(arguments.log_level, arguments.log_format)
     address = _listen_address(arguments.listen)
     authenticate = _authenticator(arguments)
     if address is None and arguments.ws_auth is not None:
         raise StartupError("WebSocket auth requires a WebSocket listener, not stdio")
-    options = Options(arguments.concurrent_requests, arguments.session_retention)
+    older_sandbox.settings.translates = arguments.older_sandbox_forms
+    options = Options(arguments.concurrent_requests, arguments.session_retention, remember)
     system.hide_memory()
     system.become_subreaper()
     variables = _inheritable_variables()

@@ -37,6 +37,8 @@ class RpcError(ExecServerError):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+        # Something more for clients that want to know; plain JSON.
+        self.data: object = None
 
 
 class InvalidRequest(RpcError):

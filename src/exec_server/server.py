@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from exec_server.core.reaper import Reaper
 from exec_server.rpc.connection import Connection, Host
 from exec_server.rpc.scope import Machine
 from exec_server.rpc.session import SessionRegistry
+from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.transports.auth import Authenticator
 from exec_server.transports.stdio import StdioStream
 from exec_server.transports.websocket import Settings, WebSocketListener
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 FILE_THREADS = 16
 # Starts are limited by the kernel, not by waiting: more threads would only queue there.
 SPAWN_THREADS = 4
+# How often idle file workers are looked for.
+SWEEP_SECONDS = 10.0
 
 DEFAULT_RETENTION_SECONDS = 30.0
 
@@ -38,6 +41,8 @@ class Options:
 
     concurrent_requests: int = 1
     session_retention: float = DEFAULT_RETENTION_SECONDS
+    # Told of what has to be removed should the server be killed: a path, and whether it is there.
+    remember: Callable[[str, bool], None] = lambda path, exists: None
 
 
 @asynccontextmanager
@@ -45,6 +50,7 @@ async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator
     """What connections need, for as long as the context lasts; all children die with it."""
     reaper = Reaper()
     reaper.open()
+    sandboxes = Sandboxes(variables, options.remember)
     tags = TagPool()
     spawn_threads = ThreadPoolExecutor(SPAWN_THREADS, "spawn")
     file_threads = ThreadPoolExecutor(FILE_THREADS, "files")
@@ -53,20 +59,34 @@ async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator
         return ProcessTable(emit, reaper, tags, spawn_threads)
 
     machine = Machine(
-        environment.describe(variables), variables, environment.login_shell(), file_threads
+        environment.describe(variables),
+        variables,
+        environment.login_shell(),
+        file_threads,
+        sandboxes,
     )
     try:
+        file_threads.submit(sandboxes.warm_up)
         async with asyncio.TaskGroup() as tasks:
+            sweeper = tasks.create_task(_sweep(sandboxes))
             sessions = SessionRegistry(make_table, tasks, options.session_retention)
             try:
                 yield Host(machine, sessions, tasks, options.concurrent_requests)
             finally:
                 await sessions.end_all()
+                sweeper.cancel()
     finally:
+        sandboxes.close()
         reaper.close()
         # Threads that hang on a dead disk must not keep the server from ending.
         spawn_threads.shutdown(wait=False, cancel_futures=True)
         file_threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _sweep(sandboxes: Sandboxes) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        sandboxes.workers.drop_idle()
 
 
 async def serve_websocket(

@@ -66,19 +66,21 @@ def test_session_ids_are_different(server: Server) -> None:
 def test_resumed_session_has_its_processes_and_their_missed_events(
     server: Server, tmp_path: Path
 ) -> None:
-    os.mkfifo(tmp_path / "fifo")
+    # One for each step: a reader could still meet the writer of the step before.
+    os.mkfifo(tmp_path / "first")
+    os.mkfifo(tmp_path / "second")
     client = server.connect()
     name = client.start(
-        ["/bin/sh", "-c", f"echo one; read x < {tmp_path}/fifo; echo two; read y < {tmp_path}/fifo"]
+        ["/bin/sh", "-c", f"cd {tmp_path}; echo one; read x < first; echo two; read y < second"]
     )
     client.notice("process/output", name)
     client.close()
-    (tmp_path / "fifo").write_text("go\n")
+    (tmp_path / "first").write_text("go\n")
     with _resume(server, client.session_id) as again:
         assert again.session_id == client.session_id
         missed = again.call("process/read", {"processId": name, "afterSeq": 1, "waitMs": 10_000})
         assert _output(missed) == b"two\n"
-        (tmp_path / "fifo").write_text("go\n")
+        (tmp_path / "second").write_text("go\n")
         assert again.notice("process/closed", name)["seq"] == 4
         everything = again.call("process/read", {"processId": name})
         assert _output(everything) == b"one\ntwo\n"

@@ -47,10 +47,17 @@ LAYERS = [
         ("errors", "protocol", "output", "version"),
         frozenset({"websockets"}),
     ),
+    # What a policy means is found out without looking at the machine.
+    Layer(
+        "policy",
+        tuple(f"sandbox.{name}" for name in ("plan", "policy", "layout", "filter", "denial")),
+        ("errors", "protocol", "sandbox"),
+        frozenset(_IO | {"websockets"}),
+    ),
     Layer(
         "sandbox",
         ("sandbox", "sandbox.*"),
-        ("errors", "protocol", "core"),
+        ("errors", "protocol", "core", "policy"),
         frozenset({"websockets"}),
     ),
     Layer("stream", ("rpc.stream",), (), frozenset({"websockets", "asyncio", "msgspec"})),
@@ -63,7 +70,7 @@ LAYERS = [
     Layer("transports", ("transports", "transports.*"), ("errors", "relay", "stream")),
     Layer("client", ("client",), ("errors", "protocol", "stream", "transports")),
     # The one place that knows both the machine and the connections: it puts them together.
-    Layer("server", ("server",), ("errors", "core", "stream", "rpc", "transports")),
+    Layer("server", ("server",), ("errors", "core", "sandbox", "stream", "rpc", "transports")),
     Layer("logs", ("logs",), ()),
     Layer("arguments", ("arguments",), ("logs", "version")),
     # The guardian stays small, and that is checked by what it imports.
@@ -71,7 +78,7 @@ LAYERS = [
     Layer(
         "daemon",
         ("daemon",),
-        ("errors", "core", "transports", "server", "logs", "arguments"),
+        ("errors", "protocol", "core", "transports", "server", "logs", "arguments"),
     ),
     Layer("cli", ("cli", "__main__"), ("core", "guardian", "daemon")),
     Layer("version", ("",), ()),

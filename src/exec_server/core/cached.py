@@ -4,6 +4,9 @@ Each function gives the result, or None when finding it might block: then a thre
 same with `core.files`. A path is looked up in the kernel's cache only (RESOLVE_CACHED) and
 content is read from the page cache only (RWF_NOWAIT). Opening a file on a network or
 userspace file system may wait for its server in any case, so those are left alone.
+
+A `confined` operation is one that a sandbox allows because it allows all reads. It must not
+see the server's own files in procfs, nor pass through them: None then, too.
 """
 
 from __future__ import annotations
@@ -12,10 +15,15 @@ import errno
 import os
 import stat
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 from exec_server.core import content
-from exec_server.core.filecalls import RESOLVE_CACHED, RESOLVE_NO_SYMLINKS, OpenHow
+from exec_server.core.filecalls import (
+    RESOLVE_CACHED,
+    RESOLVE_NO_MAGIC_LINKS,
+    RESOLVE_NO_SYMLINKS,
+    OpenHow,
+)
 from exec_server.core.files import metadata_result, path_of
 from exec_server.protocol import files
 from exec_server.protocol.paths import path_to_uri
@@ -45,50 +53,78 @@ class _Ways:
 
 
 class _Mounts:
-    """Which directories lead to file systems that may make us wait."""
+    """Which directories lead to file systems that may make us wait, or to procfs."""
 
     def __init__(self) -> None:
         self._slow: tuple[str, ...] = ()
+        self._proc: frozenset[int] = frozenset()
         self._expires = 0.0
         self._anywhere = _Ways(RESOLVE_CACHED)
         # With a slow file system around, a link could lead into it from anywhere.
         self._literally = _Ways(RESOLVE_CACHED | RESOLVE_NO_SYMLINKS)
         self._ways = self._anywhere
+        self._confined_anywhere = _Ways(RESOLVE_CACHED | RESOLVE_NO_MAGIC_LINKS)
+        self._confined_ways = self._confined_anywhere
 
-    def ways_to(self, path: str) -> _Ways | None:
+    def ways_to(self, path: str, *, confined: bool) -> _Ways | None:
         """How to open the path without waiting, None if it lies on a slow file system."""
+        self._refresh_in_time()
+        if self._slow and f"{path}/".startswith(self._slow):
+            return None
+        return self._confined_ways if confined else self._ways
+
+    def is_proc(self, device: int) -> bool:
+        """Whether this is the device number of a procfs."""
+        self._refresh_in_time()
+        return device in self._proc
+
+    def _refresh_in_time(self) -> None:
         now = time.monotonic()
         if now > self._expires:
             self._refresh()
             self._expires = now + _MOUNTS_MAX_AGE
-        if self._slow and f"{path}/".startswith(self._slow):
-            return None
-        return self._ways
 
     def _refresh(self) -> None:
         try:
             with open("/proc/self/mountinfo", "rb") as table:
-                self._slow = _slow_mounts(table.read())
+                mounts = _parse_mounts(table.read())
         except OSError:
-            self._slow = ("/",)
+            mounts = [_Mount("/", "unknown", 0)]
+        self._slow = tuple(
+            mount.point.rstrip("/") + "/" for mount in mounts if mount.kind not in _LOCAL_TYPES
+        )
+        self._proc = frozenset(mount.device for mount in mounts if mount.kind == "proc")
         self._ways = self._literally if self._slow else self._anywhere
+        self._confined_ways = self._literally if self._slow else self._confined_anywhere
 
     @property
     def follows_links(self) -> bool:
         return self._ways is self._anywhere
 
 
-def _slow_mounts(table: bytes) -> tuple[str, ...]:
-    """The mount points, with a final slash, of all that is not known to be local."""
-    slow = []
+class _Mount(NamedTuple):
+    point: str
+    kind: str
+    device: int
+
+
+def _parse_mounts(table: bytes) -> list[_Mount]:
+    """The lines of /proc/self/mountinfo."""
+    mounts = []
     for line in table.splitlines():
         mount, _, system = line.partition(b" - ")
+        fields = mount.split(b" ")
+        major, minor = fields[2].split(b":")
+        # The table writes blanks in paths as octal escapes.
+        point = fields[4].decode("unicode_escape").encode("latin-1")
         kind = os.fsdecode(system.split(b" ", 1)[0])
-        if kind not in _LOCAL_TYPES:
-            # The table writes blanks in paths as octal escapes.
-            point = mount.split(b" ")[4].decode("unicode_escape").encode("latin-1")
-            slow.append(os.fsdecode(point).rstrip("/") + "/")
-    return tuple(slow)
+        mounts.append(_Mount(os.fsdecode(point), kind, os.makedev(int(major), int(minor))))
+    return mounts
+
+
+def is_proc(device: int) -> bool:
+    """Whether a device number is that of a procfs, as far as the mount table says."""
+    return _MOUNTS.is_proc(device)
 
 
 def _is_supported() -> bool:
@@ -103,18 +139,20 @@ _SUPPORTED: Final = _is_supported()
 _MOUNTS: Final = _Mounts()
 
 
-def try_read_file(params: files.ReadFileParams, limit: int) -> files.ReadFileResult | None:
+def try_read_file(
+    params: files.ReadFileParams, limit: int, *, confined: bool = False
+) -> files.ReadFileResult | None:
     """The content of a regular file of at most `limit` bytes that is all in the page cache."""
     if not _SUPPORTED or params.follow_symlinks is False:
         return None
     path = params.path.native()
-    ways = _MOUNTS.ways_to(path)
+    ways = _MOUNTS.ways_to(path, confined=confined)
     # A driver may do anything when its device is opened, even wait.
     if ways is None or path.startswith("/dev/"):
         return None
     fd = ways.read.open(path.encode("utf-8", "surrogateescape"))
     if fd < 0:
-        _raise_if_certain(-fd)
+        _raise_if_certain(-fd, confined=confined)
         return None
     try:
         info = os.fstat(fd)
@@ -136,51 +174,58 @@ def try_read_file(params: files.ReadFileParams, limit: int) -> files.ReadFileRes
     return files.ReadFileResult(bytes(memoryview(buffer)[:size]))
 
 
-def try_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult | None:
+def try_metadata(
+    params: files.GetMetadataParams, *, confined: bool = False
+) -> files.GetMetadataResult | None:
     """What `core.files.get_metadata` says, if the kernel has the path in its cache."""
     if not _SUPPORTED or params.follow_symlinks is False:
         return None
     path = params.path.native()
-    ways = _MOUNTS.ways_to(path)
+    ways = _MOUNTS.ways_to(path, confined=confined)
     if ways is None:
         return None
     name = path.encode("utf-8", "surrogateescape")
     fd = ways.entry.open(name)
     if fd < 0:
-        _raise_if_certain(-fd)
+        _raise_if_certain(-fd, confined=confined)
         return None
     info = os.fstat(fd)
     os.close(fd)
-    if not stat.S_ISLNK(info.st_mode):
-        return metadata_result(info, is_symlink=False)
-    fd = ways.target.open(name)
-    if fd < 0:
-        _raise_if_certain(-fd)
+    is_symlink = stat.S_ISLNK(info.st_mode)
+    if is_symlink:
+        fd = ways.target.open(name)
+        if fd < 0:
+            _raise_if_certain(-fd, confined=confined)
+            return None
+        info = os.fstat(fd)
+        os.close(fd)
+    if confined and _MOUNTS.is_proc(info.st_dev):
         return None
-    info = os.fstat(fd)
-    os.close(fd)
-    return metadata_result(info, is_symlink=True)
+    return metadata_result(info, is_symlink=is_symlink)
 
 
-def try_canonicalize(params: files.CanonicalizeParams) -> files.CanonicalizeResult | None:
+def try_canonicalize(
+    params: files.CanonicalizeParams, *, confined: bool = False
+) -> files.CanonicalizeResult | None:
     """What `core.files.canonicalize` says, if the kernel has the path in its cache."""
     if not _SUPPORTED:
         return None
     path = params.path.native()
-    ways = _MOUNTS.ways_to(path)
+    ways = _MOUNTS.ways_to(path, confined=confined)
     if ways is None:
         return None
     fd = ways.target.open(path.encode("utf-8", "surrogateescape"))
     if fd < 0:
-        _raise_if_certain(-fd)
+        _raise_if_certain(-fd, confined=confined)
         return None
-    resolved = path_of(fd)
+    resolved = None if confined and _MOUNTS.is_proc(os.fstat(fd).st_dev) else path_of(fd)
     os.close(fd)
     return None if resolved is None else files.CanonicalizeResult(path_to_uri(resolved))
 
 
-def _raise_if_certain(number: int) -> None:
+def _raise_if_certain(number: int, *, confined: bool) -> None:
     """Raise what is certain; return if a thread should try again without restrictions."""
-    if -number in _MIGHT_BLOCK or (number == errno.ELOOP and not _MOUNTS.follows_links):
+    follows_links = _MOUNTS.follows_links and not confined
+    if -number in _MIGHT_BLOCK or (number == errno.ELOOP and not follows_links):
         return
     raise OSError(number, os.strerror(number))

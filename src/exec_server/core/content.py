@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
-from exec_server.core import filecalls
+from exec_server.core import filecalls, guard
 from exec_server.errors import InternalError, InvalidRequest
 
 # A reader of a FIFO that takes nothing for this long is taken for dead; a thread of the
@@ -39,6 +39,8 @@ STREAM_SECONDS: Final = 60.0
 READ_LIMIT: Final = 512 * 1024 * 1024
 # Up to here the content of a new file needs no protection by a late name.
 PAGE_BYTES: Final = 4096
+# The kernel's own limit for links that lead to links.
+MAX_LINKS: Final = 40
 # For files of unknown size and copies that the kernel cannot do itself; more is not faster.
 _BLOCK: Final = 1 << 20
 
@@ -187,23 +189,36 @@ def write(path: str, content: Content, *, mode: int | None = None) -> None:
     except FileNotFoundError:
         if _create_at(path, content, mode):
             return
-        # A dangling link, or someone else was faster: the kernel decides which.
-        fd = os.open(path, _OPEN_EXISTING | os.O_CREAT, 0o666 if mode is None else mode)
+        fd = open_or_create(path, 0o666 if mode is None else mode)
     try:
         overwrite(fd, content, mode=mode)
     finally:
         os.close(fd)
 
 
+def open_or_create(path: str, permissions: int) -> int:
+    """Open for writing what the path or a dangling link leads to, creating it if need be."""
+    for _ in range(MAX_LINKS):
+        try:
+            return os.open(path, _OPEN_EXISTING)
+        except FileNotFoundError:
+            pass
+        with guard.parent_of(path) as (directory, name):
+            flags = _OPEN_EXISTING | os.O_CREAT | os.O_NOFOLLOW
+            try:
+                return os.open(name, flags, permissions, dir_fd=directory)
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                path = os.path.join(os.path.dirname(path), os.readlink(name, dir_fd=directory))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
 def _create_at(path: str, content: Content, mode: int | None) -> bool:
-    if content.size <= PAGE_BYTES:
+    if content.size <= PAGE_BYTES and not guard.is_armed():
         return _create_named(None, path, content, mode)
-    parent, name = os.path.split(path)
-    directory = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with guard.parent_of(path) as (directory, name):
         return _create(directory, name, content, mode)
-    finally:
-        os.close(directory)
 
 
 def write_entry(directory: int, name: str, content: Content) -> None:
@@ -212,6 +227,7 @@ def write_entry(directory: int, name: str, content: Content) -> None:
     try:
         fd = os.open(name, flags, dir_fd=directory)
     except FileNotFoundError:
+        guard.check_entry(directory, name)
         if _create(directory, name, content, None):
             return
         fd = os.open(name, flags, dir_fd=directory)
@@ -225,6 +241,7 @@ def overwrite(
     fd: int, content: Content, *, mode: int | None = None, only_regular: bool = False
 ) -> None:
     """Replace what an open file contains; raises before it changes anything if it can."""
+    guard.check_opened(fd)
     info = os.fstat(fd)
     if stat.S_ISREG(info.st_mode):
         with TURNS.take(info):

@@ -20,6 +20,7 @@ _STATX_BASIC_STATS: Final = 0x7FF
 _STATX_BTIME: Final = 0x800
 _FALLOC_FL_KEEP_SIZE: Final = 1
 
+RESOLVE_NO_MAGIC_LINKS: Final = 0x02
 RESOLVE_NO_SYMLINKS: Final = 0x04
 RESOLVE_CACHED: Final = 0x20
 
@@ -92,9 +93,9 @@ class OpenHow:
         self._how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
         self._reference = ctypes.byref(self._how)
 
-    def open(self, path: bytes) -> int:
+    def open(self, path: bytes, directory: ctypes.c_long = _AT_CWD) -> int:
         """A descriptor of the path, or the negated error number; keeps the GIL."""
-        fd: int = _syscall(_OPENAT2, _AT_CWD, path, self._reference, _HOW_SIZE)
+        fd: int = _syscall(_OPENAT2, directory, path, self._reference, _HOW_SIZE)
         return fd if fd >= 0 else -_get_errno()
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from exec_server.core import content, nofollow, tree
+from exec_server.core import content, guard, nofollow, tree
 from exec_server.errors import InternalError, InvalidParams, InvalidRequest
 from exec_server.protocol import files
 from exec_server.protocol.base64text import Base64
@@ -56,10 +56,14 @@ def open_for_read(params: files.ReadFileParams) -> tuple[int, int]:
 def open_regular(path: str) -> tuple[int, os.stat_result]:
     """Open a regular file for reading, refusing every other type; the caller closes it."""
     fd = os.open(path, _OPEN_READ)
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode):
+    try:
+        guard.check_opened(fd)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise not_a_file(path)
+    except BaseException:
         os.close(fd)
-        raise not_a_file(path)
+        raise
     return fd, info
 
 
@@ -92,7 +96,7 @@ def create_directory(params: files.CreateDirectoryParams) -> files.Done:
     elif recursive:
         tree.make_directories(path)
     else:
-        os.mkdir(path)
+        tree.make_directory(path)
     return _DONE
 
 
@@ -101,6 +105,12 @@ def get_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult:
     path = params.path.native()
     if params.follow_symlinks is False:
         return nofollow.metadata(path)
+    if guard.is_armed():
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            guard.check_opened(fd)
+        finally:
+            os.close(fd)
     info = os.lstat(path)
     if stat.S_ISLNK(info.st_mode):
         return metadata_result(os.stat(path), is_symlink=True)
@@ -143,20 +153,35 @@ def path_of(fd: int) -> str | None:
 
 def read_directory(params: files.ReadDirectoryParams) -> files.ReadDirectoryResult:
     """The entries of a directory in no order, links as what they lead to."""
+    with os.scandir(params.path.native()) as scan:
+        return listing(scan, _target_mode)
+
+
+def _target_mode(entry: os.DirEntry[str]) -> int | None:
+    try:
+        return entry.stat().st_mode
+    except OSError:
+        return None
+
+
+def listing(
+    scan: Iterable[os.DirEntry[str]], target_mode: Callable[[os.DirEntry[str]], int | None]
+) -> files.ReadDirectoryResult:
+    """The answer for these entries; `target_mode` looks where a link leads, None for nowhere."""
     entries = []
     count = 0
-    with os.scandir(params.path.native()) as scan:
-        for entry in scan:
-            if entry.is_symlink():
-                try:
-                    entry.stat()
-                except OSError:
-                    continue  # a dangling link is not there
-            count += 1
-            if count <= READ_DIRECTORY_LIMIT:
-                is_directory = entry.is_dir()
-                is_file = not is_directory and entry.is_file()
-                entries.append(files.DirectoryEntry(_lossy(entry.name), is_directory, is_file))
+    for entry in scan:
+        if entry.is_symlink():
+            mode = target_mode(entry)
+            if mode is None:
+                continue  # a dangling link is not there
+            is_directory, is_file = stat.S_ISDIR(mode), stat.S_ISREG(mode)
+        else:
+            is_directory = entry.is_dir(follow_symlinks=False)
+            is_file = not is_directory and entry.is_file(follow_symlinks=False)
+        count += 1
+        if count <= READ_DIRECTORY_LIMIT:
+            entries.append(files.DirectoryEntry(_lossy(entry.name), is_directory, is_file))
     if count > READ_DIRECTORY_LIMIT:
         raise InternalError(
             f"fs/readDirectory returned {count} entries; limit is {READ_DIRECTORY_LIMIT}"
@@ -175,7 +200,8 @@ def remove(params: files.RemoveParams) -> files.Done:
             # The reference would begin to delete the machine.
             raise InvalidRequest("path must name an entry")
         elif not stat.S_ISDIR(os.lstat(path).st_mode):
-            os.unlink(path)
+            with guard.parent_of(path) as (directory, name):
+                os.unlink(name, dir_fd=directory)
         elif recursive:
             tree.remove_tree(path)
         else:

@@ -11,11 +11,11 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from exec_server.core import content
+from exec_server.core import content, guard
 from exec_server.core.files import not_a_file, open_regular
 from exec_server.errors import InvalidRequest, NotFound
 from exec_server.protocol import files
@@ -26,7 +26,6 @@ MAX_ID_BYTES: Final = 32
 MAX_BLOCK: Final = 1024 * 1024
 
 _MAX_OFFSET: Final = 2**63 - 1
-_OPEN_REPLACE: Final = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DONE: Final = files.Done()
 
 
@@ -54,11 +53,16 @@ class HandleTable:
 
     def open(self, params: files.OpenParams) -> files.OpenResult:
         """Open a file under the id the client chose; blocks."""
+        return self.adopt(params, open_file)
+
+    def adopt(
+        self, params: files.OpenParams, opener: Callable[[files.OpenParams], int]
+    ) -> files.OpenResult:
+        """Keep what `opener` opens under the id the client chose; blocks."""
         self._reserve(params.handle_id)
         fd = -1
         try:
-            path = params.path.native()
-            fd = open_regular(path)[0] if params.mode == "read" else _open_replace(path)
+            fd = opener(params)
         finally:
             self._settle(params.handle_id, fd)
         return files.OpenResult(params.handle_id)
@@ -170,9 +174,16 @@ class HandleTable:
             os.close(handle.fd)
 
 
+def open_file(params: files.OpenParams) -> int:
+    """A descriptor of a regular file for reading, or of an emptied one for writing."""
+    path = params.path.native()
+    return open_regular(path)[0] if params.mode == "read" else _open_replace(path)
+
+
 def _open_replace(path: str) -> int:
-    fd = os.open(path, _OPEN_REPLACE, 0o666)
+    fd = content.open_or_create(path, 0o666)
     try:
+        guard.check_opened(fd)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise not_a_file(path)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from exec_server.core import content, filecalls
+from exec_server.core import content, filecalls, guard
 from exec_server.errors import InternalError, InvalidRequest
 from exec_server.protocol.files import GetMetadataResult
 
@@ -24,10 +24,14 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     """Open a regular file for reading; the caller closes it."""
     with _parent(path) as (directory, name):
         fd = os.open(name, _OPEN_READ, dir_fd=directory)
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode):
+    try:
+        guard.check_opened(fd)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise InvalidRequest("path is not a regular file")
+    except BaseException:
         os.close(fd)
-        raise InvalidRequest("path is not a regular file")
+        raise
     return fd, info
 
 
@@ -44,6 +48,7 @@ def create_directory(path: str, *, recursive: bool) -> None:
         if not components:
             raise InternalError("directory already exists")
         with _parent(path) as (directory, name):
+            guard.check_entry(directory, name)
             os.mkdir(name, dir_fd=directory)
         return
     directory = os.open("/", _DIRECTORY)
@@ -88,6 +93,7 @@ def remove(path: str, *, recursive: bool) -> None:
     if recursive:
         raise InternalError("recursive no-follow removal is unsupported")
     with _parent(path) as (directory, name):
+        guard.check_entry(directory, name)
         mode = os.lstat(name, dir_fd=directory).st_mode
         if stat.S_ISLNK(mode):
             raise InvalidRequest("path contains a symbolic link")
@@ -119,6 +125,7 @@ def _components(path: str) -> list[str]:
 
 
 def _make_directory(directory: int, name: str) -> None:
+    guard.check_entry(directory, name)
     try:
         os.mkdir(name, dir_fd=directory)
     except FileExistsError:

@@ -64,6 +64,10 @@ class OutputLog:
                 break
         return taken, taken[-1].seq + 1 if taken else self.next_seq
 
+    def retained(self) -> list[Chunk]:
+        """All chunks that are kept."""
+        return list(self._chunks)
+
     def _newer_than(self, after: int) -> list[Chunk]:
         # From the right: a client that follows the output asks for the last few.
         newer: list[Chunk] = []

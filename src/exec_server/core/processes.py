@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 import msgspec
 
@@ -29,6 +30,7 @@ from exec_server.protocol.process import (
     CLOSED,
     EXITED,
     OUTPUT,
+    Chunk,
     ClosedParams,
     ExitedParams,
     OutputParams,
@@ -36,8 +38,11 @@ from exec_server.protocol.process import (
     ReadResult,
     Stream,
 )
+from exec_server.protocol.sandbox import Denial
 
 Emit = Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
+# Whether the sandbox denied something to a command that ended with this code and output.
+Judge = Callable[[int, list[Chunk]], tuple[bool, Denial | None]]
 
 # What a pipe holds when it is made, and when it has been found full. One read takes all of it
 # and becomes several chunks.
@@ -48,6 +53,9 @@ TERMINAL_READ_BYTES = 4096
 TERMINAL_READS = 8
 # Output that is already in the pipe when the child ends is sent before the exit, up to here.
 DRAINED_BYTES = READ_BYTES
+# How long the exit of a confined command waits for the rest of its output, which tells whether
+# the sandbox denied it something. Usually the output has ended with the command.
+JUDGE_SECONDS = 0.02
 # Ids of accepted writes that a repeated request is recognised by; the oldest go first.
 WRITE_IDS = 4096
 WRITE_ID_COST = 384  # bytes of one of them, at the most
@@ -61,15 +69,29 @@ MAX_CLOSED = 4096
 CLOSED_BYTES = 64 * 1_048_576
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How to start a command, and how to judge its end: both differ in a sandbox."""
+
+    spawn: Callable[[Command, int], Child] | None = None  # None: as the server itself
+    judge: Judge | None = None
+
+
 class Process:
     """One command: its output, its stdin, its end. Created when the child runs."""
 
-    def __init__(self, process_id: ProcessId, child: Child, tag: int, emit: Emit) -> None:
+    def __init__(
+        self, process_id: ProcessId, child: Child, tag: int, emit: Emit, judge: Judge | None = None
+    ) -> None:
         self.id = process_id
         self.pid = child.pid
         self.tag = tag
         self.log = OutputLog()
-        self.exit_code: int | None = None
+        self.is_reaped = False
+        self.exit_code: int | None = None  # as clients know it: see `exited`
+        self._judge = judge
+        self._unpublished_exit: int | None = None
+        self._denial: tuple[bool, Denial | None] = (False, None)
         self.closed = False
         self.terminated = False
         self.on_closed: Callable[[Process], None] | None = None
@@ -133,6 +155,8 @@ class Process:
         # our end would hang up on the leader.
         if descriptor != self._stdin_descriptor:
             os.close(descriptor)
+        if not self._outputs and self._unpublished_exit is not None:
+            self._publish_exit()
         self._close_if_done()
 
     # ---- stdin ------------------------------------------------------------------------
@@ -190,8 +214,9 @@ class Process:
     def read(self, after: int, max_bytes: int | None) -> ReadResult:
         """What process/read answers now."""
         chunks, next_seq = self.log.read(after, max_bytes)
+        exited = self.exit_code is not None
         return ReadResult(
-            chunks, next_seq, self.exit_code is not None, self.exit_code, self.closed, None, False
+            chunks, next_seq, exited, self.exit_code, self.closed, None, *self._denial
         )
 
     async def next_event(self) -> None:
@@ -217,7 +242,7 @@ class Process:
 
     def interrupt(self) -> None:
         """SIGINT to the process group, if the leader lives."""
-        if self.exit_code is None:
+        if not self.is_reaped:
             try:
                 os.killpg(self.pid, signal.SIGINT)
             except ProcessLookupError:
@@ -228,7 +253,7 @@ class Process:
 
         Survivors of an exited leader carry its tag and are killed by the table.
         """
-        running = self.exit_code is None
+        running = not self.is_reaped
         self.terminated = self.terminated or running
         if self._stdin is not None:
             self._stdin.close()
@@ -238,11 +263,27 @@ class Process:
 
     def exited(self, code: int) -> None:
         """The leader is reaped: what it left in the pipes first, then the exit."""
+        self.is_reaped = True
+        self._unpublished_exit = code
         for descriptor, stream in list(self._outputs.items()):
             self._drain(descriptor, stream)
+        if self._unpublished_exit is None:
+            return  # the output ended while it was drained
+        if self._judge is not None and self._outputs and not self.terminated:
+            self._loop.call_later(JUDGE_SECONDS, self._publish_exit)
+        else:
+            self._publish_exit()
+
+    def _publish_exit(self) -> None:
+        """Tell of the exit, once; from here on it is a fact that nothing changes."""
+        code, self._unpublished_exit = self._unpublished_exit, None
+        if code is None:
+            return
+        if self._judge is not None:
+            self._denial = self._judge(code, self.log.retained())
         self.exit_code = code
         seq = self.log.take_number()
-        self._emit(EXITED, ExitedParams(self.id, seq, code, False))
+        self._emit(EXITED, ExitedParams(self.id, seq, code, *self._denial))
         self._wake()
         if self.terminated:
             self.abandon_output()
@@ -332,7 +373,7 @@ class ProcessTable:
             raise InvalidRequest(f"at most {MAX_LIVE} processes may run per session")
         self._starting[process_id] = False
 
-    async def start(self, process_id: ProcessId, command: Command) -> None:
+    async def start(self, process_id: ProcessId, command: Command, start: Start) -> None:
         """Start a command under a reserved id.
 
         Its output is not read before the caller's next await, so that an answer made at once
@@ -340,26 +381,30 @@ class ProcessTable:
         """
         tag = self._tags.take()
         self._reaper.expect()
-        future = self._loop.run_in_executor(self._threads, spawn, command, tag)
+        future = self._loop.run_in_executor(self._threads, start.spawn or spawn, command, tag)
         try:
             child = await asyncio.shield(future)
         except asyncio.CancelledError:
             # The connection is gone, the start is not: the process belongs to the session.
-            future.add_done_callback(lambda done: self._started_alone(process_id, done, tag))
+            future.add_done_callback(
+                lambda done: self._started_alone(process_id, done, tag, start.judge)
+            )
             raise
         except (OSError, InternalError) as error:
             self._failed(process_id)
             raise InternalError(
                 os_error_text(error) if isinstance(error, OSError) else error.message
             ) from error
-        self._started(process_id, child, tag)
+        self._started(process_id, child, tag, start.judge)
 
-    def _started_alone(self, process_id: ProcessId, done: asyncio.Future[Child], tag: int) -> None:
+    def _started_alone(
+        self, process_id: ProcessId, done: asyncio.Future[Child], tag: int, judge: Judge | None
+    ) -> None:
         if done.exception() is not None:
             self._failed(process_id)
             return
         try:
-            self._started(process_id, done.result(), tag)
+            self._started(process_id, done.result(), tag, judge)
         except InvalidRequest:
             pass  # cancelled, and nobody left to tell
 
@@ -367,20 +412,34 @@ class ProcessTable:
         self._reaper.forget()
         del self._starting[process_id]
 
-    def _started(self, process_id: ProcessId, child: Child, tag: int) -> None:
+    def _started(self, process_id: ProcessId, child: Child, tag: int, judge: Judge | None) -> None:
         """Enter a running child; raises InvalidRequest if it was terminated meanwhile."""
         if self._starting.pop(process_id) or self._ended:
             # The start fails, so nobody hears of the child and its id is free.
             process = Process(process_id, child, tag, _unheard)
-            self._reaper.watch(process.pid, process.exited)
+            self._watch(process, child)
             self._terminate(process)
             raise InvalidRequest(f"process {process_id} start was cancelled")
-        process = Process(process_id, child, tag, self._emit)
+        process = Process(process_id, child, tag, self._emit, judge)
         process.on_closed = self._on_closed
         self._processes[process_id] = process
         if not self._paused:
             process.resume()
-        self._reaper.watch(process.pid, process.exited)
+        self._watch(process, child)
+
+    def _watch(self, process: Process, child: Child) -> None:
+        """Have the process told of its end, after what has to be tidied up by then."""
+        clean_up = child.clean_up
+        if clean_up is None:
+            self._reaper.watch(process.pid, process.exited)
+            return
+
+        def ended(code: int) -> None:
+            process.is_reaped = True
+            done = self._loop.run_in_executor(None, clean_up)
+            done.add_done_callback(lambda _: process.exited(code))
+
+        self._reaper.watch(process.pid, ended)
 
     # ---- back-pressure ----------------------------------------------------------------
 

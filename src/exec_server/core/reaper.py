@@ -68,7 +68,7 @@ class Reaper:
                 return
             if pid == 0:
                 return
-            code = exit_code(status)
+            code = system.exit_code(status)
             callback = self._watched.pop(pid, None)
             if callback is not None:
                 callback(code)
@@ -84,9 +84,3 @@ def _is_reaped(pid: int) -> bool:
     except ChildProcessError:
         return True
     return False
-
-
-def exit_code(status: int) -> int:
-    """The exit code on the wire: 128 plus the number for a death by signal."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code

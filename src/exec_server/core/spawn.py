@@ -13,6 +13,7 @@ import fcntl
 import os
 import struct
 import termios
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from exec_server.core import descendants, system
@@ -49,10 +50,11 @@ class Child:
     pid: int
     stdin: int | None
     outputs: tuple[tuple[Stream, int], ...]
+    clean_up: Callable[[], None] | None = None  # once, in any thread, when it has ended
 
 
 @dataclass(slots=True)
-class _Streams:
+class Streams:
     """Descriptors made for one start: what the child gets, and what stays with us."""
 
     ours: list[int]
@@ -60,6 +62,25 @@ class _Streams:
     stdin: int | None
     outputs: tuple[tuple[Stream, int], ...]
     actions: list[tuple[int, int | bytes]]  # child descriptor, and what to put there
+    own_session: bool = True
+
+    @classmethod
+    def make(cls, command: Command) -> Streams:
+        """A terminal or pipes, as the command wants; our ends do not block."""
+        streams = _terminal() if command.tty else _pipes(with_stdin=command.pipe_stdin)
+        for descriptor in streams.ours:
+            os.set_blocking(descriptor, False)
+        return streams
+
+    @classmethod
+    def inherited(cls) -> Streams:
+        """Nothing new: the child gets the standard streams and the session of this process."""
+        return cls([], [], None, (), [], own_session=False)
+
+    def release(self, *, started: bool) -> None:
+        """Close what is the child's, and ours too if there is none."""
+        for descriptor in self.theirs if started else self.theirs + self.ours:
+            os.close(descriptor)
 
 
 def spawn(command: Command, tag: int) -> Child:
@@ -68,26 +89,23 @@ def spawn(command: Command, tag: int) -> Child:
     Raises OSError for what the kernel refuses and InternalError for what cannot be passed to
     it. Afterwards nothing is left open but what the returned Child holds.
     """
-    argv, env = _encoded(command)
+    argv, env = encoded(command)
     paths = candidates(command)
-    _check_directory(command.cwd)
-    streams = _terminal() if command.tty else _pipes(with_stdin=command.pipe_stdin)
+    check_directory(command.cwd)
+    streams = Streams.make(command)
     started = False
     try:
-        for descriptor in streams.ours:
-            os.set_blocking(descriptor, False)
         with descendants.tagged(tag) as carries_tag:
-            pid = _spawn_first(paths, argv, env, command.cwd, streams)
+            pid = spawn_first(paths, argv, env, command.cwd, streams)
         started = True
         if not carries_tag:
             descendants.tag_late(pid, tag)
     finally:
-        for descriptor in streams.theirs if started else streams.theirs + streams.ours:
-            os.close(descriptor)
+        streams.release(started=started)
     return Child(pid, streams.stdin, streams.outputs)
 
 
-def _encoded(command: Command) -> tuple[list[bytes], list[bytes]]:
+def encoded(command: Command) -> tuple[list[bytes], list[bytes]]:
     """argv and environment as the kernel takes them."""
     words = list(command.argv)
     if command.arg0 is not None:
@@ -104,7 +122,7 @@ def _encoded(command: Command) -> tuple[list[bytes], list[bytes]]:
     return [os.fsencode(word) for word in words], env
 
 
-def _check_directory(path: str) -> None:
+def check_directory(path: str) -> None:
     # posix_spawn reports a failed chdir and a missing program alike, so this one is told apart
     # first. A directory that vanishes in between still fails, with the same error number.
     if not os.path.isdir(path):
@@ -112,9 +130,9 @@ def _check_directory(path: str) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
-def _pipes(*, with_stdin: bool) -> _Streams:
+def _pipes(*, with_stdin: bool) -> Streams:
     """Two output pipes, and one for stdin if the client wants to write."""
-    streams = _Streams([], [], None, (), [])
+    streams = Streams([], [], None, (), [])
     try:
         if with_stdin:
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
@@ -140,7 +158,7 @@ def _pipes(*, with_stdin: bool) -> _Streams:
     return streams
 
 
-def _terminal() -> _Streams:
+def _terminal() -> Streams:
     """A new terminal of 24 rows and 80 columns.
 
     The child opens the slave by its name: the first terminal that a session leader opens
@@ -155,11 +173,15 @@ def _terminal() -> _Streams:
         os.close(slave)
         raise
     actions: list[tuple[int, int | bytes]] = [(0, name), (1, 0), (2, 0)]
-    return _Streams([master], [slave], master, (("pty", master),), actions)
+    return Streams([master], [slave], master, (("pty", master),), actions)
 
 
-def _spawn_first(
-    paths: list[str], argv: list[bytes], env: list[bytes], cwd: str, streams: _Streams
+def spawn_first(
+    paths: list[str],
+    argv: list[bytes],
+    env: list[bytes],
+    cwd: str,
+    streams: Streams,
 ) -> int:
     """Start the first path that the kernel accepts; the last refusal that matters is raised."""
     refusal = errno.ENOENT
@@ -178,7 +200,11 @@ def _spawn_first(
 
 
 def _posix_spawn(
-    path: bytes, argv: list[bytes], env: list[bytes], cwd: bytes, streams: _Streams
+    path: bytes,
+    argv: list[bytes],
+    env: list[bytes],
+    cwd: bytes,
+    streams: Streams,
 ) -> tuple[int, int]:
     """Call posix_spawn; returns its error number and the pid."""
     actions = ctypes.create_string_buffer(_OPAQUE_BYTES)
@@ -193,7 +219,7 @@ def _posix_spawn(
             else:
                 _C.posix_spawn_file_actions_adddup2(actions, source, number)
         _C.posix_spawn_file_actions_addchdir_np(actions, cwd)
-        flags = _SPAWN_SETSID | _SPAWN_SETSIGDEF | _SPAWN_SETSIGMASK
+        flags = _SPAWN_SETSIGDEF | _SPAWN_SETSIGMASK | (_SPAWN_SETSID if streams.own_session else 0)
         _C.posix_spawnattr_setflags(attributes, ctypes.c_short(flags))
         _C.posix_spawnattr_setsigdefault(attributes, _ALL_SIGNALS)
         _C.posix_spawnattr_setsigmask(attributes, _NO_SIGNALS)

@@ -60,6 +60,12 @@ def child_signal_descriptor() -> int:
     return descriptor
 
 
+def exit_code(status: int) -> int:
+    """The exit code on the wire: 128 plus the number for a death by signal."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
 def close_inherited_descriptors_on_exec() -> None:
     """Mark what our own starter left open, so that no child of ours inherits it."""
     for name in os.listdir("/proc/self/fd"):

@@ -13,7 +13,7 @@ import stat
 from collections import deque
 from typing import Final, NamedTuple
 
-from exec_server.core import content
+from exec_server.core import content, guard
 from exec_server.errors import InternalError, InvalidRequest, os_error_text
 from exec_server.protocol import files
 from exec_server.protocol.paths import child_uri, path_to_uri
@@ -205,10 +205,18 @@ def make_directories(path: str) -> None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
+def make_directory(path: str) -> None:
+    """Create one directory, which must not exist."""
+    if path == "/":
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    with guard.parent_of(path) as (directory, name):
+        os.mkdir(name, dir_fd=directory)
+
+
 def _make_directory(path: str) -> bool:
     """Make sure of one directory; False if its parent is missing."""
     try:
-        os.mkdir(path)
+        make_directory(path)
     except FileNotFoundError:
         if path == "/":
             raise
@@ -261,6 +269,7 @@ def _remove_files(directory: int) -> list[str]:
             if entry.is_dir(follow_symlinks=False):
                 directories.append(entry.name)
             else:
+                guard.check_entry(directory, entry.name)
                 try:
                     os.unlink(entry.name, dir_fd=directory)
                 except FileNotFoundError:
@@ -318,7 +327,9 @@ def _copy_tree(source: str, destination: str) -> None:
 def _copy_entry(source: str, destination: str, mode: int) -> bool:
     """Copy a regular file or a link; False if it is neither."""
     if stat.S_ISLNK(mode):
-        os.symlink(os.readlink(source), destination)
+        target = os.readlink(source)
+        with guard.parent_of(destination) as (directory, name):
+            os.symlink(target, name, dir_fd=directory)
     elif stat.S_ISREG(mode):
         _copy_file(source, destination)
     else:
@@ -330,6 +341,7 @@ def _copy_file(source: str, destination: str) -> None:
     """Copy content and permissions; a file is already a copy of itself."""
     fd = os.open(source, _OPEN_SOURCE)
     try:
+        guard.check_opened(fd)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise InvalidRequest("path is not a regular file")

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NewType
 
 from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.sandbox import Sandbox
+from exec_server.protocol.sandbox import Confinable, Sandbox
 from exec_server.protocol.wire import U64, Base64, Params, Result, Usize
 
 HandleId = NewType("HandleId", str)
@@ -20,7 +20,7 @@ class Done(Result, frozen=True):
     """The answer `{}`."""
 
 
-class ReadFileParams(Params, frozen=True):
+class ReadFileParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "WireFsReadFileParams"
     omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
     path: PathUri
@@ -32,7 +32,7 @@ class ReadFileResult(Result, frozen=True):
     data_base64: bytes
 
 
-class WriteFileParams(Params, frozen=True):
+class WriteFileParams(Confinable, frozen=True):
     """`data_base64` stays text: its errors have a code and a wording of their own."""
 
     wire_name: ClassVar[str] = "WireFsWriteFileParams"
@@ -43,7 +43,7 @@ class WriteFileParams(Params, frozen=True):
     sandbox: Sandbox | None = None
 
 
-class OpenParams(Params, frozen=True):
+class OpenParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "WireFsOpenParams"
     handle_id: HandleId
     path: PathUri
@@ -79,7 +79,7 @@ class CloseParams(Params, frozen=True):
     handle_id: HandleId
 
 
-class CreateDirectoryParams(Params, frozen=True):
+class CreateDirectoryParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "WireFsCreateDirectoryParams"
     omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
     path: PathUri
@@ -88,7 +88,7 @@ class CreateDirectoryParams(Params, frozen=True):
     sandbox: Sandbox | None = None
 
 
-class GetMetadataParams(Params, frozen=True):
+class GetMetadataParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "WireFsGetMetadataParams"
     omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
     path: PathUri
@@ -105,7 +105,7 @@ class GetMetadataResult(Result, frozen=True):
     modified_at_ms: int
 
 
-class CanonicalizeParams(Params, frozen=True):
+class CanonicalizeParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "WireFsCanonicalizeParams"
     path: PathUri
     sandbox: Sandbox | None = None
@@ -115,7 +115,7 @@ class CanonicalizeResult(Result, frozen=True):
     path: str
 
 
-class ReadDirectoryParams(Params, frozen=True):
+class ReadDirectoryParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "WireFsReadDirectoryParams"
     path: PathUri
     sandbox: Sandbox | None = None
@@ -140,7 +140,7 @@ class WalkOptions(Params, frozen=True):
     prune_hidden_directories: bool = False
 
 
-class WalkParams(Params, frozen=True):
+class WalkParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "WireFsWalkParams"
     path: PathUri
     options: WalkOptions
@@ -163,7 +163,7 @@ class WalkResult(Result, frozen=True):
     truncated: bool
 
 
-class RemoveParams(Params, frozen=True):
+class RemoveParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "WireFsRemoveParams"
     omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)
     path: PathUri
@@ -173,7 +173,7 @@ class RemoveParams(Params, frozen=True):
     sandbox: Sandbox | None = None
 
 
-class CopyParams(Params, frozen=True):
+class CopyParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "WireFsCopyParams"
     source_path: PathUri
     destination_path: PathUri

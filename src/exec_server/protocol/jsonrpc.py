@@ -139,6 +139,8 @@ def encode_error(request_id: RequestId | None, error: RpcError) -> bytes:
     """An error answer; without an id it is about a message that had none."""
     identifier = _NO_ID if request_id is None else encode(request_id)
     message = encode(error.message)
+    if error.data is not None:
+        message += b',"data":' + encode(error.data)
     return b'{"error":{"code":%d,"message":%b},"id":%b}' % (error.code, message, identifier)
 
 

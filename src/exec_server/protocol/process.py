@@ -9,7 +9,7 @@ import pybase64
 
 from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.sandbox import Sandbox
+from exec_server.protocol.sandbox import Confinable, Denial, Sandbox
 from exec_server.protocol.wire import U16, U64, Base64, Params, Result, Usize, Uuid
 
 ProcessId = NewType("ProcessId", str)
@@ -59,7 +59,7 @@ class NetworkProxy(Params, frozen=True):
     proxy: dict[str, object]
 
 
-class StartParams(Params, frozen=True, kw_only=True):
+class StartParams(Confinable, frozen=True, kw_only=True):
     wire_name: ClassVar[str] = "WireExecParams"
     process_id: ProcessId
     metadata: Metadata | None = None
@@ -96,7 +96,7 @@ class Chunk(Result, frozen=True, gc=False):
     chunk: bytes
 
 
-class ReadResult(Result, frozen=True):
+class ReadResult(Result, frozen=True, omit_defaults=True):
     chunks: list[Chunk]
     next_seq: int
     exited: bool
@@ -104,6 +104,8 @@ class ReadResult(Result, frozen=True):
     closed: bool
     failure: str | None
     sandbox_denied: bool
+    # Ours alone, and only written where there is one.
+    sandbox_denial: Denial | None = None
 
 
 class WriteParams(Params, frozen=True):
@@ -143,11 +145,12 @@ class OutputParams(Result, frozen=True, gc=False):
     chunk: bytes
 
 
-class ExitedParams(Result, frozen=True):
+class ExitedParams(Result, frozen=True, omit_defaults=True):
     process_id: ProcessId
     seq: int
     exit_code: int
     sandbox_denied: bool
+    sandbox_denial: Denial | None = None
 
 
 class ClosedParams(Result, frozen=True):

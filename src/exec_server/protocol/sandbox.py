@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
+from exec_server.errors import InvalidParams
+from exec_server.protocol import older_sandbox
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.wire import NonZeroUsize, Params
+from exec_server.protocol.wire import NonZeroUsize, Params, Result
 
 Access = Literal["read", "write", "deny", "none"]
 Network = Literal["restricted", "enabled"]
+Operation = Literal["read", "write", "network", "syscall"]
+
+
+class FileUri(PathUri):
+    """A path inside a `sandbox` object: only a URI, as in the reference.
+
+    Elsewhere a native path is welcome. Here it is the mark of an older form of the object, whose
+    other members may have meant something else too: see `older_sandbox`.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_wire(cls, value: object) -> Self:
+        if isinstance(value, str) and value[:1] == "/":
+            raise InvalidParams("invalid URI: relative URL without a base")
+        return super().from_wire(value)
 
 
 # Inside `permissions` the wire is snake case (rename=None) and its unions are tagged by `type`
@@ -19,7 +39,7 @@ Network = Literal["restricted", "enabled"]
 
 class ExactPath(Params, frozen=True, rename=None, tag_field="type", tag="path"):
     wire_name: ClassVar[str] = "ExecFileSystemPath::Path"
-    path: PathUri
+    path: FileUri
 
 
 class GlobPattern(Params, frozen=True, rename=None, tag_field="type", tag="glob_pattern"):
@@ -102,8 +122,8 @@ class External(Params, frozen=True, rename=None, tag_field="type", tag="external
 class PolicyContext(Params, frozen=True):
     wire_name: ClassVar[str] = "WireFileSystemPolicyContext"
     omissible: ClassVar[tuple[str, ...]] = ("cwd",)
-    cwd: PathUri | None = None
-    workspace_roots: list[PathUri] = msgspec.field(default_factory=list)
+    cwd: FileUri | None = None
+    workspace_roots: list[FileUri] = msgspec.field(default_factory=list)
 
 
 class Sandbox(Params, frozen=True, kw_only=True):
@@ -115,16 +135,34 @@ class Sandbox(Params, frozen=True, kw_only=True):
         "policy_context",
         "user_home_dir",
         "temporary_directories",
+        "windows_sandbox_proxy_settings_mode",
     )
     permissions: Managed | Disabled | External
     sandbox_override: Literal[
         "noOverride", "escalatedSandboxWithRestrictions", "bypassSandboxFirstAttempt"
     ] = "noOverride"
-    cwd: PathUri | None = None
+    cwd: FileUri | None = None
     policy_context: PolicyContext | None = None
-    workspace_roots: list[PathUri] = msgspec.field(default_factory=list)
-    user_home_dir: PathUri | None = None
-    temporary_directories: list[PathUri] | None = None
+    workspace_roots: list[FileUri] = msgspec.field(default_factory=list)
+    user_home_dir: FileUri | None = None
+    temporary_directories: list[FileUri] | None = None
     windows_sandbox_level: Literal["disabled", "restricted-token", "elevated", "mxc"]
     windows_sandbox_proxy_settings_mode: Literal["reconcile", "preserve"] | None = None
     use_legacy_landlock: bool = False
+
+
+class Confinable(Params, frozen=True):
+    """The params of a method that takes a `sandbox`."""
+
+    prepare: ClassVar[Callable[[dict[str, Any]], dict[str, Any]]] = staticmethod(
+        older_sandbox.prepare
+    )
+
+
+class Denial(Result, frozen=True):
+    """What a confined process was denied, as far as that is known; for people, not programs."""
+
+    text: str | None  # the line of its output that says so
+    path: str | None
+    operation: Operation | None
+    rule: str | None  # of the policy; None if none is known to forbid it

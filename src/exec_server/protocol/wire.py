@@ -51,6 +51,8 @@ class Params(msgspec.Struct, frozen=True, rename="camel"):
     omissible: ClassVar[tuple[str, ...]] = ()
     # Other values of the tag that mean this variant.
     tag_aliases: ClassVar[tuple[str, ...]] = ()
+    # What is done with the object before it is decoded, if anything; may raise InvalidParams.
+    prepare: ClassVar[Callable[[dict[str, Any]], dict[str, Any]] | None] = None
 
 
 class Result(msgspec.Struct, frozen=True, rename="camel"):
@@ -71,15 +73,17 @@ Usize = Annotated[int, _integer("usize", 0, 2**64 - 1)]
 NonZeroUsize = Annotated[int, _integer("a nonzero usize", 1, 2**64 - 1)]
 I64 = Annotated[int, _integer("i64", -(2**63), 2**63 - 1)]
 
-T = TypeVar("T")
+P = TypeVar("P", bound=Params)
 
 
-def decode(kind: type[T], value: object) -> T:
+def decode(kind: type[P], value: object) -> P:
     """The params in `value`; raises InvalidParams with the reference's text."""
+    if kind.prepare is not None and isinstance(value, dict):
+        value = kind.prepare(value)
     try:
         return msgspec.convert(value, kind, dec_hook=_from_wire)
     except (msgspec.ValidationError, InvalidParams):
-        params: T = decode_value(kind, value)
+        params: P = decode_value(kind, value)
         return params
 
 

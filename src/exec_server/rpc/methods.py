@@ -50,12 +50,13 @@ _ROWS: list[Method[Any, Any]] = [
     Method(files.CLOSE, on_files.close, "filesystem", control=True),
     Method(files.GET_METADATA, on_files.get_metadata, "filesystem"),
     Method(files.CANONICALIZE, on_files.canonicalize, "filesystem"),
+    Method(files.READ_DIRECTORY, on_files.read_directory, "filesystem"),
     Method(files.WATCH_MISSING, on_files.watch_missing, "filesystem"),
 ]
 
 # The operations that only ever run in a thread need no handler of their own.
 _ROWS += [
-    Method(call, on_files.in_thread(operation), "filesystem")
+    Method(call, on_files.in_thread(call, operation), "filesystem")
     for call, operation in OPERATIONS.items()
     if call not in {row.call for row in _ROWS}
 ]

@@ -15,6 +15,7 @@ from exec_server.core.watch import MissingWatch
 from exec_server.protocol.method import Notice
 from exec_server.protocol.session import EnvironmentInfo
 from exec_server.rpc.session import Session
+from exec_server.sandbox.sandboxes import Sandboxes
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ class Machine:
     variables: Mapping[str, str]  # what children may inherit
     login_shell: str
     file_threads: Executor
+    sandboxes: Sandboxes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from exec_server.core import system
-from exec_server.core.reaper import Reaper, exit_code
+from exec_server.core.reaper import Reaper
+from exec_server.core.system import exit_code
 
 
 @pytest.fixture(autouse=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import pybase64
 
-from exec_server import sandbox
-from exec_server.core import cached, content
+from exec_server.core import cached, content, direct
 from exec_server.core import files as operations
 from exec_server.protocol import files
+from exec_server.protocol.method import Call
 from exec_server.protocol.sandbox import Sandbox
 from exec_server.rpc.scope import Encoded, Scope, Streamed
+from exec_server.sandbox.sandboxes import FilePolicy
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -27,18 +29,21 @@ WHOLE_BYTES = 4 * 1_048_576
 PIECE_BYTES = 3 * 262_144
 
 
-def _admit(params: object) -> None:
-    confinement: Sandbox | None = getattr(params, "sandbox", None)
-    if confinement is not None:
-        sandbox.admit_file_operation(confinement)
+def _limits(scope: Scope, params: object, *, reading: bool) -> FilePolicy | None:
+    """The policy that limits a file operation, None if it runs as the server."""
+    sandbox: Sandbox | None = getattr(params, "sandbox", None)
+    return None if sandbox is None else scope.machine.sandboxes.for_files(sandbox, reading=reading)
 
 
-def in_thread(operation: Callable[[P], R]) -> Callable[[Scope, P], Awaitable[R]]:
+def in_thread(call: Call[P, R], operation: Callable[[P], R]) -> Callable[[Scope, P], Awaitable[R]]:
     """The handler of an operation of core.files that may block."""
+    reading = call is files.WALK
 
     def handler(scope: Scope, params: P) -> Awaitable[R]:
-        _admit(params)
-        return scope.in_thread(operation, params)
+        policy = _limits(scope, params, reading=reading)
+        if policy is None:
+            return scope.in_thread(operation, params)
+        return scope.in_thread(policy.perform, call, params)
 
     return handler
 
@@ -46,19 +51,27 @@ def in_thread(operation: Callable[[P], R]) -> Callable[[Scope, P], Awaitable[R]]
 def read_file(
     scope: Scope, params: files.ReadFileParams
 ) -> Encoded | Awaitable[Encoded | Streamed]:
-    _admit(params)
-    result = cached.try_read_file(params, INLINE_BYTES)
-    if result is not None:
-        return _whole(result.data_base64)
-    return _read_file(scope, params)
+    policy = _limits(scope, params, reading=True)
+    if policy is None or policy.reads_everything:
+        result = cached.try_read_file(params, INLINE_BYTES, confined=policy is not None)
+        if result is not None:
+            return _whole(result.data_base64)
+    return _read_file(scope, lambda: _open_for_read(params, policy))
+
+
+def _open_for_read(params: files.ReadFileParams, policy: FilePolicy | None) -> int:
+    if policy is None:
+        return operations.open_for_read(params)[0]
+    descriptor = direct.open_for_read(params) if policy.reads_everything else None
+    return policy.open(files.READ_FILE, params) if descriptor is None else descriptor
 
 
 def _whole(data: bytes) -> Encoded:
     return Encoded(b'{"dataBase64":"%b"}' % pybase64.b64encode(data))
 
 
-async def _read_file(scope: Scope, params: files.ReadFileParams) -> Encoded | Streamed:
-    opened = await scope.in_thread(_open, params)
+async def _read_file(scope: Scope, opener: Callable[[], int]) -> Encoded | Streamed:
+    opened = await scope.in_thread(_open, opener)
     if isinstance(opened, Encoded):
         return opened
     return Streamed(_pieces(scope, opened))
@@ -80,14 +93,14 @@ class _File:
         os.close(self.descriptor)
 
 
-def _open(params: files.ReadFileParams) -> Encoded | _File:
+def _open(opener: Callable[[], int]) -> Encoded | _File:
     """Open a file, and read it too if it is not large."""
-    descriptor, size = operations.open_for_read(params)
-    file = _File(descriptor)
-    if size > WHOLE_BYTES:
+    file = _File(opener())
+    info = os.fstat(file.descriptor)
+    if info.st_size > WHOLE_BYTES:
         return file
-    with content.TURNS.take(os.fstat(descriptor)):
-        return _whole(content.read_all(descriptor, size))
+    with content.TURNS.take(info):
+        return _whole(content.read_all(file.descriptor, info.st_size))
 
 
 async def _pieces(scope: Scope, file: _File) -> AsyncIterator[bytes]:
@@ -114,22 +127,59 @@ def _read_piece(file: _File, offset: int) -> tuple[bytes, int]:
 def get_metadata(
     scope: Scope, params: files.GetMetadataParams
 ) -> files.GetMetadataResult | Awaitable[files.GetMetadataResult]:
-    _admit(params)
-    result = cached.try_metadata(params)
-    return result if result is not None else scope.in_thread(operations.get_metadata, params)
+    policy = _limits(scope, params, reading=True)
+    if policy is None or policy.reads_everything:
+        result = cached.try_metadata(params, confined=policy is not None)
+        if result is not None:
+            return result
+    if policy is not None:
+        return scope.in_thread(policy.perform, files.GET_METADATA, params)
+    return scope.in_thread(operations.get_metadata, params)
 
 
 def canonicalize(
     scope: Scope, params: files.CanonicalizeParams
 ) -> files.CanonicalizeResult | Awaitable[files.CanonicalizeResult]:
-    _admit(params)
-    result = cached.try_canonicalize(params)
-    return result if result is not None else scope.in_thread(operations.canonicalize, params)
+    policy = _limits(scope, params, reading=True)
+    if policy is None or policy.reads_everything:
+        result = cached.try_canonicalize(params, confined=policy is not None)
+        if result is not None:
+            return result
+    if policy is not None:
+        return scope.in_thread(policy.perform, files.CANONICALIZE, params)
+    return scope.in_thread(operations.canonicalize, params)
+
+
+def read_directory(
+    scope: Scope, params: files.ReadDirectoryParams
+) -> Awaitable[files.ReadDirectoryResult]:
+    policy = _limits(scope, params, reading=True)
+    if policy is None:
+        return scope.in_thread(operations.read_directory, params)
+    return scope.in_thread(_read_directory, params, policy)
+
+
+def _read_directory(
+    params: files.ReadDirectoryParams, policy: FilePolicy
+) -> files.ReadDirectoryResult:
+    found = direct.read_directory(params) if policy.reads_everything else None
+    if found is None:
+        found = policy.perform(files.READ_DIRECTORY, params)
+    return found
 
 
 def open_(scope: Scope, params: files.OpenParams) -> Awaitable[files.OpenResult]:
-    _admit(params)
-    return scope.in_thread(scope.handles.open, params)
+    policy = _limits(scope, params, reading=params.mode == "read")
+    if policy is None:
+        return scope.in_thread(scope.handles.open, params)
+    return scope.in_thread(scope.handles.adopt, params, partial(_open_file, policy))
+
+
+def _open_file(policy: FilePolicy, params: files.OpenParams) -> int:
+    descriptor = None
+    if params.mode == "read" and policy.reads_everything:
+        descriptor = direct.open_for_read(params)
+    return policy.open(files.OPEN, params) if descriptor is None else descriptor
 
 
 def read_block(scope: Scope, params: files.ReadBlockParams) -> Encoded | Awaitable[Encoded]:

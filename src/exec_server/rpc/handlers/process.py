@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-from exec_server import sandbox
 from exec_server.core.command import Command, child_environment
-from exec_server.core.processes import Process
+from exec_server.core.processes import Process, Start
 from exec_server.errors import (
     InternalError,
     InvalidParams,
@@ -44,16 +43,18 @@ def start(scope: Scope, params: StartParams) -> Awaitable[StartResult]:
     if params.network_proxy is not None:
         raise InvalidParams("this exec-server starts no network proxy")
     cwd = _native_cwd(params)
-    sandbox_type = sandbox.admit_process(params.sandbox)
     if not params.argv:
         raise InvalidParams("argv must not be empty")
     _check_length("processId", params.process_id, PROCESS_ID_BYTES)
     env = child_environment(params.env, params.env_policy, params.metadata, scope.machine.variables)
     if params.tty:
         env.setdefault("SHELL", scope.machine.login_shell)
+    how = Start()
+    if params.sandbox is not None:
+        how = scope.machine.sandboxes.for_process(params.sandbox, cwd, env)
     command = Command(params.argv, cwd, env, params.tty, params.pipe_stdin, params.arg0)
     scope.session.processes.reserve(params.process_id)
-    return _start(scope, params, command, sandbox_type)
+    return _start(scope, params, command, how)
 
 
 def _check_length(name: str, value: str, limit: int) -> None:
@@ -70,11 +71,12 @@ def _native_cwd(params: StartParams) -> str:
         ) from None
 
 
-async def _start(
-    scope: Scope, params: StartParams, command: Command, sandbox_type: SandboxType
-) -> StartResult:
-    await scope.session.processes.start(params.process_id, command)
+async def _start(scope: Scope, params: StartParams, command: Command, how: Start) -> StartResult:
+    await scope.session.processes.start(params.process_id, command, how)
     # No await from here to the answer: the first output comes after it.
+    # The reference names its sandbox whenever there is such an object, even one that does not
+    # confine, and clients show that name: it says which mechanism is in charge.
+    sandbox_type: SandboxType = "none" if params.sandbox is None else "linuxSeccomp"
     return StartResult(params.process_id, sandbox_type)
 
 

@@ -1,0 +1,211 @@
+"""The life of a confined process, from its first instruction after the fork to its end.
+
+It takes one order from the server, becomes what the order says, and reports. Until it has
+reported it is our own code in a fresh namespace; afterwards it is either an init (pid 1 of a
+command's namespace) or a file worker (see `worker`). Whatever goes wrong ends the process:
+its last report says why, and nothing has run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+from exec_server.core import lookup, system
+from exec_server.core.command import Command
+from exec_server.core.spawn import Streams, encoded, spawn_first
+from exec_server.errors import ExecServerError, InternalError, os_error_text
+from exec_server.sandbox import confine, kernel, orders, view, worker
+from exec_server.sandbox.orders import Order, Program, Report
+
+_RLIMIT_LOCKS: Final = 10  # the tag of core.descendants
+# The reference's exit code when the program cannot be executed inside.
+_CANNOT_EXECUTE: Final = 101
+# Found out in the launcher: in a new user namespace the kernel would say nobody.
+_USER: Final = os.geteuid()
+_GROUP: Final = os.getegid()
+
+
+def live(descriptor: int, namespaces: int) -> NoReturn:
+    """Take an order from the socket and carry it out; never returns."""
+    try:
+        with socket.socket(fileno=descriptor) as control:
+            order, descriptors = orders.receive(control, Order)
+            _close_all_but([descriptor, *descriptors])
+            try:
+                _become(order, namespaces)
+            except view.StaleView as error:
+                _give_up(control, Report("stale", str(error)))
+            except (OSError, ExecServerError) as error:
+                _give_up(control, Report("failed", str(error)))
+            if order.program is None:
+                orders.send(control, Report("ready"), [])
+                worker.serve(control)
+                os._exit(0)
+            _run(order, order.program, control, descriptors)
+    except BaseException:
+        # Nobody is there to hear more; what was to be confined has not run.
+        sys.excepthook(*sys.exc_info())
+        os._exit(70)
+
+
+def _give_up(control: socket.socket, report: Report) -> NoReturn:
+    orders.send(control, report, [])
+    os._exit(70)
+
+
+def _close_all_but(kept: list[int]) -> None:
+    low = 3
+    for descriptor in sorted(descriptor for descriptor in kept if descriptor > 2):
+        os.closerange(low, descriptor)
+        low = descriptor + 1
+    os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _become(order: Order, namespaces: int) -> None:
+    """Enter the view and give up everything that the order does not need."""
+    _carry_tag(order.tag)
+    is_worker = order.program is None
+    system.name_process(b"exec-worker" if is_worker else b"exec-init")
+    if namespaces & kernel.NEW_USER:
+        with _doing("map the user into a user namespace"):
+            _map_own_user()
+    if order.view is not None:
+        terminal = None if order.program is None else order.program.terminal
+        with _doing("build the view of the file system"):
+            view.build(order.view, proc=order.proc, terminal=terminal, with_scratch=not is_worker)
+    system.hide_memory()
+    try:
+        kernel.leave_keyring()
+    except OSError:
+        pass  # a kernel without keys, or a filter around us that refuses the call
+    if is_worker:
+        assert order.view is not None
+        worker.prepare(order.view, order.globs)
+        with _doing("drop privileges"):
+            confine.confine_worker(order.view)
+        kernel.die_with_parent()
+
+
+@contextmanager
+def _doing(what: str) -> Iterator[None]:
+    """Say what failed when the kernel says why."""
+    try:
+        yield
+    except OSError as error:
+        raise confine.NotConfined(f"cannot {what}: {os_error_text(error)}") from error
+
+
+def _carry_tag(tag: int) -> None:
+    try:
+        hard = resource.getrlimit(_RLIMIT_LOCKS)[1]
+        resource.setrlimit(_RLIMIT_LOCKS, (tag, hard))
+    except (OSError, ValueError):
+        pass  # as for commands that are not confined: see core.descendants.tag_late
+
+
+def _map_own_user() -> None:
+    """Keep the numbers of our user and group; all others are nobody's here."""
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{_USER} {_USER} 1")
+    _write("/proc/self/gid_map", f"{_GROUP} {_GROUP} 1")
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.write(descriptor, text.encode())
+    os.close(descriptor)
+
+
+# ---- the init of a command ------------------------------------------------------------
+
+
+def _run(
+    order: Order, program: Program, control: socket.socket, descriptors: list[int]
+) -> NoReturn:
+    """Start the command on our standard streams, wait for its end, and end like it."""
+    os.setsid()
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if program.terminal is not None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    try:
+        os.chdir(program.cwd)
+    except OSError:
+        os.chdir("/")  # not visible from inside
+    try:
+        with _doing("drop privileges"):
+            confine.confine_command(order.network, has_view=order.view is not None)
+    except ExecServerError as error:
+        _give_up(control, Report("failed", str(error)))
+    kernel.die_with_parent()
+    orders.send(control, Report("ready"), [])
+    control.close()
+    if order.view is None:
+        _replace_self(program)
+    leader = _start(program)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)  # the command's streams end with the command
+    os._exit(_wait_for(leader))
+
+
+def _wait_for(leader: int) -> int:
+    """Reap everybody until the command has ended; the kernel then ends the rest with us."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == leader:
+            return system.exit_code(status)
+
+
+def _start(program: Program) -> int:
+    try:
+        argv, env, paths = _resolved(program)
+        return spawn_first(paths, argv, env, ".", Streams.inherited())
+    except (OSError, InternalError) as error:
+        _cannot_execute(program, error)
+
+
+def _replace_self(program: Program) -> NoReturn:
+    """Without a namespace to look after, this process becomes the command."""
+    for number in range(1, 65):
+        try:
+            signal.signal(number, signal.SIG_DFL)
+        except (OSError, ValueError):
+            pass  # not to be changed by anybody
+    try:
+        argv, env, paths = _resolved(program)
+        refusal: OSError = FileNotFoundError(2, os.strerror(2))
+        variables = dict(item.split(b"=", 1) for item in env)
+        for path in paths:
+            try:
+                os.execve(path, argv, variables)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                refusal = error
+        raise refusal
+    except (OSError, InternalError) as error:
+        _cannot_execute(program, error)
+
+
+def _resolved(program: Program) -> tuple[list[bytes], list[bytes], list[str]]:
+    command = Command(program.argv, os.getcwd(), program.env, False, False, program.arg0)
+    argv, env = encoded(command)
+    return argv, env, lookup.candidates(command)
+
+
+def _cannot_execute(program: Program, error: OSError | InternalError) -> NoReturn:
+    text = os_error_text(error) if isinstance(error, OSError) else error.message
+    message = f"exec-server sandbox: cannot execute {program.argv[0]}: {text}\n"
+    os.write(2, message.encode("utf-8", "replace"))
+    os._exit(_CANNOT_EXECUTE)

@@ -1,0 +1,80 @@
+"""Whether a view that was built earlier is still what its policy means on the disk of now."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import threading
+from typing import Final, NamedTuple
+
+from exec_server.sandbox.plan import View
+
+_MOUNT_TABLE: Final = "/proc/self/mountinfo"
+
+
+class Mounts:
+    """Counts the changes of this machine's mount table, as far as this server sees it."""
+
+    def __init__(self) -> None:
+        # The kernel tells of changes since the table was opened or last polled.
+        self._table = os.open(_MOUNT_TABLE, os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._table, select.POLLPRI)
+        self._lock = threading.Lock()
+        self._changes = 0
+
+    def changes(self) -> int:
+        with self._lock:
+            if self._poll.poll(0):
+                self._changes += 1
+            return self._changes
+
+    def close(self) -> None:
+        os.close(self._table)
+
+
+class _State(NamedTuple):
+    """An entry as it was. The mounts of the view keep the inodes of directories in use."""
+
+    device: int
+    inode: int
+    changed_ns: int | None  # of links and pointer files, whose content matters
+
+
+class Freshness:
+    """What a view was derived from; made before the view is built, checked before each use."""
+
+    def __init__(self, view: View, mounts: Mounts) -> None:
+        self._mounts = mounts
+        self._changes = mounts.changes()
+        writable = {step.path for step in view.steps if step.kind == "write"}
+        self._states = {
+            fact.path: _state(fact.path, is_writable=fact.path in writable) for fact in view.facts
+        }
+        self._writable = writable
+        self._was_consistent = all(
+            (None if state is None else (state.device, state.inode))
+            == (None if fact.device is None else (fact.device, fact.inode))
+            for fact, state in ((fact, self._states[fact.path]) for fact in view.facts)
+        )
+
+    def is_current(self) -> bool:
+        """Whether nothing that matters has changed. Blocking: it asks the disk."""
+        return (
+            self._was_consistent
+            and self._mounts.changes() == self._changes
+            and all(
+                _state(path, is_writable=path in self._writable) == state
+                for path, state in self._states.items()
+            )
+        )
+
+
+def _state(path: str, *, is_writable: bool) -> _State | None:
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    content_matters = not stat.S_ISDIR(info.st_mode) and not is_writable
+    return _State(info.st_dev, info.st_ino, info.st_ctime_ns if content_matters else None)

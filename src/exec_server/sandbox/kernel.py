@@ -1,0 +1,273 @@
+"""System calls that confine a process, one thin function each; all raise OSError.
+
+Only single-threaded processes call these: the launcher and what it starts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+from typing import Final, NamedTuple
+
+from exec_server.core.filecalls import RESOLVE_NO_SYMLINKS, OpenHow
+from exec_server.core.system import LIBC
+
+NEW_MOUNTS: Final = 0x0002_0000
+NEW_IPC: Final = 0x0800_0000
+NEW_USER: Final = 0x1000_0000
+NEW_PIDS: Final = 0x2000_0000
+NEW_NETWORK: Final = 0x4000_0000
+_CLONE_PARENT: Final = 0x8000
+
+READ_ONLY: Final = 0x01
+NO_SUID: Final = 0x02
+NO_DEVICES: Final = 0x04
+NO_EXEC: Final = 0x08
+
+_AT_FDCWD: Final = -100
+_AT_EMPTY_PATH: Final = 0x1000
+_AT_RECURSIVE: Final = 0x8000
+_OPEN_TREE_CLONE: Final = 1
+_OPEN_TREE_CLOEXEC: Final = os.O_CLOEXEC
+_MOVE_MOUNT_BOTH_EMPTY: Final = 0x04 | 0x40  # both ends are descriptors, not paths
+_MS_PRIVATE: Final = 1 << 18
+_MNT_DETACH: Final = 2
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_GET_SECCOMP: Final = 21
+_PR_SET_SECCOMP: Final = 22
+_PR_CAPBSET_DROP: Final = 24
+_PR_SET_SECUREBITS: Final = 28
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_GET_NO_NEW_PRIVS: Final = 39
+_PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
+# No privilege by being root, none kept across a change of user, none by ambience; all locked.
+_SECUREBITS: Final = 0xEF
+_CAPABILITY_VERSION: Final = 0x2008_0522
+_SECCOMP_MODE_FILTER: Final = 2
+_KEYCTL_JOIN_SESSION_KEYRING: Final = 1
+
+# Newer calls have the same number on every architecture.
+_OPEN_TREE: Final = 428
+_MOVE_MOUNT: Final = 429
+_MOUNT_SETATTR: Final = 442
+_LANDLOCK_CREATE_RULESET: Final = 444
+_LANDLOCK_ADD_RULE: Final = 445
+_LANDLOCK_RESTRICT_SELF: Final = 446
+_LANDLOCK_CREATE_RULESET_VERSION: Final = 1
+_LANDLOCK_RULE_PATH_BENEATH: Final = 1
+
+
+class _Numbers(NamedTuple):
+    clone: int
+    pivot_root: int
+    keyctl: int
+
+
+_NUMBERS: Final = {"x86_64": _Numbers(56, 155, 250), "aarch64": _Numbers(220, 41, 219)}
+MACHINE: Final = platform.machine()
+
+_syscall = LIBC.syscall
+_syscall.restype = ctypes.c_long
+_ENTRY = OpenHow(os.O_PATH | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS)
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("user_namespace", ctypes.c_uint64),
+    )
+
+
+class _RulesetAttributes(ctypes.Structure):
+    _fields_ = (
+        ("files", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def _call(number: int, *arguments: object) -> int:
+    # Plain ints would be passed as 32 bits.
+    words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
+    return _checked(_syscall(ctypes.c_long(number), *words))
+
+
+def _prctl(option: int, *values: int) -> int:
+    padded = (*values, 0, 0, 0, 0)[:4]
+    return _checked(LIBC.prctl(option, *padded))
+
+
+def is_known_machine() -> bool:
+    """Whether the system call numbers of this machine are known here."""
+    return MACHINE in _NUMBERS
+
+
+# ---- processes ------------------------------------------------------------------------
+
+
+def fork_for_parent(namespaces: int) -> int:
+    """Fork into new namespaces, as a child of this process's parent; returns like os.fork."""
+    flags = namespaces | _CLONE_PARENT | signal.SIGCHLD
+    return _call(_NUMBERS[MACHINE].clone, flags, 0, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Be killed when the parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def leave_keyring() -> None:
+    """Give up the keys that came with the session of the server's starter."""
+    _call(_NUMBERS[MACHINE].keyctl, _KEYCTL_JOIN_SESSION_KEYRING, None)
+
+
+# ---- mounts ---------------------------------------------------------------------------
+
+
+def open_entry(path: str) -> int:
+    """A descriptor of what is at the path itself; no component may be a link."""
+    descriptor = _ENTRY.open(os.fsencode(path))
+    if descriptor < 0:
+        raise OSError(-descriptor, os.strerror(-descriptor), path)
+    return descriptor
+
+
+def clone_tree(descriptor: int) -> int:
+    """A detached copy of the mounts from an open file or directory downwards."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE
+    return _call(_OPEN_TREE, descriptor, b"", flags)
+
+
+def set_mount(descriptor: int, attributes: int, *, below_too: bool) -> None:
+    """Add attributes to a mount, which also no longer takes part in propagation."""
+    value = _MountAttributes(attributes, 0, _MS_PRIVATE, 0)
+    flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if below_too else 0)
+    size = ctypes.sizeof(value)
+    _call(_MOUNT_SETATTR, descriptor, b"", flags, ctypes.byref(value), size)
+
+
+def attach(tree: int, target: int) -> None:
+    """Mount a detached tree onto an open file or directory."""
+    _call(_MOVE_MOUNT, tree, b"", target, b"", _MOVE_MOUNT_BOTH_EMPTY)
+
+
+def mount_new(kind: str, path: str, options: str, attributes: int) -> None:
+    """Mount a new file system of the kernel's own: tmpfs, proc, devpts."""
+    name = kind.encode()
+    _checked(
+        LIBC.mount(name, os.fsencode(path), name, ctypes.c_ulong(attributes), options.encode())
+    )
+
+
+def unmount(path: str) -> None:
+    """Take the uppermost mount away from the path, with all below it."""
+    _checked(LIBC.umount2(os.fsencode(path), _MNT_DETACH))
+
+
+def become_root(path: str) -> None:
+    """Make a mount the root of this process and let go of the old root."""
+    os.chdir(path)
+    _call(_NUMBERS[MACHINE].pivot_root, b".", b".")
+    unmount(".")
+    os.chdir("/")
+
+
+# ---- privileges -----------------------------------------------------------------------
+
+
+def drop_capabilities() -> None:
+    """Give up all capabilities, and the ways to gain them."""
+    for number in range(64):
+        try:
+            _prctl(_PR_CAPBSET_DROP, number)
+        except OSError:
+            break  # beyond the last one this kernel knows
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    try:
+        _prctl(_PR_SET_SECUREBITS, _SECUREBITS)
+    except PermissionError:
+        pass  # an ordinary user outside a user namespace has nothing to lose
+    header = _CapabilityHeader(_CAPABILITY_VERSION, 0)
+    _checked(LIBC.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())))
+
+
+def capabilities() -> tuple[int, ...]:
+    """Effective, permitted and inheritable capabilities; all zero when there are none."""
+    header = _CapabilityHeader(_CAPABILITY_VERSION, 0)
+    data = (ctypes.c_uint32 * 6)()
+    _checked(LIBC.capget(ctypes.byref(header), ctypes.byref(data)))
+    return tuple(data)
+
+
+def forbid_new_privileges() -> None:
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def has_no_new_privileges() -> bool:
+    return _prctl(_PR_GET_NO_NEW_PRIVS) == 1
+
+
+def install_filter(program: bytes) -> None:
+    """Apply a seccomp filter; needs `forbid_new_privileges` first."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    value = _FilterProgram(len(program) // 8, ctypes.addressof(buffer))
+    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(value))
+
+
+def has_filter() -> bool:
+    return _prctl(_PR_GET_SECCOMP) == _SECCOMP_MODE_FILTER
+
+
+# ---- Landlock -------------------------------------------------------------------------
+
+
+def landlock_version() -> int:
+    """What the kernel offers of Landlock; 0 for nothing."""
+    try:
+        return _call(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
+    except OSError:
+        return 0
+
+
+def create_ruleset(files: int, scoped: int, version: int) -> int:
+    """A ruleset that handles these file rights and scopes."""
+    value = _RulesetAttributes(files, 0, scoped)
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    return _call(_LANDLOCK_CREATE_RULESET, ctypes.byref(value), size, 0)
+
+
+def allow_beneath(ruleset: int, descriptor: int, rights: int) -> None:
+    """Grant rights on an open file, or on a directory and everything below it."""
+    value = _PathBeneath(rights, descriptor)
+    _call(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_RULE_PATH_BENEATH, ctypes.byref(value), 0)
+
+
+def enter_ruleset(ruleset: int) -> None:
+    """Apply a ruleset; needs `forbid_new_privileges` first."""
+    _call(_LANDLOCK_RESTRICT_SELF, ruleset, 0)

@@ -1,0 +1,97 @@
+"""What this machine offers to confine with, found out by trying it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+from exec_server.errors import InternalError, os_error_text
+from exec_server.sandbox import kernel, orders
+from exec_server.sandbox.launcher import Launcher
+from exec_server.sandbox.orders import Order, Report
+from exec_server.sandbox.plan import View
+from exec_server.sandbox.view import ProcMount
+
+log = logging.getLogger(__name__)
+
+_ALL: Final = kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_IPC
+_EMPTY: Final = View(False, (), (), (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """How processes are confined here; `refusal` says why they cannot be."""
+
+    user_namespace: bool = False
+    own_proc: bool = False
+    landlock: int = 0
+    refusal: str | None = None
+
+    def namespaces(self, *, network: bool) -> int:
+        """The namespaces of a confined process; `network` for one that must reach nobody."""
+        flags = _ALL | (kernel.NEW_USER if self.user_namespace else 0)
+        return flags | (kernel.NEW_NETWORK if network else 0)
+
+
+def find_means(launcher: Launcher) -> Means:
+    """Try the ways to confine, the best first. Blocking, for some milliseconds."""
+    if not kernel.is_known_machine():
+        return Means(refusal=f"system calls of {kernel.MACHINE} are not known")
+    landlock = kernel.landlock_version()
+    reasons = []
+    for user_namespace in (True, False) if os.geteuid() == 0 else (True,):
+        for own_proc in (True, False):
+            means = Means(user_namespace, own_proc, landlock)
+            reason = _attempt(launcher, means)
+            if reason is None:
+                return means
+            reasons.append(reason)
+            log.info("sandbox: %s does not work here: %s", means, reason)
+    return Means(landlock=landlock, refusal=reasons[0])
+
+
+def _attempt(launcher: Launcher, means: Means) -> str | None:
+    """Why a process cannot be confined by these means, None if it can."""
+    proc: ProcMount = "own" if means.own_proc else "none"
+    order = Order(_EMPTY, "restricted", proc, 0)
+    try:
+        _, control = launch(launcher, means.namespaces(network=True), order, [])
+    except OSError as error:
+        return f"cannot create namespaces: {os_error_text(error)}"
+    except InternalError as error:
+        return error.message
+    control.close()
+    return None
+
+
+class StaleOrder(InternalError):
+    """The disk changed between the laying out and the building of a view."""
+
+
+def launch(
+    launcher: Launcher, namespaces: int, order: Order, descriptors: list[int]
+) -> tuple[int, socket.socket]:
+    """Have a process confined as ordered; returns its pid and socket once it is. Blocking."""
+    control, theirs = socket.socketpair()
+    try:
+        with theirs:
+            pid = launcher.launch(namespaces, theirs)
+        orders.send(control, order, descriptors)
+        report, extra = orders.receive(control, Report)
+        for descriptor in extra:
+            os.close(descriptor)
+    except orders.Disconnected as error:
+        control.close()
+        raise InternalError(f"the sandbox could not be built: {error}") from error
+    except BaseException:
+        control.close()
+        raise
+    if report.state == "ready":
+        return pid, control
+    control.close()
+    if report.state == "stale":
+        raise StaleOrder(f"the disk keeps changing: {report.reason}")
+    raise InternalError(f"the sandbox could not be built: {report.reason}")

@@ -1,0 +1,114 @@
+"""What the server and a confined process say to each other, and how it is framed.
+
+Both directions are MessagePack of the structs below, each with its length in front. The
+server reads what a confined process says as untrusted data: typed, bounded, never evaluated.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from exec_server.errors import ExecServerError
+from exec_server.sandbox.plan import Glob, Network, View
+from exec_server.sandbox.view import ProcMount
+
+T = TypeVar("T")
+
+_LENGTH: Final = struct.Struct("<I")
+# Longer than any request or answer of a file operation: the wire itself carries 64 MiB.
+MAX_MESSAGE: Final = 96 * 1_048_576
+# Descriptors that come with one message: the three standard ones.
+MAX_DESCRIPTORS: Final = 3
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What a confined init starts, on the descriptors that came with the order."""
+
+    argv: list[str]
+    arg0: str | None
+    cwd: str
+    env: dict[str, str]
+    terminal: str | None  # its path on the host
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a new process shall become: the init of a program, or a file worker."""
+
+    view: View | None  # None: files are not limited
+    network: Network
+    proc: ProcMount
+    tag: int
+    program: Program | None = None
+    globs: tuple[Glob, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True):
+    """How that went: ready, outdated by changes on the disk, or not possible here."""
+
+    state: Literal["ready", "stale", "failed"]
+    reason: str = ""
+
+
+class Disconnected(ExecServerError):
+    """The other side has ended."""
+
+
+def send(link: socket.socket, message: msgspec.Struct, descriptors: list[int]) -> None:
+    """Send a message, with descriptors if there are any. Blocks, or raises TimeoutError."""
+    text = msgspec.msgpack.encode(message, enc_hook=str)
+    send_bytes(link, text, descriptors)
+
+
+def send_bytes(link: socket.socket, text: bytes, descriptors: list[int]) -> None:
+    head = _LENGTH.pack(len(text))
+    if descriptors:
+        socket.send_fds(link, [head], descriptors)
+    else:
+        text = head + text
+    # Not `send`: the filter of confined processes refuses the call behind it.
+    view = memoryview(text)
+    while view:
+        view = view[os.write(link.fileno(), view) :]
+
+
+def receive(link: socket.socket, kind: type[T]) -> tuple[T, list[int]]:
+    """The next message and its descriptors, which the caller closes."""
+    text, descriptors = receive_bytes(link)
+    try:
+        return msgspec.msgpack.decode(text, type=kind), descriptors
+    except msgspec.MsgspecError as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise Disconnected(f"nonsense: {error}") from None
+
+
+def receive_bytes(link: socket.socket) -> tuple[bytes, list[int]]:
+    head, descriptors, flags, _ = socket.recv_fds(link, _LENGTH.size, MAX_DESCRIPTORS)
+    try:
+        head += _exactly(link, _LENGTH.size - len(head)) if head else b""
+        if len(head) != _LENGTH.size or flags & socket.MSG_CTRUNC:
+            raise Disconnected("the other side has ended")
+        (length,) = _LENGTH.unpack(head)
+        if length > MAX_MESSAGE:
+            raise Disconnected("the message is too long")
+        return _exactly(link, length), descriptors
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
+def _exactly(link: socket.socket, size: int) -> bytes:
+    pieces = []
+    while size:
+        piece = os.read(link.fileno(), min(size, 1 << 20))
+        if not piece:
+            raise Disconnected("the other side has ended")
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)

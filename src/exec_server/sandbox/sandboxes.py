@@ -1,0 +1,300 @@
+"""Confinement on Linux: from a `sandbox` object to a worker or a confined command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from exec_server.core.command import Command
+from exec_server.core.processes import Judge, Start
+from exec_server.core.spawn import Child, Streams, check_directory, encoded
+from exec_server.errors import InternalError, RpcError, rpc_error_from_os
+from exec_server.protocol import files
+from exec_server.protocol.method import Call
+from exec_server.protocol.process import Chunk
+from exec_server.protocol.sandbox import Denial, Sandbox
+from exec_server.sandbox import globs, means, policy
+from exec_server.sandbox.denial import find, judge
+from exec_server.sandbox.disk import HostDisk
+from exec_server.sandbox.freshness import Freshness, Mounts
+from exec_server.sandbox.launcher import Launcher
+from exec_server.sandbox.layout import lay_out
+from exec_server.sandbox.means import Means, StaleOrder, launch
+from exec_server.sandbox.orders import Order, Program
+from exec_server.sandbox.placeholders import Placeholders, Remember
+from exec_server.sandbox.plan import Policy, Step, View
+from exec_server.sandbox.policy import Surroundings
+from exec_server.sandbox.view import ProcMount
+from exec_server.sandbox.worker import Worker
+from exec_server.sandbox.workers import WorkerPool
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# A tree that is rebuilt faster than a view of it cannot be confined; each attempt takes
+# milliseconds.
+_ATTEMPTS: Final = 8
+# Clients send the same few objects with every request.
+_COMPILED: Final = 256
+_LEGACY: Final = "useLegacyLandlock is not supported: it would confine less than was asked for"
+
+
+class Sandboxes:
+    """All that confines on behalf of one server. Any thread may call anything."""
+
+    def __init__(self, variables: Mapping[str, str], remember: Remember) -> None:
+        self._launcher = Launcher(variables)
+        self._mounts = Mounts()
+        self._placeholders = Placeholders(remember)
+        self._tmpdir = variables.get("TMPDIR")
+        self._means: Means | None = None
+        self._means_lock = threading.Lock()
+        self._compiled: OrderedDict[bytes, FilePolicy | None] = OrderedDict()
+        self.workers = WorkerPool(self._build_worker)
+
+    def close(self) -> None:
+        """End the workers and the launcher. Commands end with their sessions."""
+        self.workers.close()
+        self._launcher.close()
+        self._mounts.close()
+
+    def means(self) -> Means:
+        """How this machine confines. Blocking, for the first caller."""
+        with self._means_lock:
+            if self._means is None:
+                self._means = means.find_means(self._launcher)
+            return self._means
+
+    def warm_up(self) -> None:
+        """Find out before the first request needs to know. Blocking."""
+        try:
+            self.means()
+        except InternalError as error:
+            log.error("sandbox: %s", error)
+
+    def _require_means(self) -> Means:
+        found = self.means()
+        if found.refusal is not None:
+            raise InternalError(
+                f"this machine cannot confine what was asked to be confined: {found.refusal}; "
+                "nothing was done (`exec-server sandbox check` says more)"
+            )
+        return found
+
+    # ---- files ------------------------------------------------------------------------
+
+    def for_files(self, sandbox: Sandbox, *, reading: bool) -> FilePolicy | None:
+        """The policy of a file operation; None if it does not limit files."""
+        key = msgspec.msgpack.encode(sandbox, enc_hook=_as_uri) + (b"r" if reading else b"w")
+        try:
+            self._compiled.move_to_end(key)
+            return self._compiled[key]
+        except KeyError:
+            pass
+        compiled = self._compile(sandbox, reading=reading)
+        self._compiled[key] = compiled
+        if len(self._compiled) > _COMPILED:
+            self._compiled.popitem(last=False)
+        return compiled
+
+    def _compile(self, sandbox: Sandbox, *, reading: bool) -> FilePolicy | None:
+        surroundings = _surroundings(self._tmpdir, None)
+        compiled = policy.compile_policy(sandbox, surroundings, for_process=False, reading=reading)
+        if compiled is None or compiled.rules is None:
+            return None
+        return FilePolicy(self, compiled, is_legacy=sandbox.use_legacy_landlock)
+
+    def _build_worker(self, compiled: Policy) -> tuple[Worker, Freshness]:
+        found = self._require_means()
+        disk = HostDisk(sees_placeholders=True)
+        if compiled.globs and not found.own_proc:
+            raise InternalError("deny patterns cannot be enforced here: there is no private /proc")
+
+        def build() -> tuple[Worker, Freshness]:
+            view = lay_out(compiled, disk)
+            _check_view(view)
+            freshness = Freshness(view, self._mounts)
+            proc: ProcMount = "own" if found.own_proc else "none"
+            order = Order(view, "restricted", proc, 0, globs=compiled.globs)
+            pid, control = launch(self._launcher, found.namespaces(network=False), order, [])
+            return Worker(pid, control), freshness
+
+        return _repeatedly(build)
+
+    # ---- commands ---------------------------------------------------------------------
+
+    def spawn(self, compiled: Policy, command: Command, tag: int) -> Child:
+        """Start a command confined by the policy; like core.spawn.spawn otherwise. Blocking."""
+        encoded(command)  # says what cannot be passed to any program
+        check_directory(command.cwd)
+        streams = Streams.make(command)
+        started = False
+        try:
+            standard, terminal = _standard_streams(command, streams)
+            program = Program(command.argv, command.arg0, command.cwd, command.env, terminal)
+            child = _repeatedly(lambda: self._launch(compiled, program, tag, streams, standard))
+            started = True
+            return child
+        finally:
+            streams.release(started=started)
+
+    def _launch(
+        self, compiled: Policy, program: Program, tag: int, streams: Streams, standard: list[int]
+    ) -> Child:
+        if compiled.rules is None:
+            order = Order(None, compiled.network, "inherited", tag, program)
+            pid, control = launch(self._launcher, 0, order, standard)
+            control.close()
+            return Child(pid, streams.stdin, streams.outputs)
+        found = self._require_means()
+        denied = globs.scan(compiled.globs) if compiled.globs else []
+        view = lay_out(compiled, HostDisk(sees_placeholders=False), denied)
+        _check_view(view)
+        try:
+            held = self._placeholders.hold(view.missing)
+        except FileExistsError as error:
+            raise StaleOrder(str(error)) from error
+        try:
+            view = _with_steps(view, [placeholder.step for placeholder in held])
+            proc: ProcMount = "own" if found.own_proc else "inherited"
+            order = Order(view, compiled.network, proc, tag, program)
+            namespaces = found.namespaces(network=compiled.network == "restricted")
+            pid, control = launch(self._launcher, namespaces, order, standard)
+        except BaseException:
+            self._placeholders.release(held)
+            raise
+        control.close()
+        return Child(pid, streams.stdin, streams.outputs, lambda: self._placeholders.release(held))
+
+    def for_process(self, sandbox: Sandbox, cwd: str, env: dict[str, str]) -> Start:
+        """How to start a command in this sandbox, whose environment gets what belongs to it."""
+        env["PWD"] = cwd
+        surroundings = _surroundings(env.get("TMPDIR"), cwd)
+        compiled = policy.compile_policy(sandbox, surroundings, for_process=True)
+        if compiled is None or (compiled.rules is None and compiled.network == "enabled"):
+            return Start(judge=lambda code, output: (judge(code, output), None))
+        if sandbox.use_legacy_landlock:
+            raise InternalError(_LEGACY)
+        return Start(partial(self.spawn, compiled), _judge_by(compiled, cwd))
+
+
+def _judge_by(compiled: Policy, cwd: str) -> Judge:
+    """Judge a command by its output, and explain what it was denied by its policy."""
+
+    def explain(path: str, operation: Literal["read", "write"]) -> str | None:
+        return policy.explain(compiled, path, operation)
+
+    def verdict(exit_code: int, output: list[Chunk]) -> tuple[bool, Denial | None]:
+        if not judge(exit_code, output):
+            return False, None
+        is_offline = compiled.network == "restricted"
+        denial = find(exit_code, output, explain, cwd=cwd, is_offline=is_offline)
+        log.info("sandbox denied something to a command: %s", denial)
+        return True, denial
+
+    return verdict
+
+
+class FilePolicy:
+    """A policy that limits files, and the workers that know no other."""
+
+    def __init__(self, owner: Sandboxes, compiled: Policy, *, is_legacy: bool) -> None:
+        self.reads_everything = policy.reads_everything(compiled)
+        self._owner = owner
+        self._policy = compiled
+        self._is_legacy = is_legacy
+
+    def perform(self, call: Call[Any, Any], params: Any) -> Any:
+        """Perform an operation in a confined worker. Blocking."""
+        return self._run(params, lambda worker: worker.perform(call, params))
+
+    def open(self, call: Call[Any, Any], params: Any) -> int:
+        """Open a file in a confined worker; returns its descriptor. Blocking."""
+        return self._run(params, lambda worker: worker.open(call, params))
+
+    def _run(self, params: Any, action: Callable[[Worker], T]) -> T:
+        if self._is_legacy:
+            raise InternalError(_LEGACY)
+        try:
+            return self._owner.workers.run(self._policy, action)
+        except OSError as error:
+            raise self._explained(params, error) from error
+
+    def _explained(self, params: Any, error: OSError) -> RpcError:
+        """The error with the rule that is behind it, if it is one of the policy's."""
+        failure = rpc_error_from_os(error)
+        for path, operation in _touched(params):
+            rule = policy.explain(self._policy, os.path.realpath(path), operation)
+            if rule is not None:
+                log.info("sandbox denied to %s %s: %s (%s)", operation, path, rule, error.strerror)
+                denial = {"path": path, "operation": operation, "rule": rule}
+                failure.data = {"sandboxDenial": denial}
+                break
+        return failure
+
+
+def _touched(params: Any) -> list[tuple[str, Any]]:
+    """The paths of a file operation, and what it does with each."""
+    if isinstance(params, files.CopyParams):
+        source, destination = params.source_path.native(), params.destination_path.native()
+        return [(source, "read"), (destination, "write")]
+    writes = isinstance(
+        params, files.WriteFileParams | files.CreateDirectoryParams | files.RemoveParams
+    ) or (isinstance(params, files.OpenParams) and params.mode != "read")
+    return [(params.path.native(), "write" if writes else "read")]
+
+
+def _as_uri(value: object) -> str:
+    return str(getattr(value, "uri", value))
+
+
+def _surroundings(tmpdir: str | None, cwd: str | None) -> Surroundings:
+    minimal = tuple(path for path in policy.MINIMAL_PATHS if os.path.exists(path))
+    return Surroundings(tmpdir, minimal, os.path.isdir("/tmp"), cwd)
+
+
+def _repeatedly(build: Callable[[], T]) -> T:
+    for attempt in range(_ATTEMPTS):
+        try:
+            return build()
+        except StaleOrder:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _check_view(view: View) -> None:
+    """Refuse what a private /proc and /dev would undo."""
+    for step in view.steps:
+        if step.kind == "mask" and f"{step.path}/".startswith(("/proc/", "/dev/")):
+            raise InternalError(
+                f"cannot enforce sandbox deny-read path {step.path}: /proc and /dev are private"
+            )
+
+
+def _with_steps(view: View, more: list[Step]) -> View:
+    steps = sorted([*view.steps, *more], key=_depth)
+    return msgspec.structs.replace(view, steps=tuple(steps), missing=())
+
+
+def _depth(step: Step) -> int:
+    return step.path.count("/") if step.path != "/" else 0
+
+
+def _standard_streams(command: Command, streams: Streams) -> tuple[list[int], str | None]:
+    """The descriptors for 0, 1 and 2, and the path of the terminal if that is what they are."""
+    if command.tty:
+        (slave,) = streams.theirs
+        return [slave, slave, slave], os.ttyname(slave)
+    if not command.pipe_stdin:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        streams.theirs.append(null)
+        return [null, *streams.theirs[:2]], None
+    return list(streams.theirs), None

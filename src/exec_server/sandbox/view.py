@@ -1,0 +1,310 @@
+"""Builds a View: turns the mounts of a fresh mount namespace into what a policy allows.
+
+The order matters. All that is needed of the host's tree is opened and cloned first, while
+it is as the host has it; each clone is checked to be the very file or directory that the
+view was laid out for, so no link or rename put in the way meanwhile leads elsewhere. Then
+one recursive call makes the whole tree read-only, and the clones are attached on top of it,
+parents first. Nothing is attached before its propagation is private.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final, Literal
+
+from exec_server.errors import ExecServerError
+from exec_server.sandbox import kernel
+from exec_server.sandbox.plan import Step, View
+
+ProcMount = Literal["own", "inherited", "none"]
+
+_QUIET: Final = kernel.NO_SUID | kernel.NO_DEVICES
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+# Where masks and an empty root are prepared. Every machine has this directory, and a private
+# one takes its place in the end.
+_STAGE: Final = "/dev"
+_ROOT: Final = f"{_STAGE}/root"
+_EMPTY_FILE: Final = f"{_STAGE}/file"
+_EMPTY_DIRECTORY: Final = f"{_STAGE}/directory"
+# A tmpfs takes memory of the machine. These hold only names; programs write to /dev/shm alone.
+_SKELETON_OPTIONS: Final = "mode=0755,size=1m,nr_inodes=4096"
+_SHM_OPTIONS: Final = "mode=1777,size=50%"
+_TERMINAL_OPTIONS: Final = "newinstance,ptmxmode=0666,mode=620"
+_MASKED, _PASSABLE = 0o000, 0o111
+
+# Kernel settings that root may write by ownership alone, without any capability.
+_PROC_READ_ONLY: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs", "mtrr", "driver", "tty")
+# What container runtimes hide: memory, keys and addresses of the kernel, and its hardware.
+_PROC_HIDDEN: Final = (
+    "acpi",
+    "asound",
+    "interrupts",
+    "kallsyms",
+    "kcore",
+    "keys",
+    "kmsg",
+    "kpagecgroup",
+    "kpagecount",
+    "kpageflags",
+    "latency_stats",
+    "modules",
+    "sched_debug",
+    "scsi",
+    "timer_list",
+    "timer_stats",
+)
+_SYS_HIDDEN: Final = ("firmware", "kernel/debug", "kernel/tracing", "kernel/security")
+
+
+class StaleView(ExecServerError):
+    """The disk is no longer what the view was laid out for."""
+
+
+def build(view: View, *, proc: ProcMount, terminal: str | None, with_scratch: bool) -> None:
+    """Change this process's mount namespace, which must be new, into the view.
+
+    `terminal` is the path of the terminal a command runs on; `with_scratch` gives it memory
+    and terminals of its own in /dev.
+    """
+    steps = [step for step in view.steps if not _is_kernels(step.path)]
+    trees = {step.path: _clone(step) for step in steps if step.kind != "mask"}
+    devices = {name: _clone_device(f"/dev/{name}") for name in _DEVICES}
+    if terminal is not None:
+        devices["console"] = _clone_device(terminal)
+    inherited = _clone_inherited_proc() if proc == "inherited" and view.is_empty else None
+    root_is_writable = any(step.path == "/" and step.kind == "write" for step in steps)
+    _freeze_host(0 if root_is_writable else kernel.READ_ONLY)
+    _make_stage()
+    prefix = ""
+    if view.is_empty:
+        prefix = _ROOT
+        kernel.mount_new("tmpfs", prefix, _SKELETON_OPTIONS, _QUIET)
+        for link in view.links:
+            _make_parents(prefix + link.path)
+            os.symlink(link.target, prefix + link.path)
+    trees |= _make_masks(steps)
+    for step in steps:
+        _attach(trees[step.path], prefix, step, make_point=view.is_empty)
+    _mount_proc(prefix, proc, inherited)
+    if view.is_empty:
+        _mount_devices(prefix, devices, with_scratch=with_scratch)
+        _set(prefix, kernel.READ_ONLY | _QUIET)
+        kernel.become_root(prefix)
+    else:
+        _freeze_parts("/", ("sys",))
+        _hide("/sys", _SYS_HIDDEN)
+        kernel.unmount(_STAGE)
+        _mount_devices(prefix, devices, with_scratch=with_scratch)
+
+
+def _is_kernels(path: str) -> bool:
+    """Whether a path is replaced by a private one anyway, whatever a policy grants there."""
+    return path in ("/dev", "/proc") or path.startswith(("/dev/", "/proc/"))
+
+
+def _clone(step: Step) -> int:
+    """The host's subtree at a step, detached and with the attributes of the step."""
+    try:
+        descriptor = kernel.open_entry(step.path)
+    except OSError as error:
+        raise StaleView(f"{step.path}: {error.strerror}") from error
+    _check_identity(descriptor, step)
+    tree = kernel.clone_tree(descriptor)
+    os.close(descriptor)
+    attributes = _QUIET | (kernel.READ_ONLY if step.kind == "read" else 0)
+    kernel.set_mount(tree, attributes, below_too=True)
+    return tree
+
+
+def _check_identity(descriptor: int, step: Step) -> None:
+    info = os.fstat(descriptor)
+    if (info.st_dev, info.st_ino) != (step.device, step.inode):
+        raise StaleView(f"{step.path} was replaced")
+
+
+def _clone_device(path: str) -> int | None:
+    try:
+        descriptor = kernel.open_entry(path)
+    except OSError:
+        return None  # this machine has none
+    tree = kernel.clone_tree(descriptor)
+    os.close(descriptor)
+    kernel.set_mount(tree, kernel.NO_SUID | kernel.NO_EXEC, below_too=False)
+    return tree
+
+
+def _clone_inherited_proc() -> int:
+    descriptor = kernel.open_entry("/proc")
+    tree = kernel.clone_tree(descriptor)
+    os.close(descriptor)
+    kernel.set_mount(tree, kernel.READ_ONLY | _QUIET | kernel.NO_EXEC, below_too=True)
+    return tree
+
+
+def _freeze_host(attributes: int) -> None:
+    """Make all of the host's tree read-only here, and its mounts independent of the host's."""
+    root = kernel.open_entry("/")
+    kernel.set_mount(root, attributes | _QUIET, below_too=True)
+    os.close(root)
+
+
+# ---- masks ----------------------------------------------------------------------------
+
+
+def _make_stage() -> None:
+    kernel.mount_new("tmpfs", _STAGE, _SKELETON_OPTIONS, _QUIET)
+    os.mkdir(_ROOT, 0o755)
+    _make_point(_EMPTY_FILE, is_directory=False)
+    os.mkdir(_EMPTY_DIRECTORY, 0o555)
+
+
+def _make_masks(steps: list[Step]) -> dict[str, int]:
+    """A detached, empty, read-only tree for every mask, with mount points for what is below."""
+    trees = {}
+    for number, mask in enumerate(step for step in steps if step.kind == "mask"):
+        place = f"{_STAGE}/mask{number}"
+        _make_point(place, is_directory=mask.is_directory)
+        made = [place]
+        for step in steps:
+            if step.path.startswith(f"{mask.path}/"):
+                below = step.path[len(mask.path) + 1 :]
+                made += _make_inner_point(place, below, step.is_directory)
+        for directory in reversed(made):
+            os.chmod(directory, _PASSABLE if mask.passable else _MASKED)
+        trees[mask.path] = _copy_read_only(place)
+    return trees
+
+
+def _make_inner_point(place: str, below: str, is_directory: bool) -> list[str]:
+    """Make a mount point inside a mask; returns the directories above it that are new."""
+    made = []
+    *parents, name = below.split("/")
+    for parent in parents:
+        place = f"{place}/{parent}"
+        if not os.path.isdir(place):
+            os.mkdir(place)
+            made.append(place)
+    if not os.path.lexists(f"{place}/{name}"):
+        _make_point(f"{place}/{name}", is_directory=is_directory)
+    return made
+
+
+def _copy_read_only(path: str) -> int:
+    descriptor = kernel.open_entry(path)
+    tree = kernel.clone_tree(descriptor)
+    os.close(descriptor)
+    kernel.set_mount(tree, kernel.READ_ONLY | _QUIET, below_too=True)
+    return tree
+
+
+def _make_point(path: str, *, is_directory: bool) -> None:
+    if is_directory:
+        os.mkdir(path, 0o755)
+    else:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+
+
+def _make_parents(path: str) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+
+
+# ---- attaching ------------------------------------------------------------------------
+
+
+def _attach(tree: int, prefix: str, step: Step, *, make_point: bool) -> None:
+    if step.path == "/":
+        os.close(tree)  # the root was left writable instead: nothing can be mounted over it
+        return
+    path = prefix + step.path
+    if make_point and not os.path.lexists(path):
+        _make_parents(path)
+        _make_point(path, is_directory=step.is_directory)
+    try:
+        target = kernel.open_entry(path)
+    except OSError as error:
+        raise StaleView(f"{step.path}: {error.strerror}") from error
+    _attach_to(tree, target)
+
+
+def _attach_to(tree: int, target: int) -> None:
+    kernel.attach(tree, target)
+    os.close(target)
+    os.close(tree)
+
+
+def _set(path: str, attributes: int) -> None:
+    descriptor = kernel.open_entry(path)
+    kernel.set_mount(descriptor, attributes, below_too=False)
+    os.close(descriptor)
+
+
+# ---- /proc and /dev -------------------------------------------------------------------
+
+
+def _mount_proc(prefix: str, proc: ProcMount, inherited: int | None) -> None:
+    path = f"{prefix}/proc"
+    if prefix:
+        os.mkdir(path, 0o755)
+    elif not os.path.isdir(path):
+        return
+    if proc == "own":
+        kernel.mount_new("proc", path, "", _QUIET | kernel.NO_EXEC)
+        _freeze_parts(path, _PROC_READ_ONLY)
+        _hide(path, _PROC_HIDDEN)
+    elif proc == "none":
+        kernel.mount_new("tmpfs", path, _SKELETON_OPTIONS, kernel.READ_ONLY | _QUIET)
+    elif inherited is not None:
+        _attach_to(inherited, kernel.open_entry(path))
+
+
+def _freeze_parts(directory: str, names: tuple[str, ...]) -> None:
+    """Make parts of a mount read-only."""
+    for name in names:
+        try:
+            target = kernel.open_entry(f"{directory}/{name}")
+        except OSError:
+            continue  # not on this kernel
+        tree = kernel.clone_tree(target)
+        kernel.set_mount(tree, kernel.READ_ONLY | _QUIET | kernel.NO_EXEC, below_too=True)
+        _attach_to(tree, target)
+
+
+def _hide(directory: str, names: tuple[str, ...]) -> None:
+    """Cover files and directories of the kernel with nothing."""
+    for name in names:
+        try:
+            target = kernel.open_entry(f"{directory}/{name}")
+        except OSError:
+            continue  # not on this kernel
+        is_directory = stat.S_ISDIR(os.fstat(target).st_mode)
+        _attach_to(_copy_read_only(_EMPTY_DIRECTORY if is_directory else _EMPTY_FILE), target)
+
+
+_DEVICE_LINKS: Final = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+
+
+def _mount_devices(prefix: str, devices: dict[str, int | None], *, with_scratch: bool) -> None:
+    path = f"{prefix}/dev"
+    if prefix:
+        os.mkdir(path, 0o755)
+    kernel.mount_new("tmpfs", path, _SKELETON_OPTIONS, _QUIET | kernel.NO_EXEC)
+    for name, tree in devices.items():
+        if tree is not None:
+            _make_point(f"{path}/{name}", is_directory=False)
+            _attach_to(tree, kernel.open_entry(f"{path}/{name}"))
+    for name, target in _DEVICE_LINKS.items():
+        os.symlink(target, f"{path}/{name}")
+    os.mkdir(f"{path}/pts", 0o755)
+    os.mkdir(f"{path}/shm", 0o755)
+    if with_scratch:
+        quiet = kernel.NO_SUID | kernel.NO_EXEC
+        kernel.mount_new("devpts", f"{path}/pts", _TERMINAL_OPTIONS, quiet)
+        kernel.mount_new("tmpfs", f"{path}/shm", _SHM_OPTIONS, _QUIET)
+    _set(path, kernel.READ_ONLY | _QUIET | kernel.NO_EXEC)

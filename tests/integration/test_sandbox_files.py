@@ -1,0 +1,441 @@
+"""File operations under policies: what they may not reach, and that the rest works as ever."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandboxing import (
+    BASE_STEPS,
+    MARKER,
+    PROTECTED,
+    USERS,
+    Json,
+    Stage,
+    entry,
+    guarded,
+    policy,
+    special,
+    start_stage,
+)
+from wire import Client, RpcFailure, b64, scaled, uri
+
+_READ_ONLY = (-32603, "Read-only file system (os error 30)")
+_DENIED = (-32600, "Permission denied (os error 13)")
+_ABSENT = (-32004, "No such file or directory (os error 2)")
+_WALK = {"maxDepth": 9, "maxDirectories": 99, "maxEntries": 999}
+
+# More blocks than a pipe holds at once, so that a worker that serves them has to be asked often.
+_BLOCKS = 40
+
+
+@pytest.fixture(scope="module", params=USERS)
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """One server for all tests of a user."""
+    with start_stage(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def client(stage: Stage) -> Iterator[Client]:
+    """A connection, and the tree as it is at the beginning."""
+    stage.scratch.reset(BASE_STEPS)
+    with stage.server.connect() as connected:
+        yield connected
+
+
+def _params(stage: Stage, name: str, method: str, path: str) -> Json:
+    """A request that would make or change a path."""
+    place = uri(stage.base / path)
+    requests: dict[str, Json] = {
+        "fs/writeFile": {"path": place, "dataBase64": b64("new")},
+        "fs/open": {"path": place, "handleId": "handle", "mode": "replace"},
+        "fs/createDirectory": {"path": place},
+        "fs/copy": {
+            "sourcePath": uri(stage.ws / (".git/config" if path == "ws/a.txt" else "a.txt")),
+            "destinationPath": place,
+            "recursive": False,
+        },
+        "fs/remove": {"path": place, "recursive": True, "force": False},
+    }
+    return requests[method] | {"sandbox": stage.policy(name)}
+
+
+def _answer(client: Client, method: str, params: Json) -> Any:
+    """The result, or what the error says."""
+    try:
+        return client.call(method, params)
+    except RpcFailure as failure:
+        return failure.code, failure.message
+
+
+_MAKERS = ("fs/writeFile", "fs/open", "fs/createDirectory", "fs/copy")
+_WAYS = [
+    "ws/{name}",
+    "ws/{name}/inside",
+    "ws/./{name}",
+    "ws//{name}/",
+    "ws/sub/../{name}",
+    "ws/alias/{name}",
+    "ws/alias/{name}/inside",
+    "ws/sub/up/{name}",
+    "ws/dangling{name}",
+    "ws/absolute{name}",
+    "ws/chain{name}",
+    "ws/deeper{name}",
+    "way/{name}",
+]
+
+
+@pytest.mark.parametrize("policy_name", ["WW", "MINW"])
+@pytest.mark.parametrize("method", _MAKERS)
+def test_no_way_leads_to_a_protected_name(
+    stage: Stage, client: Client, method: str, policy_name: str
+) -> None:
+    steps: list[Json] = [
+        {"symlink": [".", "ws/alias"]},
+        {"symlink": ["..", "ws/sub/up"]},
+        {"symlink": ["ws", "way"]},
+    ]
+    for name in PROTECTED:
+        steps += [
+            {"symlink": [name, f"ws/dangling{name}"]},
+            {"symlink": [str(stage.ws / name), f"ws/absolute{name}"]},
+            {"symlink": [f"dangling{name}", f"ws/chain{name}"]},
+            {"symlink": [f"{name}/inside", f"ws/deeper{name}"]},
+        ]
+    stage.scratch.apply(steps)
+    before = guarded(stage.base)
+    answers = {}
+    for way, name in itertools.product(_WAYS, PROTECTED):
+        path = way.format(name=name)
+        answers[path] = _answer(client, method, _params(stage, policy_name, method, path))
+        assert guarded(stage.base) == before, path
+    assert [path for path, answer in answers.items() if not isinstance(answer, tuple)] == []
+
+
+@pytest.mark.parametrize("method", [*_MAKERS, "fs/remove"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("RO", "ws/a.txt", _READ_ONLY),
+        ("WW", "outside/o.txt", _READ_ONLY),
+        ("WW", "ws/.git/config", _READ_ONLY),
+        ("WW", "ws/.git/new", _READ_ONLY),
+        ("RODEEP", "ws/sub/deep/d.txt", _READ_ONLY),
+        ("DENYSUB", "ws/sub/s.txt", _DENIED),
+        ("REREAD", "ws/sub/deep/d.txt", _DENIED),
+        ("MINR", "ws/a.txt", _READ_ONLY),
+        ("FILEROOT", "ws/sub/s.txt", _READ_ONLY),
+    ],
+    ids=lambda case: f"{case[0]}-{case[1]}",
+)
+def test_changes_are_refused(
+    stage: Stage, client: Client, method: str, case: tuple[str, str, tuple[int, str]]
+) -> None:
+    name, path, error = case
+    more = ("a.txt", "sub")
+    before = guarded(stage.base, *more)
+    answer = _answer(client, method, _params(stage, name, method, path))
+    assert guarded(stage.base, *more) == before
+    exists = method == "fs/createDirectory" and (stage.base / path).exists()
+    missing = method == "fs/remove" and not (stage.base / path).exists()
+    if exists and error == _READ_ONLY:
+        error = (-32603, "File exists (os error 17)")
+    assert answer == (_ABSENT if missing else error)
+
+
+@pytest.mark.parametrize("name", ["WW", "MINW", "RODEEP", "DENYFILE"])
+def test_changes_that_are_allowed_work(stage: Stage, client: Client, name: str) -> None:
+    sandbox = stage.policy(name)
+    old, new = uri(stage.ws / "sub/s.txt"), uri(stage.ws / "made/deep/n.txt")
+    directory = {"path": uri(stage.ws / "made/deep"), "recursive": True, "sandbox": sandbox}
+    assert client.call("fs/createDirectory", directory) == {}
+    write = {"path": new, "dataBase64": b64("written"), "sandbox": sandbox}
+    assert client.call("fs/writeFile", write) == {}
+    assert client.call("fs/readFile", {"path": new, "sandbox": sandbox}) == {
+        "dataBase64": b64("written")
+    }
+    copy = {"sourcePath": new, "destinationPath": old, "recursive": False, "sandbox": sandbox}
+    assert client.call("fs/copy", copy) == {}
+    assert (stage.ws / "sub/s.txt").read_text() == "written"
+    assert (stage.ws / "made/deep/n.txt").stat().st_uid == stage.scratch.owner
+    tree = {"path": uri(stage.ws / "made"), "recursive": True, "sandbox": sandbox}
+    assert client.call("fs/remove", tree) == {}
+    assert not (stage.ws / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["WW", "MINW", "FILEROOT"])
+def test_a_file_is_replaced_block_by_block(stage: Stage, client: Client, name: str) -> None:
+    inode = (stage.ws / "a.txt").stat().st_ino
+    path = {"path": uri(stage.ws / "a.txt"), "sandbox": stage.policy(name)}
+    client.call("fs/open", path | {"handleId": "w", "mode": "replace"})
+    block = os.urandom(4096)
+    for number in range(_BLOCKS):
+        params = {"handleId": "w", "offset": number * 4096, "chunk": b64(block)}
+        assert client.call("fs/writeBlock", params) == {}
+    client.call("fs/close", {"handleId": "w"})
+    assert (stage.ws / "a.txt").read_bytes() == block * _BLOCKS
+    assert (stage.ws / "a.txt").stat().st_ino == inode
+    client.call("fs/open", path | {"handleId": "r"})
+    params = {"handleId": "r", "offset": 4096 * (_BLOCKS - 1), "len": 8192}
+    assert client.call("fs/readBlock", params) == {"chunk": b64(block), "eof": True}
+    client.call("fs/close", {"handleId": "r"})
+
+
+def test_a_handle_reads_what_it_was_opened_for(stage: Stage, client: Client) -> None:
+    for name in ("WW", "RO", "MINR", "DENYSUB"):
+        path = {"path": uri(stage.ws / "a.txt"), "sandbox": stage.policy(name)}
+        client.call("fs/open", path | {"handleId": name})
+        params = {"handleId": name, "offset": 1, "len": 3}
+        assert client.call("fs/readBlock", params)["chunk"] == b64("ell")
+        write = {"handleId": name, "offset": 0, "chunk": b64("x")}
+        assert client.failure("fs/writeBlock", write)
+        client.call("fs/close", {"handleId": name})
+    assert (stage.ws / "a.txt").read_text() == "hello"
+
+
+_READERS = ("fs/readFile", "fs/getMetadata", "fs/canonicalize", "fs/open", "fs/readDirectory")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "error"),
+    [
+        ("DENYFILE", "ws/a.txt", _DENIED),
+        ("DENYFILE", "ws/to_a", _DENIED),
+        ("DENYFILE", "ws/alias/a.txt", _DENIED),
+        ("DENYSUB", "ws/sub/s.txt", _DENIED),
+        ("DENYSUB", "ws/to_s", _DENIED),
+        ("DENYSUB", "ws/alias/sub/s.txt", _DENIED),
+        ("DENYSUB", "ws/sub/none", _DENIED),
+        ("DENYSUB", "way/sub/s.txt", _DENIED),
+        ("REREAD", "ws/sub/deep/d.txt", _DENIED),
+        ("REOPEN", "ws/sub/s.txt", _ABSENT),
+        ("GLOB", "ws/sub/deep/z.key", _DENIED),
+        ("GLOB", "ws/to_key", _DENIED),
+        ("GLOB", "ws/alias/sub/deep/z.key", _DENIED),
+        ("MINR", "outside/o.txt", _ABSENT),
+        ("MINR", "ws/out", _ABSENT),
+        ("MINR", "ws/../outside/o.txt", _ABSENT),
+    ],
+)
+def test_reading_is_refused(
+    stage: Stage, client: Client, name: str, path: str, error: tuple[int, str]
+) -> None:
+    stage.scratch.apply(
+        [
+            {"write": ["ws/sub/deep/z.key", "secret"]},
+            {"symlink": [".", "ws/alias"]},
+            {"symlink": ["ws", "way"]},
+            {"symlink": ["a.txt", "ws/to_a"]},
+            {"symlink": ["sub/s.txt", "ws/to_s"]},
+            {"symlink": [str(stage.ws / "sub/deep/z.key"), "ws/to_key"]},
+            {"symlink": [str(stage.base / "outside/o.txt"), "ws/out"]},
+        ]
+    )
+    sandbox = stage.policy(name)
+    content = {"path": uri(stage.base / path), "sandbox": sandbox}
+    assert _answer(client, "fs/readFile", content) == error
+    assert _answer(client, "fs/open", content | {"handleId": "h"}) == error
+    # What a denied file itself is called may be known, but nothing below a denied folder.
+    if error == _ABSENT or "sub/s" in path or "none" in path:
+        assert _answer(client, "fs/getMetadata", content) == error
+        assert _answer(client, "fs/canonicalize", content) == error
+    if name == "MINR" or (stage.base / path).is_symlink():
+        return  # nothing may be written; a symbolic link is copied as such
+    copy = {"sourcePath": content["path"], "destinationPath": uri(stage.ws / "copied")}
+    assert _answer(client, "fs/copy", copy | {"recursive": False, "sandbox": sandbox}) == error
+    assert not (stage.ws / "copied").exists() or (stage.ws / "copied").read_bytes() == b""
+
+
+def test_a_walk_shows_what_may_be_seen(stage: Stage, client: Client) -> None:
+    stage.scratch.apply([{"symlink": [str(stage.base / "outside"), "ws/out"]}])
+
+    def walk(name: str, path: str, *, follow: bool) -> tuple[set[str], list[str]]:
+        options = _WALK | {"followDirectorySymlinks": follow}
+        params = {"path": uri(stage.base / path), "options": options}
+        result = client.call("fs/walk", params | {"sandbox": stage.policy(name)})
+        start = len(uri(stage.base)) + 1
+        return (
+            {item["path"][start:] for item in result["entries"]},
+            [item["path"][start:] for item in result["errors"]],
+        )
+
+    everything, _ = walk("WW", "ws", follow=False)
+    assert {"ws/sub/s.txt", "ws/sub/deep/d.txt", "ws/.git/config"} <= everything
+    seen, errors = walk("DENYSUB", "ws", follow=False)
+    placeholders = {f"ws/{name}" for name in PROTECTED}
+    assert seen - placeholders == {path for path in everything if not path.startswith("ws/sub/")}
+    assert errors == ["ws/sub"]
+    followed, _ = walk("WW", "ws", follow=True)
+    assert any(path.endswith("o.txt") for path in followed)
+    hidden, _ = walk("MINR", "ws", follow=True)
+    assert not any(path.endswith("o.txt") for path in hidden)
+    assert walk("MINR", "", follow=False)[0] == {"ws"} | everything
+
+
+def test_a_tree_with_carve_outs_is_not_removed_beyond_them(stage: Stage, client: Client) -> None:
+    for name, kept in (("WW", [".git"]), ("DENYSUB", [".git", "sub"]), ("RODEEP", ["sub/deep"])):
+        stage.scratch.reset(BASE_STEPS)
+        before = guarded(stage.base, *kept)
+        params = {"path": uri(stage.ws), "recursive": True, "force": True}
+        code, _ = client.failure("fs/remove", params | {"sandbox": stage.policy(name)})
+        assert code in (-32603, -32600)
+        assert guarded(stage.base, *kept) == before, name
+
+
+def test_a_copied_tree_brings_no_protected_name(stage: Stage, client: Client) -> None:
+    steps: list[Json] = [{"mkdir": "ws/source"}, {"write": ["ws/source/plain", "p"]}]
+    steps += [{"write": [f"ws/source/{name}/x", "x"]} for name in PROTECTED]
+    steps += [{"write": ["ws/source/.git/config", "forged"]}]
+    stage.scratch.apply(steps)
+    before = guarded(stage.base)
+    for target in (stage.ws, stage.ws / "sub/.."):
+        params = {"sourcePath": uri(stage.ws / "source"), "destinationPath": uri(target)}
+        _answer(client, "fs/copy", params | {"recursive": True, "sandbox": stage.policy("WW")})
+        assert guarded(stage.base) == before
+    deeper = {"sourcePath": uri(stage.ws / "source"), "destinationPath": uri(stage.ws / "copy")}
+    client.call("fs/copy", deeper | {"recursive": True, "sandbox": stage.policy("WW")})
+    assert (stage.ws / "copy/.codex/x").read_text() == "x"
+
+
+def test_a_copied_tree_has_nothing_that_is_denied(stage: Stage, client: Client) -> None:
+    stage.scratch.apply([{"write": ["ws/sub/deep/z.key", "secret"]}])
+    for name, hidden in (("DENYSUB", "sub/s.txt"), ("DENYFILE", "a.txt"), ("GLOB", "z.key")):
+        target = stage.base / "ws/copy"
+        params = {"sourcePath": uri(stage.ws), "destinationPath": uri(target), "recursive": True}
+        _answer(client, "fs/copy", params | {"sandbox": stage.policy(name)})
+        contents = {path.read_bytes() for path in target.rglob("*") if path.is_file()}
+        secret = {"sub/s.txt": b"sub", "a.txt": b"hello", "z.key": b"secret"}[hidden]
+        assert secret not in contents
+        stage.scratch.reset([*BASE_STEPS, {"write": ["ws/sub/deep/z.key", "secret"]}])
+
+
+_PROCESS_FILES = (
+    "/proc/self/environ",
+    "/proc/thread-self/environ",
+    "/proc/{pid}/environ",
+    "/proc/{pid}/task/{pid}/environ",
+    "/proc/self/root/proc/self/environ",
+    "/proc/self/cwd/../proc/self/environ",
+    "{ws}/environ",
+    "{ws}/process/environ",
+    "{ws}/folder/../environ",
+)
+
+
+@pytest.mark.parametrize("name", ["RO", "WW", "MINR", "DENYSUB"])
+def test_no_read_gives_what_the_server_has_in_proc(stage: Stage, client: Client, name: str) -> None:
+    stage.scratch.apply(
+        [
+            {"symlink": ["/proc/self/environ", "ws/environ"]},
+            {"symlink": ["/proc/self", "ws/process"]},
+            {"symlink": ["sub/deep/..", "ws/folder"]},
+        ]
+    )
+    for pattern in _PROCESS_FILES:
+        path = pattern.format(pid=stage.server.process.pid, ws=stage.ws)
+        params = {"path": uri(path), "sandbox": stage.policy(name)}
+        for follow in ({}, {"followSymlinks": False}):
+            answer = _answer(client, "fs/readFile", params | follow)
+            if isinstance(answer, dict):
+                assert MARKER.encode() not in base64.b64decode(answer["dataBase64"]), path
+        if isinstance(_answer(client, "fs/open", params | {"handleId": path}), dict):
+            block = {"handleId": path, "offset": 0, "len": 65536}
+            chunk = _answer(client, "fs/readBlock", block)
+            if isinstance(chunk, dict):
+                assert MARKER.encode() not in base64.b64decode(chunk["chunk"]), path
+    where = {"path": uri("/proc/self"), "sandbox": stage.policy(name)}
+    assert str(stage.server.process.pid) not in str(_answer(client, "fs/canonicalize", where))
+    listed = _answer(client, "fs/readDirectory", where | {"path": uri("/proc")})
+    if isinstance(listed, dict):
+        names = {item["fileName"] for item in listed["entries"]}
+        assert str(stage.server.process.pid) not in names
+
+
+def test_nothing_blocks_on_what_is_not_a_file(stage: Stage, client: Client) -> None:
+    stage.scratch.apply([{"fifo": "ws/fifo"}])
+    stage.scratch.listen("ws/socket", socket.SOCK_STREAM)
+    stage.scratch.give_away()
+    began = time.monotonic()
+    for name in ("WW", "MINW", "RO"):
+        for path in (stage.ws / "fifo", stage.ws / "socket", "/dev/tty", "/dev/ptmx"):
+            params = {"path": uri(path), "sandbox": stage.policy(name)}
+            data = {"dataBase64": b64("x")}
+            copy = {"sourcePath": uri(path), "destinationPath": uri(stage.ws / "c")}
+            back = {"sourcePath": uri(stage.ws / "a.txt"), "destinationPath": uri(path)}
+            _answer(client, "fs/writeFile", params | data)
+            assert isinstance(_answer(client, "fs/readFile", params), tuple)
+            for copied in (copy, back):
+                sandbox = {"recursive": False, "sandbox": params["sandbox"]}
+                _answer(client, "fs/copy", copied | sandbox)
+            for mode in ("read", "replace"):
+                _answer(client, "fs/open", params | {"mode": mode, "handleId": f"{path}{mode}"})
+                _answer(client, "fs/close", {"handleId": f"{path}{mode}"})
+    assert time.monotonic() - began < scaled(5.0)
+
+
+def test_a_file_that_is_a_root_is_all_that_can_be_written(stage: Stage, client: Client) -> None:
+    sandbox = stage.policy("FILEROOT")
+    write = {"path": uri(stage.ws / "a.txt"), "dataBase64": b64("new"), "sandbox": sandbox}
+    inode = (stage.ws / "a.txt").stat().st_ino
+    assert client.call("fs/writeFile", write) == {}
+    assert ((stage.ws / "a.txt").read_text(), (stage.ws / "a.txt").stat().st_ino) == ("new", inode)
+    script = "echo more >> a.txt; mv a.txt b.txt; rm a.txt; echo x > n; echo x > sub/s.txt; exit 0"
+    stage.shell(client, "FILEROOT", script)
+    assert (stage.ws / "a.txt").read_text() == "newmore\n"
+    assert sorted(path.name for path in stage.ws.iterdir()) == [".git", "a.txt", "sub"]
+    assert (stage.ws / "sub/s.txt").read_text() == "sub"
+
+
+def test_a_reopened_folder_in_a_denied_one_works(stage: Stage, client: Client) -> None:
+    sandbox = stage.policy("REOPEN")
+    write = {"path": uri(stage.ws / "sub/deep/n"), "dataBase64": b64("n"), "sandbox": sandbox}
+    assert client.call("fs/writeFile", write) == {}
+    listing = {"path": uri(stage.ws / "sub"), "sandbox": sandbox}
+    assert _answer(client, "fs/readDirectory", listing) == _DENIED
+    script = "cat sub/deep/d.txt; ls sub; cat sub/s.txt; echo x > sub/new; mv sub away; exit 0"
+    outcome = stage.shell(client, "REOPEN", script)
+    assert outcome.stdout == "deep"
+    assert sorted(os.listdir(stage.ws / "sub")) == ["deep", "s.txt"]
+    assert (stage.ws / "sub/deep/n").read_text() == "n"
+
+
+def test_a_grant_on_a_symbolic_link_is_one_on_its_target(stage: Stage, client: Client) -> None:
+    stage.scratch.apply([{"mkdir": "real"}, {"symlink": ["real", "link"]}])
+    sandbox = policy(special("root", "read"), entry(stage.base / "link", "write"))
+    for name, folder in (("one", "link"), ("two", "real")):
+        path = uri(stage.base / folder / name)
+        write = {"path": path, "dataBase64": b64(name), "sandbox": sandbox}
+        assert client.call("fs/writeFile", write) == {}
+        assert (stage.base / "real" / name).read_text() == name
+    for name in PROTECTED:
+        made = {"path": uri(stage.base / "link" / name), "sandbox": sandbox}
+        assert isinstance(_answer(client, "fs/createDirectory", made), tuple)
+        assert not (stage.base / "real" / name).exists()
+
+
+@pytest.mark.parametrize("method", ["fs/writeFile", "fs/readFile", "process/start"])
+def test_a_policy_in_the_place_of_long_ago_is_not_ignored(
+    stage: Stage, client: Client, method: str
+) -> None:
+    params: Json = {"path": uri(stage.ws / "a.txt"), "dataBase64": b64("new")}
+    if method == "process/start":
+        script = ["/bin/sh", "-c", "echo x > a.txt"]
+        params = {"processId": "old", "argv": script, "cwd": uri(stage.ws), "env": {}, "tty": False}
+    assert client.failure(method, params | {"sandboxPolicy": {"type": "read-only"}})[0] == -32602
+    assert (stage.ws / "a.txt").read_text() == "hello"
+
+
+def test_landlock_of_the_old_kind_is_refused(stage: Stage, client: Client) -> None:
+    sandbox = (stage.policy("WW") or {}) | {"useLegacyLandlock": True}
+    write = {"path": uri(stage.ws / "a.txt"), "dataBase64": b64("new"), "sandbox": sandbox}
+    assert client.failure("fs/writeFile", write)[0] == -32603
+    assert (stage.ws / "a.txt").read_text() == "hello"

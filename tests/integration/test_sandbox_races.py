@@ -1,0 +1,309 @@
+"""The tree changes while it is being worked on under a policy: nothing guarded ever changes.
+
+A second thread, or a process of its own where the interpreter's lock would slow it down, turns
+links, folders and names to and fro while requests run. Requests may succeed or fail as the
+moment has it; what counts is the host, looked at after each of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from circumstances import User, in_private_mounts, mount, unmount
+from sandboxing import (
+    BASE_STEPS,
+    MARKER,
+    PROTECTED,
+    USERS,
+    Json,
+    Stage,
+    guarded,
+    start_stage,
+)
+from wire import Client, b64, uri
+
+# Enough for thousands of turns of the other side, and about a second for each test.
+_REQUESTS = 300
+_MOUNTS = 60
+
+
+@pytest.fixture(scope="module", params=USERS)
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """One server for all tests of a user."""
+    with start_stage(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def client(stage: Stage) -> Iterator[Client]:
+    """A connection, and the tree as it is at the beginning."""
+    stage.scratch.reset(BASE_STEPS)
+    with stage.server.connect() as connected:
+        yield connected
+
+
+@contextlib.contextmanager
+def _turning(turn: Callable[[], None]) -> Iterator[None]:
+    """Does something over and over in a thread; what it raises fails the test."""
+    over = threading.Event()
+    trouble: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not over.is_set():
+                turn()
+        except BaseException as error:  # reported by the test's own thread
+            trouble.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert not trouble, trouble
+
+
+def _point(link: Path, *targets: str) -> Callable[[], None]:
+    """Turns a symbolic link from target to target, never missing in between."""
+    spare = link.with_name(f"{link.name}.spare")
+
+    def turn() -> None:
+        for target in targets:
+            spare.symlink_to(target)
+            spare.replace(link)
+
+    turn()
+    return turn
+
+
+_EXCHANGER = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+one, other = (os.fsencode(name) for name in sys.argv[1:3])
+while True:
+    libc.renameat2(-100, one, -100, other, 2)
+"""
+
+
+@contextlib.contextmanager
+def _exchanging(one: Path, other: Path) -> Iterator[None]:
+    """A process that exchanges two names with each other as fast as it can."""
+    argv = [sys.executable, "-I", "-S", "-c", _EXCHANGER, str(one), str(other)]
+    with subprocess.Popen(argv) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def _requests(stage: Stage, path: Path, name: str = "WW") -> list[tuple[str, Json]]:
+    """One request of every kind that makes something at a path."""
+    place, sandbox = uri(path), {"sandbox": stage.policy(name)}
+    copy = {"sourcePath": uri(stage.ws / "a.txt"), "destinationPath": place, "recursive": False}
+    return [
+        ("fs/writeFile", {"path": place, "dataBase64": b64("new")} | sandbox),
+        ("fs/createDirectory", {"path": place, "recursive": True} | sandbox),
+        ("fs/createDirectory", {"path": place, "recursive": False} | sandbox),
+        ("fs/copy", copy | sandbox),
+        ("fs/open", {"path": place, "handleId": "race", "mode": "replace"} | sandbox),
+        ("fs/remove", {"path": place, "recursive": True, "force": True} | sandbox),
+    ]
+
+
+def _race(
+    stage: Stage, client: Client, requests: list[tuple[str, Json]], *names: str
+) -> dict[str, int]:
+    """Sends requests in turn; returns how many of each succeeded."""
+    before = guarded(stage.base, *names)
+    successes: dict[str, int] = {}
+    for number in range(_REQUESTS):
+        method, params = requests[number % len(requests)]
+        answer = client.answer(client.request(method, params))
+        if "result" in answer:
+            successes[method] = successes.get(method, 0) + 1
+            if method == "fs/open":
+                client.call("fs/close", {"handleId": params["handleId"]})
+        assert guarded(stage.base, *names) == before, (method, answer)
+    return successes
+
+
+def test_a_protected_name_behind_a_link_that_turns(stage: Stage, client: Client) -> None:
+    """`flip` is at one moment the workspace, where .codex is protected, and not at the next."""
+    turn = _point(stage.ws / "flip", ".", "sub")
+    with _turning(turn):
+        for name in (".codex", ".codex/inside"):
+            successes = _race(stage, client, _requests(stage, stage.ws / "flip" / name))
+            assert successes.get("fs/writeFile" if name == ".codex" else "fs/remove"), "no race"
+
+
+def test_a_dangling_link_that_turns_to_a_protected_name(stage: Stage, client: Client) -> None:
+    turn = _point(stage.ws / "flip", ".codex", "sub/plain")
+    with _turning(turn):
+        successes = _race(stage, client, _requests(stage, stage.ws / "flip")[:5])
+    assert successes.get("fs/writeFile"), "no race"
+
+
+def test_a_dangling_link_that_turns_to_the_outside(stage: Stage, client: Client) -> None:
+    turn = _point(stage.ws / "flip", str(stage.base / "outside/new"), "sub/plain")
+    with _turning(turn):
+        successes = _race(stage, client, _requests(stage, stage.ws / "flip")[:5])
+    assert successes.get("fs/writeFile"), "no race"
+
+
+@pytest.mark.parametrize("target", ["outside/dir", "ws/.git"])
+def test_a_folder_link_that_turns(stage: Stage, client: Client, target: str) -> None:
+    turn = _point(stage.ws / "flip", str(stage.base / target), "sub")
+    with _turning(turn):
+        for name in ("x.txt", "config", "new/deeper"):
+            _race(stage, client, _requests(stage, stage.ws / "flip" / name))
+
+
+@pytest.mark.parametrize("name", ["RODEEP", "DENYSUB"])
+def test_a_link_that_turns_to_a_carve_out(stage: Stage, client: Client, name: str) -> None:
+    stage.scratch.apply([{"mkdir": "ws/free"}])
+    kept = "sub/deep" if name == "RODEEP" else "sub"
+    turn = _point(stage.ws / "flip", kept, "free")
+    with _turning(turn):
+        for file in ("d.txt", "s.txt", "new"):
+            _race(stage, client, _requests(stage, stage.ws / "flip" / file, name), kept)
+
+
+def test_folders_that_change_places(stage: Stage, client: Client) -> None:
+    """A folder of the workspace and a link to the outside take each other's name."""
+    stage.scratch.apply(
+        [{"mkdir": "ws/one/dir"}, {"symlink": [str(stage.base / "outside"), "ws/two"]}]
+    )
+    with _exchanging(stage.ws / "one", stage.ws / "two"):
+        for name in ("dir/x.txt", "o.txt", "dir/new"):
+            _race(stage, client, _requests(stage, stage.ws / "one" / name))
+
+
+def test_a_repository_that_changes_places(stage: Stage, client: Client) -> None:
+    """Whatever is called .git at a moment is protected, and what is not is an ordinary folder."""
+    stage.scratch.apply([{"write": ["ws/other/config", "second"]}])
+    with _exchanging(stage.ws / ".git", stage.ws / "other"):
+        for _ in range(_REQUESTS):
+            params = {"path": uri(stage.ws / ".git/new"), "dataBase64": b64("new")}
+            client.answer(client.request("fs/writeFile", params | {"sandbox": stage.policy("WW")}))
+            for folder in (".git", "other"):
+                assert not (stage.ws / folder / "new").exists()
+    contents = {(stage.ws / folder / "config").read_text() for folder in (".git", "other")}
+    assert contents == {"[core]\n", "second"}
+
+
+def test_the_workspace_changes_places_with_the_outside(stage: Stage, client: Client) -> None:
+    """The policy names a path: what is there is granted, if it was there before the request."""
+    stage.scratch.apply([{"mkdir": "spare/dir"}, {"write": ["spare/o.txt", "spare"]}])
+    with _exchanging(stage.ws, stage.base / "spare"):
+        for _ in range(_REQUESTS):
+            params = {"path": uri(stage.ws / "../outside/o.txt"), "dataBase64": b64("new")}
+            client.answer(client.request("fs/writeFile", params | {"sandbox": stage.policy("WW")}))
+            assert (stage.base / "outside/o.txt").read_text() == "outside"
+
+
+def test_protected_names_come_and_go(stage: Stage, client: Client) -> None:
+    """What the host itself makes under a protected name is not changed through the server."""
+
+    def turn() -> None:
+        for name in PROTECTED:
+            (stage.ws / name).mkdir()
+            (stage.ws / name / "config").write_text("host")
+        for name in PROTECTED:
+            (stage.ws / name / "config").unlink()
+            (stage.ws / name).rmdir()
+
+    with _turning(turn):
+        for number in range(_REQUESTS):
+            name = PROTECTED[number % len(PROTECTED)]
+            # The folder of the host must not become undeletable: nothing is made in it.
+            for method, params in _requests(stage, stage.ws / name / "forged")[:5]:
+                answer = client.answer(client.request(method, params))
+                assert "error" in answer, (method, answer)
+    assert [name for name in PROTECTED if os.path.lexists(stage.ws / name)] == []
+
+
+def test_a_denied_file_behind_a_link_that_turns_is_not_read(stage: Stage, client: Client) -> None:
+    secret = b64("sub")
+    turn = _point(stage.ws / "flip", "sub", "../outside/dir")
+    stage.scratch.apply([{"write": ["outside/dir/s.txt", "open"]}])
+    path = uri(stage.ws / "flip/s.txt")
+    with _turning(turn):
+        for _ in range(_REQUESTS):
+            params = {"path": path, "sandbox": stage.policy("DENYSUB")}
+            answer = client.answer(client.request("fs/readFile", params))
+            assert answer.get("result", {}).get("dataBase64") != secret
+            opened = client.answer(client.request("fs/open", params | {"handleId": "r"}))
+            if "result" in opened:
+                block = {"handleId": "r", "offset": 0, "len": 64}
+                assert client.call("fs/readBlock", block)["chunk"] == b64("open")
+                client.call("fs/close", {"handleId": "r"})
+
+
+def test_the_server_is_not_read_behind_a_link_that_turns(stage: Stage, client: Client) -> None:
+    turn = _point(stage.ws / "flip", "/proc/self/environ", "a.txt")
+    with _turning(turn):
+        for number in range(_REQUESTS):
+            params = {
+                "path": uri(stage.ws / "flip"),
+                "sandbox": stage.policy(("RO", "WW")[number % 2]),
+            }
+            answer = client.answer(client.request("fs/readFile", params))
+            data = base64.b64decode(answer.get("result", {}).get("dataBase64", ""))
+            assert MARKER.encode() not in data
+            opened = client.answer(client.request("fs/open", params | {"handleId": "r"}))
+            if "result" in opened:
+                block = {"handleId": "r", "offset": 0, "len": 65536}
+                read = client.answer(client.request("fs/readBlock", block))
+                chunk = base64.b64decode(read.get("result", {}).get("chunk", ""))
+                assert MARKER.encode() not in chunk
+                client.call("fs/close", {"handleId": "r"})
+
+
+def test_a_command_starts_while_its_workspace_is_rearranged(stage: Stage, client: Client) -> None:
+    """A command may be refused or find anything, but never writes what is guarded."""
+    turn = _point(stage.ws / "flip", ".", "sub")
+    script = "echo x > .git/new; mkdir .codex; echo x > .codex/f; echo x > flip/.codex/f; exit 0"
+    stage.scratch.apply([{"mkdir": "ws/one"}, {"mkdir": "ws/two"}])
+    before = guarded(stage.base)
+    with _turning(turn), _exchanging(stage.ws / "one", stage.ws / "two"):
+        for _ in range(20):
+            stage.shell(client, "WW", script)
+            assert guarded(stage.base) == before
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_mounts_that_come_and_go(user: User) -> None:
+    """A mount outside is read-only from its first moment, one inside is ordinary workspace."""
+
+    def race() -> None:
+        with start_stage(user) as stage, stage.server.connect() as client:
+            stage.scratch.apply([{"mkdir": "outside/mnt"}, {"mkdir": "ws/mnt"}])
+            sandbox = {"sandbox": stage.policy("WW"), "dataBase64": b64("new")}
+            for _ in range(_MOUNTS):
+                for folder in ("outside/mnt", "ws/mnt", "ws/.git"):
+                    mount("tmpfs", stage.base / folder, "tmpfs")
+                    os.chown(stage.base / folder, stage.scratch.owner, stage.scratch.owner)
+                    path = stage.base / folder / "n"
+                    answer = client.answer(
+                        client.request("fs/writeFile", {"path": uri(path)} | sandbox)
+                    )
+                    done = folder == "ws/mnt"
+                    assert (path.exists(), "result" in answer) == (done, done), answer
+                    unmount(stage.base / folder)
+                    client.answer(client.request("fs/writeFile", {"path": uri(path)} | sandbox))
+                    assert path.exists() == done
+                    path.unlink(missing_ok=True)
+
+    in_private_mounts(race)
