@@ -211,7 +211,8 @@ def _instructions(barrier: Barrier) -> Iterator[tuple[int, int, int, int]]:
 def _raise_barrier(barrier: Barrier) -> None:
     if barrier.masked_proc:
         leave_mounts()
-        mount("/dev/null", "/proc/kcore", None, _BIND)
+        secrets = (Path("/proc", name) for name in ("kcore", "keys", "timer_list"))
+        mount("/dev/null", next(path for path in secrets if path.exists()), None, _BIND)
     if not barrier.absent:
         return
     code = b"".join(struct.pack("HBBI", *line) for line in _instructions(barrier))

@@ -276,6 +276,7 @@ _CARVE_OUTS: Mapping[str, Sequence[tuple[str, str]]] = {
     "DENYSUB": (("sub", "deny"),),
     "DENYFILE": (("a.txt", "deny"),),
     "DENYMISSING": ((".env", "deny"),),
+    "ROSUB": (("sub", "read"),),
     "RODEEP": (("sub/deep", "read"),),
     "REOPEN": (("sub", "deny"), ("sub/deep", "write")),
     "REREAD": (("sub", "deny"), ("sub/deep", "read")),

@@ -66,7 +66,6 @@ async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator
         sandboxes,
     )
     try:
-        file_threads.submit(sandboxes.warm_up)
         async with asyncio.TaskGroup() as tasks:
             sweeper = tasks.create_task(_sweep(sandboxes))
             sessions = SessionRegistry(make_table, tasks, options.session_retention)

@@ -279,13 +279,34 @@ def _start(place: Place) -> Iterator[Stage]:
         yield Stage(server, scratch)
 
 
+class Stages:
+    """The one stage that is in use; cases come sorted by their places."""
+
+    def __init__(self) -> None:
+        self._exits = contextlib.ExitStack()
+        self._place: Place | None = None
+        self._stage: Stage | None = None
+
+    def at(self, place: Place) -> Stage:
+        """The running stage of a place."""
+        if self._stage is None or self._place != place:
+            self.close()
+            self._stage, self._place = self._exits.enter_context(_start(place)), place
+        return self._stage
+
+    def close(self) -> None:
+        self._stage = None
+        self._exits.close()
+        for stray in _STRAYS:
+            stray.unlink(missing_ok=True)
+
+
 @pytest.fixture(scope="module")
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+def stages() -> Iterator[Stages]:
     """One server for all the cases of a place."""
-    with _start(request.param) as running:
-        yield running
-    for stray in _STRAYS:
-        stray.unlink(missing_ok=True)
+    running = Stages()
+    yield running
+    running.close()
 
 
 def _environments(case: Json) -> Sequence[str]:
@@ -314,12 +335,11 @@ def _parameters(*, private: bool) -> list[Any]:
         ("reference", "root"),
     )
     return [
-        # The same object for all cases of a place: pytest keeps a fixture as long as it is.
         pytest.param(place, name, marks=_marks(place, case), id=f"{place}-{name}")
         for kind, user in places
         for environment in ("none", "no-namespaces", "no-namespaces-no-landlock", "private-mounts")
-        for place in [Place(kind, user, environment)]
         for name, case in _CASES.items()
+        for place in [Place(kind, user, environment)]
         if environment in _environments(case)
         and (environment == "private-mounts") == private
         # A case that was not run with it says nothing of the reference without Landlock.
@@ -327,9 +347,9 @@ def _parameters(*, private: bool) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("stage", "name"), _parameters(private=False), indirect=["stage"])
-def test_case(stage: Stage, name: str) -> None:
-    _play(_CASES[name], stage)
+@pytest.mark.parametrize(("place", "name"), _parameters(private=False))
+def test_case(stages: Stages, place: Place, name: str) -> None:
+    _play(_CASES[name], stages.at(place))
 
 
 @pytest.mark.parametrize(("place", "name"), _parameters(private=True))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from inside import commands, eventually, guardian_pid, resident_bytes
+from inside import commands, eventually, own_processes, resident_bytes
 from wire import Server, descendants, scaled, start_stdio, survivors
 
 Python = Callable[[str], list[str]]
@@ -71,8 +71,8 @@ def test_terminate_works_while_output_is_stalled(server: Server, tmp_path: Path)
     with server.connect() as stalled:
         name = stalled.start(_flood(400 * _MIB, tmp_path / "done"))
         _assert_stays_away(tmp_path / "done")
-        family = descendants(server.process.pid)
-        del family[guardian_pid(server)]
+        own = own_processes(server)
+        family = {p: s for p, s in descendants(server.process.pid).items() if p not in own}
         assert family
         terminate = stalled.request("process/terminate", {"processId": name})
         assert survivors(family) == []  # without a single read by the client

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from inside import own_processes
+from inside import own_processes, stat_fields
 from wire import (
     BINARY,
     CONTINUATION,
@@ -49,6 +49,7 @@ def _memory(server: Server) -> int:
 
 def _peak(server: Server, act: Callable[[], None]) -> int:
     """By how much the memory grows while something is done."""
+    _wait_until_idle(server)
     before = _memory(server)
     act()
     _wait_until_idle(server)
@@ -56,9 +57,9 @@ def _peak(server: Server, act: Callable[[], None]) -> int:
 
 
 def _ticks(server: Server) -> int:
-    """The processor time the server has used."""
-    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    """The processor time that all processes of the server have used."""
+    fields = [stat_fields(pid) for pid in own_processes(server)]
+    return sum(int(field[11]) + int(field[12]) for field in fields)
 
 
 def _wait_until_idle(server: Server) -> None:

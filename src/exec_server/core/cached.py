@@ -90,9 +90,7 @@ class _Mounts:
                 mounts = _parse_mounts(table.read())
         except OSError:
             mounts = [_Mount("/", "unknown", 0)]
-        self._slow = tuple(
-            mount.point.rstrip("/") + "/" for mount in mounts if mount.kind not in _LOCAL_TYPES
-        )
+        self._slow = _slow_mounts(mounts)
         self._proc = frozenset(mount.device for mount in mounts if mount.kind == "proc")
         self._ways = self._literally if self._slow else self._anywhere
         self._confined_ways = self._literally if self._slow else self._confined_anywhere
@@ -120,6 +118,12 @@ def _parse_mounts(table: bytes) -> list[_Mount]:
         kind = os.fsdecode(system.split(b" ", 1)[0])
         mounts.append(_Mount(os.fsdecode(point), kind, os.makedev(int(major), int(minor))))
     return mounts
+
+
+def _slow_mounts(mounts: list[_Mount]) -> tuple[str, ...]:
+    """The mount points, with a final slash, of all that is not known to be local."""
+    slow = [mount.point for mount in mounts if mount.kind not in _LOCAL_TYPES]
+    return tuple(point.rstrip("/") + "/" for point in slow)
 
 
 def is_proc(device: int) -> bool:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from exec_server.core import system
-from exec_server.errors import InternalError
+from exec_server.errors import InternalError, os_error_text
 
 _REQUEST: Final = struct.Struct("<q")  # namespace flags
 _ANSWER: Final = struct.Struct("<q")  # the pid, or the negated error number
@@ -45,25 +45,30 @@ class Launcher:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(ANSWER_SECONDS)
         self._lock = threading.Lock()
+        self._failure: str | None = None
         env = {name: variables[name] for name in _VARIABLES if name in variables}
         # Isolated and without `site`: it gets the module path of this process as it is.
         words = [sys.executable, "-I", "-S", "-c", _CODE, str(theirs.fileno()), *sys.path]
-        with theirs:
-            self._process = subprocess.Popen(
-                words,
-                env=env | {"PWD": "/"},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        # The server reaps all its children itself.
-        self._process.returncode = 0
-        self.pid = self._process.pid
+        try:
+            with theirs:
+                process = subprocess.Popen(
+                    words,
+                    env=env | {"PWD": "/"},
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            process.returncode = 0  # the server reaps all its children itself
+        except OSError as error:
+            # A server that cannot confine serves all the same; it refuses what it cannot do.
+            self._failure = f"{sys.executable} cannot be run again: {os_error_text(error)}"
 
     def launch(self, namespaces: int, control: socket.socket) -> int:
         """Fork a process that serves this socket; returns its pid. Raises OSError. Blocking."""
+        if self._failure is not None:
+            raise InternalError(self._failure)
         try:
             with self._lock:
                 descriptors = [control.fileno()]

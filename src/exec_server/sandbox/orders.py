@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from typing import Final, Literal, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +21,8 @@ from exec_server.sandbox.view import ProcMount
 T = TypeVar("T")
 
 _LENGTH: Final = struct.Struct("<I")
+_PLAIN: Final = b"p"
+_ESCAPED: Final = b"e"
 # Longer than any request or answer of a file operation: the wire itself carries 64 MiB.
 MAX_MESSAGE: Final = 96 * 1_048_576
 # Descriptors that come with one message: the three standard ones.
@@ -60,8 +63,31 @@ class Disconnected(ExecServerError):
 
 def send(link: socket.socket, message: msgspec.Struct, descriptors: list[int]) -> None:
     """Send a message, with descriptors if there are any. Blocks, or raises TimeoutError."""
-    text = msgspec.msgpack.encode(message, enc_hook=str)
+    try:
+        text = _PLAIN + msgspec.msgpack.encode(message)
+    except UnicodeEncodeError:
+        # Names that are no UTF-8 travel as their bytes, each made a character.
+        text = _ESCAPED + msgspec.msgpack.encode(_mapped(msgspec.to_builtins(message), _escape))
     send_bytes(link, text, descriptors)
+
+
+def _escape(text: str) -> str:
+    return os.fsencode(text).decode("latin-1")
+
+
+def _unescape(text: str) -> str:
+    return os.fsdecode(text.encode("latin-1"))
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The same value with every string in it changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, change) for item in value]
+    return value
 
 
 def send_bytes(link: socket.socket, text: bytes, descriptors: list[int]) -> None:
@@ -80,8 +106,11 @@ def receive(link: socket.socket, kind: type[T]) -> tuple[T, list[int]]:
     """The next message and its descriptors, which the caller closes."""
     text, descriptors = receive_bytes(link)
     try:
-        return msgspec.msgpack.decode(text, type=kind), descriptors
-    except msgspec.MsgspecError as error:
+        if text[:1] == _PLAIN:
+            return msgspec.msgpack.decode(memoryview(text)[1:], type=kind), descriptors
+        value = _mapped(msgspec.msgpack.decode(memoryview(text)[1:]), _unescape)
+        return msgspec.convert(value, kind), descriptors
+    except (msgspec.MsgspecError, UnicodeError) as error:
         for descriptor in descriptors:
             os.close(descriptor)
         raise Disconnected(f"nonsense: {error}") from None

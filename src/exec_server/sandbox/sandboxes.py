@@ -25,7 +25,7 @@ from exec_server.sandbox.denial import find, judge
 from exec_server.sandbox.disk import HostDisk
 from exec_server.sandbox.freshness import Freshness, Mounts
 from exec_server.sandbox.launcher import Launcher
-from exec_server.sandbox.layout import lay_out
+from exec_server.sandbox.layout import lay_out, real_globs
 from exec_server.sandbox.means import Means, StaleOrder, launch
 from exec_server.sandbox.orders import Order, Program
 from exec_server.sandbox.placeholders import Placeholders, Remember
@@ -72,13 +72,6 @@ class Sandboxes:
                 self._means = means.find_means(self._launcher)
             return self._means
 
-    def warm_up(self) -> None:
-        """Find out before the first request needs to know. Blocking."""
-        try:
-            self.means()
-        except InternalError as error:
-            log.error("sandbox: %s", error)
-
     def _require_means(self) -> Means:
         found = self.means()
         if found.refusal is not None:
@@ -122,7 +115,7 @@ class Sandboxes:
             _check_view(view)
             freshness = Freshness(view, self._mounts)
             proc: ProcMount = "own" if found.own_proc else "none"
-            order = Order(view, "restricted", proc, 0, globs=compiled.globs)
+            order = Order(view, "restricted", proc, 0, globs=real_globs(compiled, disk))
             pid, control = launch(self._launcher, found.namespaces(network=False), order, [])
             return Worker(pid, control), freshness
 
@@ -154,8 +147,9 @@ class Sandboxes:
             control.close()
             return Child(pid, streams.stdin, streams.outputs)
         found = self._require_means()
-        denied = globs.scan(compiled.globs) if compiled.globs else []
-        view = lay_out(compiled, HostDisk(sees_placeholders=False), denied)
+        disk = HostDisk(sees_placeholders=False)
+        denied = globs.scan(real_globs(compiled, disk)) if compiled.globs else []
+        view = lay_out(compiled, disk, denied)
         _check_view(view)
         try:
             held = self._placeholders.hold(view.missing)
@@ -231,7 +225,9 @@ class FilePolicy:
         """The error with the rule that is behind it, if it is one of the policy's."""
         failure = rpc_error_from_os(error)
         for path, operation in _touched(params):
-            rule = policy.explain(self._policy, os.path.realpath(path), operation)
+            rule = policy.explain(self._policy, path, operation) or policy.explain(
+                self._policy, os.path.realpath(path), operation
+            )
             if rule is not None:
                 log.info("sandbox denied to %s %s: %s (%s)", operation, path, rule, error.strerror)
                 denial = {"path": path, "operation": operation, "rule": rule}

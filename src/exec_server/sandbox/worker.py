@@ -62,11 +62,9 @@ def serve(control: socket.socket) -> None:
     """Answer requests until the server closes the socket."""
     while True:
         try:
-            text, _ = orders.receive_bytes(control)
+            request, _ = orders.receive(control, Request)
         except orders.Disconnected:
             return
-        request = msgspec.msgpack.decode(text, type=Request)
-        del text
         opened: list[int] = []
         try:
             answer = _perform(request, opened)
@@ -134,10 +132,9 @@ class Worker:
     def _exchange(self, call: Call[Any, Any], params: msgspec.Struct) -> tuple[Answer, list[int]]:
         fields = msgspec.to_builtins(params, enc_hook=_as_text)
         fields.pop("sandbox", None)
-        text = msgspec.msgpack.encode(Request(call.name, fields))
         try:
             with self._lock:
-                orders.send_bytes(self._control, text, [])
+                orders.send(self._control, Request(call.name, fields), [])
                 return orders.receive(self._control, Answer)
         except (OSError, orders.Disconnected) as error:
             raise self._break(str(error)) from error

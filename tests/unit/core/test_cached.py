@@ -151,8 +151,10 @@ def test_slow_file_systems_are_found_in_the_mount_table() -> None:
         b"23 21 0:9 / /mnt/my\\040disk rw shared:7 master:2 - nfs4 host:/x rw\n"
         b"24 21 0:9 / /mnt/\xc3\xa9 rw - fuse.sshfs x rw\n"
     )
-    assert cached._slow_mounts(table) == ("/mnt/my disk/", "/mnt/é/")
-    assert cached._slow_mounts(b"1 0 0:9 / / rw - nfs x rw") == ("/",)
+    mounts = cached._parse_mounts(table)
+    assert cached._slow_mounts(mounts) == ("/mnt/my disk/", "/mnt/é/")
+    assert [mount.device for mount in mounts if mount.kind == "proc"] == [os.makedev(0, 4)]
+    assert cached._slow_mounts(cached._parse_mounts(b"1 0 0:9 / / rw - nfs x rw")) == ("/",)
 
 
 def test_slow_file_systems_are_left_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ class Bench:
         self.tables: list[_Table] = []
         self.ran: list[str] = []
         self.gates: dict[str, asyncio.Future[None]] = {}
-        machine = Machine(_ENVIRONMENT, {}, "/bin/sh", threads)
+        machine = Machine(_ENVIRONMENT, {}, "/bin/sh", threads, cast(Any, None))
         sessions = SessionRegistry(self._make_table, tasks, 1000.0)
         self.sessions = sessions
         self.host = Host(machine, sessions, tasks, places)
