@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 FILE_THREADS = 16
 # Starts are limited by the kernel, not by waiting: more threads would only queue there.
 SPAWN_THREADS = 4
-# How often idle file workers are looked for.
+# How often idle workers and unused sandboxes are looked for.
 SWEEP_SECONDS = 10.0
 
 DEFAULT_RETENTION_SECONDS = 30.0
@@ -85,7 +85,7 @@ async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator
 async def _sweep(sandboxes: Sandboxes) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
-        sandboxes.workers.drop_idle()
+        sandboxes.drop_idle()
 
 
 async def serve_websocket(

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
@@ -29,6 +29,7 @@ from exec_server.sandbox.orders import Order, Program, Report
 _RLIMIT_LOCKS: Final = 10  # the tag of core.descendants
 # The reference's exit code when the program cannot be executed inside.
 _CANNOT_EXECUTE: Final = 101
+_BROKEN: Final = 70
 # Found out in the launcher: in a new user namespace the kernel would say nobody.
 _USER: Final = os.geteuid()
 _GROUP: Final = os.getegid()
@@ -37,62 +38,64 @@ _GROUP: Final = os.getegid()
 def live(descriptor: int, namespaces: int) -> NoReturn:
     """Take an order from the socket and carry it out; never returns."""
     try:
+        _close_all_but(descriptor)
         with socket.socket(fileno=descriptor) as control:
-            order, descriptors = orders.receive(control, Order)
-            _close_all_but([descriptor, *descriptors])
-            try:
-                _become(order, namespaces)
-            except view.StaleView as error:
-                _give_up(control, Report("stale", str(error)))
-            except (OSError, ExecServerError) as error:
-                _give_up(control, Report("failed", str(error)))
-            if order.program is None:
-                orders.send(control, Report("ready"), [])
+            order, _ = orders.receive(control, Order)
+            _reporting(control, lambda: _become(order, namespaces))
+            if order.role == "worker":
                 worker.serve(control)
                 os._exit(0)
-            _run(order, order.program, control, descriptors)
+            _run(order, control)
+    except orders.Disconnected:
+        os._exit(0)  # an init that was not needed
     except BaseException:
         # Nobody is there to hear more; what was to be confined has not run.
         sys.excepthook(*sys.exc_info())
-        os._exit(70)
+        os._exit(_BROKEN)
 
 
-def _give_up(control: socket.socket, report: Report) -> NoReturn:
+def _reporting(control: socket.socket, act: Callable[[], None]) -> None:
+    """Do something and report how it went; after a failure there is nothing left to do."""
+    try:
+        act()
+        report = Report("ready")
+    except view.StaleView as error:
+        report = Report("stale", str(error))
+    except (OSError, ExecServerError) as error:
+        report = Report("failed", str(error))
     orders.send(control, report, [])
-    os._exit(70)
+    if report.state != "ready":
+        os._exit(_BROKEN)
 
 
-def _close_all_but(kept: list[int]) -> None:
-    low = 3
-    for descriptor in sorted(descriptor for descriptor in kept if descriptor > 2):
-        os.closerange(low, descriptor)
-        low = descriptor + 1
-    os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+def _close_all_but(kept: int) -> None:
+    os.closerange(3, kept)
+    os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def _become(order: Order, namespaces: int) -> None:
-    """Enter the view and give up everything that the order does not need."""
-    _carry_tag(order.tag)
-    is_worker = order.program is None
-    system.name_process(b"exec-worker" if is_worker else b"exec-init")
+    """Enter the view, and give up everything that the role does not need."""
+    system.name_process(b"exec-worker" if order.role == "worker" else b"exec-init")
     if namespaces & kernel.NEW_USER:
         with _doing("map the user into a user namespace"):
             _map_own_user()
     if order.view is not None:
-        terminal = None if order.program is None else order.program.terminal
         with _doing("build the view of the file system"):
-            view.build(order.view, proc=order.proc, terminal=terminal, with_scratch=not is_worker)
+            with_scratch = order.role == "init"
+            view.build(
+                order.view, proc=order.proc, terminal=order.terminal, with_scratch=with_scratch
+            )
     system.hide_memory()
     try:
         kernel.leave_keyring()
     except OSError:
         pass  # a kernel without keys, or a filter around us that refuses the call
-    if is_worker:
+    if order.role == "worker":
         assert order.view is not None
         worker.prepare(order.view, order.globs)
         with _doing("drop privileges"):
             confine.confine_worker(order.view)
-        kernel.die_with_parent()
+    kernel.die_with_parent()
 
 
 @contextmanager
@@ -128,27 +131,10 @@ def _write(path: str, text: str) -> None:
 # ---- the init of a command ------------------------------------------------------------
 
 
-def _run(
-    order: Order, program: Program, control: socket.socket, descriptors: list[int]
-) -> NoReturn:
-    """Start the command on our standard streams, wait for its end, and end like it."""
-    os.setsid()
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    if program.terminal is not None:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    try:
-        os.chdir(program.cwd)
-    except OSError:
-        os.chdir("/")  # not visible from inside
-    try:
-        with _doing("drop privileges"):
-            confine.confine_command(order.network, has_view=order.view is not None)
-    except ExecServerError as error:
-        _give_up(control, Report("failed", str(error)))
-    kernel.die_with_parent()
-    orders.send(control, Report("ready"), [])
+def _run(order: Order, control: socket.socket) -> NoReturn:
+    """Wait for the program, start it on our standard streams, and end like it."""
+    program, descriptors = orders.receive(control, Program)
+    _reporting(control, lambda: _confine(order, program, descriptors))
     control.close()
     if order.view is None:
         _replace_self(program)
@@ -157,6 +143,26 @@ def _run(
     for number in range(3):
         os.dup2(null, number)  # the command's streams end with the command
     os._exit(_wait_for(leader))
+
+
+def _confine(order: Order, program: Program, descriptors: list[int]) -> None:
+    """The last steps, for which the program has to be known."""
+    _carry_tag(program.tag)
+    os.setsid()
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if program.has_terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    with _doing("build the view of the file system"):
+        view.cover(program.covers)
+    try:
+        os.chdir(program.cwd)
+    except OSError:
+        os.chdir("/")  # not visible from inside
+    with _doing("drop privileges"):
+        confine.confine_command(order.network, has_view=order.view is not None)
+    kernel.die_with_parent()
 
 
 def _wait_for(leader: int) -> int:

@@ -34,6 +34,14 @@ class NotConfined(ExecServerError):
     """A restriction did not take effect, so nothing may run."""
 
 
+def prepare_filters() -> None:
+    """Assemble all filters once, for the processes that are forked from this one."""
+    if kernel.is_known_machine():
+        program("restricted", machine=kernel.MACHINE)
+        program("enabled", machine=kernel.MACHINE)
+        program("restricted", machine=kernel.MACHINE, for_worker=True)
+
+
 def confine_command(network: Network, *, has_view: bool) -> None:
     """For a command: everything but Landlock's file rights, which would break nested mounts.
 

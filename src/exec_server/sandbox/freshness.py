@@ -8,6 +8,7 @@ import stat
 import threading
 from typing import Final, NamedTuple
 
+from exec_server.core.placeholder import is_placeholder
 from exec_server.sandbox.plan import View
 
 _MOUNT_TABLE: Final = "/proc/self/mountinfo"
@@ -43,20 +44,19 @@ class _State(NamedTuple):
 
 
 class Freshness:
-    """What a view was derived from; made before the view is built, checked before each use."""
+    """What a view was derived from; made before the view is built, checked before each use.
 
-    def __init__(self, view: View, mounts: Mounts) -> None:
+    `sees_placeholders` as for the disk that the view was laid out on.
+    """
+
+    def __init__(self, view: View, mounts: Mounts, *, sees_placeholders: bool) -> None:
         self._mounts = mounts
         self._changes = mounts.changes()
-        writable = {step.path for step in view.steps if step.kind == "write"}
-        self._states = {
-            fact.path: _state(fact.path, is_writable=fact.path in writable) for fact in view.facts
-        }
-        self._writable = writable
+        self._sees_placeholders = sees_placeholders
+        self._writable = {step.path for step in view.steps if step.kind == "write"}
+        self._states = {fact.path: self._state(fact.path) for fact in view.facts}
         self._was_consistent = all(
-            (None if state is None else (state.device, state.inode))
-            == (None if fact.device is None else (fact.device, fact.inode))
-            for fact, state in ((fact, self._states[fact.path]) for fact in view.facts)
+            _identity(self._states[fact.path]) == (fact.device, fact.inode) for fact in view.facts
         )
 
     def is_current(self) -> bool:
@@ -64,17 +64,19 @@ class Freshness:
         return (
             self._was_consistent
             and self._mounts.changes() == self._changes
-            and all(
-                _state(path, is_writable=path in self._writable) == state
-                for path, state in self._states.items()
-            )
+            and all(self._state(path) == state for path, state in self._states.items())
         )
 
+    def _state(self, path: str) -> _State | None:
+        try:
+            info = os.lstat(path)
+        except OSError:
+            return None
+        if not self._sees_placeholders and is_placeholder(info):
+            return None
+        content_matters = not stat.S_ISDIR(info.st_mode) and path not in self._writable
+        return _State(info.st_dev, info.st_ino, info.st_ctime_ns if content_matters else None)
 
-def _state(path: str, *, is_writable: bool) -> _State | None:
-    try:
-        info = os.lstat(path)
-    except OSError:
-        return None
-    content_matters = not stat.S_ISDIR(info.st_mode) and not is_writable
-    return _State(info.st_dev, info.st_ino, info.st_ctime_ns if content_matters else None)
+
+def _identity(state: _State | None) -> tuple[int | None, int | None]:
+    return (None, None) if state is None else (state.device, state.inode)

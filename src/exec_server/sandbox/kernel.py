@@ -6,6 +6,7 @@ Only single-threaded processes call these: the launcher and what it starts.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -203,16 +204,14 @@ def become_root(path: str) -> None:
 
 def drop_capabilities() -> None:
     """Give up all capabilities, and the ways to gain them."""
-    for number in range(64):
-        try:
-            _prctl(_PR_CAPBSET_DROP, number)
-        except OSError:
-            break  # beyond the last one this kernel knows
+    # Until the call fails: beyond the last one that this kernel knows.
+    number = 0
+    while LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
+        number += 1
+    if number == 0:
+        raise OSError(errno.EPERM, "capabilities cannot be dropped")
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    try:
-        _prctl(_PR_SET_SECUREBITS, _SECUREBITS)
-    except PermissionError:
-        pass  # an ordinary user outside a user namespace has nothing to lose
+    _prctl(_PR_SET_SECUREBITS, _SECUREBITS)
     header = _CapabilityHeader(_CAPABILITY_VERSION, 0)
     _checked(LIBC.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())))
 

@@ -8,6 +8,8 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from exec_server.errors import InternalError, os_error_text
 from exec_server.sandbox import kernel, orders
 from exec_server.sandbox.launcher import Launcher
@@ -56,9 +58,9 @@ def find_means(launcher: Launcher) -> Means:
 def _attempt(launcher: Launcher, means: Means) -> str | None:
     """Why a process cannot be confined by these means, None if it can."""
     proc: ProcMount = "own" if means.own_proc else "none"
-    order = Order(_EMPTY, "restricted", proc, 0)
+    order = Order("worker", _EMPTY, "restricted", proc)
     try:
-        _, control = launch(launcher, means.namespaces(network=True), order, [])
+        _, control = launch(launcher, means.namespaces(network=True), order)
     except OSError as error:
         return f"cannot create namespaces: {os_error_text(error)}"
     except InternalError as error:
@@ -71,27 +73,30 @@ class StaleOrder(InternalError):
     """The disk changed between the laying out and the building of a view."""
 
 
-def launch(
-    launcher: Launcher, namespaces: int, order: Order, descriptors: list[int]
-) -> tuple[int, socket.socket]:
+def launch(launcher: Launcher, namespaces: int, order: Order) -> tuple[int, socket.socket]:
     """Have a process confined as ordered; returns its pid and socket once it is. Blocking."""
     control, theirs = socket.socketpair()
     try:
         with theirs:
             pid = launcher.launch(namespaces, theirs)
-        orders.send(control, order, descriptors)
-        report, extra = orders.receive(control, Report)
-        for descriptor in extra:
-            os.close(descriptor)
-    except orders.Disconnected as error:
-        control.close()
-        raise InternalError(f"the sandbox could not be built: {error}") from error
+        tell(control, order, [])
     except BaseException:
         control.close()
         raise
+    return pid, control
+
+
+def tell(control: socket.socket, order: msgspec.Struct, descriptors: list[int]) -> None:
+    """Give an order and wait until it is carried out. Blocking."""
+    try:
+        orders.send(control, order, descriptors)
+        report, extra = orders.receive(control, Report)
+    except (BrokenPipeError, ConnectionError, orders.Disconnected) as error:
+        raise InternalError(f"the sandbox could not be built: {error}") from error
+    for descriptor in extra:
+        os.close(descriptor)
     if report.state == "ready":
-        return pid, control
-    control.close()
+        return
     if report.state == "stale":
         raise StaleOrder(f"the disk keeps changing: {report.reason}")
     raise InternalError(f"the sandbox could not be built: {report.reason}")

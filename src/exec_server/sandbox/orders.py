@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from exec_server.errors import ExecServerError
-from exec_server.sandbox.plan import Glob, Network, View
+from exec_server.sandbox.plan import Glob, Network, Step, View
 from exec_server.sandbox.view import ProcMount
 
 T = TypeVar("T")
@@ -29,29 +29,31 @@ MAX_MESSAGE: Final = 96 * 1_048_576
 MAX_DESCRIPTORS: Final = 3
 
 
+class Order(msgspec.Struct, frozen=True):
+    """What a new process shall become: a file worker, or the init of a program to come."""
+
+    role: Literal["worker", "init"]
+    view: View | None  # None: files are not limited
+    network: Network
+    proc: ProcMount
+    globs: tuple[Glob, ...] = ()  # of a worker
+    terminal: str | None = None  # of an init: the path on the host
+
+
 class Program(msgspec.Struct, frozen=True):
-    """What a confined init starts, on the descriptors that came with the order."""
+    """What an init shall start, once its view is built, on the descriptors that come with it."""
 
     argv: list[str]
     arg0: str | None
     cwd: str
     env: dict[str, str]
-    terminal: str | None  # its path on the host
-
-
-class Order(msgspec.Struct, frozen=True):
-    """What a new process shall become: the init of a program, or a file worker."""
-
-    view: View | None  # None: files are not limited
-    network: Network
-    proc: ProcMount
+    has_terminal: bool
     tag: int
-    program: Program | None = None
-    globs: tuple[Glob, ...] = ()
+    covers: tuple[Step, ...]  # what the view lacks: placeholders
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How that went: ready, outdated by changes on the disk, or not possible here."""
+    """How an order went: ready, outdated by changes on the disk, or not possible here."""
 
     state: Literal["ready", "stale", "failed"]
     reason: str = ""

@@ -26,11 +26,12 @@ from exec_server.sandbox.disk import HostDisk
 from exec_server.sandbox.freshness import Freshness, Mounts
 from exec_server.sandbox.launcher import Launcher
 from exec_server.sandbox.layout import lay_out, real_globs
-from exec_server.sandbox.means import Means, StaleOrder, launch
+from exec_server.sandbox.means import Means, StaleOrder, launch, tell
 from exec_server.sandbox.orders import Order, Program
-from exec_server.sandbox.placeholders import Placeholders, Remember
-from exec_server.sandbox.plan import Policy, Step, View
+from exec_server.sandbox.placeholders import Placeholder, Placeholders, Remember
+from exec_server.sandbox.plan import Policy, View
 from exec_server.sandbox.policy import Surroundings
+from exec_server.sandbox.spares import Init, Spares
 from exec_server.sandbox.view import ProcMount
 from exec_server.sandbox.worker import Worker
 from exec_server.sandbox.workers import WorkerPool
@@ -58,12 +59,19 @@ class Sandboxes:
         self._means_lock = threading.Lock()
         self._compiled: OrderedDict[bytes, FilePolicy | None] = OrderedDict()
         self.workers = WorkerPool(self._build_worker)
+        self.spares = Spares(self._build_init)
 
     def close(self) -> None:
         """End the workers and the launcher. Commands end with their sessions."""
+        self.spares.close()
         self.workers.close()
         self._launcher.close()
         self._mounts.close()
+
+    def drop_idle(self) -> None:
+        """End what nobody has needed for a while."""
+        self.workers.drop_idle()
+        self.spares.drop_idle()
 
     def means(self) -> Means:
         """How this machine confines. Blocking, for the first caller."""
@@ -113,10 +121,10 @@ class Sandboxes:
         def build() -> tuple[Worker, Freshness]:
             view = lay_out(compiled, disk)
             _check_view(view)
-            freshness = Freshness(view, self._mounts)
+            freshness = Freshness(view, self._mounts, sees_placeholders=True)
             proc: ProcMount = "own" if found.own_proc else "none"
-            order = Order(view, "restricted", proc, 0, globs=real_globs(compiled, disk))
-            pid, control = launch(self._launcher, found.namespaces(network=False), order, [])
+            order = Order("worker", view, "restricted", proc, real_globs(compiled, disk))
+            pid, control = launch(self._launcher, found.namespaces(network=False), order)
             return Worker(pid, control), freshness
 
         return _repeatedly(build)
@@ -130,42 +138,55 @@ class Sandboxes:
         streams = Streams.make(command)
         started = False
         try:
-            standard, terminal = _standard_streams(command, streams)
-            program = Program(command.argv, command.arg0, command.cwd, command.env, terminal)
-            child = _repeatedly(lambda: self._launch(compiled, program, tag, streams, standard))
+            child = _repeatedly(lambda: self._start(compiled, command, tag, streams))
             started = True
-            return child
         finally:
             streams.release(started=started)
+        if not command.tty:
+            self.spares.want(compiled)
+        return child
 
-    def _launch(
-        self, compiled: Policy, program: Program, tag: int, streams: Streams, standard: list[int]
-    ) -> Child:
+    def _start(self, compiled: Policy, command: Command, tag: int, streams: Streams) -> Child:
+        standard, terminal = _standard_streams(command, streams)
+        init = None if command.tty else self.spares.take(compiled)
+        if init is None:
+            init = self._build_init(compiled, terminal)
+        held: list[Placeholder] = []
+        try:
+            held = self._placeholders.hold(init.missing)
+            covers = tuple(placeholder.step for placeholder in held)
+            program = Program(
+                command.argv, command.arg0, command.cwd, command.env, command.tty, tag, covers
+            )
+            tell(init.control, program, standard)
+        except FileExistsError as error:
+            raise StaleOrder(str(error)) from error
+        except BaseException:
+            self._placeholders.release(held)
+            raise
+        finally:
+            init.control.close()
+        clean_up = partial(self._placeholders.release, held) if held else None
+        return Child(init.pid, streams.stdin, streams.outputs, clean_up)
+
+    def _build_init(self, compiled: Policy, terminal: str | None = None) -> Init:
+        """An init in the view of the policy; without limits on files there is no view."""
         if compiled.rules is None:
-            order = Order(None, compiled.network, "inherited", tag, program)
-            pid, control = launch(self._launcher, 0, order, standard)
-            control.close()
-            return Child(pid, streams.stdin, streams.outputs)
+            order = Order("init", None, compiled.network, "inherited")
+            return Init(*launch(self._launcher, 0, order), (), None)
         found = self._require_means()
         disk = HostDisk(sees_placeholders=False)
         denied = globs.scan(real_globs(compiled, disk)) if compiled.globs else []
         view = lay_out(compiled, disk, denied)
         _check_view(view)
-        try:
-            held = self._placeholders.hold(view.missing)
-        except FileExistsError as error:
-            raise StaleOrder(str(error)) from error
-        try:
-            view = _with_steps(view, [placeholder.step for placeholder in held])
-            proc: ProcMount = "own" if found.own_proc else "inherited"
-            order = Order(view, compiled.network, proc, tag, program)
-            namespaces = found.namespaces(network=compiled.network == "restricted")
-            pid, control = launch(self._launcher, namespaces, order, standard)
-        except BaseException:
-            self._placeholders.release(held)
-            raise
-        control.close()
-        return Child(pid, streams.stdin, streams.outputs, lambda: self._placeholders.release(held))
+        # New files may match a pattern at any time: such a view is never good for later use.
+        freshness = (
+            None if compiled.globs else Freshness(view, self._mounts, sees_placeholders=False)
+        )
+        proc: ProcMount = "own" if found.own_proc else "inherited"
+        order = Order("init", view, compiled.network, proc, terminal=terminal)
+        namespaces = found.namespaces(network=compiled.network == "restricted")
+        return Init(*launch(self._launcher, namespaces, order), view.missing, freshness)
 
     def for_process(self, sandbox: Sandbox, cwd: str, env: dict[str, str]) -> Start:
         """How to start a command in this sandbox, whose environment gets what belongs to it."""
@@ -273,15 +294,6 @@ def _check_view(view: View) -> None:
             raise InternalError(
                 f"cannot enforce sandbox deny-read path {step.path}: /proc and /dev are private"
             )
-
-
-def _with_steps(view: View, more: list[Step]) -> View:
-    steps = sorted([*view.steps, *more], key=_depth)
-    return msgspec.structs.replace(view, steps=tuple(steps), missing=())
-
-
-def _depth(step: Step) -> int:
-    return step.path.count("/") if step.path != "/" else 0
 
 
 def _standard_streams(command: Command, streams: Streams) -> tuple[list[int], str | None]:

@@ -1,16 +1,18 @@
 """Builds a View: turns the mounts of a fresh mount namespace into what a policy allows.
 
-The order matters. All that is needed of the host's tree is opened and cloned first, while
-it is as the host has it; each clone is checked to be the very file or directory that the
-view was laid out for, so no link or rename put in the way meanwhile leads elsewhere. Then
-one recursive call makes the whole tree read-only, and the clones are attached on top of it,
-parents first. Nothing is attached before its propagation is private.
+The order matters. All that is needed of the host's tree is opened and cloned while it is as
+the host has it; each clone is checked to be the very file or directory that the view was laid
+out for, so no link or rename put in the way meanwhile leads elsewhere. Attributes are given to
+the whole tree at once, a stricter one after each round of clones: first devices are cloned,
+then nothing may be a device; then what is writable is cloned, then nothing may be written; what
+is cloned last is read-only. Then all of it is attached on top of the tree, parents first.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from typing import Final, Literal
 
 from exec_server.errors import ExecServerError
@@ -21,12 +23,7 @@ ProcMount = Literal["own", "inherited", "none"]
 
 _QUIET: Final = kernel.NO_SUID | kernel.NO_DEVICES
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
-# Where masks and an empty root are prepared. Every machine has this directory, and a private
-# one takes its place in the end.
 _STAGE: Final = "/dev"
-_ROOT: Final = f"{_STAGE}/root"
-_EMPTY_FILE: Final = f"{_STAGE}/file"
-_EMPTY_DIRECTORY: Final = f"{_STAGE}/directory"
 # A tmpfs takes memory of the machine. These hold only names; programs write to /dev/shm alone.
 _SKELETON_OPTIONS: Final = "mode=0755,size=1m,nr_inodes=4096"
 _SHM_OPTIONS: Final = "mode=1777,size=50%"
@@ -68,34 +65,38 @@ def build(view: View, *, proc: ProcMount, terminal: str | None, with_scratch: bo
     and terminals of its own in /dev.
     """
     steps = [step for step in view.steps if not _is_kernels(step.path)]
-    trees = {step.path: _clone(step) for step in steps if step.kind != "mask"}
+    root = kernel.open_entry("/")
+    kernel.set_mount(root, kernel.NO_SUID, below_too=True)
     devices = {name: _clone_device(f"/dev/{name}") for name in _DEVICES}
     if terminal is not None:
         devices["console"] = _clone_device(terminal)
-    inherited = _clone_inherited_proc() if proc == "inherited" and view.is_empty else None
-    root_is_writable = any(step.path == "/" and step.kind == "write" for step in steps)
-    _freeze_host(0 if root_is_writable else kernel.READ_ONLY)
-    _make_stage()
-    prefix = ""
-    if view.is_empty:
-        prefix = _ROOT
-        kernel.mount_new("tmpfs", prefix, _SKELETON_OPTIONS, _QUIET)
-        for link in view.links:
-            _make_parents(prefix + link.path)
-            os.symlink(link.target, prefix + link.path)
-    trees |= _make_masks(steps)
+    kernel.set_mount(root, kernel.NO_DEVICES, below_too=True)
+    trees = {step.path: _clone(step) for step in steps if step.kind in ("write", "pin")}
+    if "/" not in trees:
+        kernel.set_mount(root, kernel.READ_ONLY, below_too=True)
+    os.close(root)
+    trees |= {step.path: _clone_read_only(step) for step in steps if step.kind == "read"}
+    inherited = _clone_of("/proc") if proc == "inherited" and view.is_empty else None
+    stage = _Stage(view, steps)
+    trees |= stage.masks
     for step in steps:
-        _attach(trees[step.path], prefix, step, make_point=view.is_empty)
-    _mount_proc(prefix, proc, inherited)
+        _attach(trees[step.path], stage.prefix, step, make_point=view.is_empty)
+    _mount_proc(stage, proc, inherited)
     if view.is_empty:
-        _mount_devices(prefix, devices, with_scratch=with_scratch)
-        _set(prefix, kernel.READ_ONLY | _QUIET)
-        kernel.become_root(prefix)
+        _mount_devices(stage.prefix, devices, with_scratch=with_scratch)
+        _set(stage.prefix, kernel.READ_ONLY | _QUIET)
+        kernel.become_root(stage.prefix)
     else:
         _freeze_parts("/", ("sys",))
-        _hide("/sys", _SYS_HIDDEN)
+        stage.hide("/sys", _SYS_HIDDEN)
         kernel.unmount(_STAGE)
-        _mount_devices(prefix, devices, with_scratch=with_scratch)
+        _mount_devices("", devices, with_scratch=with_scratch)
+
+
+def cover(steps: Iterable[Step]) -> None:
+    """Add read-only steps to a view that is built."""
+    for step in steps:
+        _attach(_clone_read_only(step), "", step, make_point=False)
 
 
 def _is_kernels(path: str) -> bool:
@@ -104,76 +105,93 @@ def _is_kernels(path: str) -> bool:
 
 
 def _clone(step: Step) -> int:
-    """The host's subtree at a step, detached and with the attributes of the step."""
+    """The host's subtree at a step, detached, with the attributes that it has by now."""
     try:
         descriptor = kernel.open_entry(step.path)
     except OSError as error:
         raise StaleView(f"{step.path}: {error.strerror}") from error
-    _check_identity(descriptor, step)
-    tree = kernel.clone_tree(descriptor)
-    os.close(descriptor)
-    attributes = _QUIET | (kernel.READ_ONLY if step.kind == "read" else 0)
-    kernel.set_mount(tree, attributes, below_too=True)
-    return tree
-
-
-def _check_identity(descriptor: int, step: Step) -> None:
     info = os.fstat(descriptor)
     if (info.st_dev, info.st_ino) != (step.device, step.inode):
         raise StaleView(f"{step.path} was replaced")
+    tree = kernel.clone_tree(descriptor)
+    os.close(descriptor)
+    return tree
+
+
+def _clone_read_only(step: Step) -> int:
+    tree = _clone(step)
+    kernel.set_mount(tree, kernel.READ_ONLY | _QUIET, below_too=True)
+    return tree
+
+
+def _clone_of(path: str) -> int:
+    descriptor = kernel.open_entry(path)
+    tree = kernel.clone_tree(descriptor)
+    os.close(descriptor)
+    return tree
 
 
 def _clone_device(path: str) -> int | None:
     try:
-        descriptor = kernel.open_entry(path)
-    except OSError:
+        return _clone_of(path)
+    except FileNotFoundError:
         return None  # this machine has none
-    tree = kernel.clone_tree(descriptor)
-    os.close(descriptor)
-    kernel.set_mount(tree, kernel.NO_SUID | kernel.NO_EXEC, below_too=False)
-    return tree
-
-
-def _clone_inherited_proc() -> int:
-    descriptor = kernel.open_entry("/proc")
-    tree = kernel.clone_tree(descriptor)
-    os.close(descriptor)
-    kernel.set_mount(tree, kernel.READ_ONLY | _QUIET | kernel.NO_EXEC, below_too=True)
-    return tree
-
-
-def _freeze_host(attributes: int) -> None:
-    """Make all of the host's tree read-only here, and its mounts independent of the host's."""
-    root = kernel.open_entry("/")
-    kernel.set_mount(root, attributes | _QUIET, below_too=True)
-    os.close(root)
 
 
 # ---- masks ----------------------------------------------------------------------------
 
 
-def _make_stage() -> None:
-    kernel.mount_new("tmpfs", _STAGE, _SKELETON_OPTIONS, _QUIET)
-    os.mkdir(_ROOT, 0o755)
-    _make_point(_EMPTY_FILE, is_directory=False)
-    os.mkdir(_EMPTY_DIRECTORY, 0o555)
+class _Stage:
+    """Where masks and an empty root are prepared, out of sight in the end.
+
+    Every machine has the directory it is mounted on, and a private one takes its place later.
+    """
+
+    def __init__(self, view: View, steps: list[Step]) -> None:
+        kernel.mount_new("tmpfs", _STAGE, _SKELETON_OPTIONS, _QUIET)
+        self.prefix = ""
+        if view.is_empty:
+            self.prefix = f"{_STAGE}/root"
+            os.mkdir(self.prefix, 0o755)
+            kernel.mount_new("tmpfs", self.prefix, _SKELETON_OPTIONS, _QUIET)
+            for link in view.links:
+                _make_parents(self.prefix + link.path)
+                os.symlink(link.target, self.prefix + link.path)
+        _make_point(f"{_STAGE}/file", is_directory=False)
+        os.mkdir(f"{_STAGE}/directory", 0o555)
+        places = {
+            step.path: _make_mask(number, step, steps)
+            for number, step in enumerate(steps)
+            if step.kind == "mask"
+        }
+        _set(_STAGE, kernel.READ_ONLY | _QUIET)
+        self.masks = {path: _clone_of(place) for path, place in places.items()}
+        self._file = kernel.open_entry(f"{_STAGE}/file")
+        self._directory = kernel.open_entry(f"{_STAGE}/directory")
+
+    def hide(self, directory: str, names: tuple[str, ...]) -> None:
+        """Cover files and directories of the kernel with nothing."""
+        for name in names:
+            try:
+                target = kernel.open_entry(f"{directory}/{name}")
+            except OSError:
+                continue  # not on this kernel
+            is_directory = stat.S_ISDIR(os.fstat(target).st_mode)
+            _attach_to(kernel.clone_tree(self._directory if is_directory else self._file), target)
 
 
-def _make_masks(steps: list[Step]) -> dict[str, int]:
-    """A detached, empty, read-only tree for every mask, with mount points for what is below."""
-    trees = {}
-    for number, mask in enumerate(step for step in steps if step.kind == "mask"):
-        place = f"{_STAGE}/mask{number}"
-        _make_point(place, is_directory=mask.is_directory)
-        made = [place]
-        for step in steps:
-            if step.path.startswith(f"{mask.path}/"):
-                below = step.path[len(mask.path) + 1 :]
-                made += _make_inner_point(place, below, step.is_directory)
-        for directory in reversed(made):
-            os.chmod(directory, _PASSABLE if mask.passable else _MASKED)
-        trees[mask.path] = _copy_read_only(place)
-    return trees
+def _make_mask(number: int, mask: Step, steps: list[Step]) -> str:
+    """An empty file or directory, with mount points for the steps below it."""
+    place = f"{_STAGE}/mask{number}"
+    _make_point(place, is_directory=mask.is_directory)
+    made = [place]
+    for step in steps:
+        if step.path.startswith(f"{mask.path}/"):
+            below = step.path[len(mask.path) + 1 :]
+            made += _make_inner_point(place, below, step.is_directory)
+    for directory in reversed(made):
+        os.chmod(directory, _PASSABLE if mask.passable else _MASKED)
+    return place
 
 
 def _make_inner_point(place: str, below: str, is_directory: bool) -> list[str]:
@@ -188,14 +206,6 @@ def _make_inner_point(place: str, below: str, is_directory: bool) -> list[str]:
     if not os.path.lexists(f"{place}/{name}"):
         _make_point(f"{place}/{name}", is_directory=is_directory)
     return made
-
-
-def _copy_read_only(path: str) -> int:
-    descriptor = kernel.open_entry(path)
-    tree = kernel.clone_tree(descriptor)
-    os.close(descriptor)
-    kernel.set_mount(tree, kernel.READ_ONLY | _QUIET, below_too=True)
-    return tree
 
 
 def _make_point(path: str, *, is_directory: bool) -> None:
@@ -242,16 +252,16 @@ def _set(path: str, attributes: int) -> None:
 # ---- /proc and /dev -------------------------------------------------------------------
 
 
-def _mount_proc(prefix: str, proc: ProcMount, inherited: int | None) -> None:
-    path = f"{prefix}/proc"
-    if prefix:
+def _mount_proc(stage: _Stage, proc: ProcMount, inherited: int | None) -> None:
+    path = f"{stage.prefix}/proc"
+    if stage.prefix:
         os.mkdir(path, 0o755)
     elif not os.path.isdir(path):
         return
     if proc == "own":
         kernel.mount_new("proc", path, "", _QUIET | kernel.NO_EXEC)
         _freeze_parts(path, _PROC_READ_ONLY)
-        _hide(path, _PROC_HIDDEN)
+        stage.hide(path, _PROC_HIDDEN)
     elif proc == "none":
         kernel.mount_new("tmpfs", path, _SKELETON_OPTIONS, kernel.READ_ONLY | _QUIET)
     elif inherited is not None:
@@ -268,17 +278,6 @@ def _freeze_parts(directory: str, names: tuple[str, ...]) -> None:
         tree = kernel.clone_tree(target)
         kernel.set_mount(tree, kernel.READ_ONLY | _QUIET | kernel.NO_EXEC, below_too=True)
         _attach_to(tree, target)
-
-
-def _hide(directory: str, names: tuple[str, ...]) -> None:
-    """Cover files and directories of the kernel with nothing."""
-    for name in names:
-        try:
-            target = kernel.open_entry(f"{directory}/{name}")
-        except OSError:
-            continue  # not on this kernel
-        is_directory = stat.S_ISDIR(os.fstat(target).st_mode)
-        _attach_to(_copy_read_only(_EMPTY_DIRECTORY if is_directory else _EMPTY_FILE), target)
 
 
 _DEVICE_LINKS: Final = {
