@@ -23,7 +23,7 @@ from exec_server.protocol.sandbox import Denial, Sandbox
 from exec_server.sandbox import globs, means, policy
 from exec_server.sandbox.denial import find, judge
 from exec_server.sandbox.disk import HostDisk
-from exec_server.sandbox.freshness import Freshness, Mounts
+from exec_server.sandbox.freshness import Freshness, Mounts, Pins
 from exec_server.sandbox.launcher import Launcher
 from exec_server.sandbox.layout import lay_out, real_globs
 from exec_server.sandbox.means import Means, StaleOrder, launch, tell
@@ -53,6 +53,7 @@ class Sandboxes:
     def __init__(self, variables: Mapping[str, str], remember: Remember) -> None:
         self._launcher = Launcher(variables)
         self._mounts = Mounts()
+        self._pins = Pins()
         self._placeholders = Placeholders(remember)
         self._tmpdir = variables.get("TMPDIR")
         self._means: Means | None = None
@@ -121,10 +122,14 @@ class Sandboxes:
         def build() -> tuple[Worker, Freshness]:
             view = lay_out(compiled, disk)
             _check_view(view)
-            freshness = Freshness(view, self._mounts, sees_placeholders=True)
+            freshness = Freshness(view, self._mounts, self._pins, sees_placeholders=True)
             proc: ProcMount = "own" if found.own_proc else "none"
             order = Order("worker", view, "restricted", proc, real_globs(compiled, disk))
-            pid, control = launch(self._launcher, found.namespaces(network=False), order)
+            try:
+                pid, control = launch(self._launcher, found.namespaces(network=False), order)
+            except BaseException:
+                freshness.close()
+                raise
             return Worker(pid, control), freshness
 
         return _repeatedly(build)
@@ -165,7 +170,7 @@ class Sandboxes:
             self._placeholders.release(held)
             raise
         finally:
-            init.control.close()
+            init.close()
         clean_up = partial(self._placeholders.release, held) if held else None
         return Child(init.pid, streams.stdin, streams.outputs, clean_up)
 
@@ -181,12 +186,19 @@ class Sandboxes:
         _check_view(view)
         # New files may match a pattern at any time: such a view is never good for later use.
         freshness = (
-            None if compiled.globs else Freshness(view, self._mounts, sees_placeholders=False)
+            None
+            if compiled.globs
+            else Freshness(view, self._mounts, self._pins, sees_placeholders=False)
         )
         proc: ProcMount = "own" if found.own_proc else "inherited"
         order = Order("init", view, compiled.network, proc, terminal=terminal)
         namespaces = found.namespaces(network=compiled.network == "restricted")
-        return Init(*launch(self._launcher, namespaces, order), view.missing, freshness)
+        try:
+            return Init(*launch(self._launcher, namespaces, order), view.missing, freshness)
+        except BaseException:
+            if freshness is not None:
+                freshness.close()
+            raise
 
     def for_process(self, sandbox: Sandbox, cwd: str, env: dict[str, str]) -> Start:
         """How to start a command in this sandbox, whose environment gets what belongs to it."""

@@ -36,6 +36,12 @@ class Init(NamedTuple):
     missing: tuple[Missing, ...]
     freshness: Freshness | None
 
+    def close(self) -> None:
+        """End it, unless its program runs: that does not need us any more."""
+        self.control.close()
+        if self.freshness is not None:
+            self.freshness.close()
+
 
 Build = Callable[[Policy], Init]
 
@@ -56,7 +62,7 @@ class Spares:
         with self._lock:
             spare, _ = self._spares.pop(policy, (None, 0.0))
         if spare is not None and (spare.freshness is None or not spare.freshness.is_current()):
-            spare.control.close()
+            spare.close()
             spare = None
         return spare
 
@@ -84,20 +90,20 @@ class Spares:
                     dropped.append(self._spares.popitem(last=False)[1][0])
         for init in dropped:
             if init is not None:
-                init.control.close()
+                init.close()
 
     def drop_idle(self) -> None:
         """End those that nobody has asked for a while."""
         oldest = time.monotonic() - IDLE_SECONDS
         with self._lock:
             while self._spares and next(iter(self._spares.values()))[1] < oldest:
-                self._spares.popitem(last=False)[1][0].control.close()
+                self._spares.popitem(last=False)[1][0].close()
 
     def close(self) -> None:
         """End all of them."""
         with self._lock:
             self._is_closed = True
             for init, _ in self._spares.values():
-                init.control.close()
+                init.close()
             self._spares.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)

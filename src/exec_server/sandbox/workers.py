@@ -33,6 +33,10 @@ class _Seat:
         self.freshness = freshness
         self.idle_since = 0.0
 
+    def close(self) -> None:
+        self.worker.close()
+        self.freshness.close()
+
 
 class WorkerPool:
     """Lends workers to threads. A worker serves one policy and one request at a time."""
@@ -50,7 +54,7 @@ class WorkerPool:
         try:
             if seat is None or not seat.freshness.is_current():
                 if seat is not None:
-                    seat.worker.close()
+                    seat.close()
                     seat = None
                 seat = _Seat(policy, *self._build(policy))
             return action(seat.worker)
@@ -69,7 +73,7 @@ class WorkerPool:
                 busy = sum(self._busy.values())
                 if self._busy.get(policy, 0) < MAX_PER_POLICY and busy < MAX_WORKERS:
                     if busy + len(self._idle) >= MAX_WORKERS:
-                        self._idle.pop(0).worker.close()
+                        self._idle.pop(0).close()
                     self._occupy(policy)
                     return None
                 self._changed.wait()
@@ -85,7 +89,7 @@ class WorkerPool:
                 del self._busy[policy]
             if seat is not None:
                 if seat.worker.is_broken or self._is_closed:
-                    seat.worker.close()
+                    seat.close()
                 else:
                     seat.idle_since = time.monotonic()
                     self._idle.append(seat)
@@ -96,12 +100,12 @@ class WorkerPool:
         with self._changed:
             oldest = time.monotonic() - IDLE_SECONDS
             while self._idle and self._idle[0].idle_since < oldest:
-                self._idle.pop(0).worker.close()
+                self._idle.pop(0).close()
 
     def close(self) -> None:
         """End all workers, the busy ones as soon as they are given back."""
         with self._changed:
             self._is_closed = True
             while self._idle:
-                self._idle.pop().worker.close()
+                self._idle.pop().close()
             self._changed.notify_all()
