@@ -39,7 +39,9 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
         prepend_path_dirs=[],
         temporary_directories=[path_to_uri(temporary)] if temporary else [],
         temp_dir=path_to_uri(temporary or "/tmp"),
-        capabilities=Capabilities(fs_watch_missing=True, file_write_streaming=True),
+        capabilities=Capabilities(
+            fs_watch_missing=True, sandboxed_file_streaming=True, file_write_streaming=True
+        ),
     )
 
 

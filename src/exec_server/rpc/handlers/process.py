@@ -27,6 +27,7 @@ from exec_server.protocol.process import (
     WriteParams,
     WriteResult,
 )
+from exec_server.protocol.sandbox import External, Managed, Sandbox
 from exec_server.rpc.scope import Scope
 
 # Ids are the client's choice and are kept, of a process also after its end, so they may not be
@@ -51,6 +52,8 @@ def start(scope: Scope, params: StartParams) -> Awaitable[StartResult]:
         env.setdefault("SHELL", scope.machine.login_shell)
     how = Start()
     if params.sandbox is not None:
+        if params.enforce_managed_network and _has_network(params.sandbox):
+            raise InvalidRequest("this exec-server has no managed network to enforce")
         how = scope.machine.sandboxes.for_process(params.sandbox, cwd, env)
     command = Command(params.argv, cwd, env, params.tty, params.pipe_stdin, params.arg0)
     scope.session.processes.reserve(params.process_id)
@@ -60,6 +63,12 @@ def start(scope: Scope, params: StartParams) -> Awaitable[StartResult]:
 def _check_length(name: str, value: str, limit: int) -> None:
     if len(value) > limit // 4 and len(value.encode()) > limit:
         raise InvalidParams(f"{name} must not exceed {limit} bytes")
+
+
+def _has_network(sandbox: Sandbox) -> bool:
+    """Whether a process in this sandbox would reach the network without any proxy."""
+    permissions = sandbox.permissions
+    return isinstance(permissions, Managed | External) and permissions.network == "enabled"
 
 
 def _native_cwd(params: StartParams) -> str:
