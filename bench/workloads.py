@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import bare, files, processes, resources
+from bench import bare, files, processes, resources, sandbox
 from bench.stage import Stage
 
 Turn = Callable[[Stage], list[float]]
@@ -65,6 +65,16 @@ def _resource(name: str, title: str, unit: str, turn: Turn, **more: float) -> Wo
     return Workload(name, title, unit, turn, limit=limit, rounds=rounds, connected=False)
 
 
+def _confined(name: str, title: str, turn: Turn, ratio: float) -> Workload:
+    """A row of confined requests, of which the reference answers some twenty in a second."""
+    return Workload(f"sandbox-{name}", title, "ms", turn, 6, ratio=ratio, awake=True)
+
+
+def _confined_memory(name: str, title: str, turn: Turn) -> Workload:
+    """A row about processes that are forked from one image: what they use hardly varies."""
+    return _resource(f"sandbox-{name}", title, "MB", turn, rounds=1)
+
+
 WORKLOADS = [
     _request("round-trip", "round trip", processes.round_trip, 1.3, bare.loopback),
     Workload("connect", "connect and initialize", "ms", processes.connect, 100),
@@ -119,4 +129,30 @@ WORKLOADS = [
         limit=40,
         rounds=2,
     ),
+    _confined("write", "confined overwrite 1 KiB", sandbox.write, 25),
+    _confined("create", "confined create 1 KiB", sandbox.create, 25),
+    _confined("copy", "confined copy 1 KiB", sandbox.copy, 25),
+    _confined("remove", "confined remove", sandbox.remove, 25),
+    _confined("read", "restricted read 1 KiB", sandbox.restricted_read, 20),
+    _confined("metadata", "restricted metadata", sandbox.restricted_metadata, 20),
+    _confined("directory", "restricted directory of 20", sandbox.restricted_directory, 20),
+    _request("sandbox-direct-read", "direct read 1 KiB", sandbox.direct_read, 1.2),
+    _request("sandbox-direct-metadata", "direct metadata", sandbox.direct_metadata, 1.2),
+    _request("sandbox-direct-path", "direct canonicalize", sandbox.direct_canonicalize, 1.2),
+    _request("sandbox-direct-directory", "direct directory of 20", sandbox.direct_directory, 1.2),
+    Workload("sandbox-spawn-pipe", "confined spawn on pipes", "ms", sandbox.spawn_pipe, 6, ratio=8),
+    Workload("sandbox-spawn-pty", "confined spawn on a PTY", "ms", sandbox.spawn_pty, 6, ratio=8),
+    Workload(
+        "sandbox-first",
+        "first write of a policy, above the next",
+        "ms",
+        sandbox.first_of_policy,
+        2,
+        limit=15,
+    ),
+    _confined_memory("launcher-pss", "launcher, PSS", sandbox.launcher_memory),
+    _confined_memory("worker-pss", "idle file worker, PSS", sandbox.worker_memory),
+    _confined_memory("spare-pss", "spare sandbox, PSS", sandbox.spare_memory),
+    _confined_memory("init-pss", "init of a running command, PSS", sandbox.init_memory),
+    _confined_memory("limit-pss", "all workers and spares, PSS", sandbox.limit_memory),
 ]

@@ -105,6 +105,10 @@ class Scratch:
             except OSError:
                 if attempt == DELETIONS - 1:
                     raise
+                # An overlay leaves a folder that not even its owner may look into.
+                for folder in self.base.rglob("*"):
+                    if folder.is_dir() and not folder.is_symlink():
+                        folder.chmod(0o700)
                 time.sleep(0.05)
 
     def reset(self, steps: Sequence[Json] = ()) -> None:

@@ -31,6 +31,84 @@ examples:
 
 Anyone who may connect may run commands as the user that runs the server. Its processes
 end with it, whatever ends it.
+
+another command, for people:
+    exec-server sandbox check     say what this machine can confine, and what it refuses
+    exec-server sandbox run       run a command under a policy by hand
+"""
+
+_SANDBOX_DESCRIPTION = """\
+Clients may ask for a process or a file operation to be confined by a policy. The server does
+that with the kernel's own means, or refuses the request: it never runs unconfined what asked
+to be confined.
+"""
+
+_SANDBOX_EPILOG = """\
+examples:
+  exec-server sandbox check
+      does confinement work here, and if not, what would make it work?
+  exec-server sandbox run --policy read-only -- touch /etc/new
+      see a command fail, and why
+  exec-server sandbox run --help
+      policies, roots and exit codes
+"""
+
+_CHECK_DESCRIPTION = """\
+Try out everything that confinement needs of this machine, as this user, and print what works,
+what will be enforced for clients, what will be refused, and how to fill each gap.
+"""
+
+_CHECK_EPILOG = """\
+exit code:
+  0   everything that a client may ask for will be enforced
+  1   something will be refused
+
+examples:
+  exec-server sandbox check
+  exec-server sandbox check --json | python3 -m json.tool
+  docker run IMAGE exec-server sandbox check
+      inside a container the answer is often another one than outside
+"""
+
+_RUN_USAGE = """\
+exec-server sandbox run --policy POLICY [--root DIR ...] [--cwd DIR] [--network] -- COMMAND...
+       exec-server sandbox run --policy POLICY [--root DIR ...] [--cwd DIR] [--network] --show"""
+
+_RUN_DESCRIPTION = """\
+Run a command under a policy, as the server would for a client. Stdin, stdout and signals are
+the command's own; its stderr is passed on. When it fails because something was denied, the
+path and the rule behind it are printed afterwards.
+"""
+
+_RUN_EPILOG = """\
+policies:
+  read-only         everything can be read, nothing written
+  workspace-write   the same, but the roots, /tmp and TMPDIR can be written, except for .git,
+                    .agents, .codex and .aws directly below each of them
+  FILE              JSON: a `sandbox` object as clients send it, or only its `permissions`,
+                    which are then completed by --root and --cwd; see docs/protocol.md
+  A name of a policy means that policy; for a file of that name write ./read-only.
+
+exit code:
+  the command's own, or 128 + N when signal N has ended it
+  2     the arguments or FILE are wrong; nothing has run
+  101   the program cannot be executed inside
+  125   the policy cannot be enforced here; nothing has run (see `exec-server sandbox check`)
+
+examples:
+  exec-server sandbox run --policy read-only -- git status
+  exec-server sandbox run --policy workspace-write -- make test
+      the current directory can be written, the network is out of reach
+  exec-server sandbox run --policy workspace-write --root src --root build --network -- npm ci
+  exec-server sandbox run --policy policy.json -- bash -i
+      look around inside
+  exec-server sandbox run --policy policy.json --show
+      one line for each mount and each name that is kept missing; runs nothing
+
+a FILE, for programs of the system that may write their workspace and see nothing else:
+  {"type": "managed", "network": "restricted", "file_system": {"type": "restricted", "entries": [
+     {"path": {"type": "special", "value": {"kind": "minimal"}}, "access": "read"},
+     {"path": {"type": "special", "value": {"kind": "project_roots"}}, "access": "write"}]}}
 """
 
 
@@ -110,6 +188,51 @@ def build_parser() -> argparse.ArgumentParser:
         help="default: EXEC_SERVER_LOG, or error",
     )
     logging.add_argument("--log-format", choices=FORMATS, default="human", help="default: human")
+    return parser
+
+
+def build_sandbox_parser() -> argparse.ArgumentParser:
+    """The arguments after `exec-server sandbox`, without `--` and the command behind it."""
+    parser = _Parser(
+        "exec-server sandbox",
+        description=_SANDBOX_DESCRIPTION,
+        epilog=_SANDBOX_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check",
+        help="say what this machine can confine, and what it refuses",
+        description=_CHECK_DESCRIPTION,
+        epilog=_CHECK_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    check.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    run = actions.add_parser(
+        "run",
+        help="run a command under a policy",
+        usage=_RUN_USAGE,
+        description=_RUN_DESCRIPTION,
+        epilog=_RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    run.add_argument("--policy", required=True, help="read-only, workspace-write, or a FILE")
+    run.add_argument(
+        "--root",
+        metavar="DIR",
+        action="append",
+        help="a workspace root; may be repeated (default: the directory of --cwd)",
+    )
+    run.add_argument("--cwd", metavar="DIR", help="where the command starts (default: here)")
+    run.add_argument(
+        "--network", action="store_true", help="let the command reach the network (default: not)"
+    )
+    run.add_argument(
+        "--show", action="store_true", help="print what the command would see, and run nothing"
+    )
     return parser
 
 

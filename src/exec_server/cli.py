@@ -17,9 +17,14 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by our starter, it would reap for us
     guard = guardian.start()
     # Imported after the fork, so that the guardian stays as small as it is.
-    from exec_server.daemon import serve
+    if sys.argv[1:2] == ["sandbox"]:
+        from exec_server.sandbox_command import run
 
-    code = serve(sys.argv[1:], guard.remember)
+        code = run(sys.argv[2:], guard.remember)
+    else:
+        from exec_server.daemon import serve
+
+        code = serve(sys.argv[1:], guard.remember)
     descendants.kill_below(spared=guard.pid)  # orphans that have got rid of their tag
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it is if we were started without one

@@ -34,8 +34,8 @@ from wire import Client, Server, b64, descendants, survivors, uri
 
 # Policies that a test uses at once; many more than a server keeps workers for.
 _POLICIES = 100
-# Sixteen workers, and the few processes that every server has.
-_PROCESSES_AT_MOST = 20
+# Sixteen workers, four sandboxes kept in reserve, and what every server has; two may be ending.
+_PROCESSES_AT_MOST = 24
 
 
 @pytest.fixture(params=USERS)
@@ -264,6 +264,7 @@ def test_a_placeholder_with_something_in_it_stays(stage: Stage, client: Client) 
     assert shell.do(_FORGE) == "refused\n"
     folder = stage.ws / ".codex"
     folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
     (folder / "config").write_text("host")
     stage.scratch.give_away()
     assert shell.do("echo x 2>/dev/null >> .codex/config || echo refused") == "refused\n"
@@ -306,6 +307,42 @@ def test_a_name_that_appears_while_a_command_runs_is_protected(
     assert shell.do(_FORGE) == "refused\n"
     shell.terminate()
     assert _placeholders(stage.ws) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "path"),
+    [
+        ("WW", [{"write": ["ws/.codex/config", "host"]}], "ws/.codex/config"),
+        ("WW", [{"rm": "ws/.git"}, {"write": ["ws/.git/config", "host"]}], "ws/.git/config"),
+        ("WW", [{"rm": "ws"}, {"write": ["ws/.git/config", "host"]}], "ws/.git/config"),
+        ("WW", [{"mv": ["ws", "old"]}, {"write": ["ws/.aws/c", "host"]}], "ws/.aws/c"),
+        ("DENYSUB", [{"rm": "ws/sub"}, {"write": ["ws/sub/s.txt", "host"]}], "ws/sub/s.txt"),
+        ("DENYMISSING", [{"write": ["ws/.env", "host"]}], "ws/.env"),
+        ("GLOB", [{"write": ["ws/sub/late.key", "host"]}], "ws/sub/late.key"),
+        ("GLOB", [{"mkdir": "ws/n"}, {"write": ["ws/n/late.key", "host"]}], "ws/n/late.key"),
+        ("MINW", [{"rm": "ws"}, {"write": ["ws/.git/config", "host"]}], "ws/.git/config"),
+        (
+            "WW",
+            [
+                {"rm": "ws/.git"},
+                {"write": ["ws/real/config", "host"]},
+                {"write": ["ws/.git", "gitdir: real"]},
+            ],
+            "ws/real/config",
+        ),
+    ],
+)
+def test_a_command_meets_the_tree_as_it_is_now(
+    stage: Stage, client: Client, name: str, steps: list[Json], path: str
+) -> None:
+    """Whatever the server prepared after the commands before this one."""
+    for _ in range(3):
+        assert stage.shell(client, name, "true").exit_code == 0
+    stage.scratch.apply(steps)
+    script = f"echo x > {stage.base / path}; rm -rf {stage.base / path}; echo x > made"
+    assert stage.shell(client, name, script).exit_code == 0
+    assert (stage.base / path).read_text() == "host"
+    assert (stage.ws / "made").read_text() == "x\n"
 
 
 def test_a_confined_command_is_written_to_and_interrupted(stage: Stage, client: Client) -> None:

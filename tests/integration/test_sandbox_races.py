@@ -348,6 +348,8 @@ def test_mounts_that_come_and_go(user: User) -> None:
                     )
                     done = folder == "ws/mnt"
                     assert (path.exists(), "result" in answer) == (done, done), answer
+                    code = stage.shell(client, "WW", f"echo x > {path}").exit_code
+                    assert (code == 0) == done, folder
                     unmount(stage.base / folder)
                     client.answer(client.request("fs/writeFile", {"path": uri(path)} | sandbox))
                     assert path.exists() == done

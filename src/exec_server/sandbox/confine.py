@@ -16,7 +16,8 @@ from exec_server.sandbox import kernel
 from exec_server.sandbox.filter import program
 from exec_server.sandbox.plan import Network, View
 
-_READ: Final = 1 << 2 | 1 << 3  # files and directories
+_READ_DIRECTORY: Final = 1 << 3
+_READ: Final = 1 << 2 | _READ_DIRECTORY
 _WRITE_FILE: Final = 1 << 1
 # Write, remove and make directories, files and links; no devices, sockets or pipes.
 _CHANGE: Final = _WRITE_FILE | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 12
@@ -77,9 +78,10 @@ def _file_ruleset(view: View, version: int) -> int:
     handled = (1 << _RIGHTS_BY_VERSION.get(version, 16)) - 1
     scopes = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= _SCOPE_VERSION else 0
     ruleset = kernel.create_ruleset(handled, scopes, version)
-    readable = ["/"] if not view.is_empty else ["/proc", "/dev"]
-    readable += [step.path for step in view.steps if step.kind == "read"]
-    _grant(ruleset, readable, _READ & handled)
+    # The directories that lead to what is granted in an empty root can be listed.
+    _grant(ruleset, ["/"], _READ_DIRECTORY if view.is_empty else _READ)
+    readable = [step.path for step in view.steps if step.kind == "read"]
+    _grant(ruleset, ["/proc", "/dev", *readable], _READ & handled)
     _grant(ruleset, ["/dev"], (_READ | _WRITE_FILE) & handled)
     writable = [step.path for step in view.steps if step.kind == "write"]
     _grant(ruleset, writable, (_READ | _CHANGE | _REFER | _TRUNCATE) & handled)
@@ -88,10 +90,12 @@ def _file_ruleset(view: View, version: int) -> int:
 
 def _grant(ruleset: int, paths: Iterable[str], rights: int) -> None:
     for path in paths:
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        if not os.path.isdir(path):
-            rights &= _FILE_ONLY
-        kernel.allow_beneath(ruleset, descriptor, rights)
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # covered by a private /dev or /proc
+        applicable = rights if os.path.isdir(path) else rights & _FILE_ONLY
+        kernel.allow_beneath(ruleset, descriptor, applicable)
         os.close(descriptor)
 
 

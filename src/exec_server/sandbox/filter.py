@@ -30,11 +30,13 @@ _MACHINES: Final = {"x86_64": (0xC000_003E, 0), "aarch64": (0xC000_00B7, 1)}
 # Names of calls and their numbers; None where a machine does not have the call.
 _Numbers = dict[str, tuple[int | None, int | None]]
 
-# Decided by their arguments.
-_CHECKED: Final[_Numbers] = {
-    "ioctl": (16, 29),
-    "socket": (41, 198),
-    "socketpair": (53, 199),
+# Decided by their arguments: by the code at this label.
+_CHECKED: Final[dict[str, _Numbers]] = {
+    "ioctl": {"ioctl": (16, 29)},
+    "socket": {"socket": (41, 198), "socketpair": (53, 199)},
+    "namespaces": {"clone": (56, 220), "unshare": (272, 97)},
+    # Its arguments are in memory, where no filter can look; programs then use the older call.
+    "absent": {"clone3": (435, 435)},
 }
 # Refused to every confined process. io_uring does what any other call does, behind the back of
 # the filter. The others the reference allows, but:
@@ -132,7 +134,9 @@ _SECOND_ARGUMENT: Final = 24
 
 _ALLOW: Final = 0x7FFF_0000
 _REFUSE: Final = 0x0005_0001  # SECCOMP_RET_ERRNO with EPERM
+_NO_SUCH_CALL: Final = 0x0005_0026  # SECCOMP_RET_ERRNO with ENOSYS
 _KILL: Final = 0x8000_0000
+_CLONE_NEWCGROUP: Final = 0x0200_0000
 
 _X32_BIT: Final = 0x4000_0000
 _NO_CALL: Final = 0xFFFF_FFFF
@@ -183,6 +187,8 @@ def program(
     lines += _ioctl_check()
     if not for_worker:
         lines += _socket_check_offline() if network == "restricted" else _socket_check_online()
+        lines += _namespace_check()
+        lines += ["absent", (_RETURN, _NO_SUCH_CALL, "", "")]
     if machine == "x86_64":
         # No call at all is what a tracer leaves of a call that it carries out itself.
         lines += ["x32", (_IF_EQUAL, _NO_CALL, "allow", "kill")]
@@ -199,9 +205,9 @@ def _outcomes(network: Network | None, column: int, *, for_worker: bool) -> dict
     if for_worker:
         refused |= _WORKER
     outcomes = dict.fromkeys((numbers[column] for numbers in refused.values()), "refuse")
-    for name, numbers in _CHECKED.items():
-        of_sockets = "refuse" if for_worker else "socket"
-        outcomes[numbers[column]] = "ioctl" if name == "ioctl" else of_sockets
+    for label, calls in _CHECKED.items():
+        fate = "refuse" if for_worker and label != "ioctl" else label
+        outcomes |= dict.fromkeys((numbers[column] for numbers in calls.values()), fate)
     return {number: label for number, label in outcomes.items() if number is not None}
 
 
@@ -275,6 +281,17 @@ def _socket_check_online() -> list[_Line]:
         "socket",
         (_LOAD, _FIRST_ARGUMENT, "", ""),
         (_IF_EQUAL, _AF_VSOCK, "refuse", "allow"),
+    ]
+
+
+def _namespace_check() -> list[_Line]:
+    """Refuse new cgroup namespaces: whoever owns one may mount cgroups, and in a sandbox of
+    root's they belong to it, so it could change the limits of the whole machine.
+    """
+    return [
+        "namespaces",
+        (_LOAD, _FIRST_ARGUMENT, "", ""),
+        (_IF_ANY_BIT, _CLONE_NEWCGROUP, "refuse", "allow"),
     ]
 
 

@@ -13,7 +13,7 @@ import msgspec
 from exec_server.errors import InternalError, os_error_text
 from exec_server.sandbox import kernel, orders
 from exec_server.sandbox.launcher import Launcher
-from exec_server.sandbox.orders import Order, Report
+from exec_server.sandbox.orders import Order, Program, Report
 from exec_server.sandbox.plan import View
 from exec_server.sandbox.view import ProcMount
 
@@ -21,6 +21,24 @@ log = logging.getLogger(__name__)
 
 _ALL: Final = kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_IPC
 _EMPTY: Final = View(False, (), (), (), ())
+_NOT_BUILT: Final = "the sandbox could not be built: "
+
+# The parts that `survey` tries, each with an order that needs it.
+USER_NAMESPACES: Final = "user namespaces"
+NAMESPACES: Final = {
+    "mount namespaces": kernel.NEW_MOUNTS,
+    "pid namespaces": kernel.NEW_PIDS,
+    "ipc namespaces": kernel.NEW_IPC,
+    "network namespaces": kernel.NEW_NETWORK,
+}
+MOUNTS: Final = "new mount calls"
+OWN_PROC: Final = "private /proc"
+FILTER: Final = "seccomp"
+NEEDS_USER_NAMESPACES: Final = "not without user namespaces"
+_PLAIN: Final = Order("init", None, "restricted", "inherited")
+_WITH_VIEW: Final = Order("init", _EMPTY, "restricted", "inherited")
+_WITH_PROC: Final = Order("init", _EMPTY, "restricted", "own")
+_NOTHING_TO_DO: Final = Program(["true"], None, "/", {}, False, 0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +71,52 @@ def find_means(launcher: Launcher) -> Means:
             reasons.append(reason)
             log.info("sandbox: %s does not work here: %s", means, reason)
     return Means(landlock=landlock, refusal=reasons[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that confinement is made of, tried alone; `failure` is None if it works."""
+
+    name: str
+    failure: str | None
+
+
+def survey(launcher: Launcher) -> list[Part]:
+    """Try each part by itself, for people who want to know what is missing. Blocking.
+
+    Nothing can be tried on a machine whose system calls are not known.
+    """
+    if not kernel.is_known_machine():
+        return []
+    failure = _failure(launcher, kernel.NEW_USER, _PLAIN)
+    parts = [Part(USER_NAMESPACES, failure)]
+    if failure is not None and os.geteuid() != 0:
+        # Only root may do without; everybody else needs it for the right to make the others.
+        parts += [Part(name, NEEDS_USER_NAMESPACES) for name in (*NAMESPACES, MOUNTS, OWN_PROC)]
+    else:
+        base = kernel.NEW_USER if failure is None else 0
+        for name, flag in NAMESPACES.items():
+            parts.append(Part(name, _failure(launcher, base | flag, _PLAIN)))
+        for name, order in ((MOUNTS, _WITH_VIEW), (OWN_PROC, _WITH_PROC)):
+            parts.append(Part(name, _failure(launcher, base | _ALL, order)))
+    parts.append(Part(FILTER, _failure(launcher, 0, _PLAIN, _NOTHING_TO_DO)))
+    return parts
+
+
+def _failure(
+    launcher: Launcher, namespaces: int, order: Order, program: Program | None = None
+) -> str | None:
+    """Why a process cannot become, or do, what it is told; None if it can."""
+    try:
+        _, control = launch(launcher, namespaces, order)
+        with control, open(os.devnull, "r+b", buffering=0) as null:
+            if program is not None:
+                tell(control, program, [null.fileno()] * 3)
+    except OSError as error:
+        return os_error_text(error)
+    except InternalError as error:
+        return error.message.removeprefix(_NOT_BUILT)
+    return None
 
 
 def _attempt(launcher: Launcher, means: Means) -> str | None:
@@ -92,11 +156,11 @@ def tell(control: socket.socket, order: msgspec.Struct, descriptors: list[int]) 
         orders.send(control, order, descriptors)
         report, extra = orders.receive(control, Report)
     except (BrokenPipeError, ConnectionError, orders.Disconnected) as error:
-        raise InternalError(f"the sandbox could not be built: {error}") from error
+        raise InternalError(f"{_NOT_BUILT}{error}") from error
     for descriptor in extra:
         os.close(descriptor)
     if report.state == "ready":
         return
     if report.state == "stale":
         raise StaleOrder(f"the disk keeps changing: {report.reason}")
-    raise InternalError(f"the sandbox could not be built: {report.reason}")
+    raise InternalError(f"{_NOT_BUILT}{report.reason}")

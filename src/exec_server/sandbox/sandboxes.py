@@ -140,15 +140,19 @@ class Sandboxes:
         """Start a command confined by the policy; like core.spawn.spawn otherwise. Blocking."""
         encoded(command)  # says what cannot be passed to any program
         check_directory(command.cwd)
-        streams = Streams.make(command)
+        child = self.spawn_on(Streams.make(command), compiled, command, tag)
+        if not command.tty:
+            self.spares.want(compiled)
+        return child
+
+    def spawn_on(self, streams: Streams, compiled: Policy, command: Command, tag: int) -> Child:
+        """Start a command on streams that are there, which are released. Blocking."""
         started = False
         try:
             child = _repeatedly(lambda: self._start(compiled, command, tag, streams))
             started = True
         finally:
             streams.release(started=started)
-        if not command.tty:
-            self.spares.want(compiled)
         return child
 
     def _start(self, compiled: Policy, command: Command, tag: int, streams: Streams) -> Child:
