@@ -71,8 +71,8 @@ examples:
 """
 
 _RUN_USAGE = """\
-exec-server sandbox run --policy POLICY [--root DIR ...] [--cwd DIR] [--network] -- COMMAND...
-       exec-server sandbox run --policy POLICY [--root DIR ...] [--cwd DIR] [--network] --show"""
+exec-server sandbox run --policy P [--root DIR ...] [--cwd DIR] [--network] -- COMMAND...
+       exec-server sandbox run --policy P [--root DIR ...] [--cwd DIR] [--network] --show"""
 
 _RUN_DESCRIPTION = """\
 Run a command under a policy, as the server would for a client. Stdin, stdout and signals are

@@ -133,7 +133,9 @@ def _write(descriptor: int, data: bytes) -> None:
 
 def _job(arguments: argparse.Namespace, argv: list[str]) -> _Job:
     if not argv and not arguments.show:
-        raise _Mistake("the command is missing: `exec-server sandbox run --policy … -- COMMAND`")
+        raise _Mistake(
+            "the command is missing: `exec-server sandbox run --policy POLICY -- COMMAND`"
+        )
     cwd = _directory("--cwd", arguments.cwd or os.getcwd())
     env = {name: value for name, value in os.environ.items() if name not in STRIPPED_NAMES}
     env["PWD"] = cwd

@@ -80,7 +80,12 @@ LAYERS = [
         ("daemon",),
         ("errors", "protocol", "core", "transports", "server", "logs", "arguments"),
     ),
-    Layer("cli", ("cli", "__main__"), ("core", "guardian", "daemon")),
+    Layer(
+        "sandbox command",
+        ("sandbox_command", "sandbox_check"),
+        ("errors", "protocol", "core", "policy", "sandbox", "arguments"),
+    ),
+    Layer("cli", ("cli", "__main__"), ("core", "guardian", "daemon", "sandbox command")),
     Layer("version", ("",), ()),
 ]
 
@@ -131,7 +136,8 @@ def _own_imports(module: str) -> set[str]:
 
 def test_there_is_something_to_check() -> None:
     assert {"errors", "protocol.jsonrpc", "core.spawn", "rpc.connection", "cli"} <= set(MODULES)
-    assert _own_imports("cli") == {"core.descendants", "core.system", "guardian", "daemon"}
+    below = {"core.descendants", "core.system", "guardian", "daemon", "sandbox_command"}
+    assert _own_imports("cli") == below
     assert "asyncio" in {name.split(".")[0] for name in _imported(MODULES["rpc.connection"])}
 
 

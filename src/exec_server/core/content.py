@@ -203,7 +203,7 @@ def open_or_create(path: str, permissions: int) -> int:
             return os.open(path, _OPEN_EXISTING)
         except FileNotFoundError:
             pass
-        with guard.parent_of(path) as (directory, name):
+        with guard.creating(path) as (directory, name):
             flags = _OPEN_EXISTING | os.O_CREAT | os.O_NOFOLLOW
             try:
                 return os.open(name, flags, permissions, dir_fd=directory)
@@ -217,7 +217,7 @@ def open_or_create(path: str, permissions: int) -> int:
 def _create_at(path: str, content: Content, mode: int | None) -> bool:
     if content.size <= PAGE_BYTES and not guard.is_armed():
         return _create_named(None, path, content, mode)
-    with guard.parent_of(path) as (directory, name):
+    with guard.creating(path) as (directory, name):
         return _create(directory, name, content, mode)
 
 
@@ -227,7 +227,7 @@ def write_entry(directory: int, name: str, content: Content) -> None:
     try:
         fd = os.open(name, flags, dir_fd=directory)
     except FileNotFoundError:
-        guard.check_entry(directory, name)
+        guard.check_creation(directory, name)
         if _create(directory, name, content, None):
             return
         fd = os.open(name, flags, dir_fd=directory)
@@ -241,7 +241,7 @@ def overwrite(
     fd: int, content: Content, *, mode: int | None = None, only_regular: bool = False
 ) -> None:
     """Replace what an open file contains; raises before it changes anything if it can."""
-    guard.check_opened(fd)
+    guard.check_opened(fd, writing=True)
     info = os.fstat(fd)
     if stat.S_ISREG(info.st_mode):
         with TURNS.take(info):

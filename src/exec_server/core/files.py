@@ -57,7 +57,7 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     """Open a regular file for reading, refusing every other type; the caller closes it."""
     fd = os.open(path, _OPEN_READ)
     try:
-        guard.check_opened(fd)
+        guard.check_opened(fd, writing=False)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise not_a_file(path)
@@ -105,12 +105,7 @@ def get_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult:
     path = params.path.native()
     if params.follow_symlinks is False:
         return nofollow.metadata(path)
-    if guard.is_armed():
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        try:
-            guard.check_opened(fd)
-        finally:
-            os.close(fd)
+    guard.check_readable(path)
     info = os.lstat(path)
     if stat.S_ISLNK(info.st_mode):
         return metadata_result(os.stat(path), is_symlink=True)
@@ -153,7 +148,9 @@ def path_of(fd: int) -> str | None:
 
 def read_directory(params: files.ReadDirectoryParams) -> files.ReadDirectoryResult:
     """The entries of a directory in no order, links as what they lead to."""
-    with os.scandir(params.path.native()) as scan:
+    path = params.path.native()
+    guard.check_readable(path)
+    with os.scandir(path) as scan:
         return listing(scan, _target_mode)
 
 
@@ -200,12 +197,13 @@ def remove(params: files.RemoveParams) -> files.Done:
             # The reference would begin to delete the machine.
             raise InvalidRequest("path must name an entry")
         elif not stat.S_ISDIR(os.lstat(path).st_mode):
-            with guard.parent_of(path) as (directory, name):
+            with guard.removing(path) as (directory, name):
                 os.unlink(name, dir_fd=directory)
         elif recursive:
             tree.remove_tree(path)
         else:
-            os.rmdir(path)
+            with guard.removing(path) as (directory, name):
+                os.rmdir(name, dir_fd=directory)
     except FileNotFoundError:
         if params.force is False:
             raise

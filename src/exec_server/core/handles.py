@@ -183,7 +183,7 @@ def open_file(params: files.OpenParams) -> int:
 def _open_replace(path: str) -> int:
     fd = content.open_or_create(path, 0o666)
     try:
-        guard.check_opened(fd)
+        guard.check_opened(fd, writing=True)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise not_a_file(path)

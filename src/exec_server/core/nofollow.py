@@ -25,7 +25,7 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     with _parent(path) as (directory, name):
         fd = os.open(name, _OPEN_READ, dir_fd=directory)
     try:
-        guard.check_opened(fd)
+        guard.check_opened(fd, writing=False)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise InvalidRequest("path is not a regular file")
@@ -48,7 +48,7 @@ def create_directory(path: str, *, recursive: bool) -> None:
         if not components:
             raise InternalError("directory already exists")
         with _parent(path) as (directory, name):
-            guard.check_entry(directory, name)
+            guard.check_creation(directory, name)
             os.mkdir(name, dir_fd=directory)
         return
     directory = os.open("/", _DIRECTORY)
@@ -75,6 +75,7 @@ def metadata(path: str) -> GetMetadataResult:
             os.close(directory)
     else:
         with _parent(path) as (directory, name):
+            guard.check_opened(directory, writing=False)
             found = filecalls.statx(directory, name)
     if stat.S_ISLNK(found.mode):
         raise InvalidRequest("path contains a symbolic link")
@@ -93,7 +94,7 @@ def remove(path: str, *, recursive: bool) -> None:
     if recursive:
         raise InternalError("recursive no-follow removal is unsupported")
     with _parent(path) as (directory, name):
-        guard.check_entry(directory, name)
+        guard.check_removal(directory, name)
         mode = os.lstat(name, dir_fd=directory).st_mode
         if stat.S_ISLNK(mode):
             raise InvalidRequest("path contains a symbolic link")
@@ -125,7 +126,7 @@ def _components(path: str) -> list[str]:
 
 
 def _make_directory(directory: int, name: str) -> None:
-    guard.check_entry(directory, name)
+    guard.check_creation(directory, name)
     try:
         os.mkdir(name, dir_fd=directory)
     except FileExistsError:

@@ -112,6 +112,7 @@ class _Walker:
         """The names in order; of a huge directory only as many as can still be counted."""
         wanted = self._names_left + 1
         found: list[_Found] = []
+        guard.check_readable(path)
         with os.scandir(path) as scan:
             for entry in scan:
                 if entry.is_symlink() and not _leads_somewhere(entry):
@@ -209,7 +210,7 @@ def make_directory(path: str) -> None:
     """Create one directory, which must not exist."""
     if path == "/":
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    with guard.parent_of(path) as (directory, name):
+    with guard.creating(path) as (directory, name):
         os.mkdir(name, dir_fd=directory)
 
 
@@ -254,6 +255,7 @@ def remove_tree(path: str) -> None:
             else:
                 name, info, pending = above.pop()
                 current = _go_up(current, info)
+                guard.check_removal(current, name)
                 os.rmdir(name, dir_fd=current)
                 if not above:
                     return
@@ -269,7 +271,7 @@ def _remove_files(directory: int) -> list[str]:
             if entry.is_dir(follow_symlinks=False):
                 directories.append(entry.name)
             else:
-                guard.check_entry(directory, entry.name)
+                guard.check_removal(directory, entry.name)
                 try:
                     os.unlink(entry.name, dir_fd=directory)
                 except FileNotFoundError:
@@ -314,6 +316,7 @@ def _copy_tree(source: str, destination: str) -> None:
     while pending:
         source, destination = pending.pop()
         make_directories(destination)
+        guard.check_readable(source)
         with os.scandir(source) as scan:
             for entry in scan:
                 target = f"{destination.rstrip('/')}/{entry.name}"
@@ -328,7 +331,7 @@ def _copy_entry(source: str, destination: str, mode: int) -> bool:
     """Copy a regular file or a link; False if it is neither."""
     if stat.S_ISLNK(mode):
         target = os.readlink(source)
-        with guard.parent_of(destination) as (directory, name):
+        with guard.creating(destination) as (directory, name):
             os.symlink(target, name, dir_fd=directory)
     elif stat.S_ISREG(mode):
         _copy_file(source, destination)
@@ -341,7 +344,7 @@ def _copy_file(source: str, destination: str) -> None:
     """Copy content and permissions; a file is already a copy of itself."""
     fd = os.open(source, _OPEN_SOURCE)
     try:
-        guard.check_opened(fd)
+        guard.check_opened(fd, writing=False)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise InvalidRequest("path is not a regular file")

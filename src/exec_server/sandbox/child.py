@@ -17,7 +17,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from exec_server.core import lookup, system
 from exec_server.core.command import Command
@@ -30,6 +30,7 @@ _RLIMIT_LOCKS: Final = 10  # the tag of core.descendants
 # The reference's exit code when the program cannot be executed inside.
 _CANNOT_EXECUTE: Final = 101
 _BROKEN: Final = 70
+T = TypeVar("T")
 # Found out in the launcher: in a new user namespace the kernel would say nobody.
 _USER: Final = os.geteuid()
 _GROUP: Final = os.getegid()
@@ -41,11 +42,11 @@ def live(descriptor: int, namespaces: int) -> NoReturn:
         _close_all_but(descriptor)
         with socket.socket(fileno=descriptor) as control:
             order, _ = orders.receive(control, Order)
-            _reporting(control, lambda: _become(order, namespaces))
+            terminals = _reporting(control, lambda: _become(order, namespaces))
             if order.role == "worker":
                 worker.serve(control)
                 os._exit(0)
-            _run(order, control)
+            _run(order, control, terminals)
     except orders.Disconnected:
         os._exit(0)  # an init that was not needed
     except BaseException:
@@ -54,18 +55,19 @@ def live(descriptor: int, namespaces: int) -> NoReturn:
         os._exit(_BROKEN)
 
 
-def _reporting(control: socket.socket, act: Callable[[], None]) -> None:
+def _reporting(control: socket.socket, act: Callable[[], T]) -> T:
     """Do something and report how it went; after a failure there is nothing left to do."""
     try:
-        act()
-        report = Report("ready")
+        result = act()
     except view.StaleView as error:
         report = Report("stale", str(error))
     except (OSError, ExecServerError) as error:
         report = Report("failed", str(error))
+    else:
+        orders.send(control, Report("ready"), [])
+        return result
     orders.send(control, report, [])
-    if report.state != "ready":
-        os._exit(_BROKEN)
+    os._exit(_BROKEN)
 
 
 def _close_all_but(kept: int) -> None:
@@ -73,8 +75,12 @@ def _close_all_but(kept: int) -> None:
     os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _become(order: Order, namespaces: int) -> None:
-    """Enter the view, and give up everything that the role does not need."""
+def _become(order: Order, namespaces: int) -> int | None:
+    """Enter the view, and give up everything that the role does not need.
+
+    Returns what view.build does.
+    """
+    terminals = None
     system.name_process(b"exec-worker" if order.role == "worker" else b"exec-init")
     if namespaces & kernel.NEW_USER:
         with _doing("map the user into a user namespace"):
@@ -82,7 +88,7 @@ def _become(order: Order, namespaces: int) -> None:
     if order.view is not None:
         with _doing("build the view of the file system"):
             with_scratch = order.role == "init"
-            view.build(
+            terminals = view.build(
                 order.view, proc=order.proc, terminal=order.terminal, with_scratch=with_scratch
             )
     system.hide_memory()
@@ -95,7 +101,11 @@ def _become(order: Order, namespaces: int) -> None:
         worker.prepare(order.view, order.globs)
         with _doing("drop privileges"):
             confine.confine_worker(order.view)
+    elif order.view is not None:
+        with _doing("drop privileges"):
+            kernel.drop_bounding_set()
     kernel.die_with_parent()
+    return terminals
 
 
 @contextmanager
@@ -131,10 +141,10 @@ def _write(path: str, text: str) -> None:
 # ---- the init of a command ------------------------------------------------------------
 
 
-def _run(order: Order, control: socket.socket) -> NoReturn:
+def _run(order: Order, control: socket.socket, terminals: int | None) -> NoReturn:
     """Wait for the program, start it on our standard streams, and end like it."""
     program, descriptors = orders.receive(control, Program)
-    _reporting(control, lambda: _confine(order, program, descriptors))
+    _reporting(control, lambda: _confine(order, program, descriptors, terminals))
     control.close()
     if order.view is None:
         _replace_self(program)
@@ -145,15 +155,19 @@ def _run(order: Order, control: socket.socket) -> NoReturn:
     os._exit(_wait_for(leader))
 
 
-def _confine(order: Order, program: Program, descriptors: list[int]) -> None:
+def _confine(order: Order, program: Program, descriptors: list[int], terminals: int | None) -> None:
     """The last steps, for which the program has to be known."""
     _carry_tag(program.tag)
     os.setsid()
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    if program.has_terminal:
+    if program.terminal is not None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        if terminals is not None:
+            view.add_terminal(terminals, program.terminal)
+    if terminals is not None:
+        os.close(terminals)
     with _doing("build the view of the file system"):
         view.cover(program.covers)
     try:

@@ -65,6 +65,7 @@ def confine_command(network: Network, *, has_view: bool) -> None:
 
 def confine_worker(view: View) -> None:
     """For a file worker: it never starts anything, so it keeps nothing but its files."""
+    kernel.drop_bounding_set()
     kernel.drop_capabilities()
     kernel.forbid_new_privileges()
     version = kernel.landlock_version()

@@ -173,6 +173,13 @@ def set_mount(descriptor: int, attributes: int, *, below_too: bool) -> None:
     _call(_MOUNT_SETATTR, descriptor, b"", flags, ctypes.byref(value), size)
 
 
+def allow_writing(descriptor: int) -> None:
+    """Take READ_ONLY away from a mount of our own."""
+    value = _MountAttributes(0, READ_ONLY, 0, 0)
+    size = ctypes.sizeof(value)
+    _call(_MOUNT_SETATTR, descriptor, b"", _AT_EMPTY_PATH, ctypes.byref(value), size)
+
+
 def attach(tree: int, target: int) -> None:
     """Mount a detached tree onto an open file or directory."""
     _call(_MOVE_MOUNT, tree, b"", target, b"", _MOVE_MOUNT_BOTH_EMPTY)
@@ -202,8 +209,8 @@ def become_root(path: str) -> None:
 # ---- privileges -----------------------------------------------------------------------
 
 
-def drop_capabilities() -> None:
-    """Give up all capabilities, and the ways to gain them."""
+def drop_bounding_set() -> None:
+    """Give up the ways to gain capabilities, but not those that this process has."""
     # Until the call fails: beyond the last one that this kernel knows.
     number = 0
     while LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
@@ -211,6 +218,10 @@ def drop_capabilities() -> None:
     if number == 0:
         raise OSError(errno.EPERM, "capabilities cannot be dropped")
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+
+
+def drop_capabilities() -> None:
+    """Give up all capabilities; needs `drop_bounding_set` before."""
     _prctl(_PR_SET_SECUREBITS, _SECUREBITS)
     header = _CapabilityHeader(_CAPABILITY_VERSION, 0)
     _checked(LIBC.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())))

@@ -12,6 +12,7 @@ would carry the mount away and leave its path free for a forgery.
 
 from __future__ import annotations
 
+import errno
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,25 @@ def lay_out(policy: Policy, disk: Disk, denied_files: Sequence[str] = ()) -> Vie
         missing=missing,
         facts=survey.facts(step.path for step in steps),
     )
+
+
+def refusal(view: View, path: str, *, writing: bool) -> int:
+    """The error number that a resolved path meets in a view; 0 if the view allows it.
+
+    What mounts enforce anyway, unless somebody has replaced what they were mounted on.
+    """
+    deepest: Step | None = None
+    for step in view.steps:  # parents first
+        if covers(step.path, path):
+            deepest = step
+    if deepest is not None and deepest.kind == "mask":
+        return errno.EACCES
+    if not writing or path.startswith("/dev/"):
+        return 0
+    if any(covers(join(missing.path, missing.name), path) for missing in view.missing):
+        return errno.EROFS
+    is_writable = deepest is not None and deepest.kind in ("write", "pin")
+    return 0 if is_writable else errno.EROFS
 
 
 def real_globs(policy: Policy, disk: Disk) -> tuple[Glob, ...]:

@@ -38,7 +38,7 @@ NEEDS_USER_NAMESPACES: Final = "not without user namespaces"
 _PLAIN: Final = Order("init", None, "restricted", "inherited")
 _WITH_VIEW: Final = Order("init", _EMPTY, "restricted", "inherited")
 _WITH_PROC: Final = Order("init", _EMPTY, "restricted", "own")
-_NOTHING_TO_DO: Final = Program(["true"], None, "/", {}, False, 0, ())
+_NOTHING_TO_DO: Final = Program(["true"], None, "/", {}, None, 0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,10 @@ class Means:
         """The namespaces of a confined process; `network` for one that must reach nobody."""
         flags = _ALL | (kernel.NEW_USER if self.user_namespace else 0)
         return flags | (kernel.NEW_NETWORK if network else 0)
+
+
+# What current kernels offer to everybody. Landlock is asked for by whoever uses it.
+BEST_MEANS: Final = Means(user_namespace=True, own_proc=True)
 
 
 def find_means(launcher: Launcher) -> Means:
@@ -133,11 +137,14 @@ def _attempt(launcher: Launcher, means: Means) -> str | None:
     return None
 
 
+Launched = tuple[int, socket.socket]  # the pid, and the way to talk to it
+
+
 class StaleOrder(InternalError):
     """The disk changed between the laying out and the building of a view."""
 
 
-def launch(launcher: Launcher, namespaces: int, order: Order) -> tuple[int, socket.socket]:
+def launch(launcher: Launcher, namespaces: int, order: Order) -> Launched:
     """Have a process confined as ordered; returns its pid and socket once it is. Blocking."""
     control, theirs = socket.socketpair()
     try:

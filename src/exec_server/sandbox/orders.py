@@ -37,7 +37,7 @@ class Order(msgspec.Struct, frozen=True):
     network: Network
     proc: ProcMount
     globs: tuple[Glob, ...] = ()  # of a worker
-    terminal: str | None = None  # of an init: the path on the host
+    terminal: str | None = None  # of an init with an empty root: the path on the host
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Program(msgspec.Struct, frozen=True):
     arg0: str | None
     cwd: str
     env: dict[str, str]
-    has_terminal: bool
+    terminal: str | None  # its path on the host
     tag: int
     covers: tuple[Step, ...]  # what the view lacks: placeholders
 

@@ -26,7 +26,7 @@ from exec_server.sandbox.disk import HostDisk
 from exec_server.sandbox.freshness import Freshness, Mounts, Pins
 from exec_server.sandbox.launcher import Launcher
 from exec_server.sandbox.layout import lay_out, real_globs
-from exec_server.sandbox.means import Means, StaleOrder, launch, tell
+from exec_server.sandbox.means import BEST_MEANS, Launched, Means, StaleOrder, launch, tell
 from exec_server.sandbox.orders import Order, Program
 from exec_server.sandbox.placeholders import Placeholder, Placeholders, Remember
 from exec_server.sandbox.plan import Policy, View
@@ -56,7 +56,7 @@ class Sandboxes:
         self._pins = Pins()
         self._placeholders = Placeholders(remember)
         self._tmpdir = variables.get("TMPDIR")
-        self._means: Means | None = None
+        self._means = BEST_MEANS
         self._means_lock = threading.Lock()
         self._compiled: OrderedDict[bytes, FilePolicy | None] = OrderedDict()
         self.workers = WorkerPool(self._build_worker)
@@ -74,21 +74,27 @@ class Sandboxes:
         self.workers.drop_idle()
         self.spares.drop_idle()
 
-    def means(self) -> Means:
-        """How this machine confines. Blocking, for the first caller."""
-        with self._means_lock:
-            if self._means is None:
-                self._means = means.find_means(self._launcher)
-            return self._means
+    def _confined(self, order: Callable[[Means], Order], *, network: bool) -> Launched:
+        """Launch what is ordered by the best means. Blocking.
 
-    def _require_means(self) -> Means:
-        found = self.means()
-        if found.refusal is not None:
-            raise InternalError(
-                f"this machine cannot confine what was asked to be confined: {found.refusal}; "
-                "nothing was done (`exec-server sandbox check` says more)"
-            )
-        return found
+        The best ones are taken to work until they fail: finding out takes longer than to try.
+        """
+        with self._means_lock:
+            found = self._means
+        try:
+            return launch(self._launcher, found.namespaces(network=network), order(found))
+        except (InternalError, OSError) as error:
+            if isinstance(error, StaleOrder):
+                raise
+        with self._means_lock:
+            self._means = found = means.find_means(self._launcher)
+            if found.refusal is not None:
+                self._means = BEST_MEANS  # the reason may pass: try again next time
+                raise InternalError(
+                    f"this machine cannot confine what was asked to be confined: {found.refusal}; "
+                    "nothing was done (`exec-server sandbox check` says more)"
+                )
+        return launch(self._launcher, found.namespaces(network=network), order(found))
 
     # ---- files ------------------------------------------------------------------------
 
@@ -114,19 +120,22 @@ class Sandboxes:
         return FilePolicy(self, compiled, is_legacy=sandbox.use_legacy_landlock)
 
     def _build_worker(self, compiled: Policy) -> tuple[Worker, Freshness]:
-        found = self._require_means()
         disk = HostDisk(sees_placeholders=True)
-        if compiled.globs and not found.own_proc:
-            raise InternalError("deny patterns cannot be enforced here: there is no private /proc")
 
         def build() -> tuple[Worker, Freshness]:
             view = lay_out(compiled, disk)
             _check_view(view)
+            patterns = real_globs(compiled, disk)
             freshness = Freshness(view, self._mounts, self._pins, sees_placeholders=True)
-            proc: ProcMount = "own" if found.own_proc else "none"
-            order = Order("worker", view, "restricted", proc, real_globs(compiled, disk))
+
+            def order(found: Means) -> Order:
+                if patterns and not found.own_proc:
+                    raise InternalError("deny patterns need a private /proc, which is refused here")
+                proc: ProcMount = "own" if found.own_proc else "none"
+                return Order("worker", view, "restricted", proc, patterns)
+
             try:
-                pid, control = launch(self._launcher, found.namespaces(network=False), order)
+                pid, control = self._confined(order, network=False)
             except BaseException:
                 freshness.close()
                 raise
@@ -141,7 +150,7 @@ class Sandboxes:
         encoded(command)  # says what cannot be passed to any program
         check_directory(command.cwd)
         child = self.spawn_on(Streams.make(command), compiled, command, tag)
-        if not command.tty:
+        if compiled.rules is not None and not compiled.globs:
             self.spares.want(compiled)
         return child
 
@@ -157,15 +166,17 @@ class Sandboxes:
 
     def _start(self, compiled: Policy, command: Command, tag: int, streams: Streams) -> Child:
         standard, terminal = _standard_streams(command, streams)
-        init = None if command.tty else self.spares.take(compiled)
+        # An empty root has to be built around its terminal.
+        needs_own = terminal is not None and policy.access(compiled, "/") is None
+        init = None if needs_own else self.spares.take(compiled)
         if init is None:
-            init = self._build_init(compiled, terminal)
+            init = self._build_init(compiled, terminal if needs_own else None)
         held: list[Placeholder] = []
         try:
             held = self._placeholders.hold(init.missing)
             covers = tuple(placeholder.step for placeholder in held)
             program = Program(
-                command.argv, command.arg0, command.cwd, command.env, command.tty, tag, covers
+                command.argv, command.arg0, command.cwd, command.env, terminal, tag, covers
             )
             tell(init.control, program, standard)
         except FileExistsError as error:
@@ -181,9 +192,8 @@ class Sandboxes:
     def _build_init(self, compiled: Policy, terminal: str | None = None) -> Init:
         """An init in the view of the policy; without limits on files there is no view."""
         if compiled.rules is None:
-            order = Order("init", None, compiled.network, "inherited")
-            return Init(*launch(self._launcher, 0, order), (), None)
-        found = self._require_means()
+            unlimited = Order("init", None, compiled.network, "inherited")
+            return Init(*launch(self._launcher, 0, unlimited), (), None)
         disk = HostDisk(sees_placeholders=False)
         denied = globs.scan(real_globs(compiled, disk)) if compiled.globs else []
         view = lay_out(compiled, disk, denied)
@@ -194,11 +204,14 @@ class Sandboxes:
             if compiled.globs
             else Freshness(view, self._mounts, self._pins, sees_placeholders=False)
         )
-        proc: ProcMount = "own" if found.own_proc else "inherited"
-        order = Order("init", view, compiled.network, proc, terminal=terminal)
-        namespaces = found.namespaces(network=compiled.network == "restricted")
+
+        def order(found: Means) -> Order:
+            proc: ProcMount = "own" if found.own_proc else "inherited"
+            return Order("init", view, compiled.network, proc, terminal=terminal)
+
         try:
-            return Init(*launch(self._launcher, namespaces, order), view.missing, freshness)
+            launched = self._confined(order, network=compiled.network == "restricted")
+            return Init(*launched, view.missing, freshness)
         except BaseException:
             if freshness is not None:
                 freshness.close()

@@ -58,13 +58,15 @@ class StaleView(ExecServerError):
     """The disk is no longer what the view was laid out for."""
 
 
-def build(view: View, *, proc: ProcMount, terminal: str | None, with_scratch: bool) -> None:
+def build(view: View, *, proc: ProcMount, terminal: str | None, with_scratch: bool) -> int | None:
     """Change this process's mount namespace, which must be new, into the view.
 
     `terminal` is the path of the terminal a command runs on; `with_scratch` gives it memory
-    and terminals of its own in /dev.
+    and terminals of its own in /dev. Returns the directory of the host's terminals for
+    `add_terminal`; an empty root has left it behind.
     """
     steps = [step for step in view.steps if not _is_kernels(step.path)]
+    terminals = None if view.is_empty or not with_scratch else _open_terminals()
     root = kernel.open_entry("/")
     kernel.set_mount(root, kernel.NO_SUID, below_too=True)
     devices = {name: _clone_device(f"/dev/{name}") for name in _DEVICES}
@@ -91,6 +93,27 @@ def build(view: View, *, proc: ProcMount, terminal: str | None, with_scratch: bo
         stage.hide("/sys", _SYS_HIDDEN)
         kernel.unmount(_STAGE)
         _mount_devices("", devices, with_scratch=with_scratch)
+    return terminals
+
+
+def add_terminal(terminals: int, path: str) -> None:
+    """Show one of the host's terminals, the one a command runs on, as /dev/console."""
+    descriptor = os.open(os.path.basename(path), os.O_PATH | os.O_NOFOLLOW, dir_fd=terminals)
+    tree = kernel.clone_tree(descriptor)
+    os.close(descriptor)
+    devices = kernel.open_entry("/dev")
+    kernel.allow_writing(devices)
+    _make_point("/dev/console", is_directory=False)
+    kernel.set_mount(devices, kernel.READ_ONLY, below_too=False)
+    os.close(devices)
+    _attach_to(tree, kernel.open_entry("/dev/console"))
+
+
+def _open_terminals() -> int | None:
+    try:
+        return kernel.open_entry("/dev/pts")
+    except OSError:
+        return None  # this machine has none
 
 
 def cover(steps: Iterable[Step]) -> None:

@@ -10,6 +10,7 @@ takes the answer for what a hostile process might say.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -24,6 +25,7 @@ from exec_server.errors import InternalError, RpcError
 from exec_server.protocol import files, wire
 from exec_server.protocol.method import Call
 from exec_server.sandbox import globs, orders
+from exec_server.sandbox.layout import refusal
 from exec_server.sandbox.plan import Glob, View
 
 _CALLS: Final[dict[str, Call[Any, Any]]] = {
@@ -51,11 +53,18 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def prepare(view: View, denied: tuple[Glob, ...]) -> None:
-    """Arm the checks that no mount can make: names kept missing, and denied patterns."""
+    """Arm the checks that no mount can make: names kept missing, patterns, replaced paths."""
     for missing in view.missing:
         guard.keep_missing(missing.device, missing.inode, missing.name)
-    if denied:
-        guard.deny(lambda path: any(globs.matches(glob, path) for glob in denied))
+    if not os.path.isdir("/proc/self/fd"):
+        return  # without a private procfs the worker cannot know paths: mounts have to do
+
+    def judge(path: str, writing: bool) -> int:
+        if any(globs.matches(glob, path) for glob in denied):
+            return errno.EACCES
+        return refusal(view, path, writing=writing)
+
+    guard.judge_by(judge)
 
 
 def serve(control: socket.socket) -> None:
