@@ -73,6 +73,15 @@ def check_opened(descriptor: int, *, writing: bool) -> None:
         _check_path(_path_of(descriptor), writing=writing)
 
 
+def check_named(path: str) -> None:
+    """Raise OSError if the path, as it is spelt, leads where nothing may be looked at.
+
+    What is moved away while it is being opened has another path afterwards.
+    """
+    if _judges:
+        _check_path(path, writing=False)
+
+
 def check_readable(path: str) -> None:
     """Raise OSError if what the path leads to may not be looked at."""
     if _judges:

@@ -98,6 +98,11 @@ def lay_out(policy: Policy, disk: Disk, denied_files: Sequence[str] = ()) -> Vie
         links=_links(entries, rules, survey) if is_empty else (),
         missing=missing,
         facts=survey.facts(step.path for step in steps),
+        denied=tuple(
+            posixpath.join(limit.walk.path, *limit.walk.absent)
+            for limit in limits
+            if limit.rule_there.access == "deny"
+        ),
     )
 
 
@@ -111,6 +116,9 @@ def refusal(view: View, path: str, *, writing: bool) -> int:
         if covers(step.path, path):
             deepest = step
     if deepest is not None and deepest.kind == "mask":
+        return errno.EACCES
+    reached = "" if deepest is None else deepest.path
+    if any(covers(denied, path) and not covers(denied, reached) for denied in view.denied):
         return errno.EACCES
     if not writing or path.startswith("/dev/"):
         return 0

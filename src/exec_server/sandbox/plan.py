@@ -89,3 +89,4 @@ class View(msgspec.Struct, frozen=True):
     links: tuple[Link, ...]
     missing: tuple[Missing, ...]
     facts: tuple[Fact, ...]
+    denied: tuple[str, ...] = ()  # paths that may not be read, whether they exist or not

@@ -31,6 +31,7 @@ from exec_server.sandbox.plan import Glob, View
 _CALLS: Final[dict[str, Call[Any, Any]]] = {
     call.name: call for call in (*operations.OPERATIONS, files.OPEN)
 }
+_PATHS: Final = ("path", "source_path", "destination_path")
 # Codes a worker may answer with; any other is taken for a defect.
 _CODES: Final = frozenset({-32600, -32602, -32603, -32004})
 
@@ -90,6 +91,10 @@ def _perform(request: Request, opened: list[int]) -> Answer:
     call = _CALLS[request.method]
     assert call.params is not None
     params = wire.decode(call.params, request.params)
+    for name in _PATHS:
+        path = getattr(params, name, None)
+        if path is not None:
+            guard.check_named(path.native())
     if call is files.READ_FILE:
         opened.append(operations.open_for_read(params)[0])
         return Answer()
