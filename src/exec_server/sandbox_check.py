@@ -86,19 +86,23 @@ def _refused(found: Means, parts: tuple[Part, ...]) -> Iterator[str]:
 
 
 def _gaps(found: Means, parts: tuple[Part, ...]) -> Iterator[Gap]:
-    broken = [part for part in parts if part.failure not in (None, means.NEEDS_USER_NAMESPACES)]
+    broken = [part for part in parts if part.failure and not _is_consequence(part.failure)]
     if found.refusal is None:
         # Root does without a user namespace.
         broken = [part for part in broken if part.name in (means.OWN_PROC, means.FILTER)]
     seen: set[tuple[str, ...]] = set()
     for part in broken:
-        assert part.failure is not None
-        fixes = tuple(_fixes(part.name, part.failure))
-        if fixes not in seen:
+        failure = part.failure or ""
+        fixes = tuple(_fixes(part.name, failure))
+        if fixes not in seen:  # one cause often breaks several
             seen.add(fixes)
-            yield Gap(part.name, part.failure, fixes)
+            yield Gap(part.name, failure, fixes)
     if found.refusal is not None and not broken:
         yield Gap("confinement", found.refusal, tuple(_fixes_of_the_rest()))
+
+
+def _is_consequence(failure: str) -> bool:
+    return failure.startswith(means.NOT_TRIED)
 
 
 def _fixes_of_the_rest() -> Iterator[str]:
@@ -224,11 +228,11 @@ def _enforcement(found: Means, *, for_commands: bool) -> str:
         return "refused where limits on files are asked for"
     walls = ["mounts", "dropped capabilities"]
     if for_commands:
-        walls.append("pid, ipc and network namespaces")
+        walls.append("namespaces")
     if found.landlock >= (6 if for_commands else 1):
         walls.append("Landlock")
     walls.append("seccomp")
-    sight = "" if found.own_proc or not for_commands else "; they see this machine's /proc"
+    sight = "" if found.own_proc or not for_commands else "; they see the machine's /proc"
     return f"enforced by {', '.join(walls[:-1])} and {walls[-1]}{sight}"
 
 

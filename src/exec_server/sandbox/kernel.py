@@ -10,6 +10,7 @@ import errno
 import os
 import platform
 import signal
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from exec_server.core.filecalls import RESOLVE_NO_SYMLINKS, OpenHow
@@ -51,13 +52,6 @@ _CAPABILITY_VERSION: Final = 0x2008_0522
 _SECCOMP_MODE_FILTER: Final = 2
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
 
-# Newer calls have the same number on every architecture.
-_OPEN_TREE: Final = 428
-_MOVE_MOUNT: Final = 429
-_MOUNT_SETATTR: Final = 442
-_LANDLOCK_CREATE_RULESET: Final = 444
-_LANDLOCK_ADD_RULE: Final = 445
-_LANDLOCK_RESTRICT_SELF: Final = 446
 _LANDLOCK_CREATE_RULESET_VERSION: Final = 1
 _LANDLOCK_RULE_PATH_BENEATH: Final = 1
 
@@ -71,8 +65,6 @@ class _Numbers(NamedTuple):
 _NUMBERS: Final = {"x86_64": _Numbers(56, 155, 250), "aarch64": _Numbers(220, 41, 219)}
 MACHINE: Final = platform.machine()
 
-_syscall = LIBC.syscall
-_syscall.restype = ctypes.c_long
 _ENTRY = OpenHow(os.O_PATH | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS)
 
 
@@ -113,10 +105,16 @@ def _checked(result: int) -> int:
     return result
 
 
-def _call(number: int, *arguments: object) -> int:
-    # Plain ints would be passed as 32 bits.
-    words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
-    return _checked(_syscall(ctypes.c_long(number), *words))
+def _system_call(number: int, *kinds: type) -> Callable[..., int]:
+    """A function for one system call. Types given once make each call cheaper."""
+    function = LIBC["syscall"]  # a new object each time, unlike the attribute
+    function.restype = ctypes.c_long
+    function.argtypes = (ctypes.c_long, *kinds)
+
+    def call(*arguments: object) -> int:
+        return _checked(function(number, *arguments))
+
+    return call
 
 
 def _prctl(option: int, *values: int) -> int:
@@ -129,13 +127,28 @@ def is_known_machine() -> bool:
     return MACHINE in _NUMBERS
 
 
+_int, _word, _text, _address = ctypes.c_int, ctypes.c_long, ctypes.c_char_p, ctypes.c_void_p
+# On an unknown machine these are never called.
+_own = _NUMBERS.get(MACHINE, _Numbers(-1, -1, -1))
+_clone = _system_call(_own.clone, _word, _word, _word, _word, _word)
+_pivot_root = _system_call(_own.pivot_root, _text, _text)
+_keyctl = _system_call(_own.keyctl, _int, _text)
+# Newer calls have the same number on every architecture.
+_open_tree = _system_call(428, _int, _text, _int)
+_move_mount = _system_call(429, _int, _text, _int, _text, _int)
+_mount_setattr = _system_call(442, _int, _text, _int, _address, _word)
+_landlock_create_ruleset = _system_call(444, _address, _word, _int)
+_landlock_add_rule = _system_call(445, _int, _int, _address, _int)
+_landlock_restrict_self = _system_call(446, _int, _int)
+
+
 # ---- processes ------------------------------------------------------------------------
 
 
 def fork_for_parent(namespaces: int) -> int:
     """Fork into new namespaces, as a child of this process's parent; returns like os.fork."""
     flags = namespaces | _CLONE_PARENT | signal.SIGCHLD
-    return _call(_NUMBERS[MACHINE].clone, flags, 0, 0, 0, 0)
+    return _clone(flags, 0, 0, 0, 0)
 
 
 def die_with_parent() -> None:
@@ -145,7 +158,7 @@ def die_with_parent() -> None:
 
 def leave_keyring() -> None:
     """Give up the keys that came with the session of the server's starter."""
-    _call(_NUMBERS[MACHINE].keyctl, _KEYCTL_JOIN_SESSION_KEYRING, None)
+    _keyctl(_KEYCTL_JOIN_SESSION_KEYRING, None)
 
 
 # ---- mounts ---------------------------------------------------------------------------
@@ -162,27 +175,25 @@ def open_entry(path: str) -> int:
 def clone_tree(descriptor: int) -> int:
     """A detached copy of the mounts from an open file or directory downwards."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE
-    return _call(_OPEN_TREE, descriptor, b"", flags)
+    return _open_tree(descriptor, b"", flags)
 
 
 def set_mount(descriptor: int, attributes: int, *, below_too: bool) -> None:
     """Add attributes to a mount, which also no longer takes part in propagation."""
     value = _MountAttributes(attributes, 0, _MS_PRIVATE, 0)
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if below_too else 0)
-    size = ctypes.sizeof(value)
-    _call(_MOUNT_SETATTR, descriptor, b"", flags, ctypes.byref(value), size)
+    _mount_setattr(descriptor, b"", flags, ctypes.byref(value), ctypes.sizeof(value))
 
 
 def allow_writing(descriptor: int) -> None:
     """Take READ_ONLY away from a mount of our own."""
     value = _MountAttributes(0, READ_ONLY, 0, 0)
-    size = ctypes.sizeof(value)
-    _call(_MOUNT_SETATTR, descriptor, b"", _AT_EMPTY_PATH, ctypes.byref(value), size)
+    _mount_setattr(descriptor, b"", _AT_EMPTY_PATH, ctypes.byref(value), ctypes.sizeof(value))
 
 
 def attach(tree: int, target: int) -> None:
     """Mount a detached tree onto an open file or directory."""
-    _call(_MOVE_MOUNT, tree, b"", target, b"", _MOVE_MOUNT_BOTH_EMPTY)
+    _move_mount(tree, b"", target, b"", _MOVE_MOUNT_BOTH_EMPTY)
 
 
 def mount_new(kind: str, path: str, options: str, attributes: int) -> None:
@@ -201,7 +212,7 @@ def unmount(path: str) -> None:
 def become_root(path: str) -> None:
     """Make a mount the root of this process and let go of the old root."""
     os.chdir(path)
-    _call(_NUMBERS[MACHINE].pivot_root, b".", b".")
+    _pivot_root(b".", b".")
     unmount(".")
     os.chdir("/")
 
@@ -260,7 +271,7 @@ def has_filter() -> bool:
 def landlock_version() -> int:
     """What the kernel offers of Landlock; 0 for nothing."""
     try:
-        return _call(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
+        return _landlock_create_ruleset(None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
     except OSError:
         return 0
 
@@ -269,15 +280,15 @@ def create_ruleset(files: int, scoped: int, version: int) -> int:
     """A ruleset that handles these file rights and scopes."""
     value = _RulesetAttributes(files, 0, scoped)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    return _call(_LANDLOCK_CREATE_RULESET, ctypes.byref(value), size, 0)
+    return _landlock_create_ruleset(ctypes.byref(value), size, 0)
 
 
 def allow_beneath(ruleset: int, descriptor: int, rights: int) -> None:
     """Grant rights on an open file, or on a directory and everything below it."""
     value = _PathBeneath(rights, descriptor)
-    _call(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_RULE_PATH_BENEATH, ctypes.byref(value), 0)
+    _landlock_add_rule(ruleset, _LANDLOCK_RULE_PATH_BENEATH, ctypes.byref(value), 0)
 
 
 def enter_ruleset(ruleset: int) -> None:
     """Apply a ruleset; needs `forbid_new_privileges` first."""
-    _call(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
+    _landlock_restrict_self(ruleset, 0)

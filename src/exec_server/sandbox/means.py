@@ -34,7 +34,8 @@ NAMESPACES: Final = {
 MOUNTS: Final = "new mount calls"
 OWN_PROC: Final = "private /proc"
 FILTER: Final = "seccomp"
-NEEDS_USER_NAMESPACES: Final = "not without user namespaces"
+# Begins the failure of a part that needs another one, which has failed.
+NOT_TRIED: Final = "not without "
 _PLAIN: Final = Order("init", None, "restricted", "inherited")
 _WITH_VIEW: Final = Order("init", _EMPTY, "restricted", "inherited")
 _WITH_PROC: Final = Order("init", _EMPTY, "restricted", "own")
@@ -96,13 +97,20 @@ def survey(launcher: Launcher) -> list[Part]:
     parts = [Part(USER_NAMESPACES, failure)]
     if failure is not None and os.geteuid() != 0:
         # Only root may do without; everybody else needs it for the right to make the others.
-        parts += [Part(name, NEEDS_USER_NAMESPACES) for name in (*NAMESPACES, MOUNTS, OWN_PROC)]
+        names = (*NAMESPACES, MOUNTS, OWN_PROC)
+        parts += [Part(name, f"{NOT_TRIED}{USER_NAMESPACES}") for name in names]
     else:
         base = kernel.NEW_USER if failure is None else 0
         for name, flag in NAMESPACES.items():
             parts.append(Part(name, _failure(launcher, base | flag, _PLAIN)))
+        lacking = next((part.name for part in parts[1:] if part.failure), None)
         for name, order in ((MOUNTS, _WITH_VIEW), (OWN_PROC, _WITH_PROC)):
-            parts.append(Part(name, _failure(launcher, base | _ALL, order)))
+            if lacking is None:
+                failure = _failure(launcher, base | _ALL, order)
+                lacking = name if failure else None
+            else:
+                failure = f"{NOT_TRIED}{lacking}"
+            parts.append(Part(name, failure))
     parts.append(Part(FILTER, _failure(launcher, 0, _PLAIN, _NOTHING_TO_DO)))
     return parts
 

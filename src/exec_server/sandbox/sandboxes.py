@@ -149,28 +149,42 @@ class Sandboxes:
         """Start a command confined by the policy; like core.spawn.spawn otherwise. Blocking."""
         encoded(command)  # says what cannot be passed to any program
         check_directory(command.cwd)
-        child = self.spawn_on(Streams.make(command), compiled, command, tag)
-        if compiled.rules is not None and not compiled.globs:
-            self.spares.want(compiled)
-        return child
+        # Patterns are searched for each command anew, so nothing can be built ahead.
+        ahead = compiled.rules is not None and not compiled.globs
+        return self.spawn_on(Streams.make(command), compiled, command, tag, ahead=ahead)
 
-    def spawn_on(self, streams: Streams, compiled: Policy, command: Command, tag: int) -> Child:
-        """Start a command on streams that are there, which are released. Blocking."""
+    def spawn_on(
+        self,
+        streams: Streams,
+        compiled: Policy,
+        command: Command,
+        tag: int,
+        *,
+        ahead: bool = False,
+    ) -> Child:
+        """Start a command on streams that are there, which are released. Blocking.
+
+        With `ahead` a sandbox for the next command is built meanwhile.
+        """
         started = False
         try:
-            child = _repeatedly(lambda: self._start(compiled, command, tag, streams))
+            child = _repeatedly(lambda: self._start(compiled, command, tag, streams, ahead=ahead))
             started = True
         finally:
             streams.release(started=started)
         return child
 
-    def _start(self, compiled: Policy, command: Command, tag: int, streams: Streams) -> Child:
+    def _start(
+        self, compiled: Policy, command: Command, tag: int, streams: Streams, *, ahead: bool
+    ) -> Child:
         standard, terminal = _standard_streams(command, streams)
         # An empty root has to be built around its terminal.
         needs_own = terminal is not None and policy.access(compiled, "/") is None
         init = None if needs_own else self.spares.take(compiled)
         if init is None:
             init = self._build_init(compiled, terminal if needs_own else None)
+        if ahead:
+            self.spares.want(compiled)
         held: list[Placeholder] = []
         try:
             held = self._placeholders.hold(init.missing)

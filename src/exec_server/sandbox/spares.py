@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # One for each of the policies used last; each is a process of a few MiB.
 MAX_SPARES: Final = 4
+# How long a build is waited for; it takes milliseconds.
+BUILD_SECONDS: Final = 0.5
 # A client that is at work runs its next command within minutes.
 IDLE_SECONDS: Final = 120.0
 
@@ -51,15 +53,24 @@ class Spares:
 
     def __init__(self, build: Build) -> None:
         self._build = build
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._spares: OrderedDict[Policy, tuple[Init, float]] = OrderedDict()  # oldest first
         self._thread = ThreadPoolExecutor(1, "spares")
-        self._wanted: set[Policy] = set()
+        self._wanted: set[Policy] = set()  # being built, or about to be
+        self._awaited: set[Policy] = set()  # of those, what somebody waits for
         self._is_closed = False
 
     def take(self, policy: Policy) -> Init | None:
-        """An init for the policy that is good for use; the caller has it to itself."""
+        """An init for the policy that is good for use; the caller has it to itself.
+
+        One that is being built is waited for, by one caller: to begin another one would only
+        slow down both.
+        """
         with self._lock:
+            if policy in self._wanted and policy not in self._awaited:
+                self._awaited.add(policy)
+                self._lock.wait_for(lambda: policy not in self._wanted, BUILD_SECONDS)
+                self._awaited.discard(policy)
             spare, _ = self._spares.pop(policy, (None, 0.0))
         if spare is not None and (spare.freshness is None or not spare.freshness.is_current()):
             spare.close()
@@ -88,6 +99,7 @@ class Spares:
                 self._spares[policy] = (spare, time.monotonic())
                 if self._is_closed or len(self._spares) > MAX_SPARES:
                     dropped.append(self._spares.popitem(last=False)[1][0])
+            self._lock.notify_all()
         for init in dropped:
             if init is not None:
                 init.close()
