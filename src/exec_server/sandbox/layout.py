@@ -116,7 +116,8 @@ def refusal(view: View, path: str, *, writing: bool) -> int:
         if covers(step.path, path):
             deepest = step
     if deepest is not None and deepest.kind == "mask":
-        return errno.EACCES
+        # One that can be passed through is an empty directory to look into.
+        return errno.ENOENT if deepest.passable and path != deepest.path else errno.EACCES
     reached = "" if deepest is None else deepest.path
     if any(covers(denied, path) and not covers(denied, reached) for denied in view.denied):
         return errno.EACCES
