@@ -19,12 +19,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn, TypeVar
 
+import msgspec
+
 from exec_server.core import lookup, system
 from exec_server.core.command import Command
 from exec_server.core.spawn import Streams, encoded, spawn_first
 from exec_server.errors import ExecServerError, InternalError, os_error_text
 from exec_server.sandbox import confine, kernel, orders, view, worker
 from exec_server.sandbox.orders import Order, Program, Report
+from exec_server.sandbox.plan import Step, View
 
 _RLIMIT_LOCKS: Final = 10  # the tag of core.descendants
 # The reference's exit code when the program cannot be executed inside.
@@ -34,6 +37,25 @@ T = TypeVar("T")
 # Found out in the launcher: in a new user namespace the kernel would say nobody.
 _USER: Final = os.geteuid()
 _GROUP: Final = os.getegid()
+
+
+def rehearse() -> None:
+    """Do once, in the launcher, what every process forked from it would do at its first use.
+
+    Codecs study the types they are given; that takes longer than all else in a short life.
+    """
+    confine.prepare_filters()
+    step = Step("read", "/", True, 0, 0)
+    view_of_all = View(False, (step,), (), (), ())
+    samples: list[msgspec.Struct] = [
+        Order("init", view_of_all, "restricted", "own"),
+        Program(["true"], None, "/", {"PATH": "/bin"}, None, 0, (step,)),
+        Report("ready"),
+    ]
+    for sample in samples:
+        orders.rehearse(sample)
+    worker.rehearse()
+    _resolved(Program(["true"], None, "/", {"PATH": "/bin"}, None, 0, ()))
 
 
 def live(descriptor: int, namespaces: int) -> NoReturn:

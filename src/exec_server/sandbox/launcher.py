@@ -91,7 +91,7 @@ class Launcher:
 def serve(descriptor: int) -> NoReturn:
     """The life of the launcher: fork on request until the server closes its end."""
     # Loaded here, so that the server does not load what only confined processes use.
-    from exec_server.sandbox import child, confine, kernel
+    from exec_server.sandbox import child, kernel
 
     system.name_process(_NAME)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
@@ -99,7 +99,7 @@ def serve(descriptor: int) -> NoReturn:
     # The parent may have blocked what it reads from a descriptor.
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     link = socket.socket(fileno=descriptor)
-    confine.prepare_filters()
+    child.rehearse()
     gc.disable()
     gc.collect()
     gc.freeze()  # forked processes then share these pages for as long as they live

@@ -15,6 +15,7 @@ import os
 import socket
 import stat
 import threading
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ from exec_server.core import guard, handles
 from exec_server.errors import InternalError, RpcError
 from exec_server.protocol import files, wire
 from exec_server.protocol.method import Call
+from exec_server.protocol.paths import PathUri
 from exec_server.sandbox import globs, orders
 from exec_server.sandbox.layout import refusal
 from exec_server.sandbox.plan import Glob, View
@@ -51,6 +53,17 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 # ---- inside ---------------------------------------------------------------------------
+
+
+def rehearse() -> None:
+    """Have the codecs study all that they will meet."""
+    orders.rehearse(Request("", {"path": "file:///"}))
+    orders.rehearse(Answer())
+    for call in _CALLS.values():
+        assert call.params is not None
+        with suppress(RpcError):
+            wire.decode(call.params, {"path": "file:///", "handleId": "", "dataBase64": ""})
+    msgspec.json.encode(operations.get_metadata(files.GetMetadataParams(PathUri.from_wire("/"))))
 
 
 def prepare(view: View, denied: tuple[Glob, ...]) -> None:
