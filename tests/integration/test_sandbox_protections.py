@@ -2,22 +2,22 @@
 
 Each row is an attack and the protections that stop it. An untouched server refuses the attack.
 Where there are several protections, a server that has kept any one of them still refuses it:
-each is enough by itself. A server without all of them lets it succeed, so the attack is a real
+each is enough by itself. A server without any of them lets it succeed, so the attack is a real
 one and nothing else stops it. All servers run for real; the protections are taken out of their
 code before they start, in the server or in the launcher that forks the confined processes.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
 import os
-import platform
 import shutil
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import pytest
 
 from circumstances import in_private_mounts, mount, unmount, user_id
 from exec_server.sandbox import kernel
-from inside import children, eventually, start_prepared
+from inside import eventually, start_prepared
 from sandboxing import (
     BASE_STEPS,
     MARKER,
@@ -44,37 +44,54 @@ from wire import Client, RpcFailure, b64, uri
 
 pytestmark = [pytest.mark.root, NEEDS_ROOT]
 
-FORGED = "forged"
 # The first version of Landlock that limits signals and abstract sockets.
 _SCOPE_VERSION = 6
+_FORGED = "forged"
 
 
 # ---- the protections ------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Removal:
-    """Python that takes a protection out of the server or the launcher."""
-
-    server: str = ""
-    launcher: str = ""
-
 
 _SERVER = """
 import ctypes, dataclasses, os, subprocess
 import msgspec
 from exec_server.core import direct
 from exec_server.sandbox import freshness, globs, kernel, launcher, layout, means, placeholders
-from exec_server.sandbox import sandboxes
+from exec_server.sandbox import sandboxes, spares
+base = os.environ['EXEC_SERVER_TEST_BASE']
 def change_view(change):
     lay_out = sandboxes.lay_out
     def changed(*arguments):
         view = lay_out(*arguments)
         return msgspec.structs.replace(view, **change(view))
     sandboxes.lay_out = changed
+def without_masks(view):
+    return {'steps': tuple(step for step in view.steps if step.kind != 'mask')}
 def change_means(**changes):
     sandboxes.BEST_MEANS = dataclasses.replace(sandboxes.BEST_MEANS, **changes)
+class Generous(subprocess.Popen):
+    def __init__(self, *arguments, pass_fds=(), **options):
+        super().__init__(*arguments, pass_fds=[*pass_fds, 99], **options)
 """
+_IN_SERVER = {
+    "empty root": "change_view(lambda view: {'is_empty': False, 'links': ()})",
+    "masks": "change_view(without_masks)",
+    "protected names": "layout._protected = lambda *arguments: iter(())",
+    "pins": "layout._pins = lambda *arguments: []",
+    "distrust of links": "layout._writable_link = lambda *arguments: None",
+    "search for patterns": "globs.scan = lambda *arguments: []",
+    "placeholders": "placeholders.Placeholders.hold = lambda self, missing: []",
+    "freshness": "freshness.Freshness.is_current = lambda self: True",
+    "mount table": "freshness.Mounts.changes = lambda self: 0",
+    "procfs kept from direct reads": "direct.is_proc = lambda device: False",
+    "user namespace": "change_means(user_namespace=False)",
+    "pid namespace": "means._ALL &= ~kernel.NEW_PIDS; change_means(own_proc=False)",
+    "ipc namespace": "means._ALL &= ~kernel.NEW_IPC",
+    "network namespace": "kernel.NEW_NETWORK = 0",
+    "private /proc": "change_means(own_proc=False)",
+    "clean environment": f"launcher._VARIABLES = ({MARKER!r},)",
+    "no descriptors for the launcher": "subprocess.Popen = Generous",
+}
+
 _LAUNCHER = """
 import os
 from exec_server.core import guard, system
@@ -87,169 +104,75 @@ def never_set(attribute):
     def changed(descriptor, attributes, *, below_too):
         set_mount(descriptor, attributes & ~attribute, below_too=below_too)
     kernel.set_mount = changed
-"""
-# Python in the confined processes, which are forked from the launcher.
-_INSERT = """
-begin, end = launcher._CODE.split("from ", 1)
-launcher._CODE = begin + chr(10) + {code!r} + chr(10) + "from " + end
-"""
-_WITH_NEW_PRIVILEGES = """
-def keep_new_privileges():
+def clone_whatever_is_there(step):
+    try:
+        return view._clone_of(step.path)
+    except OSError as error:
+        raise view.StaleView(step.path) from error
+def show_host_devices(prefix, devices, **options):
+    view._attach_to(devices['null'], kernel.open_entry('/dev/null'))
+def allow_new_privileges():
     drop, install = kernel.drop_capabilities, kernel.install_filter
     def changed(program):
         install(program)  # without the promise this needs a capability
         drop()
     kernel.install_filter = changed
     kernel.drop_capabilities = kernel.forbid_new_privileges = nothing
-    kernel.has_no_new_privileges = lambda: True
-keep_new_privileges()
+def any_unix_socket():
+    load = (filters._LOAD, filters._FIRST_ARGUMENT, '', '')
+    return ['socket', load, (filters._IF_EQUAL, filters._AF_UNIX, 'allow', 'refuse')]
 """
-_HOST_DEVICES = """
-def only_null(prefix, devices, **options):
-    view._attach_to(devices['null'], kernel.open_entry('/dev/null'))
-view._mount_devices = only_null
-"""
-_ANY_MOUNT = """
-def any_clone(step):
-    try:
-        return view._clone_of(step.path)
-    except OSError as error:
-        raise view.StaleView(step.path) from error
-view._clone = any_clone
-"""
-_ANY_UNIX_SOCKET = """
-filters._socket_check_offline = lambda: [
-    'socket',
-    (filters._LOAD, filters._FIRST_ARGUMENT, '', ''),
-    (filters._IF_EQUAL, filters._AF_UNIX, 'allow', 'refuse'),
-]
-"""
-_ALSO_PASS_ONE = """
-class Generous(subprocess.Popen):
-    def __init__(self, *arguments, pass_fds=(), **options):
-        super().__init__(*arguments, pass_fds=[*pass_fds, 99], **options)
-subprocess.Popen = Generous
-"""
-
-# With what refuses to go on when a protection is missing, see the last test but one.
-_REMOVALS = {
-    "read-only tree": Removal(
-        launcher="never_set(kernel.READ_ONLY); confine._verify = nothing",
-    ),
-    "empty root": Removal("change_view(lambda view: {'is_empty': False, 'links': ()})"),
-    "nodev": Removal(launcher="never_set(kernel.NO_DEVICES)"),
-    "nosuid": Removal(launcher="never_set(kernel.NO_SUID)"),
-    "masks": Removal(
-        "change_view(lambda view: "
-        "{'steps': tuple(step for step in view.steps if step.kind != 'mask')})"
-    ),
-    "protected names": Removal("layout._protected = lambda *arguments: iter(())"),
-    "pins": Removal("layout._pins = lambda *arguments: []"),
-    "distrust of links": Removal("layout._writable_link = lambda *arguments: None"),
-    "search for patterns": Removal("globs.scan = lambda *arguments: []"),
-    "identity of mounts": Removal(launcher=_ANY_MOUNT),
-    "no links to mounts": Removal(launcher="kernel._ENTRY = OpenHow(os.O_PATH, 0)"),
-    "freshness": Removal("freshness.Freshness.is_current = lambda self: True"),
-    "placeholders": Removal("placeholders.Placeholders.hold = lambda self, missing: []"),
-    "missing names": Removal(launcher="guard.keep_missing = nothing"),
-    "judge": Removal(launcher="guard.judge_by = nothing"),
-    "Landlock": Removal(launcher="kernel.landlock_version = lambda: 0"),
-    "user namespace": Removal("change_means(user_namespace=False)"),
-    "pid namespace": Removal("means._ALL &= ~kernel.NEW_PIDS; change_means(own_proc=False)"),
-    "ipc namespace": Removal("means._ALL &= ~kernel.NEW_IPC"),
-    "network namespace": Removal("kernel.NEW_NETWORK = 0"),
-    "no capabilities": Removal(
-        launcher="kernel.drop_bounding_set = kernel.drop_capabilities = nothing\n"
-        "kernel.capabilities = lambda: ()",
-    ),
-    "no new privileges": Removal(launcher=_WITH_NEW_PRIVILEGES),
-    "private /proc": Removal("change_means(own_proc=False)"),
-    "frozen /proc/sys": Removal(launcher="view._freeze_parts = nothing"),
-    "hidden parts of /proc": Removal(launcher="view._Stage.hide = nothing"),
-    "private /dev": Removal(launcher=_HOST_DEVICES),
-    "filter": Removal(
-        launcher="kernel.install_filter = nothing; kernel.has_filter = lambda: True",
-    ),
-    "rule for sockets": Removal(launcher=_ANY_UNIX_SOCKET),
-    "rule for connect": Removal(launcher="del filters._OFFLINE['connect']"),
-    "rule for keys": Removal(launcher="del filters._ALWAYS['keyctl']"),
-    "rule for cgroups": Removal(launcher="filters._CLONE_NEWCGROUP = 0"),
-    "rule for terminals": Removal(launcher="filters._TIOCSTI = 0"),
-    "rule for architectures": Removal(launcher="filters._KILL = filters._ALLOW"),
-    "own keyring": Removal(launcher="kernel.leave_keyring = nothing"),
-    "hidden memory": Removal(launcher="system.hide_memory = nothing"),
-    "clean environment": Removal(f"launcher._VARIABLES = ({MARKER!r},)"),
-    "no descriptors for the launcher": Removal(_ALSO_PASS_ONE),
-    "descriptors closed": Removal(launcher="child._close_all_but = nothing"),
-    "procfs kept from direct reads": Removal("direct.is_proc = lambda device: False"),
+_IN_LAUNCHER = {
+    "read-only tree": "never_set(kernel.READ_ONLY)",
+    "nodev": "never_set(kernel.NO_DEVICES)",
+    "nosuid": "never_set(kernel.NO_SUID)",
+    "identity of mounts": "view._clone = clone_whatever_is_there",
+    "no links to mounts": "kernel._ENTRY = OpenHow(os.O_PATH, 0)",
+    "missing names": "guard.keep_missing = nothing",
+    "judge": "guard.judge_by = nothing",
+    "Landlock": "kernel.landlock_version = lambda: 0",
+    "no capabilities": "kernel.drop_bounding_set = kernel.drop_capabilities = nothing",
+    "no new privileges": "allow_new_privileges()",
+    "frozen /proc/sys": "view._freeze_parts = nothing",
+    "hidden parts of /proc": "view._Stage.hide = nothing",
+    "private /dev": "view._mount_devices = show_host_devices",
+    "filter": "kernel.install_filter = nothing",
+    "rule for sockets": "filters._socket_check_offline = any_unix_socket",
+    "rule for connect": "del filters._OFFLINE['connect']",
+    "rule for keys": "del filters._ALWAYS['keyctl']",
+    "rule for cgroups": "filters._CLONE_NEWCGROUP = 0",
+    "rule for terminals": "filters._TIOCSTI = 0",
+    "rule for architectures": "filters._KILL = filters._ALLOW",
+    "own keyring": "kernel.leave_keyring = nothing",
+    "hidden memory": "system.hide_memory = nothing",
+    "descriptors closed": "child._close_all_but = nothing",
 }
+# What a confined process asks the kernel about before it goes on, and what it says.
+_VERIFIED = {
+    "read-only tree": "the root is not read-only",
+    "no capabilities": "capabilities are left",
+    "no new privileges": "new privileges are not forbidden",
+    "filter": "the system call filter is not in force",
+}
+_INSERT = """
+begin, end = launcher._CODE.split("from ", 1)
+launcher._CODE = begin + chr(10) + {code!r} + chr(10) + "from " + end
+"""
 
 
-@dataclass(frozen=True)
-class Scene:
-    """A server to attack, and a connection to it."""
-
-    stage: Stage
-    client: Client
-
-    @property
-    def base(self) -> Path:
-        return self.stage.base
-
-    @property
-    def ws(self) -> Path:
-        return self.stage.ws
-
-    def command(self, policy: str | Json, code: str, *extra: str, **params: Any) -> bool:
-        """Whether Python inside the sandbox gets to its end."""
-        outcome = self.outcome(policy, code, *extra, **params)
-        assert outcome.refusal is None, outcome.refusal
-        if outcome.exit_code == 128 + 31:  # SIGSYS
-            return False
-        verdict, *_ = outcome.stdout.split() or [""]
-        assert verdict in ("done", "refused"), outcome
-        print(outcome.stdout)
-        return verdict == "done"
-
-    def outcome(self, policy: str | Json, code: str, *extra: str, **params: Any) -> Outcome:
-        lines = "".join(f"    {line}\n" for line in code.strip().splitlines())
-        program = _PRELUDE + lines + _POSTLUDE
-        argv = [interpreter(), "-I", "-S", "-c", program, str(self.base), *extra]
-        sandbox = self.stage.policy(policy) if isinstance(policy, str) else policy
-        return run(self.client, sandbox, argv, **{"cwd": uri(self.ws)} | params)
-
-    def request(self, policy: str, method: str, path: str | Path, **params: Any) -> Any:
-        """The answer to a file operation; None if it is refused."""
-        place = {"path": uri(self.base / path), "sandbox": self.stage.policy(policy)}
-        try:
-            return self.client.call(method, place | params)
-        except RpcFailure:
-            return None
-
-    def write(self, policy: str, path: str) -> bool:
-        """Whether fs/writeFile changes a file."""
-        answer = self.request(policy, "fs/writeFile", path, dataBase64=b64(FORGED.encode()))
-        assert (answer is not None) == self.is_forged(path)
-        return answer is not None
-
-    def is_forged(self, path: str) -> bool:
-        """Whether somebody has written to a file of the host's."""
-        place = self.base / path
-        return place.is_file() and place.read_text() == FORGED
-
+# ---- a server to attack ---------------------------------------------------------------
 
 _PRELUDE = f"""
-import ctypes, os, socket, sys
+import ctypes, fcntl, mmap, os, socket, sys
 base, extra = sys.argv[1], sys.argv[2:]
 ws, out = base + '/ws', base + '/outside'
 libc = ctypes.CDLL(None, use_errno=True)
 def check(result):
     if result < 0:
         raise OSError(ctypes.get_errno(), 'call')
-    return result
 def forge(path):
     with open(path, 'w') as stream:
-        stream.write({FORGED!r})
+        stream.write({_FORGED!r})
 def content(path):
     with open(path, 'rb') as stream:
         data = stream.read(1 << 16)
@@ -270,71 +193,110 @@ else:
 """
 
 
-# ---- attacks on files -----------------------------------------------------------------
+@dataclass(frozen=True)
+class Scene:
+    """A server and a connection to it; not `confined` to see what works without a sandbox."""
+
+    stage: Stage
+    client: Client
+    confined: bool = True
+
+    @property
+    def base(self) -> Path:
+        return self.stage.base
+
+    @property
+    def ws(self) -> Path:
+        return self.stage.ws
+
+    def outcome(self, policy: str | Json, code: str, *extra: str, **params: Any) -> Outcome:
+        """What becomes of Python inside the sandbox."""
+        lines = "".join(f"    {line}\n" for line in code.strip().splitlines())
+        program = _PRELUDE + lines + _POSTLUDE
+        argv = [interpreter(), "-I", "-S", "-c", program, str(self.base), *extra]
+        sandbox = self.stage.policy(policy) if isinstance(policy, str) else policy
+        cwd = uri(self.ws)
+        return run(self.client, sandbox if self.confined else None, argv, cwd=cwd, **params)
+
+    def command(self, policy: str | Json, code: str, *extra: str, **params: Any) -> bool:
+        """Whether Python inside the sandbox gets to its end."""
+        outcome = self.outcome(policy, code, *extra, **params)
+        assert outcome.exit_code is not None, outcome
+        if outcome.exit_code > 128:  # killed by a signal
+            return False
+        verdict, *_ = outcome.stdout.split() or [""]
+        assert verdict in ("done", "refused"), outcome
+        return verdict == "done"
+
+    def request(self, policy: str, method: str, path: str, **params: Any) -> Any:
+        """The answer to a file operation; None if it is refused."""
+        place = {"path": uri(self.base / path), "sandbox": self.stage.policy(policy)}
+        try:
+            return self.client.call(method, place | params)
+        except RpcFailure:
+            return None
+
+    def write(self, policy: str, path: str) -> bool:
+        """Whether fs/writeFile succeeds; the host has to agree."""
+        answer = self.request(policy, "fs/writeFile", path, dataBase64=b64(_FORGED.encode()))
+        assert (answer is not None) == self.is_forged(path)
+        return answer is not None
+
+    def is_forged(self, path: str) -> bool:
+        """Whether somebody has written to a file of the host's."""
+        place = self.base / path
+        return place.is_file() and place.read_text() == _FORGED
 
 
-def write_outside(scene: Scene) -> bool:
-    """A command writes outside of its workspace."""
-    done = scene.command("WW", "forge(out + '/o.txt')")
-    assert done == scene.is_forged("outside/o.txt")
-    return done
+@contextlib.contextmanager
+def _start(
+    scratch: Scratch, removed: Sequence[str] = (), given: str = "", *, verified: bool = False
+) -> Iterator[Scene]:
+    """A server without some protections."""
+    server = [_SERVER, given, *(_IN_SERVER[name] for name in removed if name in _IN_SERVER)]
+    launcher = [_IN_LAUNCHER[name] for name in removed if name in _IN_LAUNCHER]
+    if not verified and not _VERIFIED.keys().isdisjoint(removed):
+        launcher.append("confine._verify = nothing")
+    if launcher:
+        server.append(_INSERT.format(code="\n".join([_LAUNCHER, *launcher])))
+    env = {MARKER: MARKER, "TMPDIR": None, "EXEC_SERVER_TEST_BASE": str(scratch.base)}
+    scratch.reset(BASE_STEPS)
+    with start_prepared("\n".join(server), env=env) as running, running.connect() as client:
+        yield Scene(Stage(running, scratch), client)
 
 
-def write_outside_by_request(scene: Scene) -> bool:
-    """A file operation writes outside of the workspace."""
-    return scene.write("WW", "outside/o.txt")
+# ---- attacks --------------------------------------------------------------------------
+
+Attack = Callable[[Scene], bool]
 
 
-def change_the_repository(scene: Scene) -> bool:
-    """A command writes to what nobody has forbidden by name."""
-    return scene.command("WW", "forge('.git/config')")
+def _command(code: str, policy: str = "WW", *, forged: str = "", **params: Any) -> Attack:
+    """An attack by a command; if it succeeds it has forged a file of the host's."""
 
+    def attack(scene: Scene) -> bool:
+        done = scene.command(policy, code, str(scene.stage.server.process.pid), **params)
+        assert not forged or done == scene.is_forged(forged)
+        return done
 
-def forge_by_rename(scene: Scene) -> bool:
-    """A command moves the parent of a read-only folder away and makes one of its own."""
-    code = "os.rename('sub', 'moved'); os.makedirs('sub/deep'); forge('sub/deep/d.txt')"
-    done = scene.command("RODEEP", code)
-    assert done == scene.is_forged("ws/sub/deep/d.txt")
-    return done
-
-
-def make_a_missing_name(scene: Scene) -> bool:
-    """A command makes a protected name that is not there."""
-    done = scene.command("WW", "os.mkdir('.codex'); forge('.codex/config')")
-    assert done == scene.is_forged("ws/.codex/config")
-    return done
+    return attack
 
 
 def make_a_missing_name_by_request(scene: Scene) -> bool:
-    """A file operation makes a protected name that is not there."""
     scene.request("WW", "fs/createDirectory", "ws/.codex", recursive=False)
     return (scene.ws / ".codex").exists()
 
 
-def read_what_is_denied(scene: Scene) -> bool:
-    """A command reads a denied folder."""
-    return scene.command("DENYSUB", "content('sub/s.txt')")
-
-
-def read_what_is_denied_by_request(scene: Scene) -> bool:
-    """A file operation reads a denied folder."""
+def read_a_denied_folder_by_request(scene: Scene) -> bool:
     return scene.request("DENYSUB", "fs/readFile", "ws/sub/s.txt") is not None
 
 
-def read_what_is_not_granted(scene: Scene) -> bool:
-    """A command reads what a policy without the root does not mention."""
-    return scene.command("MINW", "content(out + '/o.txt')")
-
-
-def read_a_pattern(scene: Scene) -> bool:
-    """A command reads a file that matches a denied pattern."""
+def read_a_denied_pattern(scene: Scene) -> bool:
     scene.stage.scratch.apply([{"write": ["ws/sub/a.key", "secret"]}])
     return scene.command("GLOB", "content('sub/a.key')")
 
 
-def read_a_pattern_by_request(scene: Scene) -> bool:
-    """A file operation reads a file that was made after its worker."""
-    assert scene.write("GLOB", "ws/new.txt")
+def read_a_denied_pattern_by_request(scene: Scene) -> bool:
+    assert scene.write("GLOB", "ws/new.txt")  # the file is newer than its worker
     scene.stage.scratch.apply([{"write": ["ws/sub/a.key", "secret"]}])
     return scene.request("GLOB", "fs/readFile", "ws/sub/a.key") is not None
 
@@ -343,7 +305,9 @@ def be_granted_a_link(scene: Scene) -> bool:
     """A command makes a link that leads outside where the next one is granted a folder."""
     assert scene.command("WW", "os.symlink(out, 'cache')")
     granted = workspace_write(scene.ws, entry(scene.ws / "cache", "write"))
-    return scene.command(granted, "forge('cache/o.txt')")
+    done = scene.command(granted, "forge('cache/o.txt')")
+    assert done == scene.is_forged("outside/o.txt")
+    return done
 
 
 def _replace_repository(scene: Scene) -> None:
@@ -358,29 +322,41 @@ def use_a_stale_worker(scene: Scene) -> bool:
     return scene.write("WW", "ws/.git/config")
 
 
+# Says when a sandbox has been built ahead.
+_TELLING = """
+add = spares.Spares._add
+def telling(self, policy):
+    add(self, policy)
+    open(base + '/spare', 'w').close()
+spares.Spares._add = telling
+"""
+
+
 def use_a_stale_spare(scene: Scene) -> bool:
     """A command writes to a repository that is newer than the sandbox built ahead for it."""
     assert scene.command("WW", "pass")
-    pid = scene.stage.server.process.pid
-    # Of two, the one that has ended may not have been reaped yet.
-    eventually("a spare", lambda: any(_is_idle_init(child) for child in children(pid)))
+    eventually("a spare", (scene.base / "spare").exists)
     _replace_repository(scene)
-    return scene.command("WW", "forge('.git/config')")
+    return _command("forge('.git/config')", forged="ws/.git/config")(scene)
 
 
-def _is_idle_init(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        is_init = Path(f"/proc/{pid}/comm").read_text() == "exec-init\n"
-        return is_init and Path(f"/proc/{pid}/wchan").exists() and not children(pid)
-    return False
+def work_below_a_new_mount(scene: Scene) -> bool:
+    """A file operation writes to what the host has covered since its worker was made."""
+    assert scene.write("WW", "ws/sub/deep/old.txt")
+    mount("tmpfs", scene.ws / "sub/deep", "tmpfs")
+    try:
+        params = {"dataBase64": b64(_FORGED.encode())}
+        assert scene.request("WW", "fs/writeFile", "ws/sub/deep/new.txt", **params) is not None
+    finally:
+        unmount(scene.ws / "sub/deep")
+    return scene.is_forged("ws/sub/deep/new.txt")
 
 
-# While a view is built somebody replaces the workspace; both have all protected names.
+# While a view is built somebody replaces the workspace.
 _SWAPPING = """
 lay_out = sandboxes.lay_out
 def swapping(*arguments):
     view = lay_out(*arguments)
-    base = os.environ['EXEC_SERVER_TEST_BASE']
     if os.path.lexists(base + '/next'):
         os.rename(base + '/ws', base + '/was')
         os.rename(base + '/next', base + '/ws')
@@ -389,47 +365,32 @@ sandboxes.lay_out = swapping
 """
 
 
-def _prepare_swap(scene: Scene, name: str) -> None:
+def _swap(scene: Scene, name: str) -> bool:
+    """Both workspaces have all protected names, but the repository of one is elsewhere."""
     folders = [f"{place}/{protected}" for place in ("ws", name) for protected in PROTECTED]
-    scene.stage.scratch.apply(
-        [
-            *({"mkdir": folder} for folder in folders),
-            {"mkdir": f"{name}/repository/hooks"},
-            {"write": [f"{name}/.git", "gitdir: repository"]},
-        ]
-    )
+    steps: list[Json] = [{"mkdir": folder} for folder in (*folders, f"{name}/repository/hooks")]
+    steps.append({"write": [f"{name}/.git", "gitdir: repository"]})
+    scene.stage.scratch.apply(steps)
+    if name != "next":
+        scene.stage.scratch.apply([{"symlink": [name, "next"]}])
+    return scene.command("WW", "forge('repository/hooks/pre-commit')")
 
 
 def swap_the_workspace(scene: Scene) -> bool:
-    """A workspace is replaced by another one whose repository is elsewhere."""
-    _prepare_swap(scene, "next")
-    return scene.command("WW", "forge('repository/hooks/pre-commit')")
+    return _swap(scene, "next")
 
 
 def swap_the_workspace_for_a_link(scene: Scene) -> bool:
-    """A workspace is replaced by a link to another one."""
-    _prepare_swap(scene, "other")
-    scene.stage.scratch.apply([{"symlink": ["other", "next"]}])
-    return scene.command("WW", "forge('repository/hooks/pre-commit')")
+    return _swap(scene, "other")
 
 
-def read_the_server(scene: Scene) -> bool:
-    """A read that the server performs itself, because all reads are allowed, is of itself."""
+def read_the_environment_of_the_server(scene: Scene) -> bool:
+    """Where all reads are allowed the server performs them itself."""
     answer = scene.request("RO", "fs/readFile", "/proc/self/environ")
-    return answer is not None and b64(MARKER.encode())[:-4] in answer["dataBase64"]
-
-
-# ---- attacks on the machine -----------------------------------------------------------
-
-
-def unmount_a_cover(scene: Scene) -> bool:
-    """A command takes the mount away that makes a repository read-only."""
-    code = "check(libc.umount2(b'.git', 2)); forge('.git/config')"
-    return scene.command("WW", code)
+    return answer is not None and MARKER.encode() in base64.b64decode(answer["dataBase64"])
 
 
 def read_a_file_of_another_user(scene: Scene) -> bool:
-    """A command of root's reads what only another user may read."""
     path = scene.base / "outside/o.txt"
     path.chmod(0o600)
     os.chown(path, user_id("ordinary"), user_id("ordinary"))
@@ -437,78 +398,34 @@ def read_a_file_of_another_user(scene: Scene) -> bool:
 
 
 def become_another_user(scene: Scene) -> bool:
-    """A command becomes the owner of a program that is made for that."""
+    """A command runs a program that changes the user."""
     program = scene.ws / "id"
     shutil.copy(shutil.which("id") or "/usr/bin/id", program)
     os.chown(program, user_id("ordinary"), user_id("ordinary"))
     program.chmod(0o4755)
-    outcome = scene.stage.run(scene.client, "WW", [str(program), "-u"])
+    policy = "WW" if scene.confined else "NONE"
+    outcome = scene.stage.run(scene.client, policy, [str(program), "-u"])
     assert outcome.exit_code == 0, outcome
     return outcome.stdout == f"{user_id('ordinary')}\n"
 
 
 def open_a_device(scene: Scene) -> bool:
-    """A command opens a device that somebody has put into its workspace."""
+    """Somebody has put it into the workspace."""
     os.mknod(scene.ws / "device", 0o20666, os.makedev(1, 5))
     return scene.command("WW", "opens('device', os.O_RDONLY)")
 
 
-def type_into_a_terminal(scene: Scene) -> bool:
-    """A command writes to a terminal of the host's."""
+def write_to_a_terminal_of_the_host(scene: Scene) -> bool:
     master, slave = os.openpty()
     try:
-        code = "os.write(os.open(extra[0], os.O_WRONLY | os.O_NOCTTY), b'typed')"
-        done = scene.command("WW", code, os.ttyname(slave))
-        os.set_blocking(master, False)
-        with contextlib.suppress(BlockingIOError):
-            assert done, os.read(master, 9)
-        return done
+        code = "os.write(os.open(extra[0], os.O_WRONLY | os.O_NOCTTY), b'written')"
+        return scene.command("WW", code, os.ttyname(slave))
     finally:
         os.close(master)
         os.close(slave)
 
 
-def inject_input(scene: Scene) -> bool:
-    """A command types into its own terminal, for whoever reads it next."""
-    code = "import fcntl; fcntl.ioctl(0, 0x5412, b' ')"
-    return scene.command("WW", code, tty=True)
-
-
-def open_kernel_settings(scene: Scene) -> bool:
-    """A command of root's opens a setting of the kernel for writing; it writes nothing."""
-    return scene.command("WW", "opens('/proc/sys/kernel/core_pattern', os.O_WRONLY)")
-
-
-def read_about_hardware(scene: Scene) -> bool:
-    """A command reads what the kernel says of the hardware."""
-    return scene.command("WW", "content('/proc/interrupts')")
-
-
-def open_cgroups(scene: Scene) -> bool:
-    """A command of root's mounts the cgroups of the machine; it writes nothing."""
-    code = """
-os.mkdir('groups')
-check(libc.unshare(0x7e020000))
-if libc.mount(b'x', b'groups', b'cgroup2', 0, None) < 0:
-    check(libc.mount(b'x', b'groups', b'cgroup', 0, b'memory'))
-opens('groups/cgroup.procs', os.O_WRONLY)
-"""
-    return scene.command("WW", code)
-
-
-def signal_the_host(scene: Scene) -> bool:
-    """A command sends the server a signal: none, to see whether it could."""
-    return scene.command("WW", "os.kill(int(extra[0]), 0)", str(scene.stage.server.process.pid))
-
-
-def look_at_the_host(scene: Scene) -> bool:
-    """A command reads about a process of the host's."""
-    code = "content('/proc/%s/cmdline' % extra[0])"
-    return scene.command("WW", code, str(scene.stage.server.process.pid))
-
-
-def find_shared_memory(scene: Scene) -> bool:
-    """A command opens shared memory of the host's."""
+def find_shared_memory_of_the_host(scene: Scene) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     key = int.from_bytes(os.urandom(3), "little") + 1
     segment = libc.shmget(key, 4096, 0o1666)
@@ -519,56 +436,33 @@ def find_shared_memory(scene: Scene) -> bool:
         libc.shmctl(segment, 0, None)
 
 
+# The server's session has a key.
 _WITH_KEY = """
-libc = ctypes.CDLL(None)
-assert libc.syscall(250, 1, None) >= 0
-assert libc.syscall(248, b'user', b'exec-server', b'secret', 6, -3) >= 0
+keyctl = kernel._NUMBERS[kernel.MACHINE].keyctl
+ctypes.CDLL(None).syscall(keyctl, 1, None)
+ctypes.CDLL(None).syscall(keyctl - 2, b'user', b'exec-server', b'secret', 6, -3)
 """
 
 
-def find_a_key(scene: Scene) -> bool:
-    """A command finds a key in the keyring of the server's session."""
-    code = "check(libc.syscall(250, 10, -3, b'user', b'exec-server', 0))"
+def find_a_key_of_the_server(scene: Scene) -> bool:
+    number = kernel._NUMBERS[kernel.MACHINE].keyctl
+    code = f"check(libc.syscall({number}, 10, -3, b'user', b'exec-server', 0))"
     return scene.command("WW", code)
-
-
-def read_the_environment(scene: Scene) -> bool:
-    """A command reads the environment of its init, which came from the server's."""
-    code = f"if b'{MARKER}' not in content('/proc/1/environ'): raise OSError('clean')"
-    return scene.command("WW", code)
-
-
-def read_the_memory(scene: Scene) -> bool:
-    """A command opens the memory of its init, which is not confined by the same filter."""
-    return scene.command("WW", "opens('/proc/1/mem', os.O_RDONLY)")
 
 
 # Something in the server has left a folder of the host's open, for everybody to inherit.
-_LEFT_OPEN = """
-os.dup2(os.open(os.environ['EXEC_SERVER_TEST_BASE'], os.O_PATH), 99)
-"""
+_LEFT_OPEN = "os.dup2(os.open(base + '/outside', os.O_PATH), 99)"
 
 
-def use_a_left_descriptor(scene: Scene) -> bool:
-    """A command writes outside by a descriptor that the server has left open."""
-    flags = "os.O_WRONLY | os.O_CREAT"
-    return scene.command("WW", f"os.close(os.open('outside/new', {flags}, dir_fd=99))")
-
-
-# ---- attacks on the network -----------------------------------------------------------
-
-
-def open_a_socket(scene: Scene) -> bool:
-    """A command opens a socket of the network, though it leads nowhere."""
-    return scene.command("WW", "socket.socket().close()")
-
-
-def reach_a_listener(scene: Scene) -> bool:
-    """A command talks to a server of the host's."""
+def reach_a_listener_of_the_host(scene: Scene) -> bool:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
         code = "socket.create_connection(('127.0.0.1', int(extra[0]))).close()"
-        return scene.command("WW", code, port)
+        return scene.command("WW", code, str(listener.getsockname()[1]))
+
+
+def connect_to_a_socket_of_the_host(scene: Scene) -> bool:
+    scene.stage.scratch.listen("outside/s.sock", socket.SOCK_STREAM)
+    return scene.command("WW", "socket.socket(socket.AF_UNIX).connect(out + '/s.sock')")
 
 
 _SEND = """
@@ -586,37 +480,39 @@ def _send_datagram(scene: Scene, name: str, address: str) -> bool:
     return done
 
 
-def send_a_datagram(scene: Scene) -> bool:
-    """A command sends a datagram to a socket of the host's that has a path."""
+def send_a_datagram_to_a_path(scene: Scene) -> bool:
     return _send_datagram(scene, "outside/d.sock", str(scene.base / "outside/d.sock"))
 
 
-def send_a_datagram_to_a_name(scene: Scene) -> bool:
-    """A command sends a datagram to a socket of the host's that has an abstract name."""
+def send_a_datagram_to_an_abstract_name(scene: Scene) -> bool:
     name = f"@exec-server-{uuid.uuid4()}"
     return _send_datagram(scene, name, name)
 
 
-def connect_to_a_socket(scene: Scene) -> bool:
-    """A command connects to a socket of the host's that has a path."""
-    scene.stage.scratch.listen("outside/s.sock", socket.SOCK_STREAM)
-    return scene.command("WW", "socket.socket(socket.AF_UNIX).connect(out + '/s.sock')")
-
-
+_FORGE_BY_RENAME = """
+os.rename('sub', 'moved')
+os.makedirs('sub/deep')
+forge('sub/deep/d.txt')
+"""
+_OPEN_CGROUPS = """
+os.mkdir('groups')
+check(libc.unshare(0x7e020000))
+if libc.mount(b'x', b'groups', b'cgroup2', 0, None) < 0:
+    check(libc.mount(b'x', b'groups', b'cgroup', 0, b'memory'))
+opens('groups/cgroup.procs', os.O_WRONLY)
+"""
+_FIND_VARIABLE = f"""
+if b'{MARKER}' not in content('/proc/1/environ'):
+    raise OSError('not there')
+"""
 _OLD_ENTRY = """
-import mmap
-# socket(AF_INET, SOCK_STREAM, 0), asked for as 32-bit programs do
+# socket(AF_INET, SOCK_STREAM, 0), asked for as 32-bit programs of x86 do
 code = bytes.fromhex('53' 'b867010000' 'bb02000000' 'b901000000' 'ba00000000' 'cd80' '5b' 'c3')
 memory = mmap.mmap(-1, 4096, prot=7)
 memory.write(code)
 address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 check(ctypes.CFUNCTYPE(ctypes.c_int)(address)())
 """
-
-
-def use_the_old_entry(scene: Scene) -> bool:
-    """A command calls the kernel by a convention in which numbers mean something else."""
-    return scene.command("WW", _OLD_ENTRY)
 
 
 # ---- the table ------------------------------------------------------------------------
@@ -626,85 +522,138 @@ def use_the_old_entry(scene: Scene) -> bool:
 class Row:
     """An attack and the protections that stop it, each of which is enough.
 
-    given: what every server of this row is made to do. needs: a reason to skip it, if any.
+    given: what every server of this row does besides. optional: not every machine allows this
+    even without a sandbox.
     """
 
-    attack: Callable[[Scene], bool]
+    name: str
+    attack: Attack
     protections: tuple[str, ...]
     given: str = ""
-    needs: Callable[[], str] = str
-
-
-def _needs_x86() -> str:
-    return "" if platform.machine() == "x86_64" else "written for x86"
-
-
-def _needs_old_entry() -> str:
-    if platform.machine() != "x86_64":
-        return "only x86 has this entry"
-    # The kernel says so in the vsyscall-free way: it lists the 32-bit interface as a personality.
-    return "" if os.path.exists("/proc/sys/abi/vsyscall32") else "no 32-bit programs here"
-
-
-def _needs_suid_programs() -> str:
-    is_quiet = os.statvfs("/var/tmp").f_flag & os.ST_NOSUID
-    return "no setuid programs in /var/tmp" if is_quiet else ""
-
-
-def _needs_injection() -> str:
-    setting = Path("/proc/sys/dev/tty/legacy_tiocsti")
-    refused = setting.exists() and setting.read_text() == "0\n"
-    return "the kernel lets nobody type into terminals" if refused else ""
+    optional: bool = False
 
 
 _ROWS = [
-    Row(write_outside, ("read-only tree",)),
-    Row(write_outside_by_request, ("read-only tree", "judge", "Landlock")),
-    Row(change_the_repository, ("protected names",)),
-    Row(forge_by_rename, ("pins",)),
-    Row(make_a_missing_name, ("placeholders",)),
-    Row(make_a_missing_name_by_request, ("missing names", "judge")),
-    Row(read_what_is_denied, ("masks",)),
-    Row(read_what_is_denied_by_request, ("masks", "judge")),
-    Row(read_what_is_not_granted, ("empty root",)),
-    Row(read_a_pattern, ("search for patterns",)),
-    Row(read_a_pattern_by_request, ("judge",)),
-    Row(be_granted_a_link, ("distrust of links",)),
-    Row(use_a_stale_worker, ("freshness", "judge")),
-    Row(use_a_stale_spare, ("freshness",)),
-    Row(swap_the_workspace, ("identity of mounts",), _SWAPPING),
     Row(
-        swap_the_workspace_for_a_link, ("identity of mounts", "no links to mounts"), _SWAPPING
+        "write outside",
+        _command("forge(out + '/o.txt')", forged="outside/o.txt"),
+        ("read-only tree",),
     ),
-    Row(read_the_server, ("procfs kept from direct reads",)),
-    Row(unmount_a_cover, ("no capabilities",)),
-    Row(read_a_file_of_another_user, ("user namespace", "no capabilities")),
     Row(
+        "write outside by request",
+        lambda scene: scene.write("WW", "outside/o.txt"),
+        ("read-only tree", "judge", "Landlock"),
+    ),
+    Row(
+        "write to the repository",
+        _command("forge('.git/config')", forged="ws/.git/config"),
+        ("protected names",),
+    ),
+    Row(
+        "forge by rename",
+        _command(_FORGE_BY_RENAME, "RODEEP", forged="ws/sub/deep/d.txt"),
+        ("pins",),
+    ),
+    Row(
+        "make a missing name",
+        _command("os.mkdir('.codex'); forge('.codex/a')", forged="ws/.codex/a"),
+        ("placeholders",),
+    ),
+    Row(
+        "make a missing name by request", make_a_missing_name_by_request, ("missing names", "judge")
+    ),
+    Row("read a denied folder", _command("content('sub/s.txt')", "DENYSUB"), ("masks",)),
+    Row("read a denied folder by request", read_a_denied_folder_by_request, ("masks", "judge")),
+    Row("read what is not granted", _command("content(out + '/o.txt')", "MINW"), ("empty root",)),
+    Row("read a denied pattern", read_a_denied_pattern, ("search for patterns",)),
+    Row("read a denied pattern by request", read_a_denied_pattern_by_request, ("judge",)),
+    Row("be granted a link", be_granted_a_link, ("distrust of links",)),
+    Row("use a stale worker", use_a_stale_worker, ("freshness", "judge")),
+    Row("use a stale spare", use_a_stale_spare, ("freshness",), _TELLING),
+    Row("swap the workspace", swap_the_workspace, ("identity of mounts",), _SWAPPING),
+    Row(
+        "swap the workspace for a link",
+        swap_the_workspace_for_a_link,
+        ("identity of mounts", "no links to mounts"),
+        _SWAPPING,
+    ),
+    Row("read the server", read_the_environment_of_the_server, ("procfs kept from direct reads",)),
+    Row(
+        "unmount a cover",
+        _command("check(libc.umount2(b'.git', 2)); forge('.git/config')", forged="ws/.git/config"),
+        ("no capabilities",),
+    ),
+    Row(
+        "read a file of another user",
+        read_a_file_of_another_user,
+        ("user namespace", "no capabilities"),
+    ),
+    Row(
+        "become another user",
         become_another_user,
         ("user namespace", "nosuid", "no new privileges"),
-        needs=_needs_suid_programs,
+        optional=True,
     ),
-    Row(open_a_device, ("nodev",)),
-    Row(type_into_a_terminal, ("private /dev", "nodev")),
-    Row(inject_input, ("rule for terminals",), needs=_needs_injection),
-    Row(open_kernel_settings, ("frozen /proc/sys",)),
-    Row(read_about_hardware, ("hidden parts of /proc",)),
-    Row(open_cgroups, ("rule for cgroups",)),
-    Row(signal_the_host, ("pid namespace", "Landlock")),
-    Row(look_at_the_host, ("private /proc",)),
-    Row(find_shared_memory, ("ipc namespace",)),
-    Row(find_a_key, ("own keyring", "rule for keys"), _WITH_KEY, _needs_x86),
-    Row(read_the_environment, ("clean environment", "hidden memory")),
-    Row(read_the_memory, ("hidden memory",)),
+    Row("open a device", open_a_device, ("nodev",), optional=True),
     Row(
-        use_a_left_descriptor, ("no descriptors for the launcher", "descriptors closed"), _LEFT_OPEN
+        "write to a terminal of the host",
+        write_to_a_terminal_of_the_host,
+        ("private /dev", "nodev"),
     ),
-    Row(open_a_socket, ("filter",)),
-    Row(reach_a_listener, ("filter", "network namespace")),
-    Row(send_a_datagram, ("rule for sockets",)),
-    Row(send_a_datagram_to_a_name, ("rule for sockets", "network namespace", "Landlock")),
-    Row(connect_to_a_socket, ("rule for connect",)),
-    Row(use_the_old_entry, ("rule for architectures",), needs=_needs_old_entry),
+    Row(
+        "type into the own terminal",
+        _command("fcntl.ioctl(0, 0x5412, b' ')", tty=True),
+        ("rule for terminals",),
+        optional=True,
+    ),
+    Row(
+        "open settings of the kernel",
+        _command("opens('/proc/sys/kernel/core_pattern', os.O_WRONLY)"),
+        ("frozen /proc/sys",),
+    ),
+    Row("read about hardware", _command("content('/proc/interrupts')"), ("hidden parts of /proc",)),
+    Row("open cgroups", _command(_OPEN_CGROUPS), ("rule for cgroups",), optional=True),
+    Row("signal the server", _command("os.kill(int(extra[0]), 0)"), ("pid namespace", "Landlock")),
+    Row("see the server", _command("content('/proc/%s/cmdline' % extra[0])"), ("private /proc",)),
+    Row("find shared memory", find_shared_memory_of_the_host, ("ipc namespace",)),
+    Row(
+        "find a key",
+        find_a_key_of_the_server,
+        ("own keyring", "rule for keys"),
+        _WITH_KEY,
+        optional=True,
+    ),
+    Row(
+        "read the environment of the init",
+        _command(_FIND_VARIABLE),
+        ("clean environment", "hidden memory"),
+    ),
+    Row(
+        "open the memory of the init",
+        _command("opens('/proc/1/mem', os.O_RDONLY)"),
+        ("hidden memory",),
+    ),
+    Row(
+        "use a descriptor left open",
+        _command("opens('/proc/self/fd/99/o.txt', os.O_WRONLY)"),
+        ("no descriptors for the launcher", "descriptors closed"),
+        _LEFT_OPEN,
+    ),
+    Row("open a socket", _command("socket.socket().close()"), ("filter",)),
+    Row("reach a listener", reach_a_listener_of_the_host, ("filter", "network namespace")),
+    Row("connect to a socket", connect_to_a_socket_of_the_host, ("rule for connect",)),
+    Row("send a datagram to a path", send_a_datagram_to_a_path, ("rule for sockets",)),
+    Row(
+        "send a datagram to a name",
+        send_a_datagram_to_an_abstract_name,
+        ("rule for sockets", "network namespace", "Landlock"),
+    ),
+    Row(
+        "use the entry for 32 bits",
+        _command(_OLD_ENTRY),
+        ("rule for architectures",),
+        optional=True,
+    ),
 ]
 
 
@@ -715,20 +664,6 @@ def scratch() -> Iterator[Scratch]:
         yield tree
 
 
-@contextlib.contextmanager
-def _start(scratch: Scratch, removed: Sequence[str] = (), given: str = "") -> Iterator[Scene]:
-    """A server without some protections."""
-    removals = [_REMOVALS[name] for name in removed]
-    server = [_SERVER, given, *(removal.server for removal in removals)]
-    launcher = [removal.launcher for removal in removals if removal.launcher]
-    if launcher:
-        server.append(_INSERT.format(code="\n".join([_LAUNCHER, *launcher])))
-    env = {MARKER: MARKER, "TMPDIR": None, "EXEC_SERVER_TEST_BASE": str(scratch.base)}
-    scratch.reset(BASE_STEPS)
-    with start_prepared("\n".join(server), env=env) as running, running.connect() as client:
-        yield Scene(Stage(running, scratch), client)
-
-
 @pytest.fixture(scope="module")
 def untouched(scratch: Scratch) -> Iterator[Scene]:
     """A server with all protections."""
@@ -736,27 +671,48 @@ def untouched(scratch: Scratch) -> Iterator[Scene]:
         yield scene
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=row.attack.__name__) for row in _ROWS])
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in _ROWS])
 def test_an_attack_succeeds_only_without_its_protections(
     row: Row, scratch: Scratch, untouched: Scene
 ) -> None:
-    if reason := row.needs():
-        pytest.skip(reason)
-    if row.given:
-        with _start(scratch, (), row.given) as scene:
-            assert not row.attack(scene), "with all protections"
-    else:
+    with (
+        _start(scratch, (), row.given) if row.given else contextlib.nullcontext(untouched) as scene
+    ):
         scratch.reset(BASE_STEPS)
-        assert not row.attack(untouched), "with all protections"
+        if row.optional and not row.attack(replace(scene, confined=False)):
+            pytest.skip("not possible here even without a sandbox")
+        scratch.reset(BASE_STEPS)
+        assert not row.attack(scene), "with all protections"
     for kept in row.protections if len(row.protections) > 1 else ():
         if kept == "Landlock" and kernel.landlock_version() < _SCOPE_VERSION:
-            continue  # on this kernel the others have to do
+            continue  # on such a kernel the others have to do
         removed = [name for name in row.protections if name != kept]
         with _start(scratch, removed, row.given) as scene:
-            assert not row.attack(scene), f"with nothing but {kept}"
+            assert not row.attack(scene), f"with nothing but: {kept}"
     with _start(scratch, row.protections, row.given) as scene:
-        assert row.attack(scene), "without any protection"
+        assert row.attack(scene), "without any"
+
+
+@pytest.mark.parametrize(("removed", "is_hit"), [((), False), (("mount table",), True)])
+def test_new_mounts_are_overlooked_only_without_the_mount_table(
+    removed: Sequence[str], is_hit: bool
+) -> None:
+    def attack() -> None:
+        with Scratch(0) as tree, _start(tree, removed) as scene:
+            assert work_below_a_new_mount(scene) == is_hit
+
+    in_private_mounts(attack)
+
+
+@pytest.mark.parametrize("name", _VERIFIED)
+def test_nothing_runs_when_a_restriction_has_no_effect(scratch: Scratch, name: str) -> None:
+    with _start(scratch, [name], verified=True) as scene:
+        outcome = scene.outcome("WW", "forge('made')")
+        assert outcome.refusal is not None
+        assert _VERIFIED[name] in outcome.refusal.message
+        assert not scene.write("WW", "ws/made")
 
 
 def test_every_protection_has_its_attack() -> None:
-    assert {name for row in _ROWS for name in row.protections} == set(_REMOVALS)
+    attacked = {name for row in _ROWS for name in row.protections} | {"mount table"}
+    assert attacked == _IN_SERVER.keys() | _IN_LAUNCHER.keys()

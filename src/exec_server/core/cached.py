@@ -11,10 +11,12 @@ see the server's own files in procfs, nor pass through them: None then, too.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
 import time
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from exec_server.core import content
@@ -24,7 +26,7 @@ from exec_server.core.filecalls import (
     RESOLVE_NO_SYMLINKS,
     OpenHow,
 )
-from exec_server.core.files import metadata_result, path_of
+from exec_server.core.files import listing, metadata_result, path_of
 from exec_server.protocol import files
 from exec_server.protocol.paths import path_to_uri
 
@@ -35,6 +37,12 @@ _LOCAL_NAMES: Final = """
     ramfs rootfs securityfs selinuxfs squashfs sysfs tmpfs tracefs udf vfat xfs
 """
 _LOCAL_TYPES: Final = frozenset(_LOCAL_NAMES.split())
+# A directory of more entries takes longer to list than to hand to a thread.
+INLINE_ENTRIES: Final = 100
+# Directories that one client looks at within seconds; the one listed longest ago is forgotten.
+MAX_RECENT_DIRECTORIES: Final = 256
+# Memory is not taken away from what was used this recently, as long as there is any left.
+_RECENT_SECONDS: Final = 5.0
 # How long a change of the mount table may go unnoticed.
 _MOUNTS_MAX_AGE: Final = 1.0
 
@@ -50,6 +58,7 @@ class _Ways:
         self.read = OpenHow(_READ, resolve)
         self.entry = OpenHow(os.O_PATH | os.O_NOFOLLOW, resolve)
         self.target = OpenHow(os.O_PATH, resolve)
+        self.directory = OpenHow(os.O_RDONLY | os.O_DIRECTORY, resolve)
 
 
 class _Mounts:
@@ -225,6 +234,81 @@ def try_canonicalize(
     resolved = None if confined and _MOUNTS.is_proc(os.fstat(fd).st_dev) else path_of(fd)
     os.close(fd)
     return None if resolved is None else files.CanonicalizeResult(path_to_uri(resolved))
+
+
+class _RecentDirectories:
+    """Directories that were listed a moment ago, so that their entries are in memory.
+
+    There is no call that lists only what is in memory; this is the next best thing to knowing.
+    """
+
+    def __init__(self) -> None:
+        # Device, inode and time of change: when it expires. The oldest come first.
+        self._expiries: dict[tuple[int, int, int], float] = {}
+
+    def add(self, info: os.stat_result) -> None:
+        key = (info.st_dev, info.st_ino, info.st_mtime_ns)
+        self._expiries.pop(key, None)
+        self._expiries[key] = time.monotonic() + _RECENT_SECONDS
+        if len(self._expiries) > MAX_RECENT_DIRECTORIES:
+            self._expiries.pop(next(iter(self._expiries)), None)
+
+    def has(self, info: os.stat_result) -> bool:
+        key = (info.st_dev, info.st_ino, info.st_mtime_ns)
+        return self._expiries.get(key, 0.0) > time.monotonic()
+
+
+_RECENT: Final = _RecentDirectories()
+
+
+class _MightBlockError(Exception):
+    """An answer is not at hand after all."""
+
+
+def directory_was_listed(path: str, entries: int) -> None:
+    """Tell that a thread has just listed a directory. Blocking."""
+    if entries <= INLINE_ENTRIES:
+        with suppress(OSError):
+            _RECENT.add(os.stat(path))
+
+
+def try_read_directory(
+    params: files.ReadDirectoryParams, *, confined: bool = False
+) -> files.ReadDirectoryResult | None:
+    """What `core.files.read_directory` says, for a small directory that was listed just before."""
+    if not _SUPPORTED:
+        return None
+    path = params.path.native()
+    ways = _MOUNTS.ways_to(path, confined=confined)
+    if ways is None:
+        return None
+    fd = ways.directory.open(path.encode("utf-8", "surrogateescape"))
+    if fd < 0:
+        _raise_if_certain(-fd, confined=confined)
+        return None
+
+    def target_mode(entry: os.DirEntry[str]) -> int | None:
+        target = ways.target.open(os.fsencode(entry.name), ctypes.c_long(fd))
+        if target == -errno.ENOENT:
+            return None
+        if target < 0:
+            raise _MightBlockError
+        info = os.fstat(target)
+        os.close(target)
+        if confined and _MOUNTS.is_proc(info.st_dev):
+            raise _MightBlockError
+        return info.st_mode
+
+    try:
+        info = os.fstat(fd)
+        if not _RECENT.has(info) or (confined and _MOUNTS.is_proc(info.st_dev)):
+            return None
+        with os.scandir(fd) as scan:
+            return listing(scan, target_mode)
+    except _MightBlockError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def _raise_if_certain(number: int, *, confined: bool) -> None:

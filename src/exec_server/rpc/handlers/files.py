@@ -152,19 +152,26 @@ def canonicalize(
 
 def read_directory(
     scope: Scope, params: files.ReadDirectoryParams
-) -> Awaitable[files.ReadDirectoryResult]:
+) -> files.ReadDirectoryResult | Awaitable[files.ReadDirectoryResult]:
     policy = _limits(scope, params, reading=True)
-    if policy is None:
-        return scope.in_thread(operations.read_directory, params)
+    if policy is None or policy.reads_everything:
+        result = cached.try_read_directory(params, confined=policy is not None)
+        if result is not None:
+            return result
     return scope.in_thread(_read_directory, params, policy)
 
 
 def _read_directory(
-    params: files.ReadDirectoryParams, policy: FilePolicy
+    params: files.ReadDirectoryParams, policy: FilePolicy | None
 ) -> files.ReadDirectoryResult:
-    found = direct.read_directory(params) if policy.reads_everything else None
-    if found is None:
-        found = policy.perform(files.READ_DIRECTORY, params)
+    if policy is None:
+        found = operations.read_directory(params)
+    elif policy.reads_everything and (listed := direct.read_directory(params)) is not None:
+        found = listed
+    else:
+        result: files.ReadDirectoryResult = policy.perform(files.READ_DIRECTORY, params)
+        return result
+    cached.directory_was_listed(params.path.native(), len(found.entries))
     return found
 
 
