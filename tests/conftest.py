@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 
 from wire import Client, Server, start_server
@@ -14,6 +15,15 @@ from wire import Client, Server, start_server
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
+
+# The same examples each time, and however slow the machine is. `--hypothesis-seed` asks for others.
+hypothesis.settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
