@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from circumstances import User, start_server_as
-from inside import eventually
+from inside import eventually, launcher_pid
 from sandboxing import (
     BASE_STEPS,
     MARKER,
@@ -472,3 +472,14 @@ def _reach_for_keys() -> None:
         assert stage.run(client, "NONE", argv).stdout == "secret\n"
         assert stage.run(client, "WW", argv).stdout == "\n"
         assert stage.run(client, "WWNET", argv).stdout == "\n"
+
+
+def test_a_launcher_that_is_killed_is_replaced(user: User) -> None:
+    with start_stage(user) as own, own.server.connect() as client:
+        assert own.shell(client, "WW", "echo one").stdout == "one\n"
+        os.kill(launcher_pid(own.server), signal.SIGKILL)
+        for _ in range(3):
+            assert own.shell(client, "WW", "echo two").stdout == "two\n"
+        params = {"path": uri(own.ws / "new"), "dataBase64": b64("x")}
+        client.call("fs/writeFile", params | {"sandbox": own.policy("RODEEP")})
+        assert (own.ws / "new").read_bytes() == b"x"

@@ -127,7 +127,7 @@ _IN_LAUNCHER = {
     "nodev": "never_set(kernel.NO_DEVICES)",
     "nosuid": "never_set(kernel.NO_SUID)",
     "identity of mounts": "view._clone = clone_whatever_is_there",
-    "no links to mounts": "kernel._ENTRY = OpenHow(os.O_PATH, 0)",
+    "no links": "kernel._ENTRY = OpenHow(os.O_PATH, 0)",
     "missing names": "guard.keep_missing = nothing",
     "judge": "guard.judge_by = nothing",
     "Landlock": "kernel.landlock_version = lambda: 0",
@@ -178,7 +178,7 @@ def content(path, part=''):
         data = stream.read(1 << 16)
     if not data or part.encode() not in data:
         raise OSError('not there')
-def opens(path, flags):
+def opens(path, flags=os.O_RDONLY):
     os.close(os.open(path, flags))
 try:
     exec(code)
@@ -200,8 +200,8 @@ class Scene(Stage):
         """What becomes of Python inside the sandbox."""
         argv = [interpreter(), "-I", "-S", "-c", _PROGRAM, str(self.base), code, *extra]
         sandbox = self.policy(policy) if isinstance(policy, str) else policy
-        cwd = uri(self.ws)
-        return run(self.client, sandbox if self.confined else None, argv, cwd=cwd, **params)
+        sandbox = sandbox if self.confined else None
+        return run(self.client, sandbox, argv, cwd=uri(self.ws), **params)
 
     def command(self, policy: str | Json, code: str, *extra: str, **params: Any) -> bool:
         """Whether Python inside the sandbox gets to its end."""
@@ -273,6 +273,10 @@ def _forge(path: str, policy: str = "WW", *, before: str = "pass") -> Attack:
     return attack
 
 
+def _write(path: str) -> Attack:
+    return lambda scene: scene.write("WW", path)
+
+
 def _read(policy: str, path: str, part: str = "") -> Attack:
     """An attack by reading a file with some text in it."""
 
@@ -282,10 +286,6 @@ def _read(policy: str, path: str, part: str = "") -> Attack:
         return bool(data) and part.encode() in data
 
     return attack
-
-
-def write_outside_by_request(scene: Scene) -> bool:
-    return scene.write("WW", "outside/o.txt")
 
 
 def make_a_missing_name_by_request(scene: Scene) -> bool:
@@ -334,11 +334,10 @@ def work_below_a_new_mount(scene: Scene) -> bool:
     assert scene.write("WW", "ws/sub/deep/old.txt")
     mount("tmpfs", scene.ws / "sub/deep", "tmpfs")
     try:
-        params = {"dataBase64": b64(_FORGED.encode())}
-        assert scene.request("WW", "fs/writeFile", "ws/sub/deep/new.txt", **params) is not None
+        assert scene.request("WW", "fs/writeFile", "ws/sub/deep/new.txt", dataBase64="") == {}
     finally:
         unmount(scene.ws / "sub/deep")
-    return scene.is_forged("ws/sub/deep/new.txt")
+    return (scene.ws / "sub/deep/new.txt").exists()
 
 
 # While a view is built somebody replaces the workspace.
@@ -354,23 +353,19 @@ sandboxes.lay_out = swapping
 """
 
 
-def _swap(scene: Scene, name: str) -> bool:
+def _swap(name: str) -> Attack:
     """Both workspaces have all protected names, but the repository of one is elsewhere."""
     folders = [f"{place}/{protected}" for place in ("ws", name) for protected in PROTECTED]
     steps: list[Json] = [{"mkdir": folder} for folder in (*folders, f"{name}/repository/hooks")]
     steps.append({"write": [f"{name}/.git", "gitdir: repository"]})
-    scene.scratch.apply(steps)
     if name != "next":
-        scene.scratch.apply([{"symlink": [name, "next"]}])
-    return scene.command("WW", "forge('repository/hooks/pre-commit')")
+        steps.append({"symlink": [name, "next"]})
 
+    def attack(scene: Scene) -> bool:
+        scene.scratch.apply(steps)
+        return scene.command("WW", "forge('repository/hooks/pre-commit')")
 
-def swap_the_workspace(scene: Scene) -> bool:
-    return _swap(scene, "next")
-
-
-def swap_it_for_a_link(scene: Scene) -> bool:
-    return _swap(scene, "other")
+    return attack
 
 
 def read_another_users_file(scene: Scene) -> bool:
@@ -386,8 +381,8 @@ def become_another_user(scene: Scene) -> bool:
     shutil.copy(shutil.which("id") or "/usr/bin/id", program)
     os.chown(program, user_id("ordinary"), user_id("ordinary"))
     program.chmod(0o4755)
-    policy = "WW" if scene.confined else "NONE"
-    outcome = scene.run(scene.client, policy, [str(program), "-u"])
+    argv = [str(program), "-u"]
+    outcome = scene.run(scene.client, "WW" if scene.confined else "NONE", argv)
     assert outcome.exit_code == 0, outcome
     return outcome.stdout == f"{user_id('ordinary')}\n"
 
@@ -396,7 +391,7 @@ def open_a_device(scene: Scene) -> bool:
     """Somebody has put it into the workspace."""
     with contextlib.suppress(PermissionError):  # in some containers not even root may
         os.mknod(scene.ws / "device", 0o20666, os.makedev(1, 5))
-    return scene.command("WW", "opens('device', os.O_RDONLY)")
+    return scene.command("WW", "opens('device')")
 
 
 def write_to_a_terminal_of_the_host(scene: Scene) -> bool:
@@ -451,24 +446,18 @@ one.sendmsg([b'datagram'], [], 0, extra[0].replace('@', chr(0)))
 """
 
 
-def send_a_datagram_to_a_path(scene: Scene) -> bool:
-    return _send(scene, "outside/d.sock", str(scene.base / "outside/d.sock"))
+def _send(name: str) -> Attack:
+    def attack(scene: Scene) -> bool:
+        listener = scene.scratch.listen(name, socket.SOCK_DGRAM)
+        listener.setblocking(False)
+        done = scene.command("WW", _SEND, name if name[0] == "@" else str(scene.base / name))
+        assert not done or listener.recv(9) == b"datagram"
+        return done
+
+    return attack
 
 
-def send_a_datagram_to_a_name(scene: Scene) -> bool:
-    name = f"@exec-server-{uuid.uuid4()}"
-    return _send(scene, name, name)
-
-
-def _send(scene: Scene, name: str, address: str) -> bool:
-    listener = scene.scratch.listen(name, socket.SOCK_DGRAM)
-    done = scene.command("WW", _SEND, address)
-    listener.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        assert done, listener.recv(9)
-    return done
-
-
+_NAME = f"@exec-server-{uuid.uuid4()}"
 _RENAME = "os.rename('sub', 'moved'); os.makedirs('sub/deep')"
 _UNMOUNT = "check(libc.umount2(b'.git', 2))"
 _OPEN_CGROUPS = """
@@ -481,7 +470,6 @@ opens('groups/cgroup.procs', os.O_WRONLY)
 _OPEN_SETTINGS = "opens('/proc/sys/kernel/core_pattern', os.O_WRONLY)"
 _TYPE = "fcntl.ioctl(0, 0x5412, b' ')"
 _FIND_VARIABLE = f"content('/proc/1/environ', {MARKER!r})"
-_OPEN_MEMORY = "opens('/proc/1/mem', os.O_RDONLY)"
 _USE_99 = "opens('/proc/self/fd/99/o.txt', os.O_WRONLY)"
 _OLD_ENTRY = """
 # socket(AF_INET, SOCK_STREAM, 0), asked for as 32-bit programs of x86 do
@@ -498,7 +486,7 @@ check(ctypes.CFUNCTYPE(ctypes.c_int)(address)())
 # Attacks, and by what each is stopped; where there are several, each one is enough.
 _ROWS: dict[str, tuple[Attack, str]] = {
     "write outside": (_forge("outside/o.txt"), "read-only tree"),
-    "write outside by request": (write_outside_by_request, "read-only tree, judge, Landlock"),
+    "write outside by request": (_write("outside/o.txt"), "read-only tree, judge, Landlock"),
     "write to the repository": (_forge("ws/.git/config"), "protected names"),
     "forge by rename": (_forge("ws/sub/deep/d.txt", "RODEEP", before=_RENAME), "pins"),
     "make a missing name": (_forge("ws/.codex/a", before="os.mkdir('.codex')"), "placeholders"),
@@ -511,8 +499,8 @@ _ROWS: dict[str, tuple[Attack, str]] = {
     "be granted a link": (be_granted_a_link, "distrust of links"),
     "use a stale worker": (use_a_stale_worker, "freshness, judge"),
     "use a stale spare": (use_a_stale_spare, "freshness"),
-    "swap the workspace": (swap_the_workspace, "identity of mounts"),
-    "swap it for a link": (swap_it_for_a_link, "identity of mounts, no links to mounts"),
+    "swap the workspace": (_swap("next"), "identity of mounts"),
+    "swap it for a link": (_swap("other"), "identity of mounts, no links"),
     "read the server": (_read("RO", "/proc/self/environ", MARKER), "procfs kept from direct reads"),
     "unmount a cover": (_forge("ws/.git/config", before=_UNMOUNT), "no capabilities"),
     "read another user's file": (read_another_users_file, "user namespace, no capabilities"),
@@ -528,16 +516,13 @@ _ROWS: dict[str, tuple[Attack, str]] = {
     "find shared memory": (find_shared_memory_of_the_host, "ipc namespace"),
     "find a key": (_command(_FIND_KEY), "own keyring, rule for keys"),
     "read variables of the init": (_command(_FIND_VARIABLE), "clean environment, hidden memory"),
-    "open the memory of the init": (_command(_OPEN_MEMORY), "hidden memory"),
+    "open the memory of the init": (_command("opens('/proc/1/mem')"), "hidden memory"),
     "use an open descriptor": (_command(_USE_99), "none for the launcher, descriptors closed"),
     "open a socket": (_command("socket.socket().close()"), "filter"),
     "reach a listener": (reach_a_listener_of_the_host, "filter, network namespace"),
     "connect to a socket": (connect_to_a_socket_of_the_host, "rule for connect"),
-    "send a datagram to a path": (send_a_datagram_to_a_path, "rule for sockets"),
-    "send a datagram to a name": (
-        send_a_datagram_to_a_name,
-        "rule for sockets, network namespace, Landlock",
-    ),
+    "send a datagram to a path": (_send("outside/d.sock"), "rule for sockets"),
+    "send it to a name": (_send(_NAME), "rule for sockets, network namespace, Landlock"),
     "use the entry for 32 bits": (_command(_OLD_ENTRY), "rule for architectures"),
 }
 # What the servers do besides, whatever protects them.

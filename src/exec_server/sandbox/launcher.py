@@ -42,18 +42,23 @@ class Launcher:
     """The server's end: starts the launcher, and has it fork. Any thread may call `launch`."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(ANSWER_SECONDS)
+        self._env = {name: variables[name] for name in _VARIABLES if name in variables}
         self._lock = threading.Lock()
+        self._is_closed = False
         self._failure: str | None = None
-        env = {name: variables[name] for name in _VARIABLES if name in variables}
+        self._socket = self._start()
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(ANSWER_SECONDS)
+        self._failure = None
         # Isolated and without `site`: it gets the module path of this process as it is.
         words = [sys.executable, "-I", "-S", "-c", _CODE, str(theirs.fileno()), *sys.path]
         try:
             with theirs:
                 process = subprocess.Popen(
                     words,
-                    env=env | {"PWD": "/"},
+                    env=self._env | {"PWD": "/"},
                     cwd="/",
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -64,27 +69,37 @@ class Launcher:
         except OSError as error:
             # A server that cannot confine serves all the same; it refuses what it cannot do.
             self._failure = f"{sys.executable} cannot be run again: {os_error_text(error)}"
+        return ours
 
     def launch(self, namespaces: int, control: socket.socket) -> int:
         """Fork a process that serves this socket; returns its pid. Raises OSError. Blocking."""
+        with self._lock:
+            try:
+                pid = self._ask(namespaces, control)
+            except (OSError, InternalError):
+                # Somebody has killed it, or it hangs: what it might still say is lost with it.
+                self._socket.close()
+                if self._is_closed:
+                    raise InternalError("the server is ending") from None
+                self._socket = self._start()
+                pid = self._ask(namespaces, control)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        return pid
+
+    def _ask(self, namespaces: int, control: socket.socket) -> int:
         if self._failure is not None:
             raise InternalError(self._failure)
-        try:
-            with self._lock:
-                descriptors = [control.fileno()]
-                socket.send_fds(self._socket, [_REQUEST.pack(namespaces)], descriptors)
-                answer = self._socket.recv(_ANSWER.size)
-        except OSError as error:
-            raise InternalError(f"the sandbox launcher does not answer: {error}") from error
+        socket.send_fds(self._socket, [_REQUEST.pack(namespaces)], [control.fileno()])
+        answer = self._socket.recv(_ANSWER.size)
         if len(answer) != _ANSWER.size:
             raise InternalError("the sandbox launcher has ended")
         (pid,) = _ANSWER.unpack(answer)
-        if pid < 0:
-            raise OSError(-pid, os.strerror(-pid))
         return int(pid)
 
     def close(self) -> None:
         """End the launcher; what it forked lives on, or not, with its own socket."""
+        self._is_closed = True
         self._socket.close()
 
 
