@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from sandboxing import (
     entry,
     guarded,
     policy,
+    run,
     special,
     start_stage,
 )
@@ -439,3 +441,32 @@ def test_landlock_of_the_old_kind_is_refused(stage: Stage, client: Client) -> No
     write = {"path": uri(stage.ws / "a.txt"), "dataBase64": b64("new"), "sandbox": sandbox}
     assert client.failure("fs/writeFile", write)[0] == -32603
     assert (stage.ws / "a.txt").read_text() == "hello"
+
+
+def test_everything_but_a_part_may_be_written(stage: Stage, client: Client) -> None:
+    """The root itself is writable; what is narrower, and the kernel's settings, are not."""
+    sandbox = policy(
+        special("root", "write"),
+        entry(stage.base / "outside", "read"),
+        entry(stage.ws / "sub", "deny"),
+    )
+
+    def write(path: Path) -> Json:
+        params = {"path": uri(path), "dataBase64": b64("new"), "sandbox": sandbox}
+        return client.answer(client.request("fs/writeFile", params))
+
+    assert "result" in write(stage.ws / "new")
+    assert "error" in write(stage.base / "outside/o.txt")
+    assert "error" in write(stage.ws / "sub/s.txt")
+    script = (
+        "echo made > made && cat sub/s.txt; echo x > ../outside/o.txt; "
+        "( : <> /sys/kernel/uevent_seqnum ) && echo OPENED; ( : <> /proc/sys/vm/swappiness ) && "
+        "echo OPENED; exit 0"
+    )
+    argv = ["/bin/sh", "-c", script]
+    outcome = run(client, sandbox, argv, cwd=uri(stage.ws))
+    assert outcome.exit_code == 0, outcome
+    assert "OPENED" not in outcome.stdout
+    assert "sub" not in outcome.stdout
+    assert (stage.ws / "made").read_text() == "made\n"
+    assert (stage.base / "outside/o.txt").read_text() == "outside"

@@ -197,7 +197,7 @@ def _confine(order: Order, program: Program, descriptors: list[int], terminals: 
     except OSError:
         os.chdir("/")  # not visible from inside
     with _doing("drop privileges"):
-        confine.confine_command(order.network, has_view=order.view is not None)
+        confine.confine_command(order.network, order.view)
     kernel.die_with_parent()
 
 

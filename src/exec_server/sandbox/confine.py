@@ -26,6 +26,7 @@ _TRUNCATE: Final = 1 << 14  # since version 3
 # The number of file rights that each version knows.
 _RIGHTS_BY_VERSION: Final = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _FILE_ONLY: Final = _WRITE_FILE | 1 << 2 | _TRUNCATE
+_WRITABLE: Final = ("write", "pin")
 _SCOPE_VERSION: Final = 6
 _SCOPE_ABSTRACT_SOCKETS: Final = 1
 _SCOPE_SIGNALS: Final = 2
@@ -43,24 +44,24 @@ def prepare_filters() -> None:
         program("restricted", machine=kernel.MACHINE, for_worker=True)
 
 
-def confine_command(network: Network, *, has_view: bool) -> None:
+def confine_command(network: Network, view: View | None) -> None:
     """For a command: everything but Landlock's file rights, which would break nested mounts.
 
     Without a view the files are not limited, and a command of root's keeps its rights on them.
     """
-    if has_view:
+    if view is not None:
         kernel.drop_capabilities()
     kernel.forbid_new_privileges()
     version = kernel.landlock_version()
     if version >= _SCOPE_VERSION:
         # With the network on, abstract sockets of the host belong to it.
-        scopes = _SCOPE_SIGNALS if has_view else 0
+        scopes = _SCOPE_SIGNALS if view is not None else 0
         if network == "restricted":
             scopes |= _SCOPE_ABSTRACT_SOCKETS
         if scopes:
             _enter(kernel.create_ruleset(0, scopes, version))
     kernel.install_filter(program(network, machine=kernel.MACHINE))
-    _verify(has_view=has_view)
+    _verify(view)
 
 
 def confine_worker(view: View) -> None:
@@ -72,7 +73,7 @@ def confine_worker(view: View) -> None:
     if version > 0:
         _enter(_file_ruleset(view, version))
     kernel.install_filter(program("restricted", machine=kernel.MACHINE, for_worker=True))
-    _verify(has_view=True)
+    _verify(view)
 
 
 def _file_ruleset(view: View, version: int) -> int:
@@ -105,13 +106,15 @@ def _enter(ruleset: int) -> None:
     os.close(ruleset)
 
 
-def _verify(*, has_view: bool) -> None:
+def _verify(view: View | None) -> None:
     """Ask the kernel whether it is all true; what was only asked for does not count."""
-    if has_view and any(kernel.capabilities()):
+    if view is not None and any(kernel.capabilities()):
         raise NotConfined("capabilities are left")
     if not kernel.has_no_new_privileges():
         raise NotConfined("new privileges are not forbidden")
     if not kernel.has_filter():
         raise NotConfined("the system call filter is not in force")
-    if has_view and not os.statvfs("/").f_flag & os.ST_RDONLY:
+    if view is None or any(step.path == "/" and step.kind in _WRITABLE for step in view.steps):
+        return
+    if not os.statvfs("/").f_flag & os.ST_RDONLY:
         raise NotConfined("the root is not read-only")

@@ -74,7 +74,7 @@ def build(view: View, *, proc: ProcMount, terminal: str | None, with_scratch: bo
         devices["console"] = _clone_device(terminal)
     kernel.set_mount(root, kernel.NO_DEVICES, below_too=True)
     trees = {step.path: _clone(step) for step in steps if step.kind in ("write", "pin")}
-    if "/" not in trees:
+    if "/" not in trees:  # otherwise only what is cloned from here on is read-only
         kernel.set_mount(root, kernel.READ_ONLY, below_too=True)
     os.close(root)
     trees |= {step.path: _clone_read_only(step) for step in steps if step.kind == "read"}
