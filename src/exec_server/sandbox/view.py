@@ -31,21 +31,19 @@ _TERMINAL_OPTIONS: Final = "newinstance,ptmxmode=0666,mode=620"
 _MASKED, _PASSABLE = 0o000, 0o111
 
 # Kernel settings that root may write by ownership alone, without any capability.
-_PROC_READ_ONLY: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs", "mtrr", "driver", "tty")
-# What container runtimes hide: memory, keys and addresses of the kernel, and its hardware.
+_PROC_READ_ONLY: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs")
+# What container runtimes hide: memory and keys of the kernel, and its hardware. What else is
+# delicate there asks for capabilities.
 _PROC_HIDDEN: Final = (
     "acpi",
     "asound",
     "interrupts",
-    "kallsyms",
     "kcore",
     "keys",
-    "kmsg",
     "kpagecgroup",
     "kpagecount",
     "kpageflags",
     "latency_stats",
-    "modules",
     "sched_debug",
     "scsi",
     "timer_list",
