@@ -91,6 +91,13 @@ def launcher_pid(server: Server) -> int:
     return 0
 
 
+def is_kept_for_later(pid: int) -> bool:
+    """Whether a process is a file worker or a sandbox that waits for the next command."""
+    with contextlib.suppress(OSError):
+        return b"exec_server.sandbox.launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 def commands(server: Server) -> list[int]:
     """The children of the server that clients have started, and orphans of those."""
     return [pid for pid in children(server.process.pid) if pid not in own_processes(server)]

@@ -36,7 +36,7 @@ _CONFIGURATION = """
 model = "gpt-5.5"
 model_provider = "scripted"
 approval_policy = "never"
-sandbox_mode = "danger-full-access"
+sandbox_mode = "{sandbox}"
 web_search = "disabled"
 check_for_update_on_startup = false
 [analytics]
@@ -178,6 +178,7 @@ def start_codex(
     url: str = "",
     environments: str = "",
     mcp: str = "",
+    sandbox: str = "danger-full-access",
 ) -> Iterator[Codex]:
     """Runs the client with the server at `url`, or with those of an environments.toml."""
     # Below a temporary directory the client does without its helper programs.
@@ -188,7 +189,8 @@ def start_codex(
         if environments:
             (home / "environments.toml").write_text(environments)
         with model.serve(script) as scripted:
-            (home / "config.toml").write_text(_CONFIGURATION.format(model=scripted.url) + mcp)
+            configuration = _CONFIGURATION.format(model=scripted.url, sandbox=sandbox)
+            (home / "config.toml").write_text(configuration + mcp)
             client = Codex(scripted, home, workspace, url)
             try:
                 yield client

@@ -20,6 +20,7 @@ from codex import Codex, Report, appears, command, environment, patch, report, s
 from model import Model, Step, ToolCall
 from proxy import Proxy
 
+from inside import is_kept_for_later
 from wire import (
     Server,
     descendants,
@@ -50,9 +51,10 @@ class Stage:
     server: Server
     folder: Path
 
-    def play(self, *script: Step, mcp: str = "") -> Model:
+    def play(self, *script: Step, mcp: str = "", sandbox: str = "danger-full-access") -> Model:
         """Runs a whole script and returns what the model was told."""
-        with start_codex(script, self.folder, url=self.server.url, mcp=mcp) as client:
+        url = self.server.url
+        with start_codex(script, self.folder, url=url, mcp=mcp, sandbox=sandbox) as client:
             return _finished(client)
 
 
@@ -61,7 +63,11 @@ def stage(server: Server, folder: Path) -> Iterator[Stage]:
     """The server of this kind; nothing of what a test started may be left when it ends."""
     before = descendants(server.process.pid)
     yield Stage(server, folder)
-    started = {p: s for p, s in descendants(server.process.pid).items() if p not in before}
+    started = {
+        pid: start
+        for pid, start in descendants(server.process.pid).items()
+        if pid not in before and not is_kept_for_later(pid)
+    }
     assert not (left := survivors(started)), f"processes left behind: {left}"
 
 
@@ -90,6 +96,40 @@ def test_output_and_exit_code(stage: Stage) -> None:
     assert _ended(model, "bytes") == (0, "ü\ufffd\0z")
     assert _ended(model, "signal") == (137, "")
     assert _ended(model, "unknown") == (127, "no-such-program: command not found\n")
+
+
+def test_a_workspace_can_be_written_and_nothing_else(stage: Stage) -> None:
+    (stage.folder / ".git").mkdir()
+    outside = "/etc/exec-server-conformance"
+    model = stage.play(
+        [command("inside", "echo new > new.txt && cat new.txt")],
+        [command("outside", f"echo new > {outside}")],
+        [command("git", "touch .git/config")],
+        [command("network", "exec 3<>/dev/tcp/127.0.0.1/9", shell="/bin/bash")],
+        [patch("patch", "*** Add File: added.txt", "+first")],
+        [patch("change", "*** Update File: added.txt", "@@", "-first", "+second")],
+        [patch("escape", f"*** Add File: {outside}", "+first")],
+        sandbox="workspace-write",
+    )
+    assert _ended(model, "inside") == (0, "new\n")
+    assert "Read-only file system" in report(model.outputs["outside"]).text
+    assert "Read-only file system" in report(model.outputs["git"]).text
+    assert report(model.outputs["network"]).exit_code != 0
+    assert (stage.folder / "added.txt").read_text() == "second\n"
+    assert sorted(path.name for path in stage.folder.iterdir()) == [".git", "added.txt", "new.txt"]
+    assert not Path(outside).exists()
+
+
+def test_a_workspace_that_can_only_be_read(stage: Stage) -> None:
+    (stage.folder / "old.txt").write_text("old\n")
+    model = stage.play(
+        [command("read", "cat old.txt")],
+        [command("write", "echo new > old.txt")],
+        sandbox="read-only",
+    )
+    assert _ended(model, "read") == (0, "old\n")
+    assert "Read-only file system" in report(model.outputs["write"]).text
+    assert (stage.folder / "old.txt").read_text() == "old\n"
 
 
 def test_environment_of_a_command(stage: Stage) -> None:

@@ -98,7 +98,7 @@ def child_environment(
     if metadata is not None:
         result.pop(_THREAD_ID, None)  # metadata speaks for both names, also by saying nothing
         if metadata.thread_id is not None:
-            result[_THREAD_ID] = metadata.thread_id
+            result[_THREAD_ID] = str(metadata.thread_id)
         if metadata.tool_call_id is not None:
             result[_TOOL_CALL_ID] = metadata.tool_call_id
     return result

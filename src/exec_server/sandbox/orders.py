@@ -71,7 +71,7 @@ def rehearse(sample: msgspec.Struct) -> None:
 def send(link: socket.socket, message: msgspec.Struct, descriptors: list[int]) -> None:
     """Send a message, with descriptors if there are any. Blocks, or raises TimeoutError."""
     try:
-        text = _PLAIN + msgspec.msgpack.encode(message)
+        text = _PLAIN + msgspec.msgpack.encode(message, enc_hook=str)
     except UnicodeEncodeError:
         # Names that are no UTF-8 travel as their bytes, each made a character.
         text = _ESCAPED + msgspec.msgpack.encode(_mapped(msgspec.to_builtins(message), _escape))
