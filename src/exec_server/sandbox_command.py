@@ -258,10 +258,17 @@ class _Signals:
 
     def __init__(self) -> None:
         self.group: int | None = None
+        self._is_pause_due = False
         for number in (*_PASSED_ON, signal.SIGTSTP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
                 is_pause = number == signal.SIGTSTP
                 signal.signal(number, self._pause if is_pause else self._pass_on)
+
+    def started(self, group: int) -> None:
+        """There is a command now; it is paused at once if that was asked for meanwhile."""
+        self.group = group
+        if self._is_pause_due:
+            self._pause()
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
         if self.group is not None:
@@ -271,6 +278,9 @@ class _Signals:
 
     def _pause(self, *_: object) -> None:
         """Stop the command with us: it is in a session of its own, so the terminal does not."""
+        if self.group is None:
+            self._is_pause_due = True
+            return
         self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._send(signal.SIGCONT)
@@ -297,7 +307,7 @@ def _run(job: _Job, remember: Remember, signals: _Signals) -> int:
         sandboxes = Sandboxes(os.environ, remember)
         with contextlib.closing(sandboxes):
             child = sandboxes.spawn_on(streams, job.policy, job.command, tags.take())
-    signals.group = child.pid
+    signals.started(child.pid)
     stderr = _Copy(reader, 2)
     _follow(child.pid, stderr)
     descendants.kill_carriers(tags.all, ())

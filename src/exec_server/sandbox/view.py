@@ -79,8 +79,12 @@ def build(view: View, *, proc: ProcMount, terminal: str | None, with_scratch: bo
     inherited = _clone_of("/proc") if proc == "inherited" and view.is_empty else None
     stage = _Stage(view, steps)
     trees |= stage.masks
+    attached: list[str] = []
     for step in steps:
-        _attach(trees[step.path], stage.prefix, step, make_point=view.is_empty)
+        # Below another step the mount point is the host's own, or in a mask: none is made there.
+        is_top = not step.path.startswith(tuple(f"{path}/" for path in attached))
+        _attach(trees[step.path], stage.prefix, step, make_point=view.is_empty and is_top)
+        attached.append(step.path)
     _mount_proc(stage, proc, inherited)
     if view.is_empty:
         _mount_devices(stage.prefix, devices, with_scratch=with_scratch)
