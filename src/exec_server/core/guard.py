@@ -42,7 +42,7 @@ def check_creation(directory: int, name: str) -> None:
     One that is there already is left to the kernel, whose error is then another.
     """
     try:
-        _check_entry(directory, name)
+        check_removal(directory, name)
     except OSError:
         try:
             os.lstat(name, dir_fd=directory)
@@ -55,10 +55,6 @@ def check_creation(directory: int, name: str) -> None:
 
 def check_removal(directory: int, name: str) -> None:
     """Raise OSError if an entry of an open directory may not be removed."""
-    _check_entry(directory, name)
-
-
-def _check_entry(directory: int, name: str) -> None:
     if _missing:
         info = os.fstat(directory)
         if (info.st_dev, info.st_ino, name) in _missing:

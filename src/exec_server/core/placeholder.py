@@ -57,15 +57,21 @@ def make(directory: int, name: str) -> int | None:
     raise FileExistsError(f"{name} keeps changing")
 
 
-def remove(path: str | bytes, descriptor: int) -> None:
-    """Remove a placeholder that is open, if it is empty, in its place and nobody else's."""
+def remove(path: str | bytes, descriptor: int) -> bool:
+    """Remove a placeholder that is open, if it is empty and in its place.
+
+    False if others use it: the last of them will remove it.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         info = os.fstat(descriptor)
         if is_placeholder(info) and os.path.samestat(os.lstat(path), info):
             os.rmdir(path)
+    except BlockingIOError:
+        return False
     except OSError:
-        pass  # another server uses it, somebody put something in, or it is gone
+        pass  # somebody put something in, or it is gone
+    return True
 
 
 def remove_left_behind(path: bytes) -> None:

@@ -34,8 +34,7 @@ class Placeholders:
 
     def __init__(self, remember: Remember) -> None:
         self._remember = remember
-        self._lock = threading.Lock()
-        self._held: dict[tuple[int, int], int] = {}  # device and inode: how often
+        self._lock = threading.Lock()  # two that let go at once would each see the other's lock
 
     def hold(self, missing: Iterable[Missing]) -> list[Placeholder]:
         """Put a placeholder at each name. Raises OSError if a name has come into being."""
@@ -59,14 +58,13 @@ class Placeholders:
             path = f"{missing.path.rstrip('/')}/{missing.name}"
             with self._lock:
                 self._remember(path, True)
-                descriptor = placeholder.make(directory, missing.name)
-                if descriptor is None:
-                    self._remember(path, False)
-                    return None
-                held = Placeholder(path, descriptor)
-                key = (held.step.device, held.step.inode)
-                self._held[key] = self._held.get(key, 0) + 1
-                return held
+                descriptor = None
+                try:
+                    descriptor = placeholder.make(directory, missing.name)
+                finally:
+                    if descriptor is None:
+                        self._remember(path, False)
+                return None if descriptor is None else Placeholder(path, descriptor)
         finally:
             os.close(directory)
 
@@ -74,10 +72,6 @@ class Placeholders:
         """Let go; what nobody holds any more is removed, unless it is no longer ours."""
         for held in placeholders:
             with self._lock:
-                key = (held.step.device, held.step.inode)
-                self._held[key] -= 1
-                if not self._held[key]:
-                    del self._held[key]
-                    placeholder.remove(held.path, held.descriptor)
+                if placeholder.remove(held.path, held.descriptor):
                     self._remember(held.path, False)
                 os.close(held.descriptor)

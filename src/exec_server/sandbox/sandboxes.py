@@ -38,6 +38,7 @@ from exec_server.sandbox.workers import WorkerPool
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+CleanUp = Callable[[], None]
 
 # A tree that is rebuilt faster than a view of it cannot be confined; each attempt takes
 # milliseconds.
@@ -81,8 +82,9 @@ class Sandboxes:
         """
         with self._means_lock:
             found = self._means
+        best = order(found)
         try:
-            return launch(self._launcher, found.namespaces(network=network), order(found))
+            return launch(self._launcher, found.namespaces(network=network), best)
         except (InternalError, OSError) as error:
             if isinstance(error, StaleOrder):
                 raise
@@ -117,7 +119,8 @@ class Sandboxes:
         compiled = policy.compile_policy(sandbox, surroundings, for_process=False, reading=reading)
         if compiled is None or compiled.rules is None:
             return None
-        return FilePolicy(self, compiled, is_legacy=sandbox.use_legacy_landlock)
+        direct = reading and policy.reads_everything(compiled)
+        return FilePolicy(self, compiled, direct, is_legacy=sandbox.use_legacy_landlock)
 
     def _build_worker(self, compiled: Policy) -> tuple[Worker, Freshness]:
         disk = HostDisk(sees_placeholders=True)
@@ -135,11 +138,11 @@ class Sandboxes:
                 return Order("worker", view, "restricted", proc, patterns)
 
             try:
-                pid, control = self._confined(order, network=False)
+                _, control = self._confined(order, network=False)
             except BaseException:
                 freshness.close()
                 raise
-            return Worker(pid, control), freshness
+            return Worker(control), freshness
 
         return _repeatedly(build)
 
@@ -168,16 +171,20 @@ class Sandboxes:
         """
         started = False
         try:
-            child = _repeatedly(lambda: self._start(compiled, command, tag, streams, ahead=ahead))
+            standard, terminal = _standard_streams(command, streams)
+
+            def start() -> tuple[int, CleanUp | None]:
+                init = self._take_init(compiled, terminal, ahead=ahead)
+                return self._start(init, command, terminal, tag, standard)
+
+            pid, clean_up = _repeatedly(start)
             started = True
         finally:
             streams.release(started=started)
-        return child
+        return Child(pid, streams.stdin, streams.outputs, clean_up)
 
-    def _start(
-        self, compiled: Policy, command: Command, tag: int, streams: Streams, *, ahead: bool
-    ) -> Child:
-        standard, terminal = _standard_streams(command, streams)
+    def _take_init(self, compiled: Policy, terminal: str | None, *, ahead: bool) -> Init:
+        """An init in the view of the policy: one that was built ahead, or a new one."""
         # An empty root has to be built around its terminal.
         needs_own = terminal is not None and policy.access(compiled, "/") is None
         init = None if needs_own else self.spares.take(compiled)
@@ -185,23 +192,29 @@ class Sandboxes:
             init = self._build_init(compiled, terminal if needs_own else None)
         if ahead:
             self.spares.want(compiled)
+        return init
+
+    def _start(
+        self, init: Init, command: Command, terminal: str | None, tag: int, standard: list[int]
+    ) -> tuple[int, CleanUp | None]:
+        """Have an init run the command; returns its pid and what is to be done afterwards."""
         held: list[Placeholder] = []
         try:
-            held = self._placeholders.hold(init.missing)
+            try:
+                held = self._placeholders.hold(init.missing)
+            except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+                raise StaleOrder(str(error)) from error
             covers = tuple(placeholder.step for placeholder in held)
             program = Program(
                 command.argv, command.arg0, command.cwd, command.env, terminal, tag, covers
             )
             tell(init.control, program, standard)
-        except FileExistsError as error:
-            raise StaleOrder(str(error)) from error
         except BaseException:
             self._placeholders.release(held)
             raise
         finally:
             init.close()
-        clean_up = partial(self._placeholders.release, held) if held else None
-        return Child(init.pid, streams.stdin, streams.outputs, clean_up)
+        return init.pid, partial(self._placeholders.release, held) if held else None
 
     def _build_init(self, compiled: Policy, terminal: str | None = None) -> Init:
         """An init in the view of the policy; without limits on files there is no view."""
@@ -261,10 +274,15 @@ def _judge_by(compiled: Policy, cwd: str) -> Judge:
 
 
 class FilePolicy:
-    """A policy that limits files, and the workers that know no other."""
+    """A policy that limits a file operation, and the workers that know no other.
 
-    def __init__(self, owner: Sandboxes, compiled: Policy, *, is_legacy: bool) -> None:
-        self.reads_everything = policy.reads_everything(compiled)
+    `is_direct` if it is a read, and the policy allows all reads: the server performs it then.
+    """
+
+    def __init__(
+        self, owner: Sandboxes, compiled: Policy, is_direct: bool, *, is_legacy: bool
+    ) -> None:
+        self.is_direct = is_direct
         self._owner = owner
         self._policy = compiled
         self._is_legacy = is_legacy

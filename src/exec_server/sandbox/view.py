@@ -78,13 +78,15 @@ def build(view: View, *, proc: ProcMount, terminal: str | None, with_scratch: bo
     trees |= {step.path: _clone_read_only(step) for step in steps if step.kind == "read"}
     inherited = _clone_of("/proc") if proc == "inherited" and view.is_empty else None
     stage = _Stage(view, steps)
-    trees |= stage.masks
-    attached: list[str] = []
+    around: list[str] = []  # the steps that this one is below
     for step in steps:
+        while around and not step.path.startswith(f"{around[-1]}/"):
+            around.pop()
+        # Masks are many where patterns are denied: they are cloned one at a time.
+        tree = stage.mask(step) if step.kind == "mask" else trees[step.path]
         # Below another step the mount point is the host's own, or in a mask: none is made there.
-        is_top = not step.path.startswith(tuple(f"{path}/" for path in attached))
-        _attach(trees[step.path], stage.prefix, step, make_point=view.is_empty and is_top)
-        attached.append(step.path)
+        _attach(tree, stage.prefix, step, make_point=view.is_empty and not around)
+        around.append(step.path)
     _mount_proc(stage, proc, inherited)
     if view.is_empty:
         _mount_devices(stage.prefix, devices, with_scratch=with_scratch)
@@ -182,17 +184,22 @@ class _Stage:
             for link in view.links:
                 _make_parents(self.prefix + link.path)
                 os.symlink(link.target, self.prefix + link.path)
-        _make_point(f"{_STAGE}/file", is_directory=False)
-        os.mkdir(f"{_STAGE}/directory", 0o555)
-        places = {
-            step.path: _make_mask(number, step, steps)
+        for name, mode in (("hidden", 0o444), ("masked", _MASKED)):
+            for is_directory in (False, True):
+                place = f"{_STAGE}/{name}-{is_directory}"
+                _make_point(place, is_directory=is_directory)
+                os.chmod(place, mode)
+        # Only a mask with something below it looks different from all others.
+        self._own = {
+            step.path: _make_passable_mask(number, step, steps)
             for number, step in enumerate(steps)
-            if step.kind == "mask"
+            if step.kind == "mask" and step.passable
         }
         _set(_STAGE, kernel.READ_ONLY | _QUIET)
-        self.masks = {path: _clone_of(place) for path, place in places.items()}
-        self._file = kernel.open_entry(f"{_STAGE}/file")
-        self._directory = kernel.open_entry(f"{_STAGE}/directory")
+
+    def mask(self, step: Step) -> int:
+        """A detached, empty, read-only tree for a mask."""
+        return _clone_of(self._own.get(step.path, f"{_STAGE}/masked-{step.is_directory}"))
 
     def hide(self, directory: str, names: tuple[str, ...]) -> None:
         """Cover files and directories of the kernel with nothing."""
@@ -202,20 +209,20 @@ class _Stage:
             except OSError:
                 continue  # not on this kernel
             is_directory = stat.S_ISDIR(os.fstat(target).st_mode)
-            _attach_to(kernel.clone_tree(self._directory if is_directory else self._file), target)
+            _attach_to(_clone_of(f"{_STAGE}/hidden-{is_directory}"), target)
 
 
-def _make_mask(number: int, mask: Step, steps: list[Step]) -> str:
-    """An empty file or directory, with mount points for the steps below it."""
+def _make_passable_mask(number: int, mask: Step, steps: list[Step]) -> str:
+    """A directory that is empty but for mount points of the steps below it."""
     place = f"{_STAGE}/mask{number}"
-    _make_point(place, is_directory=mask.is_directory)
+    os.mkdir(place)
     made = [place]
     for step in steps:
         if step.path.startswith(f"{mask.path}/"):
             below = step.path[len(mask.path) + 1 :]
             made += _make_inner_point(place, below, step.is_directory)
     for directory in reversed(made):
-        os.chmod(directory, _PASSABLE if mask.passable else _MASKED)
+        os.chmod(directory, _PASSABLE)
     return place
 
 

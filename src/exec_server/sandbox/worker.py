@@ -14,7 +14,6 @@ import errno
 import os
 import socket
 import stat
-import threading
 from contextlib import suppress
 from typing import Any, Final
 
@@ -123,11 +122,9 @@ def _perform(request: Request, opened: list[int]) -> Answer:
 class Worker:
     """One worker, used by one thread at a time."""
 
-    def __init__(self, pid: int, control: socket.socket) -> None:
-        self.pid = pid
+    def __init__(self, control: socket.socket) -> None:
         self.is_broken = False
         self._control = control
-        self._lock = threading.Lock()
 
     def perform(self, call: Call[Any, Any], params: msgspec.Struct) -> Any:
         """Have an operation performed; raises what it raised. Blocking."""
@@ -160,9 +157,8 @@ class Worker:
         fields = msgspec.to_builtins(params, enc_hook=_as_text)
         fields.pop("sandbox", None)
         try:
-            with self._lock:
-                orders.send(self._control, Request(call.name, fields), [])
-                return orders.receive(self._control, Answer)
+            orders.send(self._control, Request(call.name, fields), [])
+            return orders.receive(self._control, Answer)
         except (OSError, orders.Disconnected) as error:
             raise self._break(str(error)) from error
 

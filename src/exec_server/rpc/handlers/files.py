@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pybase64
 
@@ -19,6 +19,15 @@ from exec_server.sandbox.sandboxes import FilePolicy
 
 P = TypeVar("P")
 R = TypeVar("R")
+P_contra = TypeVar("P_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Attempt(Protocol[P_contra, R_co]):
+    """A function of core.cached: the result, or None if finding it might block."""
+
+    def __call__(self, params: P_contra, /, *, confined: bool) -> R_co | None: ...
+
 
 # What is read on the loop itself, if the kernel has it at hand: copying more takes longer than
 # handing it to a thread.
@@ -48,11 +57,29 @@ def in_thread(call: Call[P, R], operation: Callable[[P], R]) -> Callable[[Scope,
     return handler
 
 
+def from_cache(
+    call: Call[P, R], attempt: Attempt[P, R], operation: Callable[[P], R]
+) -> Callable[[Scope, P], R | Awaitable[R]]:
+    """The handler of an operation that `attempt` answers at once if the kernel can."""
+
+    def handler(scope: Scope, params: P) -> R | Awaitable[R]:
+        policy = _limits(scope, params, reading=True)
+        if policy is None or policy.is_direct:
+            result = attempt(params, confined=policy is not None)
+            if result is not None:
+                return result
+        if policy is None:
+            return scope.in_thread(operation, params)
+        return scope.in_thread(policy.perform, call, params)
+
+    return handler
+
+
 def read_file(
     scope: Scope, params: files.ReadFileParams
 ) -> Encoded | Awaitable[Encoded | Streamed]:
     policy = _limits(scope, params, reading=True)
-    if policy is None or policy.reads_everything:
+    if policy is None or policy.is_direct:
         result = cached.try_read_file(params, INLINE_BYTES, confined=policy is not None)
         if result is not None:
             return _whole(result.data_base64)
@@ -62,8 +89,14 @@ def read_file(
 def _open_for_read(params: files.ReadFileParams, policy: FilePolicy | None) -> int:
     if policy is None:
         return operations.open_for_read(params)[0]
-    descriptor = direct.open_for_read(params) if policy.reads_everything else None
-    return policy.open(files.READ_FILE, params) if descriptor is None else descriptor
+    return _open_confined(files.READ_FILE, policy, params)
+
+
+def _open_confined(
+    call: Call[Any, Any], policy: FilePolicy, params: files.ReadFileParams | files.OpenParams
+) -> int:
+    descriptor = direct.open_for_read(params) if policy.is_direct else None
+    return policy.open(call, params) if descriptor is None else descriptor
 
 
 def _whole(data: bytes) -> Encoded:
@@ -124,37 +157,15 @@ def _read_piece(file: _File, offset: int) -> tuple[bytes, int]:
     return pybase64.b64encode(data), len(data)
 
 
-def get_metadata(
-    scope: Scope, params: files.GetMetadataParams
-) -> files.GetMetadataResult | Awaitable[files.GetMetadataResult]:
-    policy = _limits(scope, params, reading=True)
-    if policy is None or policy.reads_everything:
-        result = cached.try_metadata(params, confined=policy is not None)
-        if result is not None:
-            return result
-    if policy is not None:
-        return scope.in_thread(policy.perform, files.GET_METADATA, params)
-    return scope.in_thread(operations.get_metadata, params)
-
-
-def canonicalize(
-    scope: Scope, params: files.CanonicalizeParams
-) -> files.CanonicalizeResult | Awaitable[files.CanonicalizeResult]:
-    policy = _limits(scope, params, reading=True)
-    if policy is None or policy.reads_everything:
-        result = cached.try_canonicalize(params, confined=policy is not None)
-        if result is not None:
-            return result
-    if policy is not None:
-        return scope.in_thread(policy.perform, files.CANONICALIZE, params)
-    return scope.in_thread(operations.canonicalize, params)
+get_metadata = from_cache(files.GET_METADATA, cached.try_metadata, operations.get_metadata)
+canonicalize = from_cache(files.CANONICALIZE, cached.try_canonicalize, operations.canonicalize)
 
 
 def read_directory(
     scope: Scope, params: files.ReadDirectoryParams
 ) -> files.ReadDirectoryResult | Awaitable[files.ReadDirectoryResult]:
     policy = _limits(scope, params, reading=True)
-    if policy is None or policy.reads_everything:
+    if policy is None or policy.is_direct:
         result = cached.try_read_directory(params, confined=policy is not None)
         if result is not None:
             return result
@@ -166,7 +177,7 @@ def _read_directory(
 ) -> files.ReadDirectoryResult:
     if policy is None:
         found = operations.read_directory(params)
-    elif policy.reads_everything and (listed := direct.read_directory(params)) is not None:
+    elif policy.is_direct and (listed := direct.read_directory(params)) is not None:
         found = listed
     else:
         result: files.ReadDirectoryResult = policy.perform(files.READ_DIRECTORY, params)
@@ -179,14 +190,8 @@ def open_(scope: Scope, params: files.OpenParams) -> Awaitable[files.OpenResult]
     policy = _limits(scope, params, reading=params.mode == "read")
     if policy is None:
         return scope.in_thread(scope.handles.open, params)
-    return scope.in_thread(scope.handles.adopt, params, partial(_open_file, policy))
-
-
-def _open_file(policy: FilePolicy, params: files.OpenParams) -> int:
-    descriptor = None
-    if params.mode == "read" and policy.reads_everything:
-        descriptor = direct.open_for_read(params)
-    return policy.open(files.OPEN, params) if descriptor is None else descriptor
+    opener = partial(_open_confined, files.OPEN, policy)
+    return scope.in_thread(scope.handles.adopt, params, opener)
 
 
 def read_block(scope: Scope, params: files.ReadBlockParams) -> Encoded | Awaitable[Encoded]:
