@@ -353,19 +353,42 @@ def _writable_link(walk: _Walk, rules: Sequence[Rule]) -> str | None:
 
 def _steps(rules: Sequence[Rule], survey: _Survey) -> list[Step]:
     steps = []
+    access_at = _accesses(rules)
+    reopened = {
+        above
+        for rule in rules
+        if rule.access == "write"
+        for above in _upwards(posixpath.dirname(rule.path))
+    }
     for rule in rules:
-        around = None if rule.path == "/" else access_by(rules, posixpath.dirname(rule.path))
+        around = None if rule.path == "/" else access_at(posixpath.dirname(rule.path))
         match rule.access:
             case "write":
                 steps.append(_step("write", rule.path, survey))
             case "read" if rule.path != "/" and around in ("write", None):
                 steps.append(_step("read", rule.path, survey))
             case "deny" if around in ("read", "write"):
-                passable = any(
-                    other.access == "write" and covers(rule.path, other.path) for other in rules
-                )
+                passable = rule.path in reopened
                 steps.append(_step("mask", rule.path, survey, passable=passable))
     return steps
+
+
+def _accesses(rules: Sequence[Rule]) -> Callable[[str], Access | None]:
+    """`access_by` for many paths: patterns may mean thousands of rules."""
+    stated = {rule.path: rule.access for rule in rules}
+
+    def access_at(path: str) -> Access | None:
+        return next((stated[above] for above in _upwards(path) if above in stated), None)
+
+    return access_at
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """The path, its parent, and so on up to the root."""
+    yield path
+    while path != "/":
+        path = posixpath.dirname(path)
+        yield path
 
 
 def _step(
@@ -402,14 +425,13 @@ def _pins(
     # A file in the way of a path: who could replace it with a directory could make the path.
     wanted |= {limit.walk.path for limit in limits if limit.walk.absent}
     pins: dict[str, Step] = {}
+    access_at = _accesses(rules)
     for path in wanted:
-        place = path
-        while place not in pins and access_by(rules, place) == "write":
+        for place in _upwards(path):
+            if place in pins or access_at(place) != "write":
+                break
             if place not in taken:
                 pins[place] = _step("pin", place, survey)
-            if place == "/":
-                break
-            place = posixpath.dirname(place)
     return list(pins.values())
 
 
