@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from circumstances import User, start_server_as
+from exec_server.sandbox.globs import MAX_MATCHES
 from inside import eventually, launcher_pid
 from sandboxing import (
     BASE_STEPS,
@@ -483,3 +484,19 @@ def test_a_launcher_that_is_killed_is_replaced(user: User) -> None:
         params = {"path": uri(own.ws / "new"), "dataBase64": b64("x")}
         client.call("fs/writeFile", params | {"sandbox": own.policy("RODEEP")})
         assert (own.ws / "new").read_bytes() == b"x"
+
+
+def test_thousands_of_files_are_masked_and_more_are_refused(stage: Stage, client: Client) -> None:
+    folder = stage.ws / "keys"
+    folder.mkdir()
+    for number in range(MAX_MATCHES):
+        (folder / f"{number}.key").write_text("secret")
+    stage.scratch.give_away()
+    script = f"cat keys/*{MAX_MATCHES - 1}.key keys/0.key; ls keys | wc -l"
+    outcome = stage.shell(client, "GLOB", script)
+    assert (outcome.exit_code, outcome.stdout) == (0, f"{MAX_MATCHES}\n")
+    assert "Permission denied" in outcome.output
+    (folder / "one more.key").write_text("secret")
+    refused = stage.shell(client, "GLOB", script)
+    assert refused.refusal is not None
+    assert refused.refusal.code == -32603
