@@ -28,6 +28,10 @@ examples:
       serve the program that started it, over stdin and stdout
   exec-server --listen ws://0.0.0.0:7700 --ws-auth capability-token --ws-token-file token
       listen for other machines; clients send "Authorization: Bearer TOKEN"
+  exec-server --remote https://registry.example.net --environment-id build-7
+      behind a NAT: register there, and serve clients that come through its relay
+  exec-server forward --connect ws://127.0.0.1:7700 --remote URL --environment-id build-7
+      the same for another server: pass on what comes through the relay
 
 Anyone who may connect may run commands as the user that runs the server. Its processes
 end with it, whatever ends it.
@@ -137,6 +141,66 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "number of seconds"
 
 
+def parse(words: list[str]) -> argparse.Namespace:
+    """The arguments of the server; ends the program when they make no sense."""
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(words)
+    # The word may stand anywhere, which argparse's own subcommands cannot do.
+    arguments.forward = rest[:1] == ["forward"]
+    if rest[arguments.forward :]:
+        parser.error(f"unrecognized arguments: {' '.join(rest[arguments.forward :])}")
+    mistake = _remote_mistake(arguments)
+    if mistake is not None:
+        parser.error(mistake)
+    if arguments.listen is None:
+        arguments.listen = DEFAULT_LISTEN_URL
+    return arguments
+
+
+def _remote_mistake(arguments: argparse.Namespace) -> str | None:
+    """What is wrong with the flags of remote mode taken together."""
+    given = [flag for flag in _REMOTE_FLAGS if getattr(arguments, _name(flag)) not in (None, False)]
+    has_id = arguments.environment_id is not None or arguments.executor_id is not None
+    is_direct = arguments.remote_transport == "direct"
+    rules = (
+        (arguments.remote is None and arguments.forward, "forward requires --remote"),
+        (arguments.remote is None and given, f"{', '.join(given)} requires --remote"),
+        (
+            arguments.remote is not None and arguments.listen,
+            "--remote and --listen exclude each other",
+        ),
+        (arguments.remote is not None and not has_id, "--remote requires --environment-id"),
+        (
+            arguments.environment_id is not None and arguments.executor_id is not None,
+            "--environment-id and --executor-id exclude each other",
+        ),
+        (arguments.forward and arguments.connect is None, "forward requires --connect"),
+        (arguments.connect is not None and not arguments.forward, "--connect requires forward"),
+        (
+            arguments.use_agent_identity_auth and arguments.executor_credential_stdin,
+            "--use-agent-identity-auth and --executor-credential-stdin exclude each other",
+        ),
+        (
+            arguments.executor_credential_stdin and arguments.aws_sigv4,
+            "--executor-credential-stdin and --aws-sigv4 exclude each other",
+        ),
+        (is_direct and not arguments.aws_sigv4, "--remote-transport direct requires --aws-sigv4"),
+        (
+            is_direct and arguments.relay_security is not None,
+            "--relay-security is for --remote-transport noise",
+        ),
+        (
+            arguments.remote is not None and arguments.ws_auth is not None,
+            "--ws-auth requires --listen",
+        ),
+    )
+    return next((text for is_wrong, text in rules if is_wrong), None)
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         "exec-server",
@@ -149,8 +213,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--listen",
         metavar="URL",
-        default=DEFAULT_LISTEN_URL,
-        help="ws://IP:PORT (port 0: any free one) or stdio (default: %(default)s)",
+        help=f"ws://IP:PORT (port 0: any free one) or stdio (default: {DEFAULT_LISTEN_URL})",
     )
     parser.add_argument(
         "--concurrent-requests",
@@ -180,6 +243,7 @@ def build_parser() -> argparse.ArgumentParser:
         "native paths inside them (default: refuse them, as the reference does)",
     )
     _add_authentication(parser)
+    _add_remote(parser)
     logging = parser.add_argument_group("logging (to stderr)")
     logging.add_argument(
         "--log-level",
@@ -236,10 +300,86 @@ def build_sandbox_parser() -> argparse.ArgumentParser:
     return parser
 
 
+# Of no use without --remote.
+_REMOTE_FLAGS = (
+    "--environment-id",
+    "--executor-id",
+    "--name",
+    "--remote-transport",
+    "--relay-security",
+    "--registry-auth",
+    "--use-agent-identity-auth",
+    "--executor-credential-stdin",
+    "--aws-sigv4",
+    "--aws-profile",
+    "--aws-region",
+    "--aws-service",
+    "--connect",
+)
+
+
+def _add_remote(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "remote mode",
+        "Register with a registry and serve clients that come through its relay, end-to-end\n"
+        "encrypted; nothing listens here. The credential for the registry is EXEC_SERVER_API_KEY\n"
+        "or CODEX_API_KEY, or a stored sign-in, or what one of these flags says.",
+    )
+    group.add_argument("--remote", metavar="URL", help="the registry, instead of --listen")
+    group.add_argument("--environment-id", metavar="ID", help="what clients know this machine by")
+    group.add_argument("--name", help="accepted for the sake of older scripts, and not sent")
+    group.add_argument(
+        "--remote-transport",
+        choices=("noise", "direct"),
+        help="through the relay, or one plain connection to a service that checks AWS "
+        "signatures (default: noise)",
+    )
+    group.add_argument(
+        "--relay-security",
+        choices=("noise", "plain", "text"),
+        help="plain and text are what relays spoke before there was encryption: relay frames "
+        "with bare messages, or bare messages; whoever runs the relay can read and change "
+        "everything (default: noise)",
+    )
+    group.add_argument(
+        "--executor-id",
+        metavar="ID",
+        help="the older spelling of --environment-id: selects --relay-security text and the "
+        "token in CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN",
+    )
+    group.add_argument(
+        "--registry-auth",
+        choices=("api-key",),
+        help="send the API key to this registry although it is not OpenAI's (https only)",
+    )
+    group.add_argument(
+        "--use-agent-identity-auth",
+        action="store_true",
+        help="authenticate with the agent identity in CODEX_ACCESS_TOKEN",
+    )
+    group.add_argument(
+        "--executor-credential-stdin",
+        action="store_true",
+        help="read credentials from stdin, one JSON object per line, each replacing the last; "
+        "end when it closes",
+    )
+    group.add_argument(
+        "--aws-sigv4", action="store_true", help="sign for AWS; only with direct, needs botocore"
+    )
+    group.add_argument("--aws-profile", metavar="NAME", help="default: as other AWS tools choose")
+    group.add_argument(
+        "--aws-region", metavar="REGION", help="default: AWS_REGION or the profile's"
+    )
+    group.add_argument("--aws-service", metavar="NAME", help="default: execute-api")
+    group.add_argument(
+        "--connect", metavar="URL", help="forward: the ws:// or wss:// server to pass clients on to"
+    )
+
+
 def _add_authentication(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "who may connect",
-        "Without --ws-auth anybody who can reach the address may connect, so the server "
+        "Without --ws-auth anybody who can reach the address may connect, so the server\n"
         "then listens on loopback addresses only.",
     )
     group.add_argument(

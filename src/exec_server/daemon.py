@@ -19,10 +19,10 @@ from typing import Any
 import uvloop
 
 from exec_server import logs
-from exec_server.arguments import build_parser
+from exec_server.arguments import parse
 from exec_server.core import system
 from exec_server.core.command import STRIPPED_NAMES
-from exec_server.errors import StartupError, os_error_text
+from exec_server.errors import RegistryError, StartupError, os_error_text
 from exec_server.protocol import older_sandbox
 from exec_server.server import Options, serve_stdio, serve_websocket
 from exec_server.transports.auth import (
@@ -53,13 +53,13 @@ def serve(words: list[str], remember: Callable[[str, bool], None]) -> int:
     `remember` is told of what has to be removed should this process be killed.
     """
     try:
-        arguments = build_parser().parse_args(words)
+        arguments = parse(words)
         if arguments.log_level not in logs.LEVELS:
             raise StartupError(f"EXEC_SERVER_LOG must be one of {', '.join(logs.LEVELS)}")
         _run(arguments, remember)
     except SystemExit as end:  # argparse: --help and mistakes
         return end.code if isinstance(end.code, int) else 1
-    except StartupError as error:
+    except (StartupError, RegistryError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     return 0
@@ -67,6 +67,9 @@ def serve(words: list[str], remember: Callable[[str, bool], None]) -> int:
 
 def _run(arguments: argparse.Namespace, remember: Callable[[str, bool], None]) -> None:
     logs.configure(arguments.log_level, arguments.log_format)
+    if arguments.remote is not None:
+        _run_remote(arguments, remember)
+        return
     address = _listen_address(arguments.listen)
     authenticate = _authenticator(arguments)
     if address is None and arguments.ws_auth is not None:
@@ -102,6 +105,23 @@ def _run(arguments: argparse.Namespace, remember: Callable[[str, bool], None]) -
         )
 
 
+def _run_remote(arguments: argparse.Namespace, remember: Callable[[str, bool], None]) -> None:
+    # Imported only here: a server that listens has no use for what it takes to ask a registry.
+    from exec_server.registry.credentials import SECRET_NAMES
+    from exec_server.remote_command import RemoteJob
+
+    older_sandbox.settings.translates = arguments.older_sandbox_forms
+    options = Options(arguments.concurrent_requests, arguments.session_retention, remember)
+    system.hide_memory()
+    system.become_subreaper()
+    job = RemoteJob(arguments, dict(os.environ))
+    variables = _inheritable_variables(SECRET_NAMES)
+    stop = asyncio.Event()
+    # Where stdin brings credentials, these say when it ends.
+    watch_stdin = arguments.exit_on_stdin_close and not arguments.executor_credential_stdin
+    uvloop.run(_until_signalled(job.run(stop, options, variables), stop, watch_stdin=watch_stdin))
+
+
 async def _until_signalled(
     job: Coroutine[Any, Any, None],
     stop: asyncio.Event,
@@ -132,9 +152,9 @@ def _wait_for_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event)
     loop.call_soon_threadsafe(stop.set)
 
 
-def _inheritable_variables() -> dict[str, str]:
+def _inheritable_variables(secret: frozenset[str] = frozenset()) -> dict[str, str]:
     """The environment that children may inherit; secrets are gone from ours too from here on."""
-    for name in [name for name in os.environ if name.upper() in STRIPPED_NAMES]:
+    for name in [name for name in os.environ if name.upper() in STRIPPED_NAMES | secret]:
         del os.environ[name]
     return dict(os.environ)
 

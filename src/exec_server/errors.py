@@ -78,6 +78,29 @@ class ProtocolError(ExecServerError):
         self.reason = reason
 
 
+class RelayError(ExecServerError):
+    """The peer broke the rules of the relay: its stream ends."""
+
+
+class ConnectFailed(ExecServerError):
+    """A WebSocket could not be opened; `status` and `headers` if there was an HTTP answer."""
+
+    def __init__(
+        self, reason: str, status: int | None = None, headers: list[tuple[str, str]] | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.headers = headers or []
+
+
+class RegistryError(ExecServerError):
+    """The registry refused, could not be reached, or gave a useless answer."""
+
+
+class RegistryBusy(RegistryError):
+    """The same for now: asking again may help."""
+
+
 class StartupError(ExecServerError):
     """The command line or the machine does not allow the server to start."""
 

@@ -6,18 +6,21 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 from exec_server.core import environment
 from exec_server.core.descendants import TagPool
 from exec_server.core.processes import Emit, ProcessTable
 from exec_server.core.reaper import Reaper
+from exec_server.errors import RegistryError, StartupError
 from exec_server.rpc.connection import Connection, Host
 from exec_server.rpc.scope import Machine
 from exec_server.rpc.session import SessionRegistry
+from exec_server.rpc.stream import MessageReceiver, MessageStream
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.transports.auth import Authenticator
 from exec_server.transports.stdio import StdioStream
@@ -33,6 +36,17 @@ SPAWN_THREADS = 4
 SWEEP_SECONDS = 10.0
 
 DEFAULT_RETENTION_SECONDS = 30.0
+
+
+Receiver = Callable[[MessageStream], MessageReceiver]
+
+
+class Executor(Protocol):
+    """Something by which clients come to us, instead of a socket that listens."""
+
+    async def serve(self, receiver: Receiver, tasks: asyncio.TaskGroup) -> NoReturn:
+        """Serve until cancelled; RegistryError or StartupError if that cannot be."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +132,60 @@ async def serve_stdio(
         stream.ended.add_done_callback(lambda _: stop.set())
         await stop.wait()
     await stream.flush()
+
+
+async def serve_remote(
+    executor: Executor,
+    stop: asyncio.Event,
+    *,
+    watch: Callable[[], Coroutine[Any, Any, None]],
+    options: Options,
+    variables: Mapping[str, str],
+) -> None:
+    """Serve whoever comes by the executor until `stop` is set or `watch` ends."""
+    async with _host(options, variables) as host:
+        failures = await _run_executor(
+            executor, lambda stream: Connection(host, stream), host.tasks, stop, watch
+        )
+    for failure in failures:
+        raise failure
+
+
+async def forward_remote(
+    executor: Executor,
+    make_receiver: Callable[[asyncio.TaskGroup], Receiver],
+    stop: asyncio.Event,
+    *,
+    watch: Callable[[], Coroutine[Any, Any, None]],
+) -> None:
+    """Pass on whoever comes by the executor until `stop` is set or `watch` ends."""
+    async with asyncio.TaskGroup() as tasks:
+        failures = await _run_executor(executor, make_receiver(tasks), tasks, stop, watch)
+    for failure in failures:
+        raise failure
+
+
+async def _run_executor(
+    executor: Executor,
+    receiver: Receiver,
+    tasks: asyncio.TaskGroup,
+    stop: asyncio.Event,
+    watch: Callable[[], Coroutine[Any, Any, None]],
+) -> list[Exception]:
+    """Run it until it fails, `watch` ends or `stop` is set; returns what has failed."""
+    failures: list[Exception] = []
+
+    async def run(job: Coroutine[Any, Any, None]) -> None:
+        try:
+            await job
+        except (RegistryError, StartupError) as error:
+            failures.append(error)
+        stop.set()
+
+    jobs = [tasks.create_task(run(executor.serve(receiver, tasks)))]
+    jobs.append(tasks.create_task(run(watch())))
+    await stop.wait()
+    for job in jobs:
+        job.cancel()
+    await asyncio.wait(jobs)
+    return failures

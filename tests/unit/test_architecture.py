@@ -68,17 +68,42 @@ LAYERS = [
         frozenset({"websockets", "subprocess", "socket"}),
     ),
     Layer("transports", ("transports", "transports.*"), ("errors", "relay", "stream")),
-    Layer("client", ("client",), ("errors", "protocol", "stream", "transports")),
+    Layer("registry", ("registry", "registry.*"), ("errors", "relay", "transports")),
+    Layer("remote", ("remote",), ("errors", "relay", "stream", "transports", "registry")),
+    Layer(
+        "client",
+        ("client", "client.*"),
+        ("errors", "protocol", "relay", "stream", "transports", "registry"),
+    ),
     # The one place that knows both the machine and the connections: it puts them together.
-    Layer("server", ("server",), ("errors", "core", "sandbox", "stream", "rpc", "transports")),
+    Layer(
+        "server",
+        ("server",),
+        ("errors", "core", "sandbox", "stream", "rpc", "transports"),
+    ),
     Layer("logs", ("logs",), ()),
     Layer("arguments", ("arguments",), ("logs", "version")),
     # The guardian stays small, and that is checked by what it imports.
     Layer("guardian", ("guardian",), ("core",), frozenset({"asyncio", "msgspec"})),
     Layer(
+        "remote command",
+        ("remote_command",),
+        ("errors", "transports", "registry", "remote", "server"),
+    ),
+    Layer(
         "daemon",
         ("daemon",),
-        ("errors", "protocol", "core", "transports", "server", "logs", "arguments"),
+        (
+            "errors",
+            "protocol",
+            "core",
+            "transports",
+            "registry",
+            "server",
+            "logs",
+            "arguments",
+            "remote command",
+        ),
     ),
     Layer(
         "sandbox command",

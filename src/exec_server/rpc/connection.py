@@ -176,6 +176,9 @@ class Connection:
 
     def _refuse(self, error: MalformedMessage) -> None:
         text = f"failed to parse {self._stream.origin}: {error}"
+        if self._stream.is_strict:
+            self._stream.close(POLICY_VIOLATION, text)
+            return
         self._stream.send(jsonrpc.encode_error(None, InvalidRequest(text)))
 
     def _dispatch(self, message: jsonrpc.Message, size: int) -> None:
@@ -272,7 +275,9 @@ class Connection:
             # No await between the handler's result and its sending: see processes.start.
             result = await outcome
             if isinstance(result, Streamed):
-                await self._stream.send_parts(self._framed(job.id, result))
+                before, after = jsonrpc.result_frame(job.id)
+                size = len(before) + result.size + len(after)
+                await self._stream.send_parts(self._framed(before, result, after), size)
             else:
                 self._send_result(job.id, result)
         except Exception as error:
@@ -287,10 +292,7 @@ class Connection:
                 lane.running -= 1
         self._advance(lane)
 
-    async def _framed(
-        self, request_id: jsonrpc.RequestId, result: Streamed
-    ) -> AsyncIterator[bytes]:
-        before, after = jsonrpc.result_frame(request_id)
+    async def _framed(self, before: bytes, result: Streamed, after: bytes) -> AsyncIterator[bytes]:
         yield before
         try:
             async for part in result.parts:

@@ -40,8 +40,9 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A result too large to hold: its JSON text, piece by piece."""
+    """A result too large to hold: its JSON text, piece by piece, and how long that will be."""
 
+    size: int
     parts: AsyncIterator[bytes]
 
 

@@ -14,12 +14,17 @@ class MessageStream(Protocol):
         """Where messages come from, as error texts name it."""
         ...
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether a message that is no JSON-RPC ends the link, instead of being answered."""
+        ...
+
     def send(self, message: bytes) -> None:
         """Send a message after those sent before. Never waits; watch `unsent`."""
         ...
 
-    async def send_parts(self, parts: AsyncIterator[bytes]) -> None:
-        """Send one message as it is made, never holding more than a few parts of it."""
+    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
+        """Send one message of `size` bytes as it is made, never holding more than a few parts."""
         ...
 
     def unsent(self) -> int:

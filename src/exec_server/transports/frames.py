@@ -1,7 +1,8 @@
 """The WebSocket frame codec (RFC 6455) without a socket: bytes in, messages out.
 
-Clients may send a message of up to 64 MiB in one frame or in fragments, with control frames
+Peers may send a message of up to 64 MiB in one frame or in fragments, with control frames
 in between. Whatever breaks the rules raises ProtocolError with the close code to end with.
+Both roles are here: a client masks its frames, a server does not.
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ _FIN = 0x80
 _RESERVED = 0x70
 _CONTROL = 0x8
 _WHOLE_TEXT = 0x81  # first byte of a message in one frame
+_WHOLE_BINARY = 0x82
 _MEDIUM = 0xFE  # second byte of a masked frame with a length of two bytes
+_LONGEST_HEADER = 14
 _SIZE_16 = struct.Struct(">H").unpack_from
 _SIZE_64 = struct.Struct(">Q").unpack_from
 _PACK_16 = struct.Struct(">BBH").pack
 _PACK_64 = struct.Struct(">BBQ").pack
+_PACK_MASKED = struct.Struct(">BB4s").pack
+_PACK_MASKED_16 = struct.Struct(">BBH4s").pack
+_PACK_MASKED_64 = struct.Struct(">BBQ4s").pack
 
 
 class Opcode(IntEnum):
@@ -54,14 +60,31 @@ class Event(NamedTuple):
 
 
 class FrameReader:
-    """Turns the bytes of one client into events."""
+    """Turns the bytes of one peer, a client unless told otherwise, into events."""
 
-    __slots__ = ("_buffer", "_message", "_message_opcode", "_offset", "_wanted")
+    __slots__ = (
+        "_buffer",
+        "_later",
+        "_later_offset",
+        "_masked",
+        "_message",
+        "_message_bytes",
+        "_message_opcode",
+        "_offset",
+        "_short_header",
+        "_wanted",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, *, from_client: bool = True, message_bytes: int = MESSAGE_BYTES) -> None:
+        self._masked = _MASKED if from_client else 0
+        self._short_header = 6 if from_client else 2
+        self._message_bytes = message_bytes
         self._buffer: bytes | bytearray = b""
         self._offset = 0
         self._wanted = 2  # bytes from the offset without which there is no progress
+        # What follows the frame in the buffer, if that came in pieces.
+        self._later: bytes | bytearray = b""
+        self._later_offset = 0
         # The fragments so far. Joined as they come: kept apart, millions of tiny ones would
         # cost many times their bytes.
         self._message = bytearray()
@@ -71,17 +94,27 @@ class FrameReader:
         rest = len(self._buffer) - self._offset
         if rest == 0:
             self._buffer, self._offset = data, 0
-        elif isinstance(self._buffer, bytearray) and self._offset == 0:
-            self._buffer += data
+        elif self._later:
+            self._later = bytearray(memoryview(self._later)[self._later_offset :]) + data
+            self._later_offset = 0
         else:
-            joined = bytearray(memoryview(self._buffer)[self._offset :])
-            joined += data
-            self._buffer, self._offset = joined, 0
+            buffer = self._buffer
+            if self._offset or not isinstance(buffer, bytearray):
+                buffer = bytearray(memoryview(buffer)[self._offset :])
+            self._buffer, self._offset = buffer, 0
+            missing = self._wanted - rest
+            if self._wanted > _LONGEST_HEADER and 0 < missing < len(data):
+                # The frame under way is joined, the many bytes behind it are not copied.
+                buffer += memoryview(data)[:missing]
+                self._later, self._later_offset = data, missing
+            else:
+                buffer += data
 
     def whole_message(self, data: bytes) -> bytes | None:
         """The message, if `data` is exactly one short frame with all of it: so nearly always.
 
-        None, and nothing done, if it is anything else: then it is to be fed.
+        Of what a client sends; `whole_event` is for servers. None, and nothing done, if it is
+        anything else: then it is to be fed.
         """
         size = len(data) - 6
         if size < 0 or data[0] != _WHOLE_TEXT or self._buffer or self._message_opcode is not None:
@@ -95,10 +128,32 @@ class FrameReader:
         payload = apply_mask(data[mask + 4 :], data[mask : mask + 4])
         return payload if payload.isascii() else None
 
+    def whole_event(self, data: bytes) -> Event | None:
+        """The message, if `data` is exactly one frame of a server with all of it.
+
+        None, and nothing done, if it is anything else: then it is to be fed.
+        """
+        size = len(data) - 2
+        if size < 0 or self._buffer or self._message_opcode is not None:
+            return None
+        start = 2
+        if data[1] != size or size > 125:
+            size -= 2
+            start = 4
+            if size < 126 or data[1] != 126 or (data[2] << 8 | data[3]) != size:
+                return None
+        if size > self._message_bytes:
+            return None
+        if data[0] == _WHOLE_BINARY:
+            return Event(Opcode.BINARY, data[start:])
+        if data[0] == _WHOLE_TEXT and (payload := data[start:]).isascii():
+            return Event(Opcode.TEXT, payload)
+        return None
+
     def announced(self) -> int:
         """How large the message under way will be; a fragmented one may become the largest."""
         if self._message_opcode is not None:
-            return MESSAGE_BYTES if len(self._message) + self._wanted > 65_536 else 0
+            return self._message_bytes if len(self._message) + self._wanted > 65_536 else 0
         return self._wanted
 
     def next_event(self) -> Event | None:
@@ -120,9 +175,9 @@ class FrameReader:
             return None
         first, second = buffer[start], buffer[start + 1]
         size = second & 0x7F
-        header = 6
+        header = self._short_header
         if size >= 126:
-            header = 8 if size == 126 else 14
+            header += 2 if size == 126 else 8
             if len(buffer) - start < header:
                 self._wanted = header
                 return None
@@ -135,11 +190,15 @@ class FrameReader:
         self._wanted = 2
         self._offset = end
         if end == len(buffer):
-            self._buffer, self._offset = b"", 0
-        mask = buffer[start + header - 4 : start + header]
+            self._buffer, self._offset = self._later, self._later_offset
+            self._later, self._later_offset = b"", 0
+        start += header
+        if not self._masked:
+            whole = buffer if isinstance(buffer, bytes) else memoryview(buffer)
+            return opcode, bool(first & _FIN), bytes(whole[start:end])
         # A slice is faster, a view saves the largest messages a copy.
-        masked = (buffer if size < 65_536 else memoryview(buffer))[start + header : end]
-        return opcode, bool(first & _FIN), apply_mask(masked, mask)
+        masked = (buffer if size < 65_536 else memoryview(buffer))[start:end]
+        return opcode, bool(first & _FIN), apply_mask(masked, buffer[start - 4 : start])
 
     def _check_header(self, first: int, second: int, size: int) -> Opcode:
         opcode = _OPCODES.get(first & 0x0F)
@@ -147,15 +206,16 @@ class FrameReader:
             raise ProtocolError(PROTOCOL_VIOLATION, "reserved bits are set")
         if opcode is None:
             raise ProtocolError(PROTOCOL_VIOLATION, "unknown opcode")
-        if not second & _MASKED:
-            raise ProtocolError(PROTOCOL_VIOLATION, "frames of a client must be masked")
+        if second & _MASKED != self._masked:
+            rule = "a client must" if self._masked else "a server must not"
+            raise ProtocolError(PROTOCOL_VIOLATION, f"frames of {rule} be masked")
         if opcode & _CONTROL:
             if size > 125 or not first & _FIN:
                 raise ProtocolError(PROTOCOL_VIOLATION, "control frame too long or fragmented")
         elif (opcode is Opcode.CONTINUATION) != (self._message_opcode is not None):
             raise ProtocolError(PROTOCOL_VIOLATION, "fragments out of order")
-        elif len(self._message) + size > MESSAGE_BYTES:
-            raise ProtocolError(TOO_BIG, f"message exceeds {MESSAGE_BYTES} bytes")
+        elif len(self._message) + size > self._message_bytes:
+            raise ProtocolError(TOO_BIG, f"message exceeds {self._message_bytes} bytes")
         return opcode
 
     def _assemble(self, opcode: Opcode, payload: bytes, *, final: bool) -> Event | None:
@@ -199,13 +259,26 @@ def text_frame(message: bytes) -> bytes:
     return _PACK_64(_WHOLE_TEXT, 127, size) + message
 
 
+def masked_frame(opcode: int, payload: bytes, mask: bytes, *, final: bool = True) -> bytes:
+    """A frame as a client sends it."""
+    first = opcode | _FIN if final else opcode
+    size = len(payload)
+    if size < 126:
+        head = _PACK_MASKED(first, size | _MASKED, mask)
+    elif size < 65_536:
+        head = _PACK_MASKED_16(first, _MEDIUM, size, mask)
+    else:
+        head = _PACK_MASKED_64(first, 0xFF, size, mask)
+    return head + apply_mask(payload, mask)
+
+
 def close_payload(code: int, reason: str) -> bytes:
     """Code and reason of a close frame; a reason that does not fit is cut."""
     return code.to_bytes(2, "big") + reason.encode()[:123]
 
 
 def close_answer(payload: bytes) -> bytes:
-    """The payload to answer a client's close frame with: its own code, if it has a valid one."""
+    """The payload to answer a peer's close frame with: its own code, if it has a valid one."""
     if not payload:
         return b""
     code = int.from_bytes(payload[:2], "big")

@@ -15,11 +15,17 @@ class Room:
 
     def take(self, size: int, granted: Callable[[], None]) -> bool:
         """Take room at once, or be called when it has been taken."""
-        if not self._waiting and size <= self._free:
-            self._free -= size
+        if self.take_now(size):
             return True
         self._waiting.append((size, granted))
         return False
+
+    def take_now(self, size: int) -> bool:
+        """Take room at once or not at all."""
+        if self._waiting or size > self._free:
+            return False
+        self._free -= size
+        return True
 
     def give_back(self, size: int) -> None:
         self._free += size

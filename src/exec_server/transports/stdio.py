@@ -28,6 +28,7 @@ _COPY_BYTES = 65_536
 class StdioStream(asyncio.Protocol):
     """The link to the program that started us; a MessageStream."""
 
+    is_strict = False
     origin = "JSON-RPC message from exec-server stdio"
 
     def __init__(self, receiver: Callable[[MessageStream], MessageReceiver]) -> None:
@@ -148,7 +149,7 @@ class StdioStream(asyncio.Protocol):
         else:
             self._writer.write(message + b"\n")
 
-    async def send_parts(self, parts: AsyncIterator[bytes]) -> None:
+    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
         async with self._parts_turn:
             self._behind_parts = []
             self.writer_slow()

@@ -91,6 +91,8 @@ class Settings:
 class WebSocketStream(asyncio.Protocol):
     """One accepted socket, from its first byte; a MessageStream once it is upgraded."""
 
+    is_strict = False
+
     def __init__(self, settings: Settings, streams: set[WebSocketStream]) -> None:
         self._settings = settings
         self._streams = streams
@@ -396,7 +398,7 @@ class WebSocketStream(asyncio.Protocol):
             self._write_frame(opcode, piece, final=final)
             opcode = Opcode.CONTINUATION
 
-    async def send_parts(self, parts: AsyncIterator[bytes]) -> None:
+    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
         """Send one message as fragments; other messages wait until it is complete."""
         if self._parts_turn is None:
             self._parts_turn = asyncio.Lock()

@@ -7,7 +7,6 @@ import struct
 import pytest
 
 from exec_server.errors import ProtocolError
-from exec_server.transports import frames
 from exec_server.transports.frames import (
     MESSAGE_BYTES,
     Event,
@@ -180,12 +179,15 @@ def test_size_is_judged_by_the_head_alone() -> None:
     assert _events(first + _head(0x80, MESSAGE_BYTES - 2)) == []
 
 
-def test_size_limit_is_of_the_message_not_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MESSAGE_BYTES", 10)
+def test_size_limit_is_of_the_message_not_of_the_stream() -> None:
     parts = frame_bytes(Opcode.BINARY, b"12345", fin=False)
     parts += frame_bytes(Opcode.CONTINUATION, b"67890")
-    assert _events(parts * 3) == [Event(Opcode.BINARY, b"1234567890")] * 3
-    assert _refusal(frame_bytes(Opcode.BINARY, b"x" * 11)) == (1009, "message exceeds 10 bytes")
+    reader = FrameReader(message_bytes=10)
+    reader.feed(parts * 3)
+    assert _drain(reader) == [Event(Opcode.BINARY, b"1234567890")] * 3
+    reader.feed(frame_bytes(Opcode.BINARY, b"x" * 11))
+    with pytest.raises(ProtocolError, match="message exceeds 10 bytes"):
+        reader.next_event()
 
 
 def test_announced_is_what_the_message_will_take() -> None:

@@ -99,15 +99,20 @@ def _open_confined(
     return policy.open(call, params) if descriptor is None else descriptor
 
 
+_BEFORE_DATA = b'{"dataBase64":"'
+_AFTER_DATA = b'"}'
+
+
 def _whole(data: bytes) -> Encoded:
-    return Encoded(b'{"dataBase64":"%b"}' % pybase64.b64encode(data))
+    return Encoded(b"%b%b%b" % (_BEFORE_DATA, pybase64.b64encode(data), _AFTER_DATA))
 
 
 async def _read_file(scope: Scope, opener: Callable[[], int]) -> Encoded | Streamed:
     opened = await scope.in_thread(_open, opener)
     if isinstance(opened, Encoded):
         return opened
-    return Streamed(_pieces(scope, opened))
+    size = len(_BEFORE_DATA) + (opened.size + 2) // 3 * 4 + len(_AFTER_DATA)
+    return Streamed(size, _pieces(scope, opened))
 
 
 class _File:
@@ -117,10 +122,11 @@ class _File:
     would let that thread read a stranger's file with the same number.
     """
 
-    __slots__ = ("descriptor",)
+    __slots__ = ("descriptor", "size")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self.size = 0  # as it was when we opened it: what grows meanwhile is not read
 
     def __del__(self) -> None:
         os.close(self.descriptor)
@@ -131,6 +137,7 @@ def _open(opener: Callable[[], int]) -> Encoded | _File:
     file = _File(opener())
     info = os.fstat(file.descriptor)
     if info.st_size > WHOLE_BYTES:
+        file.size = info.st_size
         return file
     with content.TURNS.take(info):
         return _whole(content.read_all(file.descriptor, info.st_size))
@@ -138,22 +145,22 @@ def _open(opener: Callable[[], int]) -> Encoded | _File:
 
 async def _pieces(scope: Scope, file: _File) -> AsyncIterator[bytes]:
     """The result of a large file; the next piece is read while this one is sent."""
-    yield b'{"dataBase64":"'
+    yield _BEFORE_DATA
     offset = 0
     following = scope.in_thread(_read_piece, file, offset)
     while True:
         piece, size = await following
         offset += size
-        if size < PIECE_BYTES or offset >= content.READ_LIMIT:
+        if size < PIECE_BYTES or offset == file.size:
             yield piece
             break
         following = scope.in_thread(_read_piece, file, offset)
         yield piece
-    yield b'"}'
+    yield _AFTER_DATA
 
 
 def _read_piece(file: _File, offset: int) -> tuple[bytes, int]:
-    data = os.pread(file.descriptor, PIECE_BYTES, offset)
+    data = os.pread(file.descriptor, min(PIECE_BYTES, file.size - offset), offset)
     return pybase64.b64encode(data), len(data)
 
 

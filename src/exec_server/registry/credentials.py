@@ -1,0 +1,181 @@
+"""What proves to a registry who we are: the kinds of it, and which one is used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from exec_server.errors import StartupError
+from exec_server.registry import sign_in
+from exec_server.registry.agent_identity import AgentIdentity
+from exec_server.registry.destination import Reach, check_reach
+from exec_server.registry.executor_credential import ExecutorCredential
+from exec_server.registry.http import HttpClient
+from exec_server.registry.sigv4 import SigV4
+
+OWN_API_KEY = "EXEC_SERVER_API_KEY"
+API_KEY = "CODEX_API_KEY"
+ACCESS_TOKEN = "CODEX_ACCESS_TOKEN"
+BEARER_TOKEN = "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"
+
+# Never passed on to children in remote mode. They may go from our own environment once the
+# credential is ready: botocore looks for its keys there.
+SECRET_NAMES = frozenset(
+    {
+        OWN_API_KEY,
+        API_KEY,
+        ACCESS_TOKEN,
+        BEARER_TOKEN,
+        "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_SECURITY_TOKEN",
+    }
+)
+
+_NO_CREDENTIAL = (
+    "remote exec-server registration requires ChatGPT authentication or API key authentication; "
+    "run `codex login` or set CODEX_API_KEY"
+)
+_SENDABLE = re.compile(r"[\x21-\x7e\x80-\U0010ffff]+")
+
+
+class Credential(Protocol):
+    """Something that can be shown to a registry."""
+
+    @property
+    def hides_answers(self) -> bool:
+        """Whether what the registry says is kept from the user, lest it repeat the secret."""
+        ...
+
+    @property
+    def reach(self) -> Reach:
+        """Where it may be sent."""
+        ...
+
+    async def ready(self) -> None:
+        """Wait until it can be used for the first time; raises StartupError."""
+        ...
+
+    async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
+        """The headers for this one request; raises RegistryError if there are none."""
+        ...
+
+
+class _Token:
+    hides_answers = False
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def ready(self) -> None:
+        """It always is."""
+
+    async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
+        return [("authorization", f"Bearer {self._token}")]
+
+
+class ApiKey(_Token):
+    """A key of the API."""
+
+    reach = Reach.OWN_HOSTS
+
+
+class Bearer(_Token):
+    """A token made for one registry."""
+
+    reach = Reach.ENCRYPTED
+
+
+class HarnessToken(_Token):
+    """The token of a harness, with the account that it belongs to."""
+
+    reach = Reach.ANYWHERE
+
+    def __init__(self, token: str, account_id: str | None = None) -> None:
+        super().__init__(token)
+        self._account_id = account_id
+
+    async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
+        headers = await super().headers(method, url, body)
+        return [*headers, ("chatgpt-account-id", self._account_id)] if self._account_id else headers
+
+
+@dataclass(frozen=True, slots=True)
+class AuthOptions:
+    """What the command line says about authentication."""
+
+    executor_credential_stdin: bool = False
+    use_agent_identity_auth: bool = False
+    aws_sigv4: bool = False
+    aws_region: str | None = None
+    aws_service: str | None = None
+    aws_profile: str | None = None
+    needs_bearer_token: bool = False  # --executor-id, which knew nothing else
+
+
+def check_destination(
+    credential: Credential, base_url: str, *, allow_any_https: bool = False
+) -> None:
+    """Raise StartupError unless the credential may be sent to this registry."""
+    check_reach(credential.reach, base_url, allow_any_https=allow_any_https)
+
+
+def choose_credential(
+    options: AuthOptions,
+    environ: Mapping[str, str],
+    *,
+    environment_id: str,
+    http: HttpClient,
+    stdin: int = 0,
+) -> Credential:
+    """The credential that options and environment ask for; raises StartupError.
+
+    It is of use only after its `ready`; and the environment may forget its secrets then.
+    """
+    if options.aws_sigv4:
+        return SigV4(
+            environ,
+            region=options.aws_region,
+            service=options.aws_service,
+            profile=options.aws_profile,
+        )
+    if options.executor_credential_stdin:
+        return ExecutorCredential(environment_id, stdin)
+    if options.use_agent_identity_auth:
+        token = environ.get(ACCESS_TOKEN, "").strip()
+        if not token:
+            raise StartupError(f"{ACCESS_TOKEN} is required when --use-agent-identity-auth is set")
+        return AgentIdentity(token, http, environ)
+    if options.needs_bearer_token:
+        return Bearer(_historical_token(environ))
+    for name in (OWN_API_KEY, API_KEY):
+        if key := _secret(environ, name):
+            return ApiKey(key)
+    if token := _secret(environ, BEARER_TOKEN):
+        return Bearer(token)
+    stored = sign_in.StoredSignIn(sign_in.path_of(environ))
+    if not stored.usable:
+        raise StartupError(_NO_CREDENTIAL)
+    return stored
+
+
+def _secret(environ: Mapping[str, str], name: str) -> str:
+    """The value of a variable; raises StartupError if no header could carry it."""
+    value = environ.get(name, "").strip()
+    if value and not _SENDABLE.fullmatch(value):
+        raise StartupError(f"{name} contains blanks or control characters")
+    return value
+
+
+def _historical_token(environ: Mapping[str, str]) -> str:
+    state = "is empty" if BEARER_TOKEN in environ else "is not set"
+    if token := _secret(environ, BEARER_TOKEN):
+        return token
+    raise StartupError(
+        "executor registry authentication error: executor registry bearer token environment "
+        f"variable `{BEARER_TOKEN}` {state}"
+    )

@@ -1,0 +1,95 @@
+"""Where secrets may be sent. Each kind of credential has its rule; nothing is sent before it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from ipaddress import ip_address
+
+from exec_server.errors import StartupError
+from exec_server.transports.dial import Url, parse_url
+
+_HTTP = frozenset({"http", "https"})
+_WEBSOCKET = frozenset({"ws", "wss"})
+# Whose keys they are. A key of theirs has no business anywhere else.
+_OWN_DOMAINS = ("openai.com", "openai.org")
+
+_API_KEY_TEXT = (
+    "remote exec-server API-key authentication is restricted to HTTPS openai.com and openai.org "
+    "hosts and subdomains or loopback hosts"
+)
+
+
+class Reach(Enum):
+    """How far a credential may travel."""
+
+    ANYWHERE = "anywhere"
+    ENCRYPTED = "https, or this machine"
+    OWN_HOSTS = "https to the hosts that gave it out, or this machine"
+
+
+def check_reach(reach: Reach, base_url: str, *, allow_any_https: bool = False) -> None:
+    """Raise StartupError if a credential must not be sent to this registry.
+
+    `allow_any_https` is the user's word that an API key is meant for this registry.
+    """
+    url = _registry_url(reach, base_url)
+    if reach is Reach.ANYWHERE or is_loopback(url):
+        return
+    if reach is Reach.ENCRYPTED:
+        if not url.secure:
+            raise StartupError(_encryption_text("https"))
+    elif not url.secure:
+        hint = " (and --registry-auth api-key lifts this for https only)" * allow_any_https
+        raise StartupError(_API_KEY_TEXT + hint)
+    elif not allow_any_https and not _is_own(url.host):
+        raise StartupError(
+            f"{_API_KEY_TEXT}; use --registry-auth api-key if the key is meant for {url.host}"
+        )
+
+
+def check_direct_url(text: str) -> None:
+    """Raise StartupError unless a signed upgrade, and plain JSON-RPC behind it, may go there."""
+    try:
+        url = parse_url(text, _WEBSOCKET | _HTTP)
+    except ValueError as error:
+        raise StartupError(
+            f"environment registry configuration error: invalid remote endpoint URL: {error}"
+        ) from None
+    if url.scheme != "wss" and not (url.scheme == "ws" and is_loopback(url)):
+        raise StartupError(_encryption_text("wss"))
+
+
+def is_loopback(url: Url) -> bool:
+    """Whether the host is this machine by its own name, not by what a resolver says."""
+    if url.host == "localhost":
+        return True
+    try:
+        return ip_address(url.host).is_loopback
+    except ValueError:
+        return False
+
+
+def _registry_url(reach: Reach, base_url: str) -> Url:
+    if reach is Reach.ANYWHERE and not base_url.strip():
+        raise StartupError(
+            "environment registry configuration error: environment registry base URL is required"
+        )
+    try:
+        return parse_url(base_url, _HTTP)
+    except ValueError as error:
+        if reach is Reach.ENCRYPTED:
+            what = "environment registry configuration error: invalid remote endpoint URL"
+        else:
+            what = "invalid remote exec-server registration URL"
+        raise StartupError(f"{what}: {error}") from None
+
+
+def _is_own(host: str) -> bool:
+    return any(host == domain or host.endswith("." + domain) for domain in _OWN_DOMAINS)
+
+
+def _encryption_text(scheme: str) -> str:
+    return (
+        "environment registry configuration error: remote transport requires "
+        f"{scheme} for non-loopback endpoints"
+    )

@@ -1,0 +1,33 @@
+"""Public keys as registries write them: a JSON object, the same for both sides."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+
+import msgspec
+
+from exec_server.relay.noise import SUITE, PublicKey
+
+
+class KeyObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The JSON form of a public key."""
+
+    suite: str
+    x25519_public_key: str
+    mlkem768_public_key: str
+
+
+def key_object(key: PublicKey) -> KeyObject:
+    return KeyObject(SUITE, b64encode(key.x25519).decode(), b64encode(key.mlkem768).decode())
+
+
+def public_key(written: KeyObject) -> PublicKey:
+    """The key that was written; raises ValueError unless it is one that can be used."""
+    if written.suite != SUITE:
+        raise ValueError(f"unsupported suite `{written.suite}`")
+    key = PublicKey(
+        b64decode(written.x25519_public_key, validate=True),
+        b64decode(written.mlkem768_public_key, validate=True),
+    )
+    key.check()
+    return key

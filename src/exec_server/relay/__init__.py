@@ -1,0 +1,1 @@
+"""The encrypted relay without a socket: frames, handshake, records, streams."""

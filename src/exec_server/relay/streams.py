@@ -1,0 +1,229 @@
+"""The executor's end of a rendezvous link without the link: many streams, their handshakes, limits.
+
+Theory of operation. `frame_received` takes each frame; what follows from it happens through the
+`Owner`: frames to send, a key to be validated, a stream to be opened.
+
+    (none) --handshake--> pending --settle(valid)--> active --reset, error, close--> (none)
+                                  \\-settle(refused), data, a second handshake-> reset, (none)
+
+Frames come from anybody who can reach the relay, so nothing that they say is believed before
+the handshake has proved it, and a stream's mistakes end that stream alone. A handshake costs
+about a millisecond; whoever fails too many of them makes the executor refuse all for a while,
+which leaves the active streams alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from exec_server.errors import RelayError
+from exec_server.relay.channel import Channel
+from exec_server.relay.frames import Frame, Kind, decode, encode
+from exec_server.relay.noise import Identity, PublicKey, Responder, prologue
+
+log = logging.getLogger(__name__)
+
+# As many streams and pending handshakes as the reference serves; one more is answered by a reset.
+MAX_STREAMS = 128
+MAX_PENDING = 32
+# After so many failed handshakes on one link all further ones are refused for a while.
+MAX_FAILURES = 8
+PAUSE_SECONDS = 10.0
+# The harness's proof from the registry. A longer one fails the handshake.
+AUTHORIZATION_BYTES = 4096
+# It carries no detail on purpose: whoever reads it may be anybody.
+RESET_REASON = "noise_relay_protocol_error"
+
+
+class Receiver(Protocol):
+    """Who gets what arrives on one stream."""
+
+    def messages_received(self, messages: list[bytes]) -> None:
+        """Something has arrived; often no whole message yet. RelayError ends the stream."""
+        ...
+
+    def stream_lost(self) -> None:
+        """The stream is gone; called exactly once, unless `Streams.end` was called for it."""
+        ...
+
+
+class Owner(Protocol):
+    """The link, seen from here."""
+
+    def send_frame(self, frame: bytes) -> None: ...
+
+    def validate(self, attempt: Attempt) -> None:
+        """Ask the registry; then call `settle`."""
+        ...
+
+    def stream_opened(self, channel: Channel) -> Receiver: ...
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """A handshake whose key is being validated. Compared by identity: ids may be used again."""
+
+    stream_id: str
+    key: PublicKey
+    authorization: str
+    responder: Responder
+    is_cancelled: bool = False
+
+
+class Streams:
+    """The streams of one rendezvous connection."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        environment_id: str,
+        registration_id: str,
+        owner: Owner,
+        clock: Callable[[], float],
+    ) -> None:
+        self._identity = identity
+        self._environment_id = environment_id
+        self._registration_id = registration_id
+        self._owner = owner
+        self._clock = clock
+        self._pending: dict[str, Attempt] = {}
+        self._active: dict[str, tuple[Channel, Receiver]] = {}
+        self._failures = 0
+        self._paused_until = 0.0
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def frame_received(self, data: bytes) -> None:
+        try:
+            frame = decode(data)
+        except RelayError as error:
+            log.debug("dropped a frame: %s", error)
+            return
+        if frame.kind is Kind.DATA:
+            self._data_received(frame)
+        elif frame.kind is Kind.HANDSHAKE:
+            self._handshake_received(frame)
+        elif frame.kind is Kind.RESET:
+            self._reset_received(frame.stream_id)
+
+    # ---- active streams ---------------------------------------------------------------
+
+    def _data_received(self, frame: Frame) -> None:
+        entry = self._active.get(frame.stream_id)
+        if entry is None:
+            if frame.is_segment:
+                return  # dropped as on active streams, whatever stream it is for
+            if frame.stream_id in self._pending:
+                self._charge("data before the end of a handshake")
+                self._cancel(frame.stream_id)
+            self._send_reset(frame.stream_id)
+            return
+        channel, receiver = entry
+        try:
+            receiver.messages_received(channel.receive(frame))
+        except RelayError as error:
+            log.info("stream %s ends: %s", frame.stream_id, error)
+            self.end(frame.stream_id)
+            receiver.stream_lost()
+
+    def _reset_received(self, stream_id: str) -> None:
+        self._cancel(stream_id)
+        entry = self._active.pop(stream_id, None)
+        if entry is not None:
+            entry[1].stream_lost()
+
+    def end(self, stream_id: str) -> None:
+        """Forget a stream and tell its peer."""
+        if self._active.pop(stream_id, None) is not None:
+            self._send_reset(stream_id)
+
+    def lose_all(self) -> None:
+        """The link is gone, and all streams with it."""
+        for attempt in self._pending.values():
+            attempt.is_cancelled = True
+        self._pending.clear()
+        active, self._active = self._active, {}
+        for _, receiver in active.values():
+            receiver.stream_lost()
+
+    # ---- handshakes -------------------------------------------------------------------
+
+    def _handshake_received(self, frame: Frame) -> None:
+        stream_id = frame.stream_id
+        if stream_id in self._pending:
+            self._charge("second handshake")
+            self._cancel(stream_id)
+            self._send_reset(stream_id)
+        elif (
+            stream_id in self._active
+            or len(self._active) >= MAX_STREAMS
+            or len(self._pending) >= MAX_PENDING
+            or self._is_paused()
+        ):
+            self._send_reset(stream_id)
+        else:
+            try:
+                attempt = self._read_handshake(frame)
+            except RelayError as error:
+                self._charge(str(error))
+                self._send_reset(stream_id)
+                return
+            self._pending[stream_id] = attempt
+            self._owner.validate(attempt)
+
+    def _read_handshake(self, frame: Frame) -> Attempt:
+        context = prologue(self._environment_id, self._registration_id, frame.stream_id)
+        responder = Responder(self._identity, context)
+        key, payload = responder.first(frame.payload)
+        if len(payload) > AUTHORIZATION_BYTES:
+            raise RelayError("authorization is too long")
+        try:
+            authorization = payload.decode()
+        except UnicodeDecodeError:
+            raise RelayError("authorization is not UTF-8") from None
+        return Attempt(frame.stream_id, key, authorization, responder)
+
+    def settle(self, attempt: Attempt, *, is_valid: bool) -> None:
+        """The registry has answered, or has not in time."""
+        if attempt.is_cancelled:
+            return
+        del self._pending[attempt.stream_id]
+        if is_valid and len(self._active) >= MAX_STREAMS:
+            self._send_reset(attempt.stream_id)  # it came too late, but it made no mistake
+            return
+        try:
+            if not is_valid:
+                raise RelayError("key is not valid")
+            answer, ciphers = attempt.responder.second()
+        except RelayError as error:
+            self._charge(str(error))
+            self._send_reset(attempt.stream_id)
+            return
+        self._owner.send_frame(encode(Frame(attempt.stream_id, Kind.HANDSHAKE, answer)))
+        channel = Channel(attempt.stream_id, ciphers)
+        self._active[attempt.stream_id] = (channel, self._owner.stream_opened(channel))
+
+    def _cancel(self, stream_id: str) -> None:
+        attempt = self._pending.pop(stream_id, None)
+        if attempt is not None:
+            attempt.is_cancelled = True
+
+    def _charge(self, why: str) -> None:
+        log.info("handshake failed: %s", why)
+        if self._is_paused():
+            return  # it began before the pause; the next count begins after it
+        self._failures += 1
+        if self._failures == MAX_FAILURES:
+            self._failures = 0
+            self._paused_until = self._clock() + PAUSE_SECONDS
+            log.warning("too many failed handshakes: none accepted for %g s", PAUSE_SECONDS)
+
+    def _is_paused(self) -> bool:
+        return self._clock() < self._paused_until
+
+    def _send_reset(self, stream_id: str) -> None:
+        self._owner.send_frame(encode(Frame(stream_id, Kind.RESET, reason=RESET_REASON)))

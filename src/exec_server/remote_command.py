@@ -1,0 +1,153 @@
+"""Remote mode behind the command: from arguments and secrets to an executor, and its run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping
+
+from exec_server.errors import StartupError
+from exec_server.registry.api import Registry
+from exec_server.registry.credentials import (
+    AuthOptions,
+    Credential,
+    check_destination,
+    choose_credential,
+)
+from exec_server.registry.executor_credential import ExecutorCredential
+from exec_server.registry.http import HttpClient
+from exec_server.remote import (
+    DirectExecutor,
+    RelayExecutor,
+    Security,
+    upgrade_headers,
+)
+from exec_server.server import Executor, Options, forward_remote, serve_remote
+from exec_server.transports.dial import (
+    parse_url,
+    roots_for_http,
+    roots_for_websockets,
+    tls_context,
+)
+from exec_server.transports.forward import forwarder
+
+log = logging.getLogger(__name__)
+
+_NOT_ENCRYPTED = (
+    "Warning: --relay-security {} is not encrypted: whoever runs the relay can read and change "
+    "everything, and run commands here"
+)
+
+
+class RemoteJob:
+    """What the command line asks for, checked as far as it can be without the network.
+
+    To be made before secrets are removed from the environment, and run after.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str]) -> None:
+        self._id = (arguments.environment_id or arguments.executor_id or "").strip()
+        self._is_direct = arguments.remote_transport == "direct"
+        if arguments.aws_sigv4 and not self._is_direct:
+            raise StartupError("--aws-sigv4 requires --remote-transport direct")
+        if arguments.forward:
+            _check_destination(arguments.connect)
+            if self._is_direct:
+                raise StartupError("direct exec-server transport does not support forwarding")
+        self._connect: str | None = arguments.connect
+        self._security = _security(arguments)
+        self._websocket_roots = roots_for_websockets(environ)
+        self._headers = upgrade_headers(environ)
+        self._http = HttpClient(tls_context(roots_for_http(environ)))
+        self._credential = _credential(arguments, environ, self._id, self._http)
+        self._registry = Registry(arguments.remote, self._id, self._credential, self._http)
+        if self._security != "noise":
+            print(_NOT_ENCRYPTED.format(self._security), file=sys.stderr, flush=True)
+
+    async def run(
+        self, stop: asyncio.Event, options: Options, variables: Mapping[str, str]
+    ) -> None:
+        """Serve or forward until `stop` is set; raises RegistryError or StartupError."""
+        tls = tls_context(self._websocket_roots)
+        executor = self._executor()
+        try:
+            if self._connect is None:
+                await serve_remote(
+                    executor,
+                    stop,
+                    watch=self._watch,
+                    options=options,
+                    variables=variables,
+                )
+            else:
+                destination = self._connect
+                await forward_remote(
+                    executor,
+                    lambda tasks: forwarder(destination, tls, tasks),
+                    stop,
+                    watch=self._watch,
+                )
+        finally:
+            await self._http.close()
+
+    async def _watch(self) -> None:
+        """Ends when the executor should: with the pipe that brings its credentials, if any."""
+        if isinstance(self._credential, ExecutorCredential):
+            await self._credential.follow()
+        else:
+            await asyncio.Event().wait()
+
+    def _executor(self) -> Executor:
+        tls = tls_context(self._websocket_roots)
+        if self._is_direct:
+            return DirectExecutor(self._registry, self._credential, tls=tls)
+        return RelayExecutor(
+            self._registry,
+            self._credential,
+            security=self._security,
+            tls=tls,
+            headers=self._headers,
+        )
+
+
+def _security(arguments: argparse.Namespace) -> Security:
+    if arguments.relay_security is not None:
+        chosen: Security = arguments.relay_security
+        return chosen
+    return "text" if arguments.executor_id is not None else "noise"
+
+
+def _credential(
+    arguments: argparse.Namespace, environ: Mapping[str, str], environment_id: str, http: HttpClient
+) -> Credential:
+    credential = choose_credential(
+        AuthOptions(
+            executor_credential_stdin=arguments.executor_credential_stdin,
+            use_agent_identity_auth=arguments.use_agent_identity_auth,
+            aws_sigv4=arguments.aws_sigv4,
+            aws_region=arguments.aws_region,
+            aws_service=arguments.aws_service,
+            aws_profile=arguments.aws_profile,
+            needs_bearer_token=arguments.executor_id is not None,
+        ),
+        environ,
+        environment_id=environment_id,
+        http=http,
+    )
+    allowed = arguments.registry_auth == "api-key"
+    check_destination(credential, arguments.remote, allow_any_https=allowed)
+    return credential
+
+
+def _check_destination(url: str) -> None:
+    text = "failed to configure exec-server websocket: "
+    try:
+        parse_url(url, frozenset({"ws", "wss"}))
+    except ValueError:
+        if "://" in url:
+            text += "forward destination must be a ws:// or wss:// URL"
+        else:
+            text += "relative URL without a base"
+        raise StartupError(text) from None
