@@ -83,6 +83,8 @@ class RelayExecutor:
 
     async def serve(self, receiver: Receiver, tasks: asyncio.TaskGroup) -> NoReturn:
         await self._credential.ready()
+        if self._security == "noise":
+            log.info("this executor's key is %s", self._identity.public.fingerprint)
         registration = await self._register()
         settings = Settings(receiver, tasks)
         loop = asyncio.get_running_loop()

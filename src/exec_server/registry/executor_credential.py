@@ -53,7 +53,9 @@ class ExecutorCredential:
         self._token = ""
         self._expires = 0
         self._partial = bytearray()
+        self._thread: threading.Thread | None = None
         self._taken = threading.Event()
+        self._failed = False
         self._first: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] | None = None
 
@@ -69,7 +71,8 @@ class ExecutorCredential:
         self._first, self._ended = loop.create_future(), loop.create_future()
         # A thread, since stdin may be anything, and is shared with whoever started us: setting
         # it to non-blocking would be felt there. It ends with the pipe or with the process.
-        threading.Thread(target=self._read, args=(loop,), daemon=True).start()
+        self._thread = threading.Thread(target=self._read, args=(loop,), daemon=True)
+        self._thread.start()
         try:
             async with asyncio.timeout(FIRST_SECONDS):
                 await self._first
@@ -85,7 +88,7 @@ class ExecutorCredential:
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         data = b"begin"
-        while data:
+        while data and not self._failed:
             try:
                 data = os.read(self._descriptor, LINE_BYTES)
             except OSError:
@@ -100,17 +103,17 @@ class ExecutorCredential:
     def _received(self, data: bytes) -> None:
         assert self._first is not None
         assert self._ended is not None
-        self._taken.set()
-        if self._ended.done():
-            return
         try:
             self._feed(data)
         except StartupError as error:
+            self._failed = True
             for waiting in (self._first, self._ended):
                 if not waiting.done():
                     waiting.set_exception(error)
                     waiting.exception()  # nobody may be waiting: that is no reason to complain
             return
+        finally:
+            self._taken.set()
         if self._token and not self._first.done():
             self._first.set_result(None)
         if not data:

@@ -37,7 +37,9 @@ class _IdClaims(msgspec.Struct, frozen=True):
     account: _Account = msgspec.field(default_factory=_Account, name="https://api.openai.com/auth")
 
 
-class _SignIn(NamedTuple):
+class SignIn(NamedTuple):
+    """What a file says: headers to send."""
+
     headers: tuple[tuple[str, str], ...]
     is_api_key: bool
 
@@ -53,16 +55,15 @@ class StoredSignIn:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, ...] = ()
-        self._sign_in = self._read()
-
-    @property
-    def usable(self) -> bool:
-        return self._sign_in is not None
+        self._latest: SignIn | None = None
+        first = self._read()
+        self.usable = first is not None
+        # Where a secret may go is decided once, so it stays of the kind that it was then.
+        self._is_api_key = first is not None and first.is_api_key
 
     @property
     def reach(self) -> Reach:
-        api_key = self._sign_in is not None and self._sign_in.is_api_key
-        return Reach.OWN_HOSTS if api_key else Reach.ANYWHERE
+        return Reach.OWN_HOSTS if self._is_api_key else Reach.ANYWHERE
 
     async def ready(self) -> None:
         """It is, if it is usable."""
@@ -70,28 +71,30 @@ class StoredSignIn:
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
         """What proves who we are; raises RegistryError if the file no longer says so."""
         latest = self._read()
-        # Where a secret may go was decided for the kind it was of then.
-        if latest is None or (self._sign_in and latest.is_api_key != self._sign_in.is_api_key):
+        if latest is None or latest.is_api_key != self._is_api_key:
             raise RegistryError(
                 "environment registry authentication error: the stored sign-in is gone or of "
                 "another kind; start again"
             )
-        self._sign_in = latest
         return list(latest.headers)
 
-    def _read(self) -> _SignIn | None:
-        """What the file says; a small local file, at hand whenever it was read before."""
+    def _read(self) -> SignIn | None:
+        """What the file says; it is small, local, and hardly ever another one."""
         try:
             with open(self._path, "rb") as file:
                 status = os.fstat(file.fileno())
                 seen = (status.st_ino, status.st_size, status.st_mtime_ns)
                 if seen == self._seen:
-                    return self._sign_in
+                    return self._latest
                 content = file.read(FILE_BYTES)
         except OSError:
             return None
+        try:
+            self._latest = parse(content)
+        except msgspec.DecodeError:
+            return self._latest  # no JSON: it is just being written
         self._seen = seen
-        return parse(content)
+        return self._latest
 
 
 def path_of(environ: Mapping[str, str]) -> Path:
@@ -100,21 +103,24 @@ def path_of(environ: Mapping[str, str]) -> Path:
     return Path(home) / "auth.json"
 
 
-def parse(content: bytes) -> _SignIn | None:
-    """The sign-in in a file, None if there is none of a kind that we know."""
+def parse(content: bytes) -> SignIn | None:
+    """The sign-in in a file, None if there is none of a kind that we know.
+
+    Raises msgspec.DecodeError if it is no JSON at all.
+    """
     try:
         state = msgspec.json.decode(content, type=_State)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.ValidationError, UnicodeDecodeError):
         return None
     mode = state.auth_mode
     if mode in (None, "apikey") and state.api_key:
-        return _SignIn((("authorization", f"Bearer {state.api_key}"),), is_api_key=True)
+        return SignIn((("authorization", f"Bearer {state.api_key}"),), is_api_key=True)
     if mode not in (None, "chatgpt", "chatgptAuthTokens") or state.tokens is None:
         return None
     return _chatgpt(state.tokens)
 
 
-def _chatgpt(tokens: _Tokens) -> _SignIn | None:
+def _chatgpt(tokens: _Tokens) -> SignIn | None:
     try:
         payload = tokens.id_token.split(".")[1]
         claims = msgspec.json.decode(urlsafe_b64decode(payload + "=" * 3), type=_IdClaims)
@@ -125,4 +131,4 @@ def _chatgpt(tokens: _Tokens) -> _SignIn | None:
         headers.append(("chatgpt-account-id", tokens.account_id))
     if claims.account.chatgpt_account_is_fedramp:
         headers.append(("X-OpenAI-Fedramp", "true"))
-    return _SignIn(tuple(headers), is_api_key=False)
+    return SignIn(tuple(headers), is_api_key=False)

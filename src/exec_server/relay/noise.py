@@ -56,6 +56,11 @@ class PublicKey(NamedTuple):
     x25519: bytes
     mlkem768: bytes
 
+    @property
+    def fingerprint(self) -> str:
+        """What people compare: the SHA-256 of both halves."""
+        return f"sha256:{sha256(self.x25519 + self.mlkem768).hexdigest()}"
+
     def check(self) -> None:
         """Raise ValueError unless both halves can be used."""
         if len(self.x25519) != X25519_BYTES:

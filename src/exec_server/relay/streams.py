@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from exec_server.errors import RelayError
@@ -68,7 +68,7 @@ class Attempt:
 
     stream_id: str
     key: PublicKey
-    authorization: str
+    authorization: str = field(repr=False)  # good for one connection, so not for the log
     responder: Responder
     is_cancelled: bool = False
 

@@ -308,7 +308,9 @@ class ClientSocket(asyncio.Protocol):
             return
         self._receiving = receiving
         if receiving:
-            # Not at once: whoever lets us go on may be in the middle of something.
+            # Not at once: whoever lets us go on may be in the middle of something. And nothing
+            # is read before, for that could be the end, which would overtake what we have.
+            self._backlog = True
             self._loop.call_soon(self._continue)
         self._update_reading()
 

@@ -1,0 +1,103 @@
+"""What the service saw, kept within bounds for tests to look at, and waiting for more of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from relay_service.envelope import Kind
+
+# Far more than a test causes; the oldest are forgotten.
+REQUESTS_KEPT = 10_000
+# Of a test that moves more, the newest traffic is kept; `Traffic.forgotten` tells.
+TRAFFIC_BYTES = 64 * 1024 * 1024
+# What each recorded message costs beside its bytes, so that empty ones have a bound too.
+_MESSAGE_OVERHEAD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An HTTP request as it came, upgrades included; header names are lower case."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes = b""
+    time: float = 0.0
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    @property
+    def query(self) -> str:
+        return self.target.partition("?")[2]
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What arrived for forwarding, before any fault; `kind` is None on a bridge."""
+
+    direction: str
+    environment_id: str
+    data: bytes
+    stream_id: str = ""
+    kind: Kind | None = None
+
+
+@dataclass(slots=True)
+class Traffic:
+    """The newest forwarded messages."""
+
+    messages: deque[Message] = field(default_factory=deque)
+    forgotten: int = 0
+    _bytes: int = 0
+
+    def add(self, message: Message) -> None:
+        self.messages.append(message)
+        self._bytes += len(message.data) + _MESSAGE_OVERHEAD
+        while self._bytes > TRAFFIC_BYTES:
+            self._bytes -= len(self.messages.popleft().data) + _MESSAGE_OVERHEAD
+            self.forgotten += 1
+
+
+class Journal:
+    """Requests, traffic, and those who wait for something to happen."""
+
+    def __init__(self, *, record: bool) -> None:
+        self.requests: deque[Request] = deque(maxlen=REQUESTS_KEPT)
+        self.traffic = Traffic()
+        self.recording = record
+        self._waiters: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody wants to know of each single message."""
+        return self.recording or bool(self._waiters)
+
+    def changed(self) -> None:
+        """Something happened; look who waited for it."""
+        if not self._waiters:
+            return
+        for waiter in list(self._waiters):
+            predicate, future = waiter
+            if not future.done() and (value := predicate()):
+                future.set_result(value)
+
+    async def until(self, predicate: Callable[[], Any], seconds: float) -> Any:
+        """Wait for the predicate to become true and give its value; raises TimeoutError."""
+        if value := predicate():
+            return value
+        waiter = (predicate, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(seconds):
+                return await waiter[1]
+        finally:
+            self._waiters.remove(waiter)
