@@ -10,7 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exec_server.errors import ProtocolError
-from exec_server.transports.frames import Event, FrameReader, Opcode, frame_header
+from exec_server.transports.frames import (
+    Event,
+    FrameReader,
+    Opcode,
+    frame_header,
+    masked_frame,
+)
 from links import frame_bytes
 
 _DATA = st.sampled_from([Opcode.TEXT, Opcode.BINARY])
@@ -59,9 +65,9 @@ def _message(draw: st.DrawFn) -> tuple[bytes, list[Event]]:
     return data, [*events, Event(opcode, b"".join(parts))]
 
 
-def _judge(pieces: list[bytes]) -> list[object]:
-    """The events of a client's bytes, and the refusal that ends them."""
-    reader = FrameReader()
+def _judge(pieces: list[bytes], *, from_client: bool = True) -> list[object]:
+    """The events of a peer's bytes, and the refusal that ends them."""
+    reader = FrameReader(from_client=from_client)
     seen: list[object] = []
     for piece in pieces:
         reader.feed(piece)
@@ -79,17 +85,43 @@ def _cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @settings(max_examples=300)
-@given(_HOSTILE)
-@example(frame_bytes(Opcode.TEXT, b"x" * 126, mask=False))
-@example(b"\x81\xff" + b"\xff" * 12)
-def test_byte_by_byte_equals_at_once(data: bytes) -> None:
-    assert _judge([bytes([byte]) for byte in data]) == _judge([data])
+@given(_HOSTILE, st.booleans())
+@example(frame_bytes(Opcode.TEXT, b"x" * 126, mask=False), True)
+@example(b"\x81\xff" + b"\xff" * 12, True)
+@example(b"\x81\x7f" + b"\xff" * 12, False)
+def test_byte_by_byte_equals_at_once(data: bytes, from_client: bool) -> None:
+    pieces = [bytes([byte]) for byte in data]
+    assert _judge(pieces, from_client=from_client) == _judge([data], from_client=from_client)
 
 
 @settings(max_examples=300)
-@given(_HOSTILE, st.lists(st.integers(0, 2000), max_size=6))
-def test_any_cut_equals_at_once(data: bytes, places: list[int]) -> None:
-    assert _judge(_cut(data, places)) == _judge([data])
+@given(_HOSTILE, st.lists(st.integers(0, 2000), max_size=6), st.booleans())
+def test_any_cut_equals_at_once(data: bytes, places: list[int], from_client: bool) -> None:
+    cut = _judge(_cut(data, places), from_client=from_client)
+    assert cut == _judge([data], from_client=from_client)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.binary(max_size=300), max_size=8),
+    st.lists(st.integers(0, 2500), max_size=8),
+    st.lists(st.booleans(), max_size=9),
+    st.booleans(),
+)
+def test_frames_may_be_fed_faster_than_taken(
+    payloads: list[bytes], places: list[int], taking: list[bool], from_client: bool
+) -> None:
+    """Events are asked for after some pieces only, as a user does who holds the link."""
+    data = b"".join(frame_bytes(Opcode.BINARY, each, mask=from_client) for each in payloads)
+    reader = FrameReader(from_client=from_client)
+    found: list[bytes] = []
+    for piece, takes in itertools.zip_longest(_cut(data, places), taking):
+        reader.feed(piece or b"")
+        while takes and (event := reader.next_event()) is not None:
+            found.append(event.payload)
+    while (event := reader.next_event()) is not None:
+        found.append(event.payload)
+    assert found == payloads
 
 
 @settings(max_examples=300)
@@ -123,6 +155,22 @@ def test_the_short_way_agrees_with_the_long_one(data: bytes) -> None:
     message = FrameReader().whole_message(data)
     if message is not None:
         assert _judge([data]) == [Event(Opcode.TEXT, message)]
+
+
+@settings(max_examples=300)
+@given(_HOSTILE)
+@example(frame_bytes(Opcode.BINARY, b"hello", mask=False))
+@example(frame_bytes(Opcode.TEXT, b"h" * 126, mask=False))
+def test_the_short_way_of_clients_agrees_with_the_long_one(data: bytes) -> None:
+    event = FrameReader(from_client=False).whole_event(data)
+    if event is not None:
+        assert _judge([data], from_client=False) == [event]
+
+
+@given(_DATA, st.binary(max_size=300), st.binary(min_size=4, max_size=4))
+def test_masked_frames_survive_the_round_trip(opcode: Opcode, data: bytes, mask: bytes) -> None:
+    payload = data.hex().encode()
+    assert _judge([masked_frame(opcode, payload, mask)]) == [Event(opcode, payload)]
 
 
 @given(st.sampled_from(list(Opcode)), st.integers(0, 2**40), st.booleans())

@@ -493,6 +493,7 @@ class ClientSocket(asyncio.Protocol):
         # What the peer still sends is read and dropped until it hangs up: closing a socket
         # with unread bytes resets it, and the reset could overtake our close frame.
         self._update_reading()
+        self._loop.call_soon(self._continue)
         self._limit_closing()
 
     def _limit_closing(self) -> None:

@@ -405,8 +405,8 @@ class WebSocketStream(asyncio.Protocol):
         async with self._parts_turn:
             self._streaming = True
             self._tell_slow()
+            opcode = Opcode.TEXT
             try:
-                opcode = Opcode.TEXT
                 async for part in parts:
                     await self._wait_writable()
                     if self._closing:
@@ -414,6 +414,10 @@ class WebSocketStream(asyncio.Protocol):
                     self._write_frame(opcode, part, final=False)
                     opcode = Opcode.CONTINUATION
                 self._write_frame(opcode, b"")
+            except BaseException:
+                if opcode is Opcode.CONTINUATION:
+                    self.abort("a message could not be completed")  # the client has half of it
+                raise
             finally:
                 self._streaming = False
                 self._send_held_back()

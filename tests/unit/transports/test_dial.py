@@ -26,7 +26,7 @@ from exec_server.transports.dial import (
     tls_context,
 )
 from links import PATIENCE, scaled
-from peers import Peer, make_certificate, open_descriptors, serving
+from peers import Peer, make_certificate, open_sockets, serving
 
 _ALL = frozenset({"http", "https", "ws", "wss"})
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -175,7 +175,9 @@ def test_credentials_of_a_proxy_are_decoded_and_not_shown() -> None:
     "value", ["socks5://user:secret@proxy", "https://user:secret@proxy", "http://u:secret@", "a b"]
 )
 def test_unusable_proxy_is_named_by_its_variable_alone(value: str) -> None:
-    with pytest.raises(ConnectFailed, match="^https_proxy does not name a usable proxy") as refused:
+    with pytest.raises(
+        ConnectFailed, match=r"^https_proxy does not name a usable proxy"
+    ) as refused:
         proxy_for(_url("wss://relay"), {"https_proxy": value})
     assert "secret" not in str(refused.value)
 
@@ -254,7 +256,7 @@ def test_tls_verifies_the_name(run: Any, tmp_path: Path, monkeypatch: pytest.Mon
 
     async def body() -> None:
         async with serving(_greet, tls=served) as port:
-            before = open_descriptors()
+            before = open_sockets()
             assert await _exchange(f"wss://localhost:{port}", tls_context(roots)) == b"hello you"
             with pytest.raises(ssl.SSLCertVerificationError):
                 await _exchange(f"wss://127.0.0.1:{port}", tls_context(roots))
@@ -262,16 +264,16 @@ def test_tls_verifies_the_name(run: Any, tmp_path: Path, monkeypatch: pytest.Mon
                 await _exchange(f"wss://localhost:{port}")
             monkeypatch.setenv("SSL_CERT_FILE", roots)
             assert await _exchange(f"wss://localhost:{port}") == b"hello you"
-            await _until_descriptors(before)
+            await _until_sockets(before)
 
     run(body())
 
 
-async def _until_descriptors(count: int) -> None:
-    """Wait until no more descriptors are open than this: some close a turn of the loop later."""
+async def _until_sockets(count: int) -> None:
+    """Wait until no more sockets are open than this: some close a turn of the loop later."""
     async with asyncio.timeout(scaled(PATIENCE)):
-        while open_descriptors() > count:
-            await asyncio.sleep(0.001)
+        while open_sockets() > count:
+            await asyncio.sleep(0)
 
 
 def test_silent_address_does_not_delay_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,14 +282,10 @@ def test_silent_address_does_not_delay_the_next(monkeypatch: pytest.MonkeyPatch)
     full.bind(("127.0.0.2", 0))
     full.listen(0)
     port = full.getsockname()[1]
-    knocking = []
-    while True:
-        knocker = socket.socket()
+    knocking = [socket.socket() for _ in range(4)]
+    for knocker in knocking:
         knocker.setblocking(False)
-        knocking.append(knocker)
         knocker.connect_ex(full.getsockname())
-        if len(knocking) == 4:
-            break
     live = socket.create_server(("127.0.0.1", port))
 
     async def body() -> None:
@@ -300,11 +298,11 @@ def test_silent_address_does_not_delay_the_next(monkeypatch: pytest.MonkeyPatch)
             ]
 
         monkeypatch.setattr(loop, "getaddrinfo", resolve)
-        before = open_descriptors()
+        before = open_sockets()
         async with asyncio.timeout(scaled(PATIENCE)):
             transport, _ = await open_connection(_url(f"ws://relay.test:{port}"), _Reader)
         assert transport.get_extra_info("peername")[0] == "127.0.0.1"
-        assert open_descriptors() == before + 1
+        assert open_sockets() == before + 1
         transport.abort()
 
     monkeypatch.setattr(dial, "HEAD_START_SECONDS", 0.01)
@@ -346,14 +344,14 @@ def test_cancelled_handshake_leaves_no_socket(run: Any) -> None:
             await peer.reader.read()
 
         async with serving(ignore) as port, asyncio.TaskGroup() as group:
-            before = open_descriptors()
+            before = open_sockets()
             url = _url(f"wss://127.0.0.1:{port}")
             dialling = group.create_task(open_connection(url, _Reader))
             await knocked.wait()
             dialling.cancel()
             await asyncio.wait([dialling])
             assert dialling.cancelled()
-            await _until_descriptors(before)
+            await _until_sockets(before)
 
     run(body())
 
@@ -442,11 +440,11 @@ def test_proxy_that_refuses(answer: bytes, reason: str, monkeypatch: pytest.Monk
 
     async def body() -> None:
         async with serving(refuse) as port:
-            before = open_descriptors()
+            before = open_sockets()
             monkeypatch.setenv("ALL_PROXY", f"127.0.0.1:{port}")
             with pytest.raises(ConnectFailed, match=f"^{reason}$") as failed:
                 await _exchange("wss://relay.test")
             assert failed.value.status is None
-            await _until_descriptors(before)
+            await _until_sockets(before)
 
     uvloop.run(body())

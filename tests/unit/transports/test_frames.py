@@ -15,6 +15,7 @@ from exec_server.transports.frames import (
     close_answer,
     close_payload,
     frame_header,
+    masked_frame,
 )
 from links import frame_bytes
 
@@ -242,6 +243,98 @@ def test_heads_of_sent_frames(size: int, head: str) -> None:
 def test_head_of_a_sent_fragment() -> None:
     assert frame_header(Opcode.TEXT, 5, final=False) == b"\x01\x05"
     assert frame_header(Opcode.CONTINUATION, 5) == b"\x80\x05"
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 70_001])
+@pytest.mark.parametrize("opcode", [Opcode.TEXT, Opcode.BINARY])
+def test_frames_of_a_client_come_back(opcode: Opcode, size: int) -> None:
+    payload = b"x" * size
+    frame = masked_frame(opcode, payload, b"\x01\x02\x03\x04")
+    assert b"x" * 4 not in frame
+    assert _events(frame) == [Event(opcode, payload)]
+
+
+def test_fragment_of_a_client() -> None:
+    assert masked_frame(Opcode.TEXT, b"ab", bytes(4), final=False) == b"\x01\x82\0\0\0\0ab"
+    assert masked_frame(Opcode.CONTINUATION, b"", b"mask") == b"\x80\x80mask"
+
+
+# ---- what a server sends --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536, 200_000])
+@pytest.mark.parametrize("opcode", [Opcode.TEXT, Opcode.BINARY])
+def test_message_of_a_server(opcode: Opcode, size: int) -> None:
+    payload = bytes(index % 127 for index in range(size))
+    data = frame_bytes(opcode, payload, mask=False)
+    reader = FrameReader(from_client=False)
+    reader.feed(data)
+    assert _drain(reader) == [Event(opcode, payload)]
+    assert reader.whole_event(data) == (Event(opcode, payload) if size < 65_536 else None)
+    assert reader.next_event() is None
+
+
+def test_whole_event_leaves_everything_else_to_the_long_way() -> None:
+    whole = frame_bytes(Opcode.BINARY, b"payload", mask=False)
+    others = [
+        b"",
+        whole[:1],
+        whole[:-1],
+        whole + b"\x82",
+        whole + whole,
+        frame_bytes(Opcode.BINARY, b"x" * 200, mask=False)[:-1],
+        frame_bytes(Opcode.BINARY, b"x" * 200, mask=False) + b"y",
+        frame_bytes(Opcode.BINARY, b"x" * 1_001, mask=False),
+        frame_bytes(Opcode.PING, b"payload", mask=False),
+        frame_bytes(Opcode.CONTINUATION, b"payload", mask=False),
+        frame_bytes(Opcode.BINARY, b"payload", mask=False, fin=False),
+        frame_bytes(Opcode.BINARY, b"payload", mask=False, rsv=4),
+        frame_bytes(Opcode.BINARY, b"payload"),
+        frame_bytes(Opcode.TEXT, "naïve".encode(), mask=False),
+        b"\x82\x7e\0\x03abc",
+    ]
+    for data in others:
+        assert FrameReader(from_client=False, message_bytes=1_000).whole_event(data) is None
+
+
+def test_whole_event_does_not_overtake_what_came_before() -> None:
+    whole = frame_bytes(Opcode.TEXT, b"late", mask=False)
+    reader = FrameReader(from_client=False)
+    reader.feed(frame_bytes(Opcode.TEXT, b"first", fin=False, mask=False))
+    assert reader.next_event() is None
+    assert reader.whole_event(whole) is None
+    reader = FrameReader(from_client=False)
+    reader.feed(whole[:1])
+    assert reader.next_event() is None
+    assert reader.whole_event(whole) is None
+
+
+def test_masked_frames_of_a_server_are_refused() -> None:
+    reader = FrameReader(from_client=False)
+    reader.feed(frame_bytes(Opcode.TEXT, b"x"))
+    with pytest.raises(ProtocolError, match=r"^frames of a server must not be masked$") as refused:
+        reader.next_event()
+    assert refused.value.close_code == 1002
+
+
+@pytest.mark.parametrize("from_client", [True, False])
+def test_frames_that_come_in_pieces_are_joined_alone(from_client: bool) -> None:
+    """Large frames cut anywhere, more of them with each piece, and fed faster than taken."""
+    payloads = [bytes([number]) * 60_000 for number in range(12)]
+    data = b"".join(frame_bytes(Opcode.BINARY, each, mask=from_client) for each in payloads)
+    for step in (5_003, 59_999, 60_008, 100_000, 262_144):
+        for taken_every in (1, 3):
+            reader = FrameReader(from_client=from_client)
+            found: list[Event] = []
+            for count, start in enumerate(range(0, len(data), step)):
+                reader.feed(data[start : start + step])
+                if count % taken_every == 0:
+                    found += _drain(reader)
+            found += _drain(reader)
+            assert found == [Event(Opcode.BINARY, each) for each in payloads]
+
+
+# ---- closing --------------------------------------------------------------------------
 
 
 def test_close_payload_fits_a_control_frame() -> None:
