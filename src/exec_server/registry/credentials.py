@@ -21,7 +21,7 @@ ACCESS_TOKEN = "CODEX_ACCESS_TOKEN"
 BEARER_TOKEN = "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"
 
 # Never passed on to children in remote mode. They may go from our own environment once the
-# credential is ready: botocore looks for its keys there.
+# credential is chosen: botocore looks for its keys there.
 SECRET_NAMES = frozenset(
     {
         OWN_API_KEY,
@@ -134,7 +134,7 @@ def choose_credential(
 ) -> Credential:
     """The credential that options and environment ask for; raises StartupError.
 
-    It is of use only after its `ready`; and the environment may forget its secrets then.
+    It is of use only after its `ready`. The environment may forget its secrets before that.
     """
     if options.aws_sigv4:
         return SigV4(

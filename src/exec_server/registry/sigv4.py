@@ -22,7 +22,11 @@ _UNSIGNED = (
 
 
 class SigV4:
-    """Signs each request anew with credentials that are refreshed when they have to be."""
+    """Signs each request anew with credentials that are refreshed when they have to be.
+
+    Making it finds them, which may ask the machine's metadata: not to be done inside a loop.
+    The environment may forget its secrets afterwards.
+    """
 
     hides_answers = False
     reach = Reach.ENCRYPTED
@@ -36,20 +40,31 @@ class SigV4:
         profile: str | None = None,
     ) -> None:
         self._botocore = _modules()
+        kinds = self._botocore["exceptions"]
+        self._failures = (kinds.BotoCoreError, kinds.ClientError, OSError)
         self._service = service or DEFAULT_SERVICE
         session = self._botocore["session"].Session(profile=profile)
         try:
             # botocore itself looks at the second variable only.
             found = region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
             self._region = found or session.get_config_variable("region")
-        except self._botocore["exceptions"].BotoCoreError as error:
+        except self._failures as error:
             raise StartupError(f"{_UNSIGNED}: {error}") from None
         if not self._region:
             raise StartupError("AWS SDK config did not resolve a region")
-        self._session = session
+        self._found = self._find(session)
+
+    def _find(self, session: Any) -> Any:
+        try:
+            found = session.get_credentials()
+        except self._failures as error:
+            raise StartupError(f"{_UNSIGNED}: {error}") from None
+        if found is None:
+            raise StartupError(f"{_UNSIGNED}: there are none")
+        return found
 
     async def ready(self) -> None:
-        """Find the credentials, which stay found; raises StartupError."""
+        """Fetch what has only been found so far; raises StartupError."""
         try:
             await asyncio.to_thread(self._credentials)
         except RegistryError as error:
@@ -77,13 +92,9 @@ class SigV4:
 
     def _credentials(self) -> Any:
         try:
-            found = self._session.get_credentials()
-            frozen = found.get_frozen_credentials() if found is not None else None
-        except self._botocore["exceptions"].BotoCoreError as error:
+            return self._found.get_frozen_credentials()
+        except self._failures as error:
             raise RegistryError(f"{_UNSIGNED}: {error}") from None
-        if frozen is None:
-            raise RegistryError(f"{_UNSIGNED}: there are none")
-        return frozen
 
 
 def _modules() -> dict[str, Any]:
