@@ -35,6 +35,7 @@ def connect(stage: Stage) -> list[float]:
     """TCP connection, upgrade and initialize."""
     assert stage.running is not None
     running, opened = stage.running, []
+    running.prepare()
     # A small buffer: the client's own page faults are not to be measured.
     taken = sample(stage, lambda _: opened.append(running.connect(16384)))
     for connection in opened:

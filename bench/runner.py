@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 from bench.awake import cores_awake
 from bench.client import BenchError, HangError
+from bench.remote import Executor, Service, executor, service
 from bench.servers import Running, Server, running
 from bench.stage import Stage
 from bench.workloads import Workload
 
 BARE = "bare"
+_RELAYED = " behind the relay"
 
 # Rounds and seconds per turn: enough samples for a steady median, and an end in sight.
 FULL_SECONDS, QUICK_SECONDS = 1.0, 0.3
@@ -40,13 +42,16 @@ class Runner:
         self._rounds = rounds
         self._quick = quick
         self._awake = awake
-        self._running: dict[str, tuple[Running, ExitStack]] = {}
+        self._running: dict[str, tuple[Running | Executor, ExitStack]] = {}
+        self._relay: tuple[Service, ExitStack] | None = None
         self.versions: dict[str, str] = {}
 
     def close(self) -> None:
         """Stops all servers."""
         for label in list(self._running):
             self._discard(label)
+        if self._relay is not None:
+            self._relay[1].close()
 
     def measure(self, workload: Workload) -> Result:
         """Gives every server, and the bare kernel, its turns at one workload."""
@@ -94,7 +99,8 @@ class Runner:
             if workload.isolated:
                 return self._isolated_turn(workload, stage, stage.server)
             if workload.rounds is None:
-                stage.running = self._server(stage.server)
+                find = self._executor if workload.relayed else self._server
+                stage.running = find(stage.server)
                 if workload.connected and stage.link is None:
                     stage.link = stage.running.connect()
             return workload.turn(stage)
@@ -110,7 +116,7 @@ class Runner:
                 stage.link.close()
                 stage.link = None
 
-    def _server(self, server: Server) -> Running:
+    def _server(self, server: Server) -> Running | Executor:
         if server.label not in self._running:
             stack = ExitStack()
             started = stack.enter_context(running(server, self._folder))
@@ -119,6 +125,18 @@ class Runner:
             self.versions[server.label] = connection.version()
             connection.close()
         return self._running[server.label][0]
+
+    def _executor(self, server: Server) -> Running | Executor:
+        """The same server in remote mode, at a relay that all of them share."""
+        label = server.label + _RELAYED
+        if self._relay is None:
+            stack = ExitStack()
+            self._relay = stack.enter_context(service()), stack
+        if label not in self._running:
+            stack = ExitStack()
+            started = stack.enter_context(executor(server, self._folder, self._relay[0]))
+            self._running[label] = started, stack
+        return self._running[label][0]
 
     def _discard(self, label: str) -> None:
         if label in self._running:
@@ -132,4 +150,4 @@ class Runner:
         if not (hangs and result.workload.hang_is_result):
             result.failed = True
             print(f"{result.workload.name}: {label}: {error}", file=sys.stderr)
-        self._discard(label)
+        self._discard(label + _RELAYED if result.workload.relayed else label)

@@ -56,6 +56,9 @@ class Running:
         except OSError as error:
             raise BenchError(f"cannot connect to {self.server.label}: {error}") from error
 
+    def prepare(self) -> None:
+        """Nothing can be made ahead for a connection."""
+
     def memory(self) -> tuple[int, int | None]:
         """Sums resident and proportional bytes over all processes of the server.
 
@@ -134,7 +137,7 @@ def running(server: Server, folder: str) -> Iterator[Running]:
         host, port = _read_url(process, server, log_path)
         yield Running(server, process, host, port, time.perf_counter() - began)
     finally:
-        _stop(process)
+        stop(process)
 
 
 def _read_url(process: subprocess.Popen[bytes], server: Server, log: str) -> tuple[str, int]:
@@ -152,7 +155,8 @@ def _read_url(process: subprocess.Popen[bytes], server: Server, log: str) -> tup
     return host.strip("[]"), int(port)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends a server and all it started."""
     family = _family(process.pid)
     process.terminate()
     try:

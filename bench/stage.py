@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.client import BenchError, Connection
+from bench.remote import Executor, Relayed
 from bench.servers import Running, Server
 
 # One turn may never take longer than this, whatever the server does.
@@ -24,14 +25,14 @@ class Stage:
     folder: str
     quick: bool
     server: Server | None = None
-    running: Running | None = None
-    link: Connection | None = None
+    running: Running | Executor | None = None
+    link: Connection | Relayed | None = None
     samples: int = 1
     seconds: float = 1.0
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> Connection | Relayed:
         """Gives the open connection of a workload that asked for one."""
         assert self.link is not None
         return self.link

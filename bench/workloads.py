@@ -17,6 +17,7 @@ class Workload:
     the bare kernel's time it may take, `limit` an absolute bound in the unit of the row. An
     `isolated` workload gets a server of its own for each turn; one with `rounds` starts servers
     itself and takes at most so many turns. `awake` ones are timed with idle cores kept awake.
+    `relayed` ones reach a server in remote mode through a relay.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Workload:
     connected: bool = True
     hang_is_result: bool = False
     awake: bool = False
+    relayed: bool = False
 
     @property
     def more_is_better(self) -> bool:
@@ -73,6 +75,14 @@ def _confined(name: str, title: str, turn: Turn, ratio: float) -> Workload:
 def _confined_memory(name: str, title: str, turn: Turn) -> Workload:
     """A row about processes that are forked from one image: what they use hardly varies."""
     return _resource(f"sandbox-{name}", title, "MB", turn, rounds=1)
+
+
+def _relayed(name: str, title: str, unit: str, turn: Turn, samples: int) -> Workload:
+    """A row about clients that come through a relay."""
+    awake = unit != "MB/s"
+    return Workload(
+        f"relay-{name}", title, unit, turn, samples, ratio=1.2, awake=awake, relayed=True
+    )
 
 
 WORKLOADS = [
@@ -155,4 +165,9 @@ WORKLOADS = [
     _confined_memory("spare-pss", "spare sandbox, PSS", sandbox.spare_memory),
     _confined_memory("init-pss", "init of a running command, PSS", sandbox.init_memory),
     _confined_memory("limit-pss", "all workers and spares, PSS", sandbox.limit_memory),
+    _relayed("connect", "relay: connect and initialize", "ms", processes.connect, 50),
+    _relayed("round-trip", "relay: round trip", "µs", processes.round_trip, 1000),
+    _relayed("read-small", "relay: read 1 KiB", "µs", files.read_small, 1000),
+    _relayed("read-large", "relay: read 32 MiB", "MB/s", files.read_large, 5),
+    _relayed("stream", "relay: output stream", "MB/s", processes.stream_pipe, 1),
 ]

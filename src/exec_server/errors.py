@@ -105,6 +105,17 @@ class StartupError(ExecServerError):
     """The command line or the machine does not allow the server to start."""
 
 
+class ConnectionLost(ExecServerError):
+    """The connection ended before the answer came: whether the request was carried out is unknown.
+
+    The session may go on: the next call waits until it has been resumed.
+    """
+
+
+class SessionLost(ExecServerError):
+    """The session has ended or cannot be resumed, and all that it owned is gone."""
+
+
 def os_error_text(error: OSError) -> str:
     """The text of an operating system error as the reference words it."""
     if error.errno is None:

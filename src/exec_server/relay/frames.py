@@ -6,6 +6,7 @@ connection passes through it. Unknown fields are skipped; what is no protobuf ra
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -16,6 +17,9 @@ VERSION = 1
 FRAME_BYTES = 262_144
 # Unknown groups inside each other; nobody sends any, and deeper ones are somebody's attack.
 MAX_DEPTH = 32
+# Fields of a frame, unknown ones and those inside others counted too. Honest ones have a dozen;
+# a hundred thousand, which would fit, would keep us busy for half a second.
+MAX_FIELDS = 256
 
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _MAX_VARINT_BYTES = 10
@@ -156,8 +160,9 @@ def _decode_any(data: bytes) -> Frame:
     version = 0
     stream_id = ""
     offset, end = 0, len(data)
+    budget = iter(range(MAX_FIELDS))
     while offset < end:
-        number, wire, offset = _tag(data, offset)
+        number, wire, offset = _tag(data, offset, budget)
         if number == 1 and wire == _VARINT:
             version, offset = _read_varint(data, offset)
         elif number == 2 and wire == _BYTES:
@@ -167,7 +172,7 @@ def _decode_any(data: bytes) -> Frame:
                 fields = {name: fields[name] for name in fields.keys() & _ENVELOPE_NAMES}
             kind = _KINDS[number]
             start, offset = _read_span(data, offset)
-            fields.update(_decode_body(kind, data, start, offset))
+            fields.update(_decode_body(kind, data, start, offset, budget))
         elif number in _ENVELOPE:
             name, expected = _ENVELOPE[number]
             if wire != expected:
@@ -180,7 +185,7 @@ def _decode_any(data: bytes) -> Frame:
         elif number <= 2 or number in _KINDS:
             raise RelayError("field of a wrong type")
         else:
-            offset = _skip(data, offset, number, wire)
+            offset = _skip(data, offset, number, wire, budget)
     if version & _UINT32 != VERSION:
         raise RelayError("unknown version of relay frames")
     if kind is None or not stream_id.strip():
@@ -226,13 +231,15 @@ def _checked(frame: Frame) -> Frame:
     return frame
 
 
-def _decode_body(kind: Kind, data: bytes, offset: int, end: int) -> dict[str, Any]:
+def _decode_body(
+    kind: Kind, data: bytes, offset: int, end: int, budget: Iterator[int]
+) -> dict[str, Any]:
     known = _BODIES[kind]
     fields: dict[str, Any] = {}
     while offset < end:
-        number, wire, offset = _tag(data, offset)
+        number, wire, offset = _tag(data, offset, budget)
         if number not in known:
-            offset = _skip(data, offset, number, wire)
+            offset = _skip(data, offset, number, wire, budget)
         else:
             name, expected = known[number]
             if wire != expected:
@@ -250,7 +257,9 @@ def _decode_body(kind: Kind, data: bytes, offset: int, end: int) -> dict[str, An
     return fields
 
 
-def _tag(data: bytes, offset: int) -> tuple[int, int, int]:
+def _tag(data: bytes, offset: int, budget: Iterator[int]) -> tuple[int, int, int]:
+    if next(budget, None) is None:
+        raise RelayError("too many fields")
     tag, offset = _read_varint(data, offset)
     number = tag >> 3
     if not 0 < number < 1 << 29:
@@ -285,7 +294,9 @@ def _read_text(data: bytes, offset: int) -> tuple[str, int]:
         raise RelayError("text is not UTF-8") from None
 
 
-def _skip(data: bytes, offset: int, number: int, wire: int, depth: int = 0) -> int:
+def _skip(
+    data: bytes, offset: int, number: int, wire: int, budget: Iterator[int], *, depth: int = 0
+) -> int:
     """The offset behind a field that we do not know."""
     if wire == _VARINT:
         return _read_varint(data, offset)[1]
@@ -299,9 +310,9 @@ def _skip(data: bytes, offset: int, number: int, wire: int, depth: int = 0) -> i
     if wire != _GROUP or depth == MAX_DEPTH:
         raise RelayError("unknown wire type")
     while True:
-        inner, wire, offset = _tag(data, offset)
+        inner, wire, offset = _tag(data, offset, budget)
         if wire == _GROUP_END:
             if inner != number:
                 raise RelayError("group ends in another one")
             return offset
-        offset = _skip(data, offset, inner, wire, depth + 1)
+        offset = _skip(data, offset, inner, wire, budget, depth=depth + 1)

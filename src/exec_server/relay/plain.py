@@ -63,6 +63,7 @@ class PlainChannel:
 
     def cutter(self, size: int) -> Cutter:
         """A message that comes in parts has to be collected: a frame carries all of it."""
+        assert size > 0
         return Cutter(size, start=b"", record_bytes=size)
 
     def seal(self, piece: bytes | memoryview) -> bytes:

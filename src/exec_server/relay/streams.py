@@ -22,7 +22,7 @@ from typing import Protocol
 from exec_server.errors import RelayError
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode, encode
-from exec_server.relay.noise import Identity, PublicKey, Responder, prologue
+from exec_server.relay.noise import Ciphers, Identity, PublicKey, Responder, prologue
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,21 @@ class Attempt:
     authorization: str = field(repr=False)  # good for one connection, so not for the log
     responder: Responder
     is_cancelled: bool = False
+    _answer: tuple[bytes, Ciphers] | None = field(default=None, repr=False)
+
+    def prepare(self) -> None:
+        """Work on the answer while the registry is asked; it is not sent before `settle`."""
+        if not self.is_cancelled:
+            try:
+                self.answer()
+            except RelayError:
+                pass  # `settle` will find the same
+
+    def answer(self) -> tuple[bytes, Ciphers]:
+        """The second message, and the ciphers of the stream that it opens."""
+        if self._answer is None:
+            self._answer = self.responder.second()
+        return self._answer
 
 
 class Streams:
@@ -90,6 +105,9 @@ class Streams:
         self._owner = owner
         self._clock = clock
         self._pending: dict[str, Attempt] = {}
+        # Questions to the registry under way. A cancelled attempt leaves its own behind, which
+        # must count too: otherwise resets would make room for any number of them.
+        self._asked = 0
         self._active: dict[str, tuple[Channel, Receiver]] = {}
         self._failures = 0
         self._paused_until = 0.0
@@ -161,7 +179,7 @@ class Streams:
         elif (
             stream_id in self._active
             or len(self._active) >= MAX_STREAMS
-            or len(self._pending) >= MAX_PENDING
+            or self._asked >= MAX_PENDING
             or self._is_paused()
         ):
             self._send_reset(stream_id)
@@ -173,6 +191,7 @@ class Streams:
                 self._send_reset(stream_id)
                 return
             self._pending[stream_id] = attempt
+            self._asked += 1
             self._owner.validate(attempt)
 
     def _read_handshake(self, frame: Frame) -> Attempt:
@@ -188,7 +207,8 @@ class Streams:
         return Attempt(frame.stream_id, key, authorization, responder)
 
     def settle(self, attempt: Attempt, *, is_valid: bool) -> None:
-        """The registry has answered, or has not in time."""
+        """The registry has answered, or has not in time; to be called for every attempt."""
+        self._asked -= 1
         if attempt.is_cancelled:
             return
         del self._pending[attempt.stream_id]
@@ -198,7 +218,7 @@ class Streams:
         try:
             if not is_valid:
                 raise RelayError("key is not valid")
-            answer, ciphers = attempt.responder.second()
+            answer, ciphers = attempt.answer()
         except RelayError as error:
             self._charge(str(error))
             self._send_reset(attempt.stream_id)

@@ -15,7 +15,6 @@ from exec_server.transports.client_socket import ClientSocket
 from exec_server.transports.relay_socket import RelaySocket
 from exec_server.transports.relay_stream import RECEIVING_BYTES, AnyChannel, RelayStream
 from exec_server.transports.room import Room
-from exec_server.transports.wakefulness import Wakefulness
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ class Settings:
     receiver: Callable[[MessageStream], MessageReceiver]
     tasks: asyncio.TaskGroup
     room: Room = field(default_factory=lambda: Room(RECEIVING_BYTES))
-    wakefulness: Wakefulness = field(default_factory=Wakefulness)
 
 
 class RendezvousLink(RelaySocket):
@@ -63,7 +61,6 @@ class RendezvousLink(RelaySocket):
     def message_received(self, message: bytes, *, is_text: bool) -> None:
         if not is_text:
             self._streams.frame_received(message)
-            self._settings.wakefulness.extend()
 
     def streams_lost(self) -> None:
         for task in self._validations:
@@ -73,9 +70,16 @@ class RendezvousLink(RelaySocket):
     # ---- from the streams -------------------------------------------------------------
 
     def validate(self, attempt: Attempt) -> None:
-        task = self._settings.tasks.create_task(self._settle(attempt))
-        self._validations.add(task)
-        task.add_done_callback(self._validations.discard)
+        for job in (self._settle(attempt), self._prepare(attempt)):
+            task = self._settings.tasks.create_task(job)
+            self._validations.add(task)
+            task.add_done_callback(self._validations.discard)
+
+    async def _prepare(self, attempt: Attempt) -> None:
+        """Work on the answer while the registry works on its own."""
+        for _ in range(2):
+            await asyncio.sleep(0)  # until the request to the registry is on its way
+        attempt.prepare()
 
     async def _settle(self, attempt: Attempt) -> None:
         is_valid = False

@@ -1,0 +1,172 @@
+"""What goes to a server and what comes back, as text and as structs; no I/O.
+
+A server may be newer or older than this client, so nothing is refused that can be understood:
+unknown members are ignored, and of an environment only the shell has to be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+import pybase64
+from msgspec import UNSET, Raw, UnsetType
+
+from exec_server.errors import (
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    MalformedMessage,
+    MethodNotFound,
+    NotFound,
+    RpcError,
+    SessionAttached,
+)
+from exec_server.protocol import files, process
+from exec_server.protocol.base64text import Base64
+from exec_server.protocol.jsonrpc import RequestId
+from exec_server.protocol.method import Notice
+from exec_server.protocol.paths import PathUri
+from exec_server.protocol.session import EnvironmentInfo, SessionId
+
+R = TypeVar("R")
+
+# Every notification that is decoded; others are ignored, as servers may have new ones.
+NOTICES: dict[str, Notice[Any]] = {
+    notice.name: notice
+    for notice in (process.OUTPUT, process.EXITED, process.CLOSED, files.MISSING_CHANGED)
+}
+
+_ERRORS: dict[int, type[RpcError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidRequest,
+        MethodNotFound,
+        InvalidParams,
+        InternalError,
+        NotFound,
+        SessionAttached,
+    )
+}
+
+# What an environment is taken to be where a server does not say.
+_UNSAID: dict[str, object] = {
+    "executorVersion": "",
+    "providerId": "",
+    "cwd": None,
+    "userHomeDir": None,
+    "platformOs": "",
+    "prependPathDirs": [],
+    "temporaryDirectories": [],
+    "tempDir": "/tmp",
+    "capabilities": {},
+}
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """The `error` member of an answer."""
+
+    code: int
+    message: str
+    data: object = None
+
+    def error(self) -> RpcError:
+        """The exception for it, by its code."""
+        error = _ERRORS.get(self.code, RpcError)(self.message)
+        error.code = self.code
+        error.data = self.data
+        return error
+
+
+class Envelope(msgspec.Struct, frozen=True, gc=False):
+    """Any message of a server; what it carries stays text."""
+
+    id: RequestId | UnsetType = UNSET
+    method: str | UnsetType = UNSET
+    params: Raw = Raw(b"null")
+    result: Raw | UnsetType = UNSET
+    error: Failure | UnsetType = UNSET
+
+
+class Greeting(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer to `initialize`."""
+
+    session_id: SessionId
+    environment_info: Raw | UnsetType = UNSET
+
+
+_decode_envelope = msgspec.json.Decoder(Envelope).decode
+_decode_greeting = msgspec.json.Decoder(Greeting).decode
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _to_wire(value: object) -> object:
+    """What msgspec calls for a value that it cannot write itself."""
+    if isinstance(value, PathUri):
+        return value.uri
+    if isinstance(value, Base64):
+        return pybase64.b64encode(value).decode()
+    raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
+
+
+encode = msgspec.json.Encoder(enc_hook=_to_wire).encode
+
+
+def request_body(method: str, params: object) -> bytes:
+    """A request without its beginning, which is the id."""
+    return b'"method":%b,"params":%b}' % (encode(method), encode(params))
+
+
+def decode(message: bytes) -> Envelope:
+    """Decode one message; raises MalformedMessage unless it is JSON-RPC."""
+    try:
+        envelope = _decode_envelope(message)
+    except _UNDECODABLE as error:
+        raise MalformedMessage(str(error)) from None
+    if envelope.method is UNSET and (
+        envelope.id is UNSET or (envelope.result is UNSET and envelope.error is UNSET)
+    ):
+        raise MalformedMessage("neither a request nor an answer")
+    return envelope
+
+
+def decode_as(kind: type[R], text: Raw, what: str) -> R:
+    """The struct that a text stands for; raises MalformedMessage, which says `what` it is."""
+    try:
+        value: R = _decoders(kind).decode(text)
+    except _UNDECODABLE as error:
+        raise MalformedMessage(f"{what}: {error}") from None
+    return value
+
+
+def _make_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=_from_wire)
+
+
+# As many as there are structs.
+_decoders: Callable[[Any], msgspec.json.Decoder[Any]] = cache(_make_decoder)
+
+
+def _from_wire(kind: Any, value: object) -> object:
+    """What msgspec calls for an annotation that it does not know itself."""
+    return value if kind is object else kind.from_wire(value)
+
+
+def decode_greeting(text: Raw) -> Greeting:
+    """The answer to `initialize`; raises MalformedMessage."""
+    try:
+        return _decode_greeting(text)
+    except _UNDECODABLE as error:
+        raise MalformedMessage(f"answer to initialize: {error}") from None
+
+
+def decode_environment(text: Raw) -> EnvironmentInfo:
+    """An environment, however little a server says of it; raises MalformedMessage."""
+    try:
+        said = msgspec.json.decode(text, type=dict[str, Any])
+        members = {name: value for name, value in said.items() if value is not None}
+        return msgspec.convert(_UNSAID | members, EnvironmentInfo)
+    except _UNDECODABLE as error:
+        raise MalformedMessage(f"environment: {error}") from None
