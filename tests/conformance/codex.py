@@ -1,4 +1,4 @@
-"""The real Codex as a client: `codex exec` with a scripted model.
+"""The real Codex as a client: `codex exec` with a scripted model, or its `app-server`.
 
 The client gets a configuration folder of its own, which is removed at the end, and a
 configuration in which nothing but the model and the server under test is asked.
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ import model
 from model import ToolCall
 
 from wire import (
+    PATIENCE,
+    Client,
+    StdioLink,
     descendants,
     reference_binary,
     scaled,
@@ -112,10 +115,23 @@ def patch(call_id: str, *lines: str) -> ToolCall:
     )
 
 
+def _variables(home: Path, more: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "TMPDIR": str(home / "scratch"),
+        "CODEX_HOME": str(home),
+        "MODEL_KEY": "unused",
+        **more,
+    }
+
+
 class Codex:
     """A running `codex exec`."""
 
-    def __init__(self, scripted: model.Model, home: Path, workspace: Path, url: str) -> None:
+    def __init__(
+        self, scripted: model.Model, home: Path, workspace: Path, variables: Mapping[str, str]
+    ) -> None:
         binary = reference_binary()
         assert binary is not None
         self.model = scripted
@@ -126,19 +142,19 @@ class Codex:
         flags = ["--json", "--skip-git-repo-check", "--ephemeral", "-C", str(workspace)]
         self.process = subprocess.Popen(
             [str(binary), "exec", *flags, "go on"],
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(home),
-                "TMPDIR": str(home / "scratch"),
-                "CODEX_HOME": str(home),
-                "MODEL_KEY": "unused",
-                "CODEX_EXEC_SERVER_URL": url,
-            },
+            env=_variables(home, variables),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
         )
+
+    def completed(self) -> model.Model:
+        """Waits for an end without a fault; returns what the model was told."""
+        events = self.finish()
+        assert self.process.returncode == 0, self.errors()
+        assert events[-1]["type"] == "turn.completed", events[-1]
+        return self.model
 
     def interrupt(self) -> None:
         """What Ctrl-C does to the client."""
@@ -177,25 +193,68 @@ def start_codex(
     *,
     url: str = "",
     environments: str = "",
+    variables: Mapping[str, str] | None = None,
     mcp: str = "",
     sandbox: str = "danger-full-access",
 ) -> Iterator[Codex]:
-    """Runs the client with the server at `url`, or with those of an environments.toml."""
-    # Below a temporary directory the client does without its helper programs.
-    cache = Path(server_environment("reference")["CODEX_HOME"]).parent
-    home = Path(tempfile.mkdtemp(prefix="client-", dir=cache))
-    try:
-        (home / "scratch").mkdir()
+    """Runs the client with the server at `url`, those of an environments.toml, or by variables."""
+    variables = {"CODEX_EXEC_SERVER_URL": url} if variables is None else variables
+    with _home() as home:
         if environments:
             (home / "environments.toml").write_text(environments)
         with model.serve(script) as scripted:
             configuration = _CONFIGURATION.format(model=scripted.url, sandbox=sandbox)
             (home / "config.toml").write_text(configuration + mcp)
-            client = Codex(scripted, home, workspace, url)
+            client = Codex(scripted, home, workspace, variables)
             try:
                 yield client
             finally:
                 client.release()
+
+
+@contextlib.contextmanager
+def start_app_server(variables: Mapping[str, str]) -> Iterator[Client]:
+    """Runs the client as a server for editors, on its standard streams, past its handshake."""
+    binary = reference_binary()
+    assert binary is not None
+    with _home() as home:
+        # No model is asked for anything here.
+        text = _CONFIGURATION.format(model="http://127.0.0.1:9", sandbox="read-only")
+        (home / "config.toml").write_text(text)
+        process = subprocess.Popen(
+            [str(binary), "app-server"],
+            env=_variables(home, variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        with process:
+            client = Client(StdioLink(process))
+            try:
+                client.call(
+                    "initialize",
+                    {
+                        "clientInfo": {"name": "tests", "version": "1"},
+                        "capabilities": {"experimentalApi": True},
+                    },
+                )
+                client.notify("initialized")
+                yield client
+                client.close()
+                assert process.wait(scaled(PATIENCE)) == 0
+            finally:
+                process.kill()
+
+
+@contextlib.contextmanager
+def _home() -> Iterator[Path]:
+    """A folder for the client's configuration and whatever it leaves."""
+    # Below a temporary directory the client does without its helper programs.
+    cache = Path(server_environment("reference")["CODEX_HOME"]).parent
+    home = Path(tempfile.mkdtemp(prefix="client-", dir=cache))
+    try:
+        (home / "scratch").mkdir()
+        yield home
     finally:
         shutil.rmtree(home)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from relay_service.bridge import BridgedClient, BridgedExecutor
-from relay_service.sockets import GOING_AWAY, Socket
-from relay_service.state import Directory
+from relay_service.sockets import BRIDGE_MESSAGE_BYTES, GOING_AWAY, Socket
+from relay_service.state import Directory, Form, Registration
 from relay_service.streams import Exchange, ExecutorSocket, HarnessSocket, Route
 from relay_service.tickets import EXECUTOR, Rejected, Ticket
 
@@ -43,11 +43,11 @@ class Rendezvous:
         route = self._routes.setdefault(ticket.environment_id, Route(ticket.environment_id))
         if ticket.role == EXECUTOR:
             kind = BridgedExecutor if registration.form.is_bridged else ExecutorSocket
-            return kind(self._exchange, route, registration)
+            return _sized(kind(self._exchange, route, registration), registration)
         if len(route.harnesses) >= HARNESSES_KEPT:
             raise Rejected(503, "route_unavailable")
         if not registration.form.is_bridged:
-            return HarnessSocket(self._exchange, route)
+            return _sized(HarnessSocket(self._exchange, route), registration)
         if route.executor is None or route.harnesses:
             raise Rejected(503, "route_unavailable")
         return BridgedClient(self._exchange, route)
@@ -90,3 +90,10 @@ class Rendezvous:
             self._ticker.cancel()
         for socket in self._sockets():
             socket.close(GOING_AWAY, "service is shutting down")
+
+
+def _sized(socket: Socket, registration: Registration) -> Socket:
+    """The socket with the limit of its form: without encryption a frame is a whole message."""
+    if registration.form is Form.RELAY:
+        socket.largest_message = BRIDGE_MESSAGE_BYTES
+    return socket

@@ -19,7 +19,7 @@ FRAME_BYTES = 262_144
 MAX_DEPTH = 32
 # Fields of a frame, unknown ones and those inside others counted too. Honest ones have a dozen;
 # a hundred thousand, which would fit, would keep us busy for half a second.
-MAX_FIELDS = 256
+MAX_FIELDS = 512
 
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _MAX_VARINT_BYTES = 10
