@@ -13,6 +13,7 @@ import os
 import random
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Literal, NoReturn
 
 from exec_server.errors import ConnectFailed, RegistryError
@@ -40,6 +41,10 @@ GOOD_LINK_SECONDS = 120.0
 FAREWELL_SECONDS = 0.25
 
 GOING_AWAY = 1001
+
+# Refusals of a direct connection that may be withdrawn. Another 4xx stays, except for a conflict:
+# somebody else has registered since, and so do we.
+_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 Security = Literal["noise", "plain", "text"]
 Receiver = Callable[[MessageStream], MessageReceiver]
@@ -175,15 +180,28 @@ class DirectExecutor:
             try:
                 link = await self._open(registration.url, receiver)
             except (ConnectFailed, TimeoutError) as error:
-                if isinstance(error, ConnectFailed) and 400 <= (error.status or 0) < 500:
-                    text = f"failed to connect to exec-server websocket {registration.url}: {error}"
-                    raise RegistryError(text) from None
                 log.warning("connection failed: %s", _reason(error))
+                registration = await self._reconsidered(registration, error)
             else:
                 failures = 0
                 log.warning("connection lost: %s", await _until_ended(link))
             await asyncio.sleep(retry_delay(failures, random.random))
             failures += 1
+
+    async def _reconsidered(
+        self, registration: Registration, error: ConnectFailed | TimeoutError
+    ) -> Registration:
+        """What to connect to next; raises RegistryError if nothing will help."""
+        status = (error.status or 0) if isinstance(error, ConnectFailed) else 0
+        if status == HTTPStatus.CONFLICT:
+            return await self._registry.register_direct()
+        if not 400 <= status < 500 or status in _PASSING:
+            return registration
+        address = registration.url.partition("?")[0]  # the rest is as good as a password
+        raise RegistryError(
+            f"failed to connect to exec-server websocket `{address}`: {error}\n\n"
+            f"Caused by:\n    {error}"
+        )
 
     async def _open(self, url: str, receiver: Receiver) -> DialedStream:
         headers = await self._credential.headers("GET", url, b"")  # signed anew each time

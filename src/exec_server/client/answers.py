@@ -30,6 +30,7 @@ from exec_server.protocol.jsonrpc import RequestId
 from exec_server.protocol.method import Notice
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.session import EnvironmentInfo, SessionId
+from exec_server.protocol.uuidtext import Uuid
 
 R = TypeVar("R")
 
@@ -108,6 +109,8 @@ def _to_wire(value: object) -> object:
         return value.uri
     if isinstance(value, Base64):
         return pybase64.b64encode(value).decode()
+    if isinstance(value, Uuid):
+        return str.__str__(value)
     raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
 
 

@@ -6,7 +6,6 @@ The program that speaks on its standard streams is in `program`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import ssl
 import uuid
@@ -28,7 +27,7 @@ from exec_server.registry.destination import Reach, check_reach, is_loopback
 from exec_server.registry.http import HttpClient
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import FRAME_BYTES
-from exec_server.relay.noise import Identity, Initiator, PublicKey, prologue
+from exec_server.relay.noise import Identity, Initiator, prologue
 from exec_server.relay.plain import PlainChannel
 from exec_server.rpc.stream import MessageReceiver, MessageStream
 from exec_server.transports.client_socket import CLOSE_SECONDS, ClientSocket, SocketUser, connect
@@ -81,8 +80,7 @@ class Dialer(Protocol):
     async def open(self, receiver: Receiver) -> MessageStream:
         """Open a link; `is_passing` tells whether what it raises is worth another attempt.
 
-        The receiver hears nothing before this has returned. Cancelled, it leaves nothing
-        behind that `close` would not find.
+        Cancelled, it leaves nothing behind that `close` would not find.
         """
         ...
 
@@ -210,7 +208,8 @@ class RelayDialer:
         self._http = HttpClient(tls)
         credential = HarnessToken(token, account_id)
         self._registry = Registry(registry_url, environment_id, credential, self._http)
-        self._pin = executor_key_fingerprint and _normalised(executor_key_fingerprint)
+        pin = executor_key_fingerprint
+        self._pin = None if pin is None else _normalised(pin)
         self._headers = headers
         self._identity = Identity.generate()
         self._sockets = _Sockets(tls)
@@ -266,10 +265,10 @@ class RelayDialer:
                 bundle = await self._registry.connect(self._identity.public)
         except TimeoutError:
             raise RegistryBusy("environment registry request failed: timed out") from None
-        if self._pin is not None and fingerprint(bundle.executor_key) != self._pin:
+        if self._pin is not None and bundle.executor_key.fingerprint != self._pin:
             raise RegistryError(
                 "the registry names an executor whose key is not the expected one: its "
-                f"fingerprint is {fingerprint(bundle.executor_key)}"
+                f"fingerprint is {bundle.executor_key.fingerprint}"
             )
         return bundle
 
@@ -319,16 +318,11 @@ class PlainRelayDialer:
         await self._sockets.close()
 
 
-def fingerprint(key: PublicKey) -> str:
-    """What people compare to know an executor's key: SHA-256 of both halves, in hexadecimal."""
-    return hashlib.sha256(key.x25519 + key.mlkem768).hexdigest()
-
-
 def _normalised(written: str) -> str:
     text = written.strip().lower().removeprefix("sha256:").replace(":", "")
     if len(text) != 64 or set(text) - set("0123456789abcdef"):
         raise StartupError("a fingerprint of an executor's key has 64 hexadecimal digits")
-    return text
+    return f"sha256:{text}"
 
 
 def _make_link(socket: ClientSocket) -> HarnessLink:

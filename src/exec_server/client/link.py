@@ -75,7 +75,7 @@ class Link:
         # Those that nobody waits for any more stay until they are answered: the server is
         # still at work on them, so they count.
         self._asked: dict[int, Waiting] = {}
-        self._has_ended = False
+        self.ended: str | None = None  # why
         self.is_slow = False
 
     @property
@@ -102,7 +102,7 @@ class Link:
 
     def drop(self, reason: str, code: int = NORMAL) -> None:
         """End the connection; what is under way is lost."""
-        if not self._has_ended:
+        if self.ended is None:
             log.info("connection ends: %s", reason)
             self._end(reason)
             self._stream.close(code, reason[:100].encode("ascii", "replace").decode())
@@ -110,7 +110,7 @@ class Link:
     # ---- from the server --------------------------------------------------------------
 
     def message_received(self, message: bytes) -> None:
-        if self._has_ended:
+        if self.ended is not None:
             return
         try:
             envelope = decode(message)
@@ -143,15 +143,15 @@ class Link:
 
     def sending_ready(self) -> None:
         self.is_slow = False
-        if not self._has_ended:
+        if self.ended is None:
             self._owner.room_made(self)
 
     def link_lost(self) -> None:
-        if not self._has_ended:
+        if self.ended is None:
             self._end("connection lost")
 
     def _end(self, reason: str) -> None:
-        self._has_ended = True
+        self.ended = reason
         asked, self._asked = self._asked, {}
         unanswered = [waiting for waiting in asked.values() if not waiting.future.done()]
         self._owner.link_ended(self, unanswered, reason)

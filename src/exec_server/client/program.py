@@ -28,6 +28,8 @@ TERMINATE_SECONDS = 2.0
 KILL_SECONDS = 2.0
 # A program that reads no more may still have said something before.
 LAST_WORDS_SECONDS = 1.0
+# After its end, for what it has said last; longer only if somebody outside its group has its pipes.
+PIPES_SECONDS = 0.5
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
@@ -105,7 +107,7 @@ class ProgramStream(asyncio.SubprocessProtocol):
         self._stderr = bytearray()
         self._receiving = True
         self._ended = False
-        self._kill_timer: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = []
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._receiver: MessageReceiver = receiver(self)
 
@@ -214,9 +216,11 @@ class ProgramStream(asyncio.SubprocessProtocol):
         self._partial.clear()
         self._loop.call_soon(self._receiver.link_lost)
         self._stdin.close()
+        if not self._receiving:
+            self._stdout.resume_reading()  # to notice its end
         if self._transport.get_returncode() is None:
             self._signal(signal.SIGTERM)
-            self._kill_timer = self._loop.call_later(TERMINATE_SECONDS, self.kill)
+            self._timers.append(self._loop.call_later(TERMINATE_SECONDS, self.kill))
         else:
             self.process_exited()
 
@@ -224,18 +228,20 @@ class ProgramStream(asyncio.SubprocessProtocol):
         if fd == _STDOUT:
             self.close(0, "stdout ended")
         elif fd == _STDIN:
-            self._loop.call_later(LAST_WORDS_SECONDS, self.close, 0, "stdin is closed")
+            last_words = self._loop.call_later(LAST_WORDS_SECONDS, self.close, 0, "stdin is closed")
+            self._timers.append(last_words)
         elif self._stderr:
             self._on_stderr(self._stderr.decode(errors="replace"))
 
     def process_exited(self) -> None:
         if self._ended:
             self._signal(signal.SIGKILL)  # whatever it has left behind in its group
-            self._transport.close()  # pipes that somebody else may hold
+            self._timers.append(self._loop.call_later(PIPES_SECONDS, self._transport.close))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
+        for timer in self._timers:
+            timer.cancel()
+        self._transport.close()  # it is, but asyncio would complain
         if not self._gone.done():
             self._gone.set_result(None)
 

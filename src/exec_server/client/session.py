@@ -218,6 +218,8 @@ class ClientSession:
 
         await self._dialer.open(make_link)
         link = links[0]
+        if link.ended is not None:
+            raise ConnectFailed(f"connection ended during initialize: {link.ended}")
         greeting = _Greeting(
             request_body(INITIALIZE.name, InitializeParams(self._client_name, resume)),
             lambda answer: self._accept(link, resume, answer),
@@ -233,7 +235,6 @@ class ClientSession:
                 )
             greeting.future.result()
         except BaseException:
-            greeting.future.cancel()
             if link is not self._link:
                 link.drop("initialize failed")
             raise
@@ -388,8 +389,6 @@ class _Greeting(Waiting):
         self._accept = accept
 
     def resolve(self, result: Raw) -> None:
-        if self.future.done():
-            return  # too late: whoever asked has given up
         try:
             self._accept(result)
         except ExecServerError as error:

@@ -150,7 +150,8 @@ class Registry:
             "harness_public_key": key_object(key),
             "harness_key_authorization": authorization,
         }
-        extra = [("x-codex-noise-stream-id", stream_id)] if _is_uuid(stream_id) else []
+        uuid = _uuid_of(stream_id)
+        extra = [("x-codex-noise-stream-id", uuid)] if uuid is not None else []
         try:
             exchange = await self._post(
                 _ENVIRONMENT, "validate", msgspec.json.encode(body), extra=extra
@@ -273,11 +274,12 @@ def _is_passing(refusal: Refusal) -> bool:
     return refusal.status in (408, 429) or 500 <= refusal.status < 600
 
 
-def _is_uuid(text: str) -> bool:
+def _uuid_of(text: str) -> str | None:
+    """The UUID that a text is in any of its spellings, in the usual one."""
     try:
-        return str(UUID(text)) == text.lower()
+        return str(UUID(text))
     except ValueError:
-        return False
+        return None
 
 
 def _secrets(headers: list[tuple[str, str]]) -> tuple[str, ...]:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from exec_server.errors import ConnectFailed, RelayError
 from exec_server.relay.channel import Channel
-from exec_server.relay.frames import FRAME_BYTES, Frame, Kind, decode, encode
-from exec_server.relay.noise import Identity, Initiator, PublicKey, prologue
+from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.plain import PlainChannel
 from exec_server.rpc.stream import MessageReceiver, MessageStream
-from exec_server.transports.client_socket import ClientSocket, connect
-from exec_server.transports.frames import MESSAGE_BYTES
+from exec_server.transports.client_socket import ClientSocket
 from exec_server.transports.relay_socket import RelaySocket
 from exec_server.transports.relay_stream import RECEIVING_BYTES, RelayStream
 from exec_server.transports.room import Room
@@ -25,6 +21,23 @@ log = logging.getLogger(__name__)
 GOING_AWAY = 1001
 # What a stream's end looks like to the executor; it does not read the text.
 _RESET_REASON = "harness_disconnected"
+
+
+class HarnessStream(RelayStream):
+    """The only stream of its socket, which need not be read while the stream is not wanted."""
+
+    def __init__(
+        self,
+        link: HarnessLink,
+        channel: Channel | PlainChannel,
+        receiver: Callable[[MessageStream], MessageReceiver],
+    ) -> None:
+        self._link = link
+        super().__init__(link, channel, receiver, Room(RECEIVING_BYTES))
+
+    def hold(self, *, receiving: bool) -> None:
+        super().hold(receiving=receiving)
+        self._link.hold(receiving=receiving)
 
 
 class HarnessLink(RelaySocket):
@@ -51,7 +64,7 @@ class HarnessLink(RelaySocket):
         receiver: Callable[[MessageStream], MessageReceiver],
     ) -> RelayStream:
         self._channel = channel
-        self._stream = RelayStream(self, channel, receiver, Room(RECEIVING_BYTES))
+        self._stream = HarnessStream(self, channel, receiver)
         return self._stream
 
     # ---- from the socket --------------------------------------------------------------
@@ -91,60 +104,11 @@ class HarnessLink(RelaySocket):
 
     # ---- from the stream --------------------------------------------------------------
 
+    def hold(self, *, receiving: bool) -> None:
+        self.is_held = not receiving
+        self.pong_received()  # whether one comes is not known while nothing is read
+        self._socket.hold(receiving=receiving)
+
     def end_stream(self, stream_id: str) -> None:
         self.send_frame(encode(Frame(stream_id, Kind.RESET, reason=_RESET_REASON)))
         self._socket.close(GOING_AWAY, "")
-
-
-async def open_relayed(
-    url: str,
-    receiver: Callable[[MessageStream], MessageReceiver],
-    *,
-    identity: Identity,
-    executor_key: PublicKey,
-    environment_id: str,
-    registration_id: str,
-    authorization: str,
-    headers: Sequence[tuple[str, str]] = (),
-    tls: ssl.SSLContext | None = None,
-) -> RelayStream:
-    """Connect to an executor through a rendezvous; raises ConnectFailed, is cancelled safely."""
-    link = await _open_link(url, headers, tls, FRAME_BYTES)
-    try:
-        context = prologue(environment_id, registration_id, link.stream_id)
-        initiator = Initiator(identity, executor_key, context)
-        link.introduce(initiator.first(authorization.encode()))
-        ciphers = initiator.second(await link.answer)
-    except RelayError as error:
-        link.close(GOING_AWAY, "")
-        raise ConnectFailed(f"relay handshake failed: {error}") from None
-    except BaseException:
-        link.close(GOING_AWAY, "")
-        raise
-    return link.open(Channel(link.stream_id, ciphers), receiver)
-
-
-async def open_plain(
-    url: str,
-    receiver: Callable[[MessageStream], MessageReceiver],
-    *,
-    headers: Sequence[tuple[str, str]] = (),
-    tls: ssl.SSLContext | None = None,
-) -> RelayStream:
-    """The same for the older form without encryption."""
-    link = await _open_link(url, headers, tls, MESSAGE_BYTES)
-    link.introduce(None)
-    return link.open(PlainChannel(link.stream_id), receiver)
-
-
-async def _open_link(
-    url: str, headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None, message_bytes: int
-) -> HarnessLink:
-    made: list[HarnessLink] = []
-
-    def make_link(socket: ClientSocket) -> HarnessLink:
-        made.append(HarnessLink(socket, str(uuid.uuid4())))
-        return made[0]
-
-    await connect(url, make_link, headers=headers, tls=tls, message_bytes=message_bytes)
-    return made[0]

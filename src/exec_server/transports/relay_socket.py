@@ -28,6 +28,7 @@ class RelaySocket:
         self._loop = asyncio.get_running_loop()
         self._socket = socket
         self.is_slow = False
+        self.is_held = False  # nothing is read, so no pong can be expected
         self._unsent_before = 0
         self._turns: deque[RelayStream] = deque()  # at most as many as there are streams
         self._pumping = False
@@ -68,6 +69,10 @@ class RelaySocket:
 
     def sending_ready(self) -> None:
         self.is_slow = False
+        if self._write_timer is not None:
+            # It has taken nearly everything: what comes next has its own time.
+            self._write_timer.cancel()
+            self._write_timer = None
         self._pump()
 
     def _check_writing(self) -> None:
@@ -82,7 +87,7 @@ class RelaySocket:
 
     def _ping(self) -> None:
         self._ping_timer = self._loop.call_later(PING_SECONDS, self._ping)
-        if self._pong_timer is None:
+        if self._pong_timer is None and not self.is_held:
             self._socket.ping()
             self._pong_timer = self._loop.call_later(
                 PONG_SECONDS, self._socket.abort, "pong timeout"

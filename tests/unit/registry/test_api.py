@@ -417,7 +417,15 @@ def test_validate() -> None:
     }
 
 
-@pytest.mark.parametrize("stream_id", ["stream-1", _UUID.replace("-", ""), f"{{{_UUID}}}", "x\r\n"])
+@pytest.mark.parametrize(
+    "stream_id", [_UUID.upper(), _UUID.replace("-", ""), f"{{{_UUID}}}", f"urn:uuid:{_UUID}"]
+)
+def test_stream_id_is_told_in_the_usual_spelling(stream_id: str) -> None:
+    _, server = _ask(_validate(stream_id), answer(200, {"valid": True}))
+    assert server.requests[0].header("x-codex-noise-stream-id") == _UUID
+
+
+@pytest.mark.parametrize("stream_id", ["stream-1", _UUID[1:], f" {_UUID}", "x\r\n"])
 def test_stream_id_that_is_no_uuid_is_not_told(stream_id: str) -> None:
     result, server = _ask(_validate(stream_id), answer(200, {"valid": True}))
     assert result is True
