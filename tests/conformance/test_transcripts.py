@@ -171,6 +171,17 @@ _OUR_MISSING_METHODS = frozenset(
     }
 )
 
+# Capabilities that the recorded server did not know: docs/protocol.md, "Extensions".
+_OUR_EXTENSIONS = frozenset(
+    {
+        "processCloseStdin",
+        "processResize",
+        "processSignals",
+        "processList",
+        "processReadLoss",
+    }
+)
+
 _NUMBERS = [*(f"{n:02}" for n in range(1, 20)), *(str(n) for n in range(22, 33)), "42"]
 
 
@@ -190,6 +201,7 @@ def _rules(number: str, kind: str) -> Rules:
         rules,
         skipped_ids=frozenset(_OUR_SKIPPED_STEPS.get(number, {})),
         skipped_methods=_OUR_MISSING_METHODS,
+        extensions=_OUR_EXTENSIONS,
         exit_codes=_OUR_EXIT_CODES.get(number, {}),
         kept_connections=_OUR_KEPT_CONNECTIONS.get(number, frozenset()),
     )
