@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import ssl
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Literal, NoReturn
@@ -85,6 +86,7 @@ class RelayExecutor:
         self._tls = tls
         self._headers = headers
         self._identity = Identity.generate()
+        self._is_registered = False
 
     async def serve(self, receiver: Receiver, tasks: asyncio.TaskGroup) -> NoReturn:
         await self._credential.ready()
@@ -113,8 +115,17 @@ class RelayExecutor:
     async def _register(self) -> Registration:
         if self._security == "noise":
             return await self._registry.register_until_accepted(self._identity.public)
-        form: Literal["text", "relay-plain"] = "text" if self._security == "text" else "relay-plain"
-        return await self._registry.register_plain(form=form)
+        is_text = self._security == "text"
+        registration = await self._registry.register_plain(
+            form="text" if is_text else "relay-plain"
+        )
+        if not self._is_registered:
+            # Scripts for these forms wait for this very line.
+            noun = "executor" if is_text else "environment"
+            line = f"codex exec-server remote {noun} registered with {noun}_id"
+            print(line, self._registry.environment_id, file=sys.stderr, flush=True)
+        self._is_registered = True
+        return registration
 
     async def _open(
         self, registration: Registration, settings: Settings

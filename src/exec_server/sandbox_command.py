@@ -254,10 +254,16 @@ def _shown(job: _Job) -> str:
 
 
 class _Signals:
-    """Passes signals on to the command; before there is one, they end this process."""
+    """Passes signals on to the command.
+
+    Before there is one they end this process, except for the first that comes while it is being
+    started: by then the command may be there and have said so, only we do not know it yet.
+    """
 
     def __init__(self) -> None:
         self.group: int | None = None
+        self.is_starting = False
+        self._due: int | None = None
         self._is_pause_due = False
         for number in (*_PASSED_ON, signal.SIGTSTP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
@@ -265,14 +271,18 @@ class _Signals:
                 signal.signal(number, self._pause if is_pause else self._pass_on)
 
     def started(self, group: int) -> None:
-        """There is a command now; it is paused at once if that was asked for meanwhile."""
+        """There is a command now; it gets what has come for it meanwhile."""
         self.group = group
+        if self._due is not None:
+            self._send(self._due)
         if self._is_pause_due:
             self._pause()
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
         if self.group is not None:
             self._send(number)
+        elif self.is_starting and self._due is None:
+            self._due = number
         elif number != signal.SIGWINCH:
             raise SystemExit(128 + number)
 
@@ -300,6 +310,7 @@ def _run(job: _Job, remember: Remember, signals: _Signals) -> int:
     reader, writer = os.pipe2(os.O_CLOEXEC)
     theirs = [os.dup(0), os.dup(1), writer]
     streams = Streams([reader], theirs, None, (), list(enumerate(theirs)))
+    signals.is_starting = True
     if job.policy is None:
         _print(2, f"{_SPEAKER}: this policy asks for no limits; the command runs unconfined\n")
         child = _spawn_unconfined(streams, job.command, tags.take())

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from exec_server.core import environment
+from exec_server.core import environment, http
 from exec_server.core.descendants import TagPool
 from exec_server.core.processes import Emit, ProcessTable
 from exec_server.core.reaper import Reaper
@@ -25,6 +26,9 @@ from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.transports.auth import Authenticator
 from exec_server.transports.stdio import StdioStream
 from exec_server.transports.websocket import Settings, WebSocketListener
+
+if TYPE_CHECKING:
+    from exec_server.transports import http_client
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +63,31 @@ class Options:
     remember: Callable[[str, bool], None] = lambda path, exists: None
 
 
+class _Fetch:
+    """The HTTP client, loaded when it is first needed: most servers never need it."""
+
+    def __init__(self) -> None:
+        self._client: http_client.Client | None = None
+
+    async def open(
+        self,
+        method: str,
+        url: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        *,
+        repeatable: bool,
+    ) -> http_client.Answer:
+        if self._client is None:
+            loaded = await asyncio.to_thread(import_module, "exec_server.transports.http_client")
+            self._client = self._client or loaded.Client()
+        return await self._client.open(method, url, headers, body, repeatable=repeatable)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
 @asynccontextmanager
 async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator[Host]:
     """What connections need, for as long as the context lasts; all children die with it."""
@@ -68,6 +97,7 @@ async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator
     tags = TagPool()
     spawn_threads = ThreadPoolExecutor(SPAWN_THREADS, "spawn")
     file_threads = ThreadPoolExecutor(FILE_THREADS, "files")
+    fetch = _Fetch()
 
     def make_table(emit: Emit) -> ProcessTable:
         return ProcessTable(emit, reaper, tags, spawn_threads)
@@ -78,6 +108,7 @@ async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator
         environment.login_shell(),
         file_threads,
         sandboxes,
+        http.Means(fetch),
     )
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -88,6 +119,7 @@ async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator
             finally:
                 await sessions.end_all()
                 sweeper.cancel()
+        await fetch.close()
     finally:
         sandboxes.close()
         reaper.close()
@@ -131,6 +163,7 @@ async def serve_stdio(
         await stream.open(os.dup(0), os.dup(1))
         stream.ended.add_done_callback(lambda _: stop.set())
         await stop.wait()
+        stream.close(0, "server is shutting down")  # what is under way ends with it
     await stream.flush()
 
 

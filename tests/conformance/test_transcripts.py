@@ -164,7 +164,6 @@ _OUR_EXIT_CODES: dict[str, dict[str, int]] = {
 # Methods of the recorded server that ours does not offer.
 _OUR_MISSING_METHODS = frozenset(
     {
-        "http/request",
         "environmentConfig/read",
         "capabilityRoots/discoverV1",
         "capabilities/discoverV2",

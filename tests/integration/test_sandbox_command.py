@@ -371,7 +371,10 @@ def test_stopping_stops_the_command_too(hand: Hand) -> None:
 
 
 def _command_line(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except FileNotFoundError:
+        return []  # it has ended meanwhile
 
 
 _ONLY_NETWORK = {

@@ -50,6 +50,7 @@ class Command:
     tty: bool = False
     pipe_stdin: bool = False
     arg0: str | None = None
+    tty_size: tuple[int, int] = (24, 80)  # rows and columns
 
 
 @lru_cache(maxsize=64)  # clients send the same few policies with every command

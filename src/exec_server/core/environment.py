@@ -40,7 +40,15 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
         temporary_directories=[path_to_uri(temporary)] if temporary else [],
         temp_dir=path_to_uri(temporary or "/tmp"),
         capabilities=Capabilities(
-            fs_watch_missing=True, sandboxed_file_streaming=True, file_write_streaming=True
+            fs_watch_missing=True,
+            sandboxed_file_streaming=True,
+            file_write_streaming=True,
+            http_header_env_vars=True,
+            process_close_stdin=True,
+            process_resize=True,
+            process_signals=True,
+            process_list=True,
+            process_read_loss=True,
         ),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from exec_server.core import descendants
 from exec_server.core.command import Command
 from exec_server.core.output import CHUNK_BYTES, OutputLog
 from exec_server.core.reaper import Reaper
-from exec_server.core.spawn import Child, spawn
+from exec_server.core.spawn import Child, resize_terminal, signal_foreground, spawn
 from exec_server.core.stdin import StdinQueue
 from exec_server.errors import InternalError, InvalidRequest, os_error_text
 from exec_server.protocol.method import Notice
@@ -33,9 +34,11 @@ from exec_server.protocol.process import (
     Chunk,
     ClosedParams,
     ExitedParams,
+    Listed,
     OutputParams,
     ProcessId,
     ReadResult,
+    Signal,
     Stream,
 )
 from exec_server.protocol.sandbox import Denial
@@ -67,6 +70,13 @@ MAX_LIVE = 1024
 # closed first is forgotten before its time.
 MAX_CLOSED = 4096
 CLOSED_BYTES = 64 * 1_048_576
+# What is remembered of a command line, to be shown in a list; all of it may be megabytes.
+LISTED_ARGV = 1024
+# Processes in one list: all that have not closed, and as many of the others. With the longest ids
+# and words, every character of them escaped, that is just below the 64 MiB of a message.
+MAX_LISTED = 2 * MAX_LIVE
+# What the keys of a terminal send goes to the job in its foreground, as it would from a keyboard.
+_FROM_KEYS = frozenset({"SIGINT", "SIGQUIT", "SIGTSTP"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +91,18 @@ class Process:
     """One command: its output, its stdin, its end. Created when the child runs."""
 
     def __init__(
-        self, process_id: ProcessId, child: Child, tag: int, emit: Emit, judge: Judge | None = None
+        self,
+        process_id: ProcessId,
+        command: Command,
+        child: Child,
+        tag: int,
+        emit: Emit,
+        *,
+        judge: Judge | None = None,
     ) -> None:
         self.id = process_id
+        self.tty = command.tty
+        self._argv = _beginning(command.argv, LISTED_ARGV)
         self.pid = child.pid
         self.tag = tag
         self.log = OutputLog()
@@ -99,7 +118,9 @@ class Process:
         self._loop = asyncio.get_running_loop()
         self._outputs: dict[int, Stream] = {fd: stream for stream, fd in child.outputs}
         self._stdin_descriptor = child.stdin
-        self._stdin = StdinQueue(child.stdin) if child.stdin is not None else None
+        self._stdin = (
+            StdinQueue(child.stdin, self._close_stdin) if child.stdin is not None else None
+        )
         self._write_ids: dict[str, asyncio.Future[None] | None] = {}  # a future while it waits
         self._waiters: list[asyncio.Future[None]] = []
         self._reading = False
@@ -162,8 +183,14 @@ class Process:
     # ---- stdin ------------------------------------------------------------------------
 
     @property
-    def takes_input(self) -> bool:
+    def has_stdin(self) -> bool:
         return self._stdin is not None
+
+    def takes(self, write_id: str | None) -> bool:
+        """Whether a write may be made: while the input has not ended, or again if it was made."""
+        if self._stdin is None:
+            return False
+        return not self._stdin.has_ended or write_id in self._write_ids
 
     def write(self, data: bytes, write_id: str | None) -> asyncio.Future[None] | None:
         """Queue input; a future means that it waits for room and is not accepted before.
@@ -182,6 +209,11 @@ class Process:
             self._remember(write_id, turn)
         return turn
 
+    def end_input(self) -> asyncio.Future[None] | None:
+        """Close a pipe's stdin behind what is written to it; a future as of `write`."""
+        assert self._stdin is not None
+        return self._stdin.end()
+
     def _remember(self, write_id: str, turn: asyncio.Future[None] | None) -> None:
         if turn is not None:
             turn.add_done_callback(lambda done: self._settle(write_id, done))
@@ -199,7 +231,7 @@ class Process:
 
     def held_bytes(self) -> int:
         """What a closed process costs, roughly."""
-        return self.log.retained_bytes + WRITE_ID_COST * len(self._write_ids)
+        return self.log.held_bytes() + WRITE_ID_COST * len(self._write_ids)
 
     def _close_stdin(self) -> None:
         """Close the descriptor of stdin, which of a terminal is that of the output too."""
@@ -215,9 +247,15 @@ class Process:
         """What process/read answers now."""
         chunks, next_seq = self.log.read(after, max_bytes)
         exited = self.exit_code is not None
+        loss = self.log.loss(after) or (None, None)
         return ReadResult(
-            chunks, next_seq, exited, self.exit_code, self.closed, None, *self._denial
+            chunks, next_seq, exited, self.exit_code, self.closed, None, *self._denial, *loss
         )
+
+    def listed(self) -> Listed:
+        """What process/list says of it now."""
+        running, code = self.exit_code is None, self.exit_code
+        return Listed(self.id, self._argv, self.tty, running, code, self.closed, self.log.next_seq)
 
     async def next_event(self) -> None:
         """Wait for output, the exit or the close."""
@@ -238,15 +276,28 @@ class Process:
                 else:
                     waiter.set_result(None)
 
-    # ---- the end ----------------------------------------------------------------------
+    # ---- the terminal and signals -----------------------------------------------------
 
-    def interrupt(self) -> None:
-        """SIGINT to the process group, if the leader lives."""
-        if not self.is_reaped:
-            try:
-                os.killpg(self.pid, signal.SIGINT)
-            except ProcessLookupError:
-                pass  # reaped, and about to be told so
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the terminal, as long as there is one."""
+        if self._stdin_descriptor is not None:
+            resize_terminal(self._stdin_descriptor, rows, columns)
+
+    def signal(self, name: Signal) -> None:
+        """Signal the process group, if the leader lives."""
+        if self.is_reaped:
+            return
+        number = signal.SIGINT if name == "interrupt" else signal.Signals[name]
+        if self.tty and name in _FROM_KEYS:
+            assert self._stdin_descriptor is not None
+            signal_foreground(self._stdin_descriptor, number)
+            return
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass  # reaped, and about to be told so
+
+    # ---- the end ----------------------------------------------------------------------
 
     def terminate(self) -> bool:
         """Kill the command and everything below it; False if it had exited on its own.
@@ -311,6 +362,17 @@ class Process:
         self._wake()
         if self.on_closed is not None:
             self.on_closed(self)
+
+
+def _beginning(words: list[str], size: int) -> list[str]:
+    """As many words as have `size` characters together; the last of them may be cut."""
+    kept = []
+    for word in words:
+        if size <= 0:
+            break
+        kept.append(word[:size])
+        size -= len(word) + 1  # the space between them
+    return kept
 
 
 def _more_of_terminal(descriptor: int, data: bytes) -> bytes:
@@ -387,7 +449,7 @@ class ProcessTable:
         except asyncio.CancelledError:
             # The connection is gone, the start is not: the process belongs to the session.
             future.add_done_callback(
-                lambda done: self._started_alone(process_id, done, tag, start.judge)
+                lambda done: self._started_alone(process_id, command, done, tag, start.judge)
             )
             raise
         except (OSError, InternalError) as error:
@@ -395,16 +457,21 @@ class ProcessTable:
             raise InternalError(
                 os_error_text(error) if isinstance(error, OSError) else error.message
             ) from error
-        self._started(process_id, child, tag, start.judge)
+        self._started(process_id, command, child, tag, start.judge)
 
     def _started_alone(
-        self, process_id: ProcessId, done: asyncio.Future[Child], tag: int, judge: Judge | None
+        self,
+        process_id: ProcessId,
+        command: Command,
+        done: asyncio.Future[Child],
+        tag: int,
+        judge: Judge | None,
     ) -> None:
         if done.exception() is not None:
             self._failed(process_id)
             return
         try:
-            self._started(process_id, done.result(), tag, judge)
+            self._started(process_id, command, done.result(), tag, judge)
         except InvalidRequest:
             pass  # cancelled, and nobody left to tell
 
@@ -412,15 +479,17 @@ class ProcessTable:
         self._reaper.forget()
         del self._starting[process_id]
 
-    def _started(self, process_id: ProcessId, child: Child, tag: int, judge: Judge | None) -> None:
+    def _started(
+        self, process_id: ProcessId, command: Command, child: Child, tag: int, judge: Judge | None
+    ) -> None:
         """Enter a running child; raises InvalidRequest if it was terminated meanwhile."""
         if self._starting.pop(process_id) or self._ended:
             # The start fails, so nobody hears of the child and its id is free.
-            process = Process(process_id, child, tag, _unheard)
+            process = Process(process_id, command, child, tag, _unheard)
             self._watch(process, child)
             self._terminate(process)
             raise InvalidRequest(f"process {process_id} start was cancelled")
-        process = Process(process_id, child, tag, self._emit, judge)
+        process = Process(process_id, command, child, tag, self._emit, judge=judge)
         process.on_closed = self._on_closed
         self._processes[process_id] = process
         if not self._paused:
@@ -440,6 +509,13 @@ class ProcessTable:
             done.add_done_callback(lambda _: process.exited(code))
 
         self._reaper.watch(process.pid, ended)
+
+    def listed(self) -> tuple[list[Listed], bool]:
+        """The processes in their order of start, and whether closed ones had to be left out."""
+        surplus = max(0, len(self._processes) - MAX_LISTED)
+        left_out = set(itertools.islice(self._closed, surplus))  # those that closed first
+        kept = [process.listed() for process in self._processes.values() if process not in left_out]
+        return kept, bool(left_out)
 
     # ---- back-pressure ----------------------------------------------------------------
 

@@ -26,7 +26,7 @@ _SPAWN_SETSIGDEF = 0x04
 _SPAWN_SETSIGMASK = 0x08
 _SPAWN_SETSID = 0x80
 _OPAQUE_BYTES = 512  # room for posix_spawnattr_t (336 in glibc) and posix_spawn_file_actions_t
-_WINDOW_SIZE = struct.pack("HHHH", 24, 80, 0, 0)
+_TIOCSIG = 0x40045436  # has no name in the termios module
 # All 64, also the two that the C library keeps for itself and would otherwise set to be ignored.
 _ALL_SIGNALS = system.sigset(set(range(1, 65)))
 _NO_SIGNALS = system.sigset(set())
@@ -67,7 +67,10 @@ class Streams:
     @classmethod
     def make(cls, command: Command) -> Streams:
         """A terminal or pipes, as the command wants; our ends do not block."""
-        streams = _terminal() if command.tty else _pipes(with_stdin=command.pipe_stdin)
+        if command.tty:
+            streams = _terminal(*command.tty_size)
+        else:
+            streams = _pipes(with_stdin=command.pipe_stdin)
         for descriptor in streams.ours:
             os.set_blocking(descriptor, False)
         return streams
@@ -158,15 +161,26 @@ def _pipes(*, with_stdin: bool) -> Streams:
     return streams
 
 
-def _terminal() -> Streams:
-    """A new terminal of 24 rows and 80 columns.
+def resize_terminal(master: int, rows: int, columns: int) -> None:
+    """Set the size of a terminal; if that is new, the kernel tells its foreground (SIGWINCH)."""
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def signal_foreground(master: int, number: int) -> None:
+    """Send what a key of a terminal can send (SIGINT, SIGQUIT, SIGTSTP) as the key does it."""
+    # By the kernel, at once: a group that we looked up could be another one when we signal it.
+    fcntl.ioctl(master, _TIOCSIG, number)
+
+
+def _terminal(rows: int, columns: int) -> Streams:
+    """A new terminal.
 
     The child opens the slave by its name: the first terminal that a session leader opens
     becomes its controlling terminal, so nothing needs to run between fork and exec.
     """
     master, slave = os.openpty()
     try:
-        fcntl.ioctl(master, termios.TIOCSWINSZ, _WINDOW_SIZE)
+        resize_terminal(master, rows, columns)
         name = os.fsencode(os.ttyname(slave))
     except OSError:
         os.close(master)

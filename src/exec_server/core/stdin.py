@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Callable
 
 # As many chunks as the reference queues; a further write waits for room.
 QUEUED_CHUNKS = 128
@@ -15,22 +16,28 @@ QUEUED_BYTES = 1_048_576
 class StdinQueue:
     """Writes chunks to a descriptor in order and completely, without ever blocking the loop.
 
-    The descriptor is borrowed: its owner closes it, after `close`. Chunks that wait for room
-    are bounded by the requests that a connection may have under way.
+    The descriptor is borrowed: its owner closes it, after `close`. `on_end` is called when that is
+    due because the input has ended and all of it is written. Chunks that wait for room are bounded
+    by the requests that a connection may have under way.
     """
 
     __slots__ = (
         "_chunks",
         "_descriptor",
+        "_end",
         "_loop",
+        "_on_end",
         "_open",
         "_queued_bytes",
         "_waiting",
         "_writing",
     )
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, on_end: Callable[[], None]) -> None:
         self._descriptor = descriptor
+        self._on_end = on_end
+        # The turn of the end of the input, once that is asked for; it stands among `_waiting`.
+        self._end: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._chunks: deque[memoryview] = deque()
         self._queued_bytes = 0
@@ -54,6 +61,24 @@ class StdinQueue:
             self._write()
         return None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end of the input is queued or waits for its turn."""
+        return self._end is not None and not self._end.cancelled()
+
+    def end(self) -> asyncio.Future[None] | None:
+        """Queue the end of the input behind all chunks, or return a future as `offer` does.
+
+        Nothing may be offered while `has_ended`. A second end is the same as the first.
+        """
+        if self._end is None or self._end.cancelled():
+            self._end = self._loop.create_future()
+            self._waiting.append((b"", self._end))
+            self._admit()
+            if self._is_over():
+                self._on_end()
+        return None if self._end.done() else self._end
+
     def close(self) -> None:
         """Drop what is queued."""
         self._open = False
@@ -66,6 +91,10 @@ class StdinQueue:
             _, turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left to write, and nothing will come."""
+        return not self._chunks and self.has_ended and self._end is not None and self._end.done()
 
     def _has_room(self) -> bool:
         return len(self._chunks) < QUEUED_CHUNKS and self._queued_bytes < QUEUED_BYTES
@@ -89,6 +118,8 @@ class StdinQueue:
             pass
         except OSError:
             self.close()  # the child closed its stdin; like a shell, we do not mind
+        if self._is_over():
+            self._on_end()
             return
         if bool(self._chunks) == self._writing:
             return
@@ -103,5 +134,6 @@ class StdinQueue:
         while self._waiting and self._has_room():
             data, turn = self._waiting.popleft()
             if not turn.done():
-                self._put(data)
+                if turn is not self._end:
+                    self._put(data)
                 turn.set_result(None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NewType
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NewType
 
 import msgspec
 import pybase64
@@ -10,11 +11,54 @@ import pybase64
 from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Confinable, Denial, Sandbox
-from exec_server.protocol.wire import U16, U64, Base64, Params, Result, Usize, Uuid
+from exec_server.protocol.wire import (
+    U16,
+    U64,
+    Base64,
+    NonZeroU16,
+    Params,
+    Result,
+    Usize,
+    Uuid,
+    decode_value,
+)
 
 ProcessId = NewType("ProcessId", str)
 Stream = Literal["stdout", "stderr", "pty"]
 SandboxType = Literal["none", "linuxSeccomp"]
+# The reference knows the first; the others are ours, and spelled in this one way.
+Signal = Literal[
+    "interrupt",
+    "SIGHUP",
+    "SIGINT",
+    "SIGQUIT",
+    "SIGILL",
+    "SIGTRAP",
+    "SIGABRT",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGKILL",
+    "SIGUSR1",
+    "SIGSEGV",
+    "SIGUSR2",
+    "SIGPIPE",
+    "SIGALRM",
+    "SIGTERM",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGSTOP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGXCPU",
+    "SIGXFSZ",
+    "SIGVTALRM",
+    "SIGPROF",
+    "SIGWINCH",
+    "SIGIO",
+    "SIGSYS",
+]
 
 
 class Metadata(Params, frozen=True):
@@ -59,8 +103,15 @@ class NetworkProxy(Params, frozen=True):
     proxy: dict[str, object]
 
 
+class TtySize(Params, frozen=True):
+    wire_name: ClassVar[str] = "TtySize"
+    rows: NonZeroU16
+    columns: NonZeroU16
+
+
 class StartParams(Confinable, frozen=True, kw_only=True):
     wire_name: ClassVar[str] = "WireExecParams"
+    named_only: ClassVar[tuple[str, ...]] = ("tty_size",)
     process_id: ProcessId
     metadata: Metadata | None = None
     argv: list[str]
@@ -75,6 +126,7 @@ class StartParams(Confinable, frozen=True, kw_only=True):
     enforce_managed_network: bool = False
     managed_network: ManagedNetwork | None = None
     network_proxy: NetworkProxy | None = None
+    tty_size: TtySize | None = None
 
 
 class StartResult(Result, frozen=True):
@@ -106,6 +158,10 @@ class ReadResult(Result, frozen=True, omit_defaults=True):
     sandbox_denied: bool
     # Ours alone, and only written where there is one.
     sandbox_denial: Denial | None = None
+    # The same, where output that was asked for is no longer kept: the first chunk that is, and
+    # how many bytes are gone, if that is still known.
+    first_seq: int | None = None
+    lost_bytes: int | None = None
 
 
 class WriteParams(Params, frozen=True):
@@ -119,10 +175,47 @@ class WriteResult(Result, frozen=True):
     status: Literal["accepted", "unknownProcess", "stdinClosed", "starting"]
 
 
-class SignalParams(Params, frozen=True):
+class CloseStdinParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "CloseStdinParams"
+    process_id: ProcessId
+
+
+class CloseStdinResult(Result, frozen=True):
+    pass
+
+
+class ResizeParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "ResizeParams"
+    process_id: ProcessId
+    rows: NonZeroU16
+    columns: NonZeroU16
+
+
+class ResizeResult(Result, frozen=True):
+    pass
+
+
+class _InterruptParams(Params, frozen=True):
+    """SignalParams as the reference has them."""
+
     wire_name: ClassVar[str] = "SignalParams"
     process_id: ProcessId
     signal: Literal["interrupt"]
+
+
+def _prepare_signal(value: dict[str, Any]) -> dict[str, Any]:
+    """Have what is no name in capitals refused in the words of the reference, if at all."""
+    name = value.get("signal")
+    if not (isinstance(name, str) and name.isupper()):
+        decode_value(_InterruptParams, value)
+    return value
+
+
+class SignalParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "SignalParams"
+    prepare: ClassVar[Callable[[dict[str, Any]], dict[str, Any]]] = staticmethod(_prepare_signal)
+    process_id: ProcessId
+    signal: Signal
 
 
 class SignalResult(Result, frozen=True):
@@ -136,6 +229,21 @@ class TerminateParams(Params, frozen=True):
 
 class TerminateResult(Result, frozen=True):
     running: bool
+
+
+class Listed(Result, frozen=True):
+    process_id: ProcessId
+    argv: list[str]  # the beginning of it, if it is long
+    tty: bool
+    running: bool
+    exit_code: int | None
+    closed: bool
+    next_seq: int
+
+
+class ListResult(Result, frozen=True):
+    processes: list[Listed]
+    truncated: bool
 
 
 class OutputParams(Result, frozen=True, gc=False):
@@ -175,8 +283,11 @@ def encode_output(params: OutputParams) -> bytes:
 START = Call("process/start", StartParams, StartResult)
 READ = Call("process/read", ReadParams, ReadResult)
 WRITE = Call("process/write", WriteParams, WriteResult)
+CLOSE_STDIN = Call("process/closeStdin", CloseStdinParams, CloseStdinResult)
+RESIZE = Call("process/resize", ResizeParams, ResizeResult)
 SIGNAL = Call("process/signal", SignalParams, SignalResult)
 TERMINATE = Call("process/terminate", TerminateParams, TerminateResult)
+LIST: Call[None, ListResult] = Call("process/list", None, ListResult)
 
 OUTPUT = Notice("process/output", OutputParams, encode_output)
 EXITED = Notice("process/exited", ExitedParams)

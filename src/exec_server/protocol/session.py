@@ -33,6 +33,12 @@ class Capabilities(Result, frozen=True):
     windows_mxc: bool = False
     linux_root_write_preserves_devices: bool = False
     linux_approved_root_write_preserves_restrictions: bool = False
+    # From here on ours alone: see the extensions in docs/protocol.md.
+    process_close_stdin: bool = False
+    process_resize: bool = False
+    process_signals: bool = False
+    process_list: bool = False
+    process_read_loss: bool = False
 
 
 class EnvironmentInfo(Result, frozen=True):

@@ -30,6 +30,7 @@ __all__ = [
     "U32",
     "U64",
     "Base64",
+    "NonZeroU16",
     "NonZeroUsize",
     "Params",
     "Result",
@@ -49,6 +50,8 @@ class Params(msgspec.Struct, frozen=True, rename="camel"):
     # The members with the default None that may be left off at the end of an array too, as
     # those with any other default may.
     omissible: ClassVar[tuple[str, ...]] = ()
+    # The members that no array has, because the reference does not know them.
+    named_only: ClassVar[tuple[str, ...]] = ()
     # Other values of the tag that mean this variant.
     tag_aliases: ClassVar[tuple[str, ...]] = ()
     # What is done with the object before it is decoded, if anything; may raise InvalidParams.
@@ -70,6 +73,7 @@ U16 = Annotated[int, _integer("u16", 0, 2**16 - 1)]
 U32 = Annotated[int, _integer("u32", 0, 2**32 - 1)]
 U64 = Annotated[int, _integer("u64", 0, 2**64 - 1)]
 Usize = Annotated[int, _integer("usize", 0, 2**64 - 1)]
+NonZeroU16 = Annotated[int, _integer("a nonzero u16", 1, 2**16 - 1)]
 NonZeroUsize = Annotated[int, _integer("a nonzero usize", 1, 2**64 - 1)]
 I64 = Annotated[int, _integer("i64", -(2**63), 2**63 - 1)]
 
@@ -259,6 +263,7 @@ def _struct_plan(kind: type[Params]) -> _Plan:
     fields = msgspec.structs.fields(kind)
     plans = {field.encode_name: (field.name, _plan(field.type)) for field in fields}
     required = [field for field in fields if field.required]
+    positional = [field for field in fields if field.name not in kind.named_only]
     what = "struct variant" if "::" in kind.wire_name else "struct"
 
     def from_object(value: dict[str, object], buffered: bool) -> Params:
@@ -274,17 +279,17 @@ def _struct_plan(kind: type[Params]) -> _Plan:
 
     def from_array(value: list[object], buffered: bool) -> Params:
         members: dict[str, object] = {}
-        for (name, plan), item in zip(plans.values(), value, strict=False):
+        for field, item in zip(positional, value, strict=False):
+            name, plan = plans[field.encode_name]
             members[name] = plan(item, buffered)
-        for index, field in enumerate(fields[len(value) :], len(value)):
+        for index, field in enumerate(positional[len(value) :], len(value)):
             if field.required or (field.default is None and field.name not in kind.omissible):
-                expected = f"{what} {kind.wire_name} with {_elements(len(fields))}"
+                expected = f"{what} {kind.wire_name} with {_elements(len(positional))}"
                 raise InvalidParams(f"invalid length {index}, expected {expected}")
-        if len(value) > len(fields):
+        if len(value) > len(positional):
             # The reference's two decoders count differently what they did not expect.
-            fewer = (
-                f"{_elements(len(fields))} in sequence" if buffered else "fewer elements in array"
-            )
+            counted = f"{_elements(len(positional))} in sequence"
+            fewer = counted if buffered else "fewer elements in array"
             raise InvalidParams(f"invalid length {len(value)}, expected {fewer}")
         return kind(**members)
 

@@ -21,7 +21,7 @@ import asyncio
 import enum
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,8 +133,9 @@ class Connection:
         self._pending_bytes = 0
         self._decoding = False
         self._holding = False
-        self._is_slow = False  # the client does not take what we send
-        self._is_pressed = False  # that, or requests are waiting: the limits have to be watched
+        self._sendable = asyncio.Event()  # set while the client takes what we send
+        self._sendable.set()
+        self._is_pressed = False  # it does not, or requests wait: the limits have to be watched
         self._running: set[asyncio.Task[None]] = set()
 
     # ---- messages in ------------------------------------------------------------------
@@ -306,7 +307,8 @@ class Connection:
 
     def _update_hold(self) -> None:
         """Read from the link exactly while there is room for more requests."""
-        self._is_pressed = self._is_slow or bool(self._main.queue or self._control.queue)
+        waiting = bool(self._main.queue or self._control.queue)
+        self._is_pressed = waiting or not self._sendable.is_set()
         holding = (
             self._decoding
             or len(self._main.queue) + len(self._control.queue) >= QUEUED_REQUESTS
@@ -321,6 +323,22 @@ class Connection:
         task = self._host.tasks.create_task(coroutine)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> bool:
+        """Run what goes on after its request was answered, unless the link is gone already."""
+        if self._state is State.CLOSED:
+            coroutine.close()
+            return False
+        self._create_task(self._watched(coroutine))
+        return True
+
+    async def _watched(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            await coroutine
+        except Exception:
+            # It must not get out of this task: it would end the server with all its clients.
+            log.exception("something failed unexpectedly after its request was answered")
+            self._stream.close(INTERNAL_FAILURE, "internal error")
 
     # ---- methods and answers ----------------------------------------------------------
 
@@ -353,7 +371,7 @@ class Connection:
             session = sessions.create(self)
         else:
             session = sessions.resume(initialize.resume_session_id, self)
-        self._scope = Scope(self._host.machine, session, self.notify)
+        self._scope = Scope(self._host.machine, session, self.notify, self._start, self._sendable)
         self._state = following
         log.info("client %s has session %s", self._stream.origin, session.id)
         return InitializeResult(session.id, self._host.machine.environment)
@@ -380,12 +398,13 @@ class Connection:
         self._stream.probe()
 
     def sending_slow(self) -> None:
-        self._is_slow = self._is_pressed = True
+        self._is_pressed = True
+        self._sendable.clear()
         if self._scope is not None:
             self._scope.session.processes.pause()
 
     def sending_ready(self) -> None:
-        self._is_slow = False
+        self._sendable.set()
         if self._scope is not None:
             self._scope.session.processes.resume()
         self._advance(self._main)
@@ -394,16 +413,18 @@ class Connection:
         self._state = State.CLOSED
         self._main.queue.clear()
         self._control.queue.clear()
+        # At once: on a relay the next message may be the client's, on its new stream.
+        if self._scope is not None:
+            self._host.sessions.detach(self._scope.session)
         # Not at once: a task that is cancelled before it has begun could not even clean up.
         asyncio.get_running_loop().call_soon(self._abandon)
 
     def _abandon(self) -> None:
-        """Detach the session; whatever still runs here is abandoned first."""
+        """Give up whatever still runs here, and what belonged to the connection alone."""
         for task in list(self._running):
             task.cancel()
         if self._scope is not None:
             self._scope.close()
-            self._host.sessions.detach(self._scope.session)
 
 
 def _named_process(job: _Job) -> object:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from exec_server.core.files import OPERATIONS
-from exec_server.protocol import files, process, session
+from exec_server.protocol import files, http, process, session
 from exec_server.protocol.method import Call
 from exec_server.rpc.handlers import environment as on_environment
 from exec_server.rpc.handlers import files as on_files
+from exec_server.rpc.handlers import http as on_http
 from exec_server.rpc.handlers import process as on_process
 from exec_server.rpc.scope import Encoded, Scope, Streamed
 
@@ -41,8 +42,11 @@ _ROWS: list[Method[Any, Any]] = [
     Method(process.START, on_process.start, "exec"),
     Method(process.READ, on_process.read, "exec", steps_aside=True),
     Method(process.WRITE, on_process.write, "exec", steps_aside=True),
+    Method(process.CLOSE_STDIN, on_process.close_stdin, "exec", steps_aside=True),
+    Method(process.RESIZE, on_process.resize, "exec", control=True),
     Method(process.SIGNAL, on_process.signal, "exec", control=True),
     Method(process.TERMINATE, on_process.terminate, "exec", control=True),
+    Method(process.LIST, on_process.list_, "exec"),
     Method(files.READ_FILE, on_files.read_file, "filesystem"),
     Method(files.OPEN, on_files.open_, "filesystem"),
     Method(files.READ_BLOCK, on_files.read_block, "filesystem"),
@@ -52,6 +56,7 @@ _ROWS: list[Method[Any, Any]] = [
     Method(files.CANONICALIZE, on_files.canonicalize, "filesystem"),
     Method(files.READ_DIRECTORY, on_files.read_directory, "filesystem"),
     Method(files.WATCH_MISSING, on_files.watch_missing, "filesystem"),
+    Method(http.REQUEST, on_http.request, "http", steps_aside=True),
 ]
 
 # The operations that only ever run in a thread need no handler of their own.

@@ -166,11 +166,22 @@ def _write(path: str, text: str) -> None:
 def _run(order: Order, control: socket.socket, terminals: int | None) -> NoReturn:
     """Wait for the program, start it on our standard streams, and end like it."""
     program, descriptors = orders.receive(control, Program)
-    _reporting(control, lambda: _confine(order, program, descriptors, terminals))
-    control.close()
+    control.set_inheritable(False)  # the command has no business with it
     if order.view is None:
+        _reporting(control, lambda: _confine(order, program, descriptors, terminals))
+        control.close()
         _replace_self(program)
-    leader = _start(program)
+
+    def begin() -> int | OSError | InternalError:
+        _confine(order, program, descriptors, terminals)
+        return _start(program)
+
+    # Reported only when the command is there: a signal that came before would find its group
+    # with nobody but us in it, and the first process of a namespace ignores signals.
+    leader = _reporting(control, begin)
+    control.close()
+    if not isinstance(leader, int):
+        _cannot_execute(program, leader)
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)  # the command's streams end with the command
@@ -209,12 +220,13 @@ def _wait_for(leader: int) -> int:
             return system.exit_code(status)
 
 
-def _start(program: Program) -> int:
+def _start(program: Program) -> int | OSError | InternalError:
+    """The number of the command, or why it cannot be executed, which is no failure of ours."""
     try:
         argv, env, paths = _resolved(program)
         return spawn_first(paths, argv, env, ".", Streams.inherited())
     except (OSError, InternalError) as error:
-        _cannot_execute(program, error)
+        return error
 
 
 def _replace_self(program: Program) -> NoReturn:

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import select
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from exec_server.core import descendants
 from exec_server.core.command import Command
-from exec_server.core.spawn import Child, spawn
+from exec_server.core.spawn import Child, resize_terminal, signal_foreground, spawn
 from exec_server.errors import InternalError
 
 _TAG = descendants.SERVER_TAGS[5]
@@ -73,6 +74,31 @@ def test_terminal() -> None:
     child = _start("sh", "-c", "stty size; echo x > /dev/tty", tty=True)
     assert child.outputs == (("pty", child.stdin),)
     assert _output(child) == {"pty": b"24 80\r\nx\r\n"}
+
+
+def test_terminal_of_another_size() -> None:
+    child = _start("stty", "size", tty=True, tty_size=(50, 65_535))
+    assert _output(child) == {"pty": b"50 65535\r\n"}
+
+
+def test_resized_terminal_tells_its_foreground() -> None:
+    script = "trap 'stty size; exit' WINCH; echo up; while :; do sleep 0.01; done"
+    child = _start("sh", "-c", script, tty=True)
+    assert child.stdin is not None
+    select.select([child.stdin], [], [], 10)
+    assert os.read(child.stdin, 100) == b"up\r\n"
+    resize_terminal(child.stdin, 2, 3)
+    assert _output(child) == {"pty": b"2 3\r\n"}
+
+
+def test_foreground_of_a_terminal_is_signalled() -> None:
+    script = "trap 'echo caught; exit' QUIT; echo up; while :; do sleep 0.01; done"
+    child = _start("sh", "-c", script, tty=True)
+    assert child.stdin is not None
+    select.select([child.stdin], [], [], 10)
+    assert os.read(child.stdin, 100) == b"up\r\n"
+    signal_foreground(child.stdin, signal.SIGQUIT)
+    assert b"caught\r\n" in _output(child)["pty"]
 
 
 @pytest.mark.parametrize("tty", [False, True])

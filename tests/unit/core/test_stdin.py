@@ -31,6 +31,10 @@ def pipe() -> Iterator[tuple[int, int]]:
             pass  # closed by the test
 
 
+def _never() -> None:
+    raise AssertionError("the input has not been ended")
+
+
 def _run(test: Callable[[], Awaitable[T]]) -> T:
     async def limited() -> T:
         async with asyncio.timeout(10):
@@ -49,7 +53,7 @@ async def _read(descriptor: int, size: int) -> bytes:
 
 def test_chunk_is_written_at_once(pipe: tuple[int, int]) -> None:
     async def test() -> None:
-        queue = StdinQueue(pipe[1])
+        queue = StdinQueue(pipe[1], _never)
         assert queue.offer(b"one") is None
         assert queue.offer(b"") is None
         assert queue.offer(b"two") is None
@@ -61,7 +65,7 @@ def test_chunk_is_written_at_once(pipe: tuple[int, int]) -> None:
 
 def test_chunks_beyond_the_pipe_are_queued_and_written_later(pipe: tuple[int, int]) -> None:
     async def test() -> None:
-        queue = StdinQueue(pipe[1])
+        queue = StdinQueue(pipe[1], _never)
         data = os.urandom(300_000)
         assert queue.offer(data[:200_000]) is None
         assert queue.offer(data[200_000:]) is None
@@ -75,7 +79,7 @@ def test_chunks_beyond_the_pipe_are_queued_and_written_later(pipe: tuple[int, in
 
 def test_write_waits_for_room_by_number(pipe: tuple[int, int]) -> None:
     async def test() -> None:
-        queue = StdinQueue(pipe[1])
+        queue = StdinQueue(pipe[1], _never)
         assert queue.offer(bytes(_PIPE_BYTES)) is None
         for _ in range(QUEUED_CHUNKS):
             assert queue.offer(b"x") is None
@@ -91,7 +95,7 @@ def test_write_waits_for_room_by_number(pipe: tuple[int, int]) -> None:
 
 def test_write_waits_for_room_by_bytes(pipe: tuple[int, int]) -> None:
     async def test() -> None:
-        queue = StdinQueue(pipe[1])
+        queue = StdinQueue(pipe[1], _never)
         assert queue.offer(bytes(QUEUED_BYTES + _PIPE_BYTES)) is None
         turn = queue.offer(b"waits")
         assert turn is not None
@@ -105,7 +109,7 @@ def test_write_waits_for_room_by_bytes(pipe: tuple[int, int]) -> None:
 
 def test_cancelled_write_is_taken_back(pipe: tuple[int, int]) -> None:
     async def test() -> None:
-        queue = StdinQueue(pipe[1])
+        queue = StdinQueue(pipe[1], _never)
         size = QUEUED_BYTES + _PIPE_BYTES
         assert queue.offer(bytes(size)) is None
         cancelled, kept = queue.offer(b"no"), queue.offer(b"yes")
@@ -121,7 +125,7 @@ def test_cancelled_write_is_taken_back(pipe: tuple[int, int]) -> None:
 
 def test_close_drops_everything_and_lets_waiters_go(pipe: tuple[int, int]) -> None:
     async def test() -> None:
-        queue = StdinQueue(pipe[1])
+        queue = StdinQueue(pipe[1], _never)
         queue.offer(bytes(QUEUED_BYTES + _PIPE_BYTES))
         turns = [queue.offer(b"a"), queue.offer(b"b")]
         assert turns[1] is not None
@@ -138,7 +142,7 @@ def test_close_drops_everything_and_lets_waiters_go(pipe: tuple[int, int]) -> No
 
 def test_reader_that_goes_away_is_no_error(pipe: tuple[int, int]) -> None:
     async def test() -> None:
-        queue = StdinQueue(pipe[1])
+        queue = StdinQueue(pipe[1], _never)
         queue.offer(bytes(QUEUED_BYTES + _PIPE_BYTES))
         turn = queue.offer(b"waits")
         assert turn is not None
@@ -146,6 +150,111 @@ def test_reader_that_goes_away_is_no_error(pipe: tuple[int, int]) -> None:
         await turn
         assert queue.offer(b"vanishes") is None
         queue.close()
+
+    _run(test)
+
+
+def test_end_without_anything_queued_is_due_at_once(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        ends: list[str] = []
+        queue = StdinQueue(pipe[1], lambda: ends.append("end"))
+        queue.offer(b"one")
+        assert not queue.has_ended
+        assert queue.end() is None
+        assert queue.has_ended
+        assert queue.end() is None
+        assert ends == ["end"]
+        queue.close()
+
+    _run(test)
+
+
+def test_end_is_due_when_all_is_written(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        ended = asyncio.Event()
+
+        def close() -> None:
+            queue.close()
+            os.close(pipe[1])
+            ended.set()
+
+        queue = StdinQueue(pipe[1], close)
+        data = os.urandom(300_000)
+        assert queue.offer(data) is None
+        assert queue.end() is None
+        assert not ended.is_set()
+        assert await _read(pipe[0], 300_000) == data
+        await ended.wait()
+        assert os.read(pipe[0], 1) == b""
+
+    _run(test)
+
+
+def test_end_waits_behind_waiting_writes(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        ended = asyncio.Event()
+        queue = StdinQueue(pipe[1], ended.set)
+        size = QUEUED_BYTES + _PIPE_BYTES
+        assert queue.offer(bytes(size)) is None
+        write = queue.offer(b"last")
+        end = queue.end()
+        assert write is not None
+        assert end is not None
+        assert queue.end() is end
+        assert (await _read(pipe[0], size + 4))[size:] == b"last"
+        await end
+        assert write.done()
+        await ended.wait()
+        queue.close()
+
+    _run(test)
+
+
+def test_cancelled_end_is_taken_back(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        ended = asyncio.Event()
+        queue = StdinQueue(pipe[1], ended.set)
+        size = QUEUED_BYTES + _PIPE_BYTES
+        queue.offer(bytes(size))
+        write, end = queue.offer(b"no"), queue.end()
+        assert write is not None
+        assert end is not None
+        write.cancel()
+        end.cancel()
+        assert not queue.has_ended
+        again = queue.offer(b"yes")
+        assert again is not None
+        assert (await _read(pipe[0], size + 3))[size:] == b"yes"
+        assert not ended.is_set()
+        assert queue.end() is None
+        assert ended.is_set()
+        queue.close()
+
+    _run(test)
+
+
+def test_end_is_due_when_the_reader_goes_away(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        ended = asyncio.Event()
+        queue = StdinQueue(pipe[1], ended.set)
+        queue.offer(bytes(QUEUED_BYTES + _PIPE_BYTES))
+        end = queue.end()
+        assert end is not None
+        os.close(pipe[0])
+        await end
+        await ended.wait()
+        queue.close()
+
+    _run(test)
+
+
+def test_end_after_close_is_due_at_once(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        ended = asyncio.Event()
+        queue = StdinQueue(pipe[1], ended.set)
+        queue.close()
+        assert queue.end() is None
+        assert ended.is_set()
 
     _run(test)
 

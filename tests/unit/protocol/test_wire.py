@@ -18,6 +18,7 @@ from exec_server.protocol.wire import (
     U32,
     U64,
     Base64,
+    NonZeroU16,
     NonZeroUsize,
     Params,
     Result,
@@ -106,6 +107,14 @@ class Write(Params):
     signal: Literal["interrupt"] = "interrupt"
 
 
+class Sized(Params):
+    wire_name: ClassVar[str] = "Sized"
+    named_only: ClassVar[tuple[str, ...]] = ("rows",)
+    process_id: Id
+    after_seq: U64 = 0
+    rows: NonZeroU16 | None = None
+
+
 class Terminate(Params):
     wire_name: ClassVar[str] = "TerminateParams"
     process_id: Id
@@ -133,6 +142,8 @@ ACCEPTED = [
     (Read, {"processId": "p", "offset": -(2**63)}, Read(Id("p"), offset=-(2**63))),
     (Read, ["p", None, 5, None], Read(Id("p"), None, 5, None)),
     (Terminate, ["p"], Terminate(Id("p"))),
+    (Sized, {"processId": "p", "rows": 65535}, Sized(Id("p"), rows=65535)),
+    (Sized, ["p", 5], Sized(Id("p"), 5)),
     (Write, {"chunk": "YWJj"}, Write(Base64(b"abc"))),
     (Write, {"chunk": "", "signal": {"interrupt": None}}, Write(Base64(b""))),
     (Write, ["YWJj"], Write(Base64(b"abc"))),
@@ -198,6 +209,14 @@ REFUSED = [
     (Read, {"processId": "p", "maxBytes": []}, "invalid type: sequence, expected usize"),
     (Read, {"processId": "p", "offset": {}}, "invalid type: map, expected i64"),
     (Read, {"processId": "p", "afterSeq": 2**64}, "invalid number"),
+    (Sized, [], "invalid length 0, expected struct Sized with 2 elements"),
+    (Sized, ["p", 5, 3], "invalid length 3, expected fewer elements in array"),
+    (Sized, {"processId": "p", "rows": 65536}, "invalid number"),
+    (
+        Sized,
+        {"processId": "p", "rows": 0},
+        "invalid value: integer `0`, expected a nonzero u16",
+    ),
     (Read, {"processId": "p", "afterSeq": -1}, "invalid number"),
     (Read, {"processId": "p", "afterSeq": 1.0}, "invalid number"),
     (Read, {"processId": "p", "afterSeq": float("inf")}, "invalid number"),

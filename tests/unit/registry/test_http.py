@@ -19,6 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from exec_server.registry import http
 from exec_server.registry.http import AnswerTooLarge, HttpClient, HttpFailed, Reply
+from exec_server.transports import http_client
 from unit.registry.http_server import Answer, HttpServer, answer, hang_up, serving, silence
 
 _JSON = [("content-type", "application/json"), ("accept", "*/*")]
@@ -141,14 +142,14 @@ def test_a_kept_connection_that_dies_in_its_answer_is_not_replaced() -> None:
 def test_old_connections_are_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def job(server: HttpServer, client: HttpClient) -> None:
         await client.request("GET", server.url, [])
-        monkeypatch.setattr(http, "IDLE_SECONDS", -1.0)
+        monkeypatch.setattr(http_client, "IDLE_SECONDS", -1.0)
         await client.request("GET", server.url, [])
 
     assert _run(job, answer(200)).connections == 2
 
 
 def test_few_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "IDLE_LINKS", 2)
+    monkeypatch.setattr(http_client, "IDLE_LINKS", 2)
 
     async def job(server: HttpServer, client: HttpClient) -> None:
         async def four() -> None:

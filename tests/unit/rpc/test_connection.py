@@ -686,6 +686,60 @@ def test_a_bug_in_the_decoder_costs_one_connection(
     play(scenario)
 
 
+# ---- what goes on after its request ---------------------------------------------------
+
+
+def _scope(bench: Bench) -> Scope:
+    assert bench.connection._scope is not None
+    return bench.connection._scope
+
+
+def test_what_was_started_waits_for_the_client_and_ends_with_the_link(
+    play: Callable[..., None],
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        seen: list[str] = []
+
+        async def go_on() -> None:
+            try:
+                await _scope(bench).until_sendable()
+                seen.append("sendable")
+                await asyncio.get_running_loop().create_future()
+            finally:
+                seen.append("ended")
+
+        bench.connection.sending_slow()
+        bench.ready()
+        assert _scope(bench).start(go_on())
+        await _turns()
+        assert seen == []
+        bench.connection.sending_ready()
+        await _turns()
+        assert seen == ["sendable"]
+        bench.connection.link_lost()
+        assert not _scope(bench).start(go_on())
+        await _turns()
+        assert seen == ["sendable", "ended"]
+
+    play(scenario)
+
+
+def test_what_was_started_and_fails_ends_only_its_connection(
+    play: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise ValueError("a bug")
+
+    async def scenario(bench: Bench) -> None:
+        bench.ready()
+        assert _scope(bench).start(fail())
+        await _turns()
+        assert bench.stream.closed == (1011, "internal error")
+
+    play(scenario)
+    assert "a bug" in caplog.text
+
+
 # ---- the end and the session ----------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 
 from exec_server.core.command import Command, child_environment
 from exec_server.core.processes import Process, Start
@@ -15,8 +16,14 @@ from exec_server.errors import (
     os_error_text,
 )
 from exec_server.protocol.process import (
+    CloseStdinParams,
+    CloseStdinResult,
+    ListResult,
+    ProcessId,
     ReadParams,
     ReadResult,
+    ResizeParams,
+    ResizeResult,
     SandboxType,
     SignalParams,
     SignalResult,
@@ -38,6 +45,7 @@ WRITE_ID_BYTES = 256
 MAX_WAIT_SECONDS = 3600.0
 
 _ACCEPTED = WriteResult("accepted")
+_STDIN_CLOSED = WriteResult("stdinClosed")
 
 
 def start(scope: Scope, params: StartParams) -> Awaitable[StartResult]:
@@ -46,6 +54,8 @@ def start(scope: Scope, params: StartParams) -> Awaitable[StartResult]:
     cwd = _native_cwd(params)
     if not params.argv:
         raise InvalidParams("argv must not be empty")
+    if params.tty_size is not None and not params.tty:
+        raise InvalidParams("ttySize is only for a process with tty")
     _check_length("processId", params.process_id, PROCESS_ID_BYTES)
     env = child_environment(params.env, params.env_policy, params.metadata, scope.machine.variables)
     if params.tty:
@@ -56,6 +66,8 @@ def start(scope: Scope, params: StartParams) -> Awaitable[StartResult]:
             raise InvalidRequest("this exec-server has no managed network to enforce")
         how = scope.machine.sandboxes.for_process(params.sandbox, cwd, env)
     command = Command(params.argv, cwd, env, params.tty, params.pipe_stdin, params.arg0)
+    if params.tty_size is not None:
+        command = replace(command, tty_size=(params.tty_size.rows, params.tty_size.columns))
     scope.session.processes.reserve(params.process_id)
     return _start(scope, params, command, how)
 
@@ -90,15 +102,20 @@ async def _start(scope: Scope, params: StartParams, command: Command, how: Start
 
 
 def read(scope: Scope, params: ReadParams) -> ReadResult | Awaitable[ReadResult]:
-    process = scope.session.processes.get(params.process_id)
-    if process is None:
-        if scope.session.processes.is_starting(params.process_id):
-            raise InvalidRequest(f"process id {params.process_id} is starting")
-        raise InvalidRequest(f"unknown process id {params.process_id}")
+    process = _existing(scope, params.process_id)
     result = process.read(params.after_seq or 0, params.max_bytes)
     if not params.wait_ms or _is_news(result, params):
         return result
     return _long_poll(process, params)
+
+
+def _existing(scope: Scope, process_id: ProcessId) -> Process:
+    process = scope.session.processes.get(process_id)
+    if process is None:
+        if scope.session.processes.is_starting(process_id):
+            raise InvalidRequest(f"process id {process_id} is starting")
+        raise InvalidRequest(f"unknown process id {process_id}")
+    return process
 
 
 def _is_news(result: ReadResult, params: ReadParams) -> bool:
@@ -131,8 +148,8 @@ def write(scope: Scope, params: WriteParams) -> WriteResult | Awaitable[WriteRes
     if process is None:
         starting = scope.session.processes.is_starting(params.process_id)
         return WriteResult("starting" if starting else "unknownProcess")
-    if not process.takes_input:
-        return WriteResult("stdinClosed")
+    if not process.takes(params.write_id):
+        return _STDIN_CLOSED
     turn = process.write(params.chunk, params.write_id)
     return _ACCEPTED if turn is None else _accepted_after(turn)
 
@@ -142,11 +159,41 @@ async def _accepted_after(turn: asyncio.Future[None]) -> WriteResult:
     return _ACCEPTED
 
 
+def close_stdin(
+    scope: Scope, params: CloseStdinParams
+) -> CloseStdinResult | Awaitable[CloseStdinResult]:
+    process = _existing(scope, params.process_id)
+    if process.tty:
+        raise InvalidRequest(
+            f"process {process.id} has a terminal: write Ctrl-D (byte 4) to end its input"
+        )
+    if not process.has_stdin:
+        raise InvalidRequest(f"process {process.id} was started without pipeStdin")
+    turn = process.end_input()
+    return CloseStdinResult() if turn is None else _closed_after(turn)
+
+
+async def _closed_after(turn: asyncio.Future[None]) -> CloseStdinResult:
+    await turn
+    return CloseStdinResult()
+
+
+def resize(scope: Scope, params: ResizeParams) -> ResizeResult:
+    process = _existing(scope, params.process_id)
+    if not process.tty:
+        raise InvalidRequest(f"process {process.id} has no terminal")
+    try:
+        process.resize(params.rows, params.columns)
+    except OSError as error:
+        raise InternalError(f"failed to resize terminal: {os_error_text(error)}") from error
+    return ResizeResult()
+
+
 def signal(scope: Scope, params: SignalParams) -> SignalResult:
     process = scope.session.processes.get(params.process_id)
     if process is not None:
         try:
-            process.interrupt()
+            process.signal(params.signal)
         except OSError as error:
             raise InternalError(f"failed to signal process: {os_error_text(error)}") from error
     return SignalResult()
@@ -154,3 +201,8 @@ def signal(scope: Scope, params: SignalParams) -> SignalResult:
 
 def terminate(scope: Scope, params: TerminateParams) -> TerminateResult:
     return TerminateResult(scope.session.processes.terminate(params.process_id))
+
+
+def list_(scope: Scope, params: None) -> ListResult:
+    listed, truncated = scope.session.processes.listed()
+    return ListResult(listed, truncated)

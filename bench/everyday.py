@@ -1,0 +1,255 @@
+"""The client beside the everyday alternative, OpenSSH on loopback: `python -m bench.everyday`.
+
+Both have one connection that stays open (for ssh a multiplexed one, without a password or a
+configuration of the machine) and take turns at the same jobs: a command that does nothing, and
+one large file in both directions. The memory of our two sides is sampled meanwhile.
+"""
+
+import argparse
+import asyncio
+import os
+import pwd
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.servers import stop
+from exec_server import Environment, connect
+
+COMMANDS = 200
+FILE_BYTES = 1 << 30
+ROUNDS = 3
+# What may be slower than ssh by so much; commands may not.
+BULK_RATIO = 1.5
+_SAMPLE_SECONDS = 0.05
+_HELP = "OpenSSH's server is not installed; on Debian: apt-get install openssh-server"
+
+
+class Ssh:
+    """A private ssh server and one connection to it that later ones share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._socket = folder / "control"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        for name in ("host_key", "user_key"):
+            _quietly("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
+        shutil.copy(folder / "user_key.pub", folder / "authorized_keys")
+        (folder / "authorized_keys").chmod(0o600)
+        self._user = pwd.getpwuid(os.getuid()).pw_name
+        settings = {
+            "ListenAddress": f"127.0.0.1:{self._port}",
+            "HostKey": folder / "host_key",
+            "AuthorizedKeysFile": folder / "authorized_keys",
+            "PidFile": "none",
+            "StrictModes": "no",
+            "UsePAM": "no",
+            "PermitRootLogin": "yes",
+            "PasswordAuthentication": "no",
+            "Subsystem": "sftp internal-sftp",
+        }
+        (folder / "sshd_config").write_text("".join(f"{k} {v}\n" for k, v in settings.items()))
+
+    @contextmanager
+    def running(self) -> Iterator["Ssh"]:
+        """Starts the server and the shared connection; both end with the block."""
+        server = shutil.which("sshd") or "/usr/sbin/sshd"
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)  # where it confines itself
+        process = subprocess.Popen(
+            [server, "-D", "-e", "-f", str(self._folder / "sshd_config")],
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            self._wait()
+            _quietly("ssh", "-M", "-N", "-f", *self._options(), self._where)
+            yield self
+        finally:
+            subprocess.run(
+                ["ssh", "-O", "exit", *self._options(), self._where],
+                capture_output=True,
+                check=False,
+            )
+            stop(process)
+
+    @property
+    def _where(self) -> str:
+        return f"{self._user}@127.0.0.1"
+
+    def _options(self) -> list[str]:
+        options = {
+            "ControlPath": self._socket,
+            "Port": self._port,
+            "IdentityFile": self._folder / "user_key",
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": self._folder / "known_hosts",
+            "StrictHostKeyChecking": "no",
+            "LogLevel": "ERROR",
+        }
+        words = ["-F", "none"]
+        for name, value in options.items():
+            words += ["-o", f"{name}={value}"]
+        return words
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), 1).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def run(self) -> None:
+        """One command that does nothing."""
+        _quietly("ssh", *self._options(), self._where, "true")
+
+    def copy(self, source: Path, target: Path, *, up: bool) -> None:
+        """One file there or back."""
+        remote = f"{self._where}:"
+        words = [str(source), remote + str(target)] if up else [remote + str(source), str(target)]
+        _quietly("scp", "-q", *self._options(), *words)
+
+
+def _quietly(*argv: str) -> None:
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+
+
+class Memory:
+    """The most that processes have used at a time, looked at now and then."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = pids
+        self.most: dict[str, int] = dict.fromkeys(pids, 0)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(_SAMPLE_SECONDS):
+            for name, pid in self._pids.items():
+                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                self.most[name] = max(self.most[name], pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+@contextmanager
+def _our_server() -> Iterator[tuple[str, int]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exec_server", "--listen", "ws://127.0.0.1:0"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().decode().strip(), process.pid
+    finally:
+        stop(process)
+
+
+async def _timed(work: Callable[[], Coroutine[Any, Any, object]]) -> float:
+    began = time.perf_counter()
+    await work()
+    return time.perf_counter() - began
+
+
+def _timed_blocking(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+async def _commands(env: Environment, ssh: Ssh) -> tuple[list[float], list[float]]:
+    ours, theirs = [], []
+    for _ in range(COMMANDS):
+        ours.append(await _timed(lambda: env.run(["true"])))
+        theirs.append(_timed_blocking(ssh.run))
+    return ours, theirs
+
+
+async def _transfers(
+    env: Environment, ssh: Ssh, folder: Path, size: int, *, up: bool
+) -> tuple[list[float], list[float]]:
+    source = folder / "source"
+    ours, theirs = [], []
+    for _ in range(ROUNDS):
+        for copy, taken in (("ours", ours), ("theirs", theirs)):
+            target = folder / "target"
+            target.unlink(missing_ok=True)
+            if copy == "theirs":
+                taken.append(_timed_blocking(lambda: ssh.copy(source, target, up=up)))  # noqa: B023
+            elif up:
+                taken.append(await _timed(lambda: env.files.upload(source, str(target))))  # noqa: B023
+            else:
+                taken.append(await _timed(lambda: env.files.download(str(source), target)))  # noqa: B023
+            if target.stat().st_size != size:
+                raise SystemExit(f"{copy}: the copy is not whole")
+    return ours, theirs
+
+
+def _row(title: str, ours: float, theirs: float, unit: str, target: float) -> str:
+    # Above 1 ours is faster. Times for commands, rates for files.
+    ratio = theirs / ours if unit == "ms" else ours / theirs
+    met = "yes" if ratio >= target else "no"
+    return (
+        f"{title:<24}{ours:>10.4g}{theirs:>10.4g} {unit:<5}{ratio:>7.2f}x  ≥ {target:.2f}x  {met}"
+    )
+
+
+async def _measure(size: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="exec-server-bench-") as name:
+        folder = Path(name)
+        with open(folder / "source", "wb") as file:
+            for _ in range(size // (1 << 20)):
+                file.write(os.urandom(1 << 20))
+        with Ssh(folder).running() as ssh, _our_server() as (url, pid):
+            async with connect(url) as env:
+                await env.run(["true"])
+                ours, theirs = await _commands(env, ssh)
+                middle = [statistics.median(samples) * 1e3 for samples in (ours, theirs)]
+                print(f"{'':<24}{'ours':>10}{'ssh':>10}       {'ratio':>7}  target   met")
+                print(_row("run true, p50", *middle, "ms", 1.0))
+                with Memory({"client": os.getpid(), "server": pid}) as memory:
+                    for title, up in (("upload", True), ("download", False)):
+                        taken = await _transfers(env, ssh, folder, size, up=up)
+                        rates = [size / statistics.median(samples) / 1e6 for samples in taken]
+                        whole = f"{title} of {size >> 20} MiB"
+                        print(_row(whole, *rates, "MB/s", 1 / BULK_RATIO))
+                for side, most in memory.most.items():
+                    print(f"most memory of our {side} meanwhile: {most / 1e6:.1f} MB")
+
+
+def main() -> int:
+    """Measures both and prints the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.everyday", description=__doc__)
+    parser.add_argument("--mebibytes", type=int, default=FILE_BYTES >> 20, help="size of the file")
+    options = parser.parse_args()
+    if not (shutil.which("sshd") or os.path.exists("/usr/sbin/sshd")):
+        print(_HELP, file=sys.stderr)
+        return 1
+    asyncio.run(_measure(options.mebibytes << 20))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,512 @@
+"""Handshakes with an executor: who is let in, who is not, and how many at a time."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+import pytest
+
+from exec_server.relay.frames import Kind
+from exec_server.relay.noise import Identity
+from inside import eventually
+from relay_service import Endpoint, ThreadedRelayService
+from relaying import (
+    ENVIRONMENT,
+    KINDS,
+    RESET_REASON,
+    RelayLink,
+    StreamReset,
+    connect,
+    is_served,
+    post,
+    relay_link,
+    start_executor,
+    wait_logged,
+)
+from wire import Client, scaled
+
+READY = {"status": "ready"}
+# No test here is about the pause, except where it says so.
+NO_PAUSE = {"relay.streams.MAX_FAILURES": 1_000_000}
+
+
+@pytest.fixture(scope="module")
+def _shared() -> Iterator[ThreadedRelayService]:
+    with ThreadedRelayService() as service, start_executor(service, constants=NO_PAUSE):
+        yield service
+
+
+@pytest.fixture(params=KINDS)
+def service(
+    request: pytest.FixtureRequest, _shared: ThreadedRelayService
+) -> Iterator[ThreadedRelayService]:
+    """An executor is attached: one of ours for all tests, of the reference one for each."""
+    if request.param == "ours":
+        yield _shared
+        _shared.faults.clear()
+        return
+    with ThreadedRelayService() as own, start_executor(own, kind="reference"):
+        yield own
+
+
+@pytest.fixture
+def other(service: ThreadedRelayService) -> Iterator[Client]:
+    """A stream that must not notice anything."""
+    with connect(service) as connected:
+        yield connected
+        assert connected.call("environment/status") == READY
+
+
+def _validations(service: ThreadedRelayService) -> int:
+    return len(service.requests_to(Endpoint.VALIDATE))
+
+
+# ---- what the registry is asked ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream_id", ["4d2b3b0e-4f0a-4b8e-9d57-3a2f1c0d9e8f", "my stream"])
+def test_the_registry_is_asked_about_the_key(service: ThreadedRelayService, stream_id: str) -> None:
+    with RelayLink(service, stream_id=stream_id) as link:
+        request = service.requests_to(Endpoint.VALIDATE)[-1]
+        named = request.header("x-codex-noise-stream-id")
+        assert named == (stream_id if "-" in stream_id else None)
+        assert request.header("authorization") == f"Bearer {service.token}"
+        key = link.identity.public
+        assert json.loads(request.body) == {
+            "executor_registration_id": link.bundle.registration_id,
+            "harness_public_key": {
+                "suite": "Noise_hybridIK_X25519+MLKEM768_AESGCM_SHA256",
+                "x25519_public_key": base64.b64encode(key.x25519).decode(),
+                "mlkem768_public_key": base64.b64encode(key.mlkem768).decode(),
+            },
+            "harness_key_authorization": link.bundle.authorization,
+        }
+
+
+@pytest.mark.parametrize("authorization", [b"", b"x" * 4096, "schön".encode()])
+def test_the_registry_judges_any_text(
+    service: ThreadedRelayService, other: Client, authorization: bytes
+) -> None:
+    before = _validations(service)
+    with RelayLink(service, handshake=False) as link:
+        link.begin(authorization)
+        assert link.wait_reset() == RESET_REASON
+    request = json.loads(service.requests_to(Endpoint.VALIDATE)[-1].body)
+    assert request["harness_key_authorization"] == authorization.decode()
+    assert _validations(service) == before + 1
+
+
+@pytest.mark.parametrize("authorization", [b"x" * 4097, b"\xff\xfe"])
+def test_what_is_no_short_text_is_refused_without_asking(
+    service: ThreadedRelayService, other: Client, authorization: bytes
+) -> None:
+    before = _validations(service)
+    with RelayLink(service, handshake=False) as link:
+        link.begin(authorization)
+        assert link.wait_reset() == RESET_REASON
+    assert _validations(service) == before
+
+
+def test_an_answer_may_have_more_members(service: ThreadedRelayService) -> None:
+    service.faults.http.rewrite(Endpoint.VALIDATE, lambda answer: {**answer, "more": [1]})
+    assert is_served(service)
+
+
+Fault = Callable[[Any], Any]
+_REFUSALS: dict[str, Fault] = {
+    "false": lambda http: http.answer(Endpoint.VALIDATE, 200, {"valid": False}),
+    "no verdict": lambda http: http.answer(Endpoint.VALIDATE, 200, {}),
+    "another type": lambda http: http.answer(Endpoint.VALIDATE, 200, {"valid": "true"}),
+    "no JSON": lambda http: http.answer(Endpoint.VALIDATE, 200, b"valid"),
+    "204": lambda http: http.answer(Endpoint.VALIDATE, 204),
+    "302": lambda http: http.answer(Endpoint.VALIDATE, 302, headers=[("location", "/valid")]),
+    "401": lambda http: http.answer(Endpoint.VALIDATE, 401, code="invalid_token"),
+    "429": lambda http: http.answer(Endpoint.VALIDATE, 429),
+    "500": lambda http: http.answer(Endpoint.VALIDATE, 500, {"valid": True}),
+    "503": lambda http: http.answer(Endpoint.VALIDATE, 503, code="registration_conflict"),
+    "cut": lambda http: http.cut(Endpoint.VALIDATE),
+    "garbage": lambda http: http.garbage(Endpoint.VALIDATE),
+}
+
+
+@pytest.mark.parametrize("answer", _REFUSALS)
+def test_without_a_clear_yes_the_client_is_refused_once(
+    service: ThreadedRelayService, other: Client, answer: str
+) -> None:
+    before = _validations(service)
+    _REFUSALS[answer](service.faults.http)
+    with RelayLink(service, handshake=False) as link:
+        link.begin()
+        assert link.wait_reset() == RESET_REASON
+        assert _validations(service) == before + 1
+    assert is_served(service)
+
+
+def test_an_answer_that_never_comes_refuses_the_client() -> None:
+    constants = {"registry.http.REQUEST_SECONDS": scaled(0.5)}
+    with ThreadedRelayService() as service, start_executor(service, constants=constants):
+        with connect(service) as other, RelayLink(service, handshake=False) as link:
+            service.faults.http.hang(Endpoint.VALIDATE)
+            link.begin()
+            assert other.call("environment/status") == READY
+            assert link.wait_reset() == RESET_REASON
+        service.faults.http.drip(Endpoint.VALIDATE, scaled(0.1))
+        with RelayLink(service, handshake=False) as link:
+            link.begin()
+            assert link.wait_reset() == RESET_REASON
+        assert is_served(service)
+
+
+# ---- handshakes that cannot be read -----------------------------------------------------
+
+
+def _unreadable(link: RelayLink) -> dict[str, Callable[[], bytes]]:
+    def good(**mistakes: Any) -> bytes:
+        return link.initiator(**mistakes).first(link.bundle.authorization.encode())
+
+    def flipped(position: int) -> bytes:
+        message = bytearray(good())
+        message[position] ^= 1
+        return bytes(message)
+
+    return {
+        "one byte": lambda: b"x",
+        "short": lambda: good()[:3567],
+        "without the end": lambda: good()[:-1],
+        "with more": lambda: good() + b"x",
+        "too long": lambda: good().ljust(65_536),
+        "forged secret": lambda: flipped(0),
+        "forged ephemeral key": lambda: flipped(1088),
+        "forged static key": lambda: flipped(2304),
+        "forged payload": lambda: flipped(-1),
+        "other environment": lambda: good(environment_id="env-2"),
+        "other registration": lambda: good(registration_id="reg-2"),
+        "other stream": lambda: good(stream_id="stream-2"),
+        "other executor": lambda: good(executor_key=Identity.generate().public),
+        "nonsense": lambda: bytes(4000),
+    }
+
+
+@pytest.mark.parametrize("what", _unreadable(RelayLink.__new__(RelayLink)))
+def test_an_unreadable_handshake_is_reset_without_asking(
+    service: ThreadedRelayService, other: Client, what: str
+) -> None:
+    before = _validations(service)
+    with RelayLink(service, handshake=False) as link:
+        link.send_kind(Kind.HANDSHAKE, _unreadable(link)[what]())
+        assert link.wait_reset() == RESET_REASON
+        assert _validations(service) == before
+        # The same stream may try again, properly.
+        link.finish(link.begin())
+
+
+def test_a_handshake_cannot_be_used_twice(service: ThreadedRelayService, other: Client) -> None:
+    with RelayLink(service, stream_id="once", handshake=False) as link:
+        initiator = link.initiator()
+        first = initiator.first(link.bundle.authorization.encode())
+        link.send_kind(Kind.HANDSHAKE, first)
+        link.finish(initiator)
+    service.until(lambda: service.service.harness("once") is None)
+    with RelayLink(service, stream_id="once", handshake=False) as thief:
+        thief.send_kind(Kind.HANDSHAKE, first)
+        assert thief.wait_reset() == RESET_REASON
+    with RelayLink(service, handshake=False) as thief:
+        thief.send_kind(Kind.HANDSHAKE, first)
+        assert thief.wait_reset() == RESET_REASON
+
+
+def test_an_authorization_is_good_for_its_own_key_only(
+    service: ThreadedRelayService, other: Client
+) -> None:
+    with (
+        RelayLink(service, handshake=False) as owner,
+        RelayLink(service, handshake=False) as thief,
+    ):
+        thief.begin(owner.bundle.authorization.encode())
+        assert thief.wait_reset() == RESET_REASON
+        owner.finish(owner.begin())
+
+
+# ---- while the registry thinks ----------------------------------------------------------
+
+
+class Gate:
+    """A registry before the registry, which holds validations back until they are let through."""
+
+    def __init__(self, service: ThreadedRelayService) -> None:
+        self.waiting: list[threading.Event] = []
+        self.answered = 0
+        self.is_open = False
+        gate = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                if self.path.endswith("/validate") and not gate.is_open:
+                    event = threading.Event()
+                    gate.waiting.append(event)
+                    event.wait(scaled(30))
+                reply = post(service, self.path, body, self.headers["authorization"])
+                self.send_response(reply.status)
+                self.send_header("content-length", str(len(reply.body)))
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    self.wfile.write(reply.body)
+                gate.answered += 1
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = False
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for event in self.waiting:
+            event.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def expect(self, count: int) -> None:
+        """Wait until so many validations have arrived in all."""
+        eventually(f"{count} validations", lambda: len(self.waiting) >= count)
+
+    def let_through(self, index: int) -> None:
+        before = self.answered
+        self.waiting[index].set()
+        eventually("the answer is sent", lambda: self.answered > before)
+
+
+@pytest.fixture(params=KINDS)
+def gated(request: pytest.FixtureRequest) -> Iterator[tuple[ThreadedRelayService, Gate]]:
+    with ThreadedRelayService() as service, Gate(service) as gate:
+        flags = ("--remote", gate.url, "--environment-id", ENVIRONMENT)
+        with start_executor(service, *flags, kind=request.param):
+            yield service, gate
+
+
+def _fence(service: ThreadedRelayService, gate: Gate) -> None:
+    """Let a whole handshake pass: what the executor was told before, it has dealt with."""
+    gate.is_open = True
+    assert is_served(service)
+    gate.is_open = False
+
+
+def test_data_of_a_pending_stream_cancels_it(
+    gated: tuple[ThreadedRelayService, Gate],
+) -> None:
+    service, gate = gated
+    with RelayLink(service, handshake=False) as link:
+        link.begin()
+        gate.expect(1)
+        link.send_kind(Kind.DATA, b"too early")
+        assert link.wait_reset() == RESET_REASON
+        _fence(service, gate)
+        gate.let_through(0)
+        _fence(service, gate)
+        assert link.drain() == []
+
+
+def test_a_second_handshake_cancels_the_first_and_a_late_yes_is_ignored(
+    gated: tuple[ThreadedRelayService, Gate],
+) -> None:
+    service, gate = gated
+    with RelayLink(service, stream_id="busy", handshake=False) as link:
+        link.begin()
+        gate.expect(1)
+        link.begin()
+        assert link.wait_reset() == RESET_REASON
+    service.until(lambda: service.service.harness("busy") is None)
+    # The same id once more; its validation waits beside the one of the cancelled attempt.
+    with RelayLink(service, stream_id="busy", handshake=False) as link:
+        attempt = link.begin()
+        gate.expect(2)
+        _fence(service, gate)
+        gate.let_through(0)
+        _fence(service, gate)
+        assert link.drain() == []
+        gate.let_through(1)
+        link.finish(attempt)
+        link.send_text(json.dumps({"id": 1, "method": "environment/status"}))
+        assert json.loads(link.receive(scaled(10)))["id"] == 1
+
+
+def test_a_reset_cancels_a_pending_handshake(gated: tuple[ThreadedRelayService, Gate]) -> None:
+    service, gate = gated
+    with RelayLink(service, handshake=False) as link:
+        link.begin()
+        gate.expect(1)
+        link.send_kind(Kind.RESET, reason="changed my mind")
+        assert link.drain() == []  # the relay has read it
+        _fence(service, gate)
+        gate.let_through(0)
+        _fence(service, gate)
+        assert link.drain() == []
+
+
+def test_an_active_stream_works_while_others_wait(
+    gated: tuple[ThreadedRelayService, Gate],
+) -> None:
+    service, gate = gated
+    gate.is_open = True
+    with connect(service) as client:
+        gate.is_open = False
+        links = [RelayLink(service, handshake=False) for _ in range(4)]
+        attempts = [link.begin() for link in links]
+        gate.expect(4)
+        assert client.run(["echo", "hello"]).stdout == b"hello\n"
+        for index in range(4):
+            gate.let_through(index)
+        for link, attempt in zip(links, attempts, strict=True):
+            link.finish(attempt)
+            link.close()
+
+
+# ---- how many ---------------------------------------------------------------------------
+
+
+def test_at_most_32_handshakes_wait(gated: tuple[ThreadedRelayService, Gate]) -> None:
+    service, gate = gated
+    gate.is_open = True
+    with connect(service) as other, contextlib.ExitStack() as stack:
+        gate.is_open = False
+        links = []
+        for count in range(32):
+            links.append(stack.enter_context(RelayLink(service, handshake=False)))
+            attempt = links[-1].begin()
+            gate.expect(count + 1)
+        # Those who leave make no room: the registry still thinks about them.
+        for link in links[:4]:
+            link.send_kind(Kind.RESET, reason="tired of waiting")
+        with RelayLink(service, handshake=False) as one_more:
+            one_more.begin()
+            assert one_more.wait_reset() == RESET_REASON
+        assert len(gate.waiting) == 32
+        assert other.call("environment/status") == READY
+        gate.let_through(31)
+        links[31].finish(attempt)
+        _fence(service, gate)
+
+
+def _pending(service: ThreadedRelayService) -> int:
+    return len(service.service.requests_to(Endpoint.VALIDATE))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_most_128_streams_are_served(kind: str) -> None:
+    with ThreadedRelayService(record=False) as service, start_executor(service, kind=kind):
+        clients = [connect(service) for _ in range(128)]
+        before = _validations(service)
+        with RelayLink(service, handshake=False) as one_more:
+            one_more.begin()
+            assert one_more.wait_reset() == RESET_REASON
+        assert _validations(service) == before
+        asked = [client.request("environment/status") for client in clients]
+        for client, request in zip(clients, asked, strict=True):
+            assert client.result(request) == READY
+        clients.pop().close()
+        service.until(lambda: len(service.service.harnesses(ENVIRONMENT)) == 127)
+        assert is_served(service)
+        for client in clients:
+            client.close()
+
+
+# ---- the pause --------------------------------------------------------------------------
+
+
+def _fail(service: ThreadedRelayService) -> None:
+    with RelayLink(service, handshake=False) as link:
+        link.send_kind(Kind.HANDSHAKE, b"bad")
+        assert link.wait_reset() == RESET_REASON
+
+
+def test_after_eight_failures_handshakes_pause_and_streams_go_on() -> None:
+    pause = {"relay.streams.PAUSE_SECONDS": scaled(1.0)}
+    with (
+        ThreadedRelayService() as service,
+        start_executor(service, "--log-level", "warning", constants=pause) as executor,
+        connect(service) as client,
+    ):
+        for _ in range(7):
+            _fail(service)
+        assert is_served(service)  # which does not lower the count
+        before = _validations(service)
+        _fail(service)
+        with RelayLink(service, handshake=False) as link:
+            link.begin()
+            assert link.wait_reset() == RESET_REASON
+        assert _validations(service) == before
+        wait_logged(executor, "too many failed handshakes")
+        assert client.run(["echo", "hello"]).stdout == b"hello\n"
+        eventually("the pause is over", lambda: _gets_in(service))
+        # The count begins anew: another seven do no harm.
+        for _ in range(7):
+            _fail(service)
+        assert is_served(service)
+        assert executor.stderr().count("too many failed handshakes") == 1
+        assert len(service.requests_to(Endpoint.EXECUTOR_SOCKET)) == 1
+
+
+def _gets_in(service: ThreadedRelayService) -> bool:
+    try:
+        return is_served(service)
+    except StreamReset:
+        return False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_failures_of_any_kind_are_too_many(kind: str) -> None:
+    with (
+        ThreadedRelayService() as service,
+        start_executor(service, kind=kind),
+        connect(service) as client,
+    ):
+        link = relay_link(client)
+        for _ in range(3):
+            _fail(service)
+        for _ in range(2):
+            service.faults.http.answer(Endpoint.VALIDATE, 200, {"valid": False})
+            with RelayLink(service, handshake=False) as refused:
+                refused.begin()
+                refused.wait_reset()
+        service.faults.http.hang(Endpoint.VALIDATE, times=None)
+        for kind_of_frame in (Kind.HANDSHAKE, Kind.DATA, Kind.DATA):
+            with RelayLink(service, handshake=False) as eager:
+                before = _validations(service)
+                eager.begin()
+                service.until(lambda before=before: _pending(service) > before)
+                eager.send_kind(kind_of_frame, b"x")
+                assert eager.wait_reset() == RESET_REASON
+        service.faults.http.clear()
+        # What is not a failed handshake was never counted.
+        link.begin()
+        with pytest.raises(StreamReset):
+            client.receive()
+        with pytest.raises(StreamReset):
+            is_served(service)
+        assert client.call("environment/status") == READY
+        link.send_kind(Kind.RESET, reason="done")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_link_is_not_paused(kind: str) -> None:
+    with ThreadedRelayService() as service, start_executor(service, kind=kind):
+        for _ in range(8):
+            _fail(service)
+        with pytest.raises(StreamReset):
+            is_served(service)
+        service.executor(ENVIRONMENT).abort()
+        service.wait_for_executor(ENVIRONMENT)
+        assert is_served(service)
