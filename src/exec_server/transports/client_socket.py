@@ -142,6 +142,7 @@ class ClientSocket(asyncio.Protocol):
         self._receiving = False
         self._backlog = False  # there may be events among the bytes that we have
         self._slow = False
+        self._alone = False  # one message has come, and its user is at work on it
         self._turning = False  # a message was sent in this turn of the loop
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
@@ -176,7 +177,9 @@ class ClientSocket(asyncio.Protocol):
             return
         event = self._frames.whole_event(data) if self._receiving else None
         if event is not None and not self._closing:
+            self._alone = True
             self._user.message_received(event.payload, is_text=event.opcode is Opcode.TEXT)
+            self._alone = False
             return
         self._frames.feed(data)
         if self._closing or not self._backlog:
@@ -344,6 +347,9 @@ class ClientSocket(asyncio.Protocol):
         if len(frame) >= LARGE_BYTES:
             self._flush()
             self._write(frame)
+            return
+        if self._alone and not self._gathered and len(frame) <= DIRECT_BYTES:
+            self._write(frame)  # the answer, and there is no other to send along
             return
         if not self._turning:
             self._turning = True
