@@ -13,7 +13,7 @@ import select
 import signal
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from exec_server import sandbox_check
 from exec_server.arguments import build_sandbox_parser
@@ -22,7 +22,7 @@ from exec_server.core.command import STRIPPED_NAMES, Command
 from exec_server.core.lookup import candidates
 from exec_server.core.spawn import Child, Streams, encoded, spawn_first
 from exec_server.errors import MalformedMessage, RpcError, os_error_text
-from exec_server.protocol import jsontext, wire
+from exec_server.protocol import jsontext, presets, wire
 from exec_server.protocol.paths import path_to_uri
 from exec_server.protocol.process import Chunk
 from exec_server.protocol.sandbox import Confinable, Denial, Sandbox
@@ -33,8 +33,6 @@ from exec_server.sandbox.layout import lay_out, real_globs
 from exec_server.sandbox.placeholders import Remember
 from exec_server.sandbox.plan import Policy
 from exec_server.sandbox.sandboxes import Sandboxes
-
-_Json = dict[str, Any]
 
 _MISTAKEN: Final = 2
 # As `docker run` and `timeout` do, so that it is not taken for the command's own.
@@ -162,22 +160,17 @@ def _sandbox(arguments: argparse.Namespace, cwd: str) -> Sandbox:
     """The policy that the arguments name, decoded as if a client had sent it."""
     name = arguments.policy
     roots = [_directory("--root", root) for root in arguments.root or [cwd]]
-    context = {
-        "cwd": path_to_uri(cwd),
-        "workspaceRoots": [path_to_uri(root) for root in roots],
-        "windowsSandboxLevel": "disabled",
-    }
-    if name in ("read-only", "workspace-write"):
+    here, there = path_to_uri(cwd), [path_to_uri(root) for root in roots]
+    if name in presets.PRESETS:
         if arguments.root and name == "read-only":
             raise _Mistake("--root has no meaning with --policy read-only")
-        writable = ("project_roots", "slash_tmp", "tmpdir") if name == "workspace-write" else ()
-        value: object = context | {"permissions": _permissions(writable, arguments.network)}
+        value: object = presets.preset(name, cwd=here, roots=there, network=arguments.network)
     else:
         value = _from_file(name)
         if arguments.network:
             raise _Mistake("--network has no meaning with a FILE, which says it itself")
         if isinstance(value, dict) and "type" in value and "permissions" not in value:
-            value = context | {"permissions": value}
+            value = presets.surroundings(here, there) | {"permissions": value}
         elif arguments.root:
             raise _Mistake("--root has no meaning with a FILE that is a whole `sandbox` object")
     try:
@@ -187,19 +180,6 @@ def _sandbox(arguments: argparse.Namespace, cwd: str) -> Sandbox:
     if sandbox.use_legacy_landlock:
         raise _Mistake(f"{name}: useLegacyLandlock is not supported: it would confine less")
     return sandbox
-
-
-def _permissions(writable: tuple[str, ...], is_online: bool) -> _Json:
-    accesses = {"root": "read"} | dict.fromkeys(writable, "write")
-    entries = [
-        {"path": {"type": "special", "value": {"kind": kind}}, "access": access}
-        for kind, access in accesses.items()
-    ]
-    return {
-        "type": "managed",
-        "file_system": {"type": "restricted", "entries": entries},
-        "network": "enabled" if is_online else "restricted",
-    }
 
 
 def _from_file(path: str) -> object:
