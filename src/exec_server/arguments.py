@@ -36,9 +36,13 @@ examples:
 Anyone who may connect may run commands as the user that runs the server. Its processes
 end with it, whatever ends it.
 
-another command, for people:
-    exec-server sandbox check     say what this machine can confine, and what it refuses
-    exec-server sandbox run       run a command under a policy by hand
+other commands, for people; each explains itself with --help:
+    exec-server exec TARGET -- COMMAND     run a command on another machine, like ssh
+    exec-server cp SOURCE DESTINATION      copy files and directories, like scp
+    exec-server ls, cat, rm, info          look at another machine
+    exec-server targets, completion        names for machines; completion for your shell
+    exec-server sandbox check              say what this machine can confine, and what it refuses
+    exec-server sandbox run                run a command under a policy by hand
 """
 
 _SANDBOX_DESCRIPTION = """\

@@ -1,18 +1,32 @@
-"""The exec-server command: the guardian first, then everything else."""
+"""The exec-server command: a command for people, or the guardian and then the server."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from typing import NoReturn
 
-from exec_server import guardian
-from exec_server.core import descendants, system
+from exec_server.core import system
+
+# First words that mean a command for people: a client, which starts nothing that needs guarding.
+CLIENT_COMMANDS = frozenset({"exec", "cp", "ls", "cat", "rm", "info", "targets", "completion"})
 
 
 def main() -> None:
     """Entry point of the command; does not return."""
     system.open_missing_standard_descriptors()
+    if sys.argv[1:2] and sys.argv[1] in CLIENT_COMMANDS:
+        from exec_server.commands.dispatch import run
+
+        _leave(run(sys.argv[1], sys.argv[2:]))
+    _serve()
+
+
+def _serve() -> NoReturn:
+    from exec_server import guardian
+    from exec_server.core import descendants
+
     system.close_inherited_descriptors_on_exec()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by our starter, it would reap for us
     guard = guardian.start()
@@ -26,6 +40,10 @@ def main() -> None:
 
         code = serve(sys.argv[1:], guard.remember)
     descendants.kill_below(spared=guard.pid)  # orphans that have got rid of their tag
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it is if we were started without one
             stream.flush()

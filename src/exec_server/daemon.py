@@ -107,7 +107,7 @@ def _run(arguments: argparse.Namespace, remember: Callable[[str, bool], None]) -
 
 def _run_remote(arguments: argparse.Namespace, remember: Callable[[str, bool], None]) -> None:
     # Imported only here: a server that listens has no use for what it takes to ask a registry.
-    from exec_server.registry.credentials import SECRET_NAMES
+    from exec_server.registry.secrets import SECRET_NAMES
     from exec_server.remote_command import RemoteJob
 
     older_sandbox.settings.translates = arguments.older_sandbox_forms

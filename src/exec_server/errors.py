@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol, Self
+
 # The reference is a static musl build and its error texts are on the wire, so the
 # wording is musl's wherever the C library of this machine would say it differently.
 _MUSL_TEXTS = {
@@ -40,6 +42,13 @@ class RpcError(ExecServerError):
         # Something more for clients that want to know; plain JSON.
         self.data: object = None
 
+    def explained(self, message: str) -> Self:
+        """The same error in other words."""
+        error = type(self)(message)
+        error.code = self.code
+        error.data = self.data
+        return error
+
 
 class InvalidRequest(RpcError):
     code = -32600
@@ -58,6 +67,8 @@ class InternalError(RpcError):
 
 
 class NotFound(RpcError):
+    """There is no such file, or no such handle."""
+
     code = -32004
 
 
@@ -114,6 +125,97 @@ class ConnectionLost(ExecServerError):
 
 class SessionLost(ExecServerError):
     """The session has ended or cannot be resumed, and all that it owned is gone."""
+
+
+# ---- what the client raises beside that -------------------------------------------------
+
+
+class Outcome(Protocol):
+    """What is known of a command that did not do what it should; `client.results.Result` is one."""
+
+    @property
+    def argv(self) -> tuple[str, ...]: ...
+
+    @property
+    def stdout(self) -> bytes: ...
+
+    @property
+    def stderr(self) -> bytes: ...
+
+    @property
+    def exit_code(self) -> int: ...
+
+    @property
+    def duration(self) -> float: ...
+
+    @property
+    def sandbox_denied(self) -> bool: ...
+
+
+class ProcessLost(ExecServerError):
+    """The server does not know a process any more, so its output and its exit code are gone."""
+
+
+class StdinClosed(ExecServerError, BrokenPipeError):
+    """A process takes no input: it was started without, its input was closed, or it has ended."""
+
+
+class Unsupported(ExecServerError):
+    """The server lacks `capability`; `hint` says what can be done instead."""
+
+    def __init__(self, capability: str, hint: str) -> None:
+        super().__init__(capability, hint)
+        self.capability = capability
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"the server does not offer {self.capability}: {self.hint}"
+
+
+class SandboxDenied(ExecServerError):
+    """A sandbox is, as far as one can tell, what made an operation fail.
+
+    `denial` is the server's own account of it, if it gives one.
+    """
+
+    def __init__(self, text: str, denial: object = None) -> None:
+        super().__init__(text)
+        self.denial = denial
+
+
+class CommandFailed(ExecServerError):
+    """A command that was to be checked ended with another exit code than 0; see `result`."""
+
+    def __init__(self, result: Outcome) -> None:
+        super().__init__(result)
+        self.result = result
+
+    def __str__(self) -> str:
+        # Not the arguments and not the output: both may hold what is nobody's business.
+        return f"{self.result.argv[0]} ended with exit code {self.result.exit_code}"
+
+
+class CommandDenied(CommandFailed, SandboxDenied):
+    """The same, and its sandbox seems to be the reason."""
+
+    def __init__(self, result: Outcome, denial: object = None) -> None:
+        super().__init__(result)
+        self.denial = denial
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}: denied by its sandbox"
+
+
+class Timeout(ExecServerError, TimeoutError):
+    """A command took too long and was killed; `result` has its output until then."""
+
+    def __init__(self, seconds: float, result: Outcome) -> None:
+        super().__init__(seconds, result)
+        self.seconds = seconds
+        self.result = result
+
+    def __str__(self) -> str:
+        return f"{self.result.argv[0]} did not end within {self.seconds:g} s and was killed"
 
 
 def os_error_text(error: OSError) -> str:

@@ -18,15 +18,14 @@ from urllib.parse import urlsplit
 import pytest
 import uvloop
 
-from exec_server.client import dialers, program
+from exec_server.client import program, relay_dialers
 from exec_server.client import session as session_module
 from exec_server.client.dialers import (
     Dialer,
-    PlainRelayDialer,
-    RelayDialer,
     WebSocketDialer,
 )
 from exec_server.client.program import StdioDialer
+from exec_server.client.relay_dialers import PlainRelayDialer, RelayDialer
 from exec_server.client.session import ClientSession
 from exec_server.errors import (
     ConnectFailed,
@@ -619,8 +618,8 @@ def test_a_registry_that_refuses(
 
 
 def test_a_registry_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialers, "REQUEST_SECONDS", 0.1)
-    monkeypatch.setattr(dialers, "FIRST_SECONDS", 0.25)
+    monkeypatch.setattr(relay_dialers, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(relay_dialers, "FIRST_SECONDS", 0.25)
     with ThreadedRelayService() as service:
         service.faults.http.hang(Endpoint.CONNECT, times=None)
         dialer = relay_dialer(service)

@@ -41,9 +41,10 @@ def test_help_teaches() -> None:
     for word in ("--listen", "--concurrent-requests", "--ws-auth", "--session-retention"):
         assert word in ended.stdout
     assert "examples:" in ended.stdout
-    # Flags of the reference that do not work here yet are not shown.
-    for word in ("--remote", "--environment-id", "--linux-sandbox-pid-namespace"):
-        assert word not in ended.stdout
+    for word in ("--remote", "--environment-id", "exec-server exec", "exec-server cp"):
+        assert word in ended.stdout
+    # A flag of the reference that does not work here is not shown.
+    assert "--linux-sandbox-pid-namespace" not in ended.stdout
 
 
 def test_every_example_of_the_help_starts(tmp_path: Path) -> None:
@@ -53,6 +54,12 @@ def test_every_example_of_the_help_starts(tmp_path: Path) -> None:
     assert len(examples) >= 4
     for example in examples:
         words = example.split()
+        if "--remote" in words:
+            words = ["http://127.0.0.1:9" if word == "URL" else word for word in words]
+            refused = run_command("ours", *words)
+            assert refused.returncode == 1
+            assert "requires ChatGPT authentication or API key" in refused.stderr
+            continue
         if "stdio" in words:
             assert run_command("ours", *words).returncode == 0
             continue

@@ -110,8 +110,21 @@ LAYERS = [
         ("sandbox_command", "sandbox_check"),
         ("errors", "protocol", "core", "policy", "sandbox", "arguments"),
     ),
-    Layer("cli", ("cli", "__main__"), ("core", "guardian", "daemon", "sandbox command")),
-    Layer("version", ("",), ()),
+    # What people type: it knows the client, and of the server only its flags.
+    Layer(
+        "commands",
+        ("commands", "commands.*"),
+        ("errors", "protocol", "client", "arguments"),
+    ),
+    Layer(
+        "cli",
+        ("cli", "__main__"),
+        ("core", "guardian", "daemon", "sandbox command", "commands"),
+    ),
+    Layer("embedding", ("embedding",), ("errors",)),
+    Layer("sync", ("sync", "sync.*"), ("errors", "protocol", "client", "embedding")),
+    # What everybody may import for its version, and users for the names that it imports lazily.
+    Layer("version", ("",), ("errors", "client", "embedding")),
 ]
 
 
@@ -162,6 +175,7 @@ def _own_imports(module: str) -> set[str]:
 def test_there_is_something_to_check() -> None:
     assert {"errors", "protocol.jsonrpc", "core.spawn", "rpc.connection", "cli"} <= set(MODULES)
     below = {"core.descendants", "core.system", "guardian", "daemon", "sandbox_command"}
+    below.add("commands.dispatch")
     assert _own_imports("cli") == below
     assert "asyncio" in {name.split(".")[0] for name in _imported(MODULES["rpc.connection"])}
 

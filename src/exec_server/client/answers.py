@@ -24,7 +24,7 @@ from exec_server.errors import (
     RpcError,
     SessionAttached,
 )
-from exec_server.protocol import files, process
+from exec_server.protocol import files, http, process
 from exec_server.protocol.base64text import Base64
 from exec_server.protocol.jsonrpc import RequestId
 from exec_server.protocol.method import Notice
@@ -37,7 +37,13 @@ R = TypeVar("R")
 # Every notification that is decoded; others are ignored, as servers may have new ones.
 NOTICES: dict[str, Notice[Any]] = {
     notice.name: notice
-    for notice in (process.OUTPUT, process.EXITED, process.CLOSED, files.MISSING_CHANGED)
+    for notice in (
+        process.OUTPUT,
+        process.EXITED,
+        process.CLOSED,
+        files.MISSING_CHANGED,
+        http.BODY_DELTA,
+    )
 }
 
 _ERRORS: dict[int, type[RpcError]] = {

@@ -11,7 +11,7 @@ from typing import cast
 
 from exec_server.client.dialers import CALLS_IN_FLIGHT, Receiver
 from exec_server.errors import ConnectFailed, StartupError, os_error_text
-from exec_server.registry.credentials import SECRET_NAMES
+from exec_server.registry.secrets import SECRET_NAMES
 from exec_server.rpc.stream import MessageReceiver, MessageStream
 
 log = logging.getLogger(__name__)

@@ -13,28 +13,8 @@ from exec_server.registry.agent_identity import AgentIdentity
 from exec_server.registry.destination import Reach, check_reach
 from exec_server.registry.executor_credential import ExecutorCredential
 from exec_server.registry.http import HttpClient
+from exec_server.registry.secrets import ACCESS_TOKEN, API_KEY, BEARER_TOKEN, OWN_API_KEY
 from exec_server.registry.sigv4 import SigV4
-
-OWN_API_KEY = "EXEC_SERVER_API_KEY"
-API_KEY = "CODEX_API_KEY"
-ACCESS_TOKEN = "CODEX_ACCESS_TOKEN"
-BEARER_TOKEN = "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"
-
-# Never passed on to children in remote mode. They may go from our own environment once the
-# credential is chosen: botocore looks for its keys there.
-SECRET_NAMES = frozenset(
-    {
-        OWN_API_KEY,
-        API_KEY,
-        ACCESS_TOKEN,
-        BEARER_TOKEN,
-        "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_SECURITY_TOKEN",
-    }
-)
 
 _NO_CREDENTIAL = (
     "remote exec-server registration requires ChatGPT authentication or API key authentication; "

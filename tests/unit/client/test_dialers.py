@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from exec_server.client.dialers import (
-    PlainRelayDialer,
-    RelayDialer,
     WebSocketDialer,
     is_passing,
 )
 from exec_server.client.program import StdioDialer
+from exec_server.client.relay_dialers import PlainRelayDialer, RelayDialer
 from exec_server.errors import (
     ConnectFailed,
     ExecServerError,

@@ -10,7 +10,6 @@ import pytest
 from exec_server.errors import StartupError
 from exec_server.registry.agent_identity import AgentIdentity
 from exec_server.registry.credentials import (
-    SECRET_NAMES,
     ApiKey,
     AuthOptions,
     Bearer,
@@ -21,6 +20,7 @@ from exec_server.registry.credentials import (
 )
 from exec_server.registry.executor_credential import ExecutorCredential
 from exec_server.registry.http import HttpClient
+from exec_server.registry.secrets import SECRET_NAMES
 from exec_server.registry.sign_in import StoredSignIn
 from exec_server.registry.sigv4 import SigV4
 

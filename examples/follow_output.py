@@ -1,0 +1,25 @@
+"""Output as it comes, and stopping a command that would go on for ever."""
+
+import asyncio
+import sys
+
+from exec_server import Environment, connect
+
+ENDLESS = "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.01; done"
+
+
+async def main(target: str | None) -> None:
+    async with connect(target) if target else Environment.local() as env:  # noqa: SIM117
+        # Leaving the block ends the command, with all that it has started, if it still runs.
+        async with env.start(["sh", "-c", ENDLESS]) as process:
+            seen = b""
+            async for chunk in process:
+                seen += chunk.data
+                if b"line 5\n" in seen:
+                    break
+            print(seen.decode().splitlines()[:5])
+            await process.terminate()
+            print("ended:", await process.wait() != 0)
+
+
+asyncio.run(main(*(sys.argv[1:2] or [None])))

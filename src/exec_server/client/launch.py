@@ -1,0 +1,93 @@
+"""From what a caller wants to run to the request for it, also where a server lacks something.
+
+What a server cannot do is done by a shell on its machine if that comes to the same:
+
+- the end of a pipe's input: `head` passes on exactly as many bytes as there are, then the command
+  reads the end of a pipe, as it should;
+- the size of a terminal at its start: `stty` sets it before the command begins.
+
+One thing differs then: a program that does not exist is no error of the start, it is the shell's
+exit code 127.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from exec_server.client.places import AnyPath, Places
+from exec_server.errors import InvalidParams
+from exec_server.protocol.process import EnvPolicy, ProcessId, StartParams, TtySize
+from exec_server.protocol.sandbox import Sandbox
+from exec_server.protocol.session import Capabilities
+
+AnySandbox = Sandbox | Mapping[str, Any]
+
+# Of the server's own environment: everything.
+INHERIT_ALL: Final = EnvPolicy(
+    inherit="all", ignore_default_excludes=True, exclude=[], set={}, include_only=[]
+)
+# What a terminal is taken for unless the caller says; servers set none, and without one many
+# programs refuse to run.
+TERMINAL: Final = "xterm-256color"
+
+_WITH_INPUT: Final = 'n=$1; shift; head -c "$n" | exec "$@"'
+_WITH_SIZE: Final = 'stty rows "$1" columns "$2"; shift 2; exec "$@"'
+
+
+class Launcher:
+    """Makes requests for one server."""
+
+    def __init__(self, places: Places, capabilities: Capabilities) -> None:
+        self._places = places
+        self._capabilities = capabilities
+
+    def params(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: AnyPath | None,
+        env: Mapping[str, str] | None,
+        clean_env: bool,
+        tty: bool,
+        size: tuple[int, int] | None,
+        stdin: bool,
+        sandbox: AnySandbox | None,
+    ) -> StartParams:
+        """The params of a start, except for its id."""
+        words = _words(argv)
+        tty_size = None
+        if tty and size is not None:
+            if self._capabilities.process_resize:
+                tty_size = TtySize(*size)
+            else:
+                words = ["/bin/sh", "-c", _WITH_SIZE, "sh", *map(str, size), *words]
+        return StartParams(
+            process_id=ProcessId(""),
+            argv=words,
+            cwd=self._places.uri(self._places.cwd if cwd is None else cwd),
+            env_policy=None if clean_env else INHERIT_ALL,
+            env=({"TERM": TERMINAL} if tty else {}) | dict(env or {}),
+            tty=tty,
+            pipe_stdin=stdin and not tty,
+            # msgspec writes an object that is already one as it is.
+            sandbox=cast(Sandbox | None, sandbox),
+            tty_size=tty_size,
+        )
+
+    def with_input(self, params: StartParams, size: int) -> StartParams:
+        """The same for a command that gets exactly so many bytes of input."""
+        words = params.argv
+        if not self._capabilities.process_close_stdin:
+            words = ["/bin/sh", "-c", _WITH_INPUT, "sh", str(size), *words]
+        return msgspec.structs.replace(params, argv=words, pipe_stdin=True)
+
+
+def _words(argv: Sequence[str]) -> list[str]:
+    if isinstance(argv, str):
+        raise TypeError('argv is a list of words; for a shell use ["sh", "-c", text]')
+    if not argv:
+        raise InvalidParams("argv must not be empty")
+    return list(argv)

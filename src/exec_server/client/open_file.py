@@ -1,0 +1,235 @@
+"""Files that are open on the server: read or written block by block, several under way.
+
+A handle ends with its connection. A reader opens the file again and goes on where it was, if the
+file is still the same. A writer cannot: opening again would empty the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from types import TracebackType
+from typing import Final, Self
+
+from exec_server.client.traffic import Traffic
+from exec_server.errors import ConnectionLost, ExecServerError, NotFound
+from exec_server.protocol.base64text import Base64
+from exec_server.protocol.files import (
+    CLOSE,
+    GET_METADATA,
+    OPEN,
+    READ_BLOCK,
+    WRITE_BLOCK,
+    CloseParams,
+    Done,
+    GetMetadataParams,
+    GetMetadataResult,
+    HandleId,
+    OpenParams,
+    ReadBlockParams,
+    ReadBlockResult,
+    WriteBlockParams,
+)
+
+# The most that servers take and give at a time.
+BLOCK_BYTES: Final = 1_048_576
+# Blocks under way: enough that neither side waits for the other on a fast network.
+AHEAD_BLOCKS: Final = 4
+# A file whose connection is lost this often before a single block came is given up.
+REOPENINGS: Final = 32
+
+
+class FileReader:
+    """A file to read, for `async with`; iterating gives its blocks from where it is."""
+
+    def __init__(self, traffic: Traffic, params: OpenParams, offset: int = 0) -> None:
+        """The handle in `params` is replaced by one of its own."""
+        self._traffic = traffic
+        self._params = params
+        self._handle = HandleId("")
+        self._offset = offset  # of what is asked for next
+        self._coming: deque[tuple[int, asyncio.Future[ReadBlockResult]]] = deque()
+        self._rest = b""
+        self._is_at_end = False
+        self._metadata: GetMetadataResult | None = None
+
+    async def __aenter__(self) -> Self:
+        self._metadata = await self._look()
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._forget_coming()
+        await _close(self._traffic, self._handle)
+
+    @property
+    def size(self) -> int:
+        """How many bytes the file had when it was opened."""
+        assert self._metadata is not None
+        return self._metadata.size
+
+    async def read(self, size: int = -1) -> bytes:
+        """Up to so many bytes, or all that follow; fewer only at the end of the file."""
+        parts = [self._rest]
+        count = len(self._rest)
+        while (size < 0 or count < size) and (block := await self._next_block()):
+            parts.append(block)
+            count += len(block)
+        data = b"".join(parts)
+        self._rest = b"" if size < 0 else data[size:]
+        return data if size < 0 else data[:size]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        block, self._rest = self._rest, b""
+        block = block or await self._next_block()
+        if not block:
+            raise StopAsyncIteration
+        return block
+
+    async def _next_block(self) -> bytes:
+        """The next block, empty at the end."""
+        for _ in range(REOPENINGS):
+            while not self._is_at_end and len(self._coming) < AHEAD_BLOCKS:
+                self._ask()
+            if not self._coming:
+                return b""
+            offset, future = self._coming[0]
+            try:
+                answer = await asyncio.shield(future)
+            except NotFound:  # the handle was of a connection that is gone
+                self._forget_coming()
+                self._offset = offset
+                await self._reopen()
+                continue
+            self._coming.popleft()
+            if answer.eof:
+                self._is_at_end = True
+                self._forget_coming()
+            return answer.chunk
+        raise ConnectionLost(f"the connection was lost {REOPENINGS} times without a block")
+
+    def _ask(self) -> None:
+        params = ReadBlockParams(self._handle, self._offset, BLOCK_BYTES)
+        call = self._traffic.call(READ_BLOCK, params, is_retryable=True)
+        self._coming.append((self._offset, self._traffic.spawn(call)))
+        self._offset += BLOCK_BYTES
+
+    def _forget_coming(self) -> None:
+        for _, future in self._coming:
+            future.cancel()
+        self._coming.clear()
+
+    async def _open(self) -> None:
+        self._handle = await _open(self._traffic, self._params, is_retryable=True)
+
+    async def _reopen(self) -> None:
+        await self._open()
+        before, now = self._metadata, await self._look()
+        assert before is not None
+        if (now.size, now.modified_at_ms) != (before.size, before.modified_at_ms):
+            raise ConnectionLost("the connection was lost, and the file is not the same any more")
+
+    async def _look(self) -> GetMetadataResult:
+        params = GetMetadataParams(self._params.path, sandbox=self._params.sandbox)
+        return await self._traffic.call(GET_METADATA, params, is_retryable=True)
+
+
+class FileWriter:
+    """A file to write from its beginning, for `async with`; what it had before is gone.
+
+    Leaving waits until everything is written. A connection that is lost meanwhile leaves it
+    incomplete: `write` or leaving raises ConnectionLost.
+    """
+
+    def __init__(self, traffic: Traffic, params: OpenParams) -> None:
+        """The handle in `params` is replaced by one of its own."""
+        self._traffic = traffic
+        self._params = params
+        self._handle = HandleId("")
+        self._buffer = bytearray()
+        self._going: deque[tuple[int, asyncio.Future[Done]]] = deque()
+        self._sent = 0
+        self.written = 0
+        """Bytes from the beginning that the file has for sure."""
+
+    async def __aenter__(self) -> Self:
+        self._handle = await _open(self._traffic, self._params, is_retryable=True)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                await self.flush()
+        finally:
+            for _, future in self._going:
+                future.cancel()
+            await _close(self._traffic, self._handle)
+
+    async def write(self, data: bytes) -> None:
+        """Send this; waits while too much is under way. Raises what became of earlier writes."""
+        if not self._buffer and len(data) == BLOCK_BYTES:
+            await self._send(data)
+            return
+        self._buffer += data
+        while len(self._buffer) >= BLOCK_BYTES:
+            block = bytes(self._buffer[:BLOCK_BYTES])
+            del self._buffer[:BLOCK_BYTES]
+            await self._send(block)
+
+    async def flush(self) -> None:
+        """Wait until everything so far is in the file."""
+        if self._buffer:
+            block = bytes(self._buffer)
+            self._buffer.clear()
+            await self._send(block)
+        while self._going:
+            await self._settle()
+
+    async def _send(self, block: bytes) -> None:
+        if len(self._going) >= AHEAD_BLOCKS:
+            await self._settle()
+        params = WriteBlockParams(self._handle, self._sent, Base64(block))
+        self._sent += len(block)
+        writing = self._traffic.spawn(self._traffic.call(WRITE_BLOCK, params))
+        self._going.append((self._sent, writing))
+
+    async def _settle(self) -> None:
+        """Wait for the oldest write."""
+        end, writing = self._going[0]
+        try:
+            await asyncio.shield(writing)
+        except (ConnectionLost, NotFound):
+            raise ConnectionLost(
+                f"the connection was lost while a file was written; {self.written} bytes are there"
+            ) from None
+        self._going.popleft()
+        self.written = end
+
+
+async def _open(traffic: Traffic, params: OpenParams, *, is_retryable: bool) -> HandleId:
+    handle = HandleId(uuid.uuid4().hex)
+    named = OpenParams(handle, params.path, params.mode, params.sandbox)
+    await traffic.call(OPEN, named, is_retryable=is_retryable)
+    return handle
+
+
+async def _close(traffic: Traffic, handle: HandleId) -> None:
+    """Close it; what is not open any more was closed by the server."""
+    try:
+        await traffic.call(CLOSE, CloseParams(handle))
+    except ExecServerError:
+        pass

@@ -1,0 +1,26 @@
+"""The client without `async`: the same names, for scripts, threads and notebooks.
+
+    from exec_server import sync
+
+    with sync.connect("ws://127.0.0.1:7700") as env:
+        print(env.run(["uname", "-a"]).text)
+
+Every connection has a thread with an event loop of its own; calls are handed to it and waited for,
+from as many threads as one likes. An exception that comes while one waits, such as the
+KeyboardInterrupt of Ctrl-C, cancels what was asked for, and so kills what it had started.
+"""
+
+from exec_server.sync.environment import Environment, connect, serve
+from exec_server.sync.files import FileReader, Files, FileWriter
+from exec_server.sync.process import HttpStream, Process
+
+__all__ = [
+    "Environment",
+    "FileReader",
+    "FileWriter",
+    "Files",
+    "HttpStream",
+    "Process",
+    "connect",
+    "serve",
+]

@@ -1,0 +1,90 @@
+"""Processes and HTTP answers without `async`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from exec_server.client import http, process
+from exec_server.client.results import Chunk
+from exec_server.protocol.process import ProcessId
+from exec_server.protocol.sandbox import Denial
+from exec_server.sync.thread import Blocking, blocking, iterate
+
+
+class Process(Blocking[process.Process]):
+    """A command that runs, for `with`; leaving that kills it with all its descendants."""
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._inner.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.call(self._inner.__aexit__, kind, error, traceback)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while chunks := self._thread.call(self._inner.read_some):
+            yield from chunks
+
+    @property
+    def id(self) -> ProcessId:
+        return self._inner.id
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return self._inner.argv
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._inner.exit_code
+
+    @property
+    def sandbox_denied(self) -> bool:
+        return self._inner.sandbox_denied
+
+    @property
+    def sandbox_denial(self) -> Denial | None:
+        return self._inner.sandbox_denial
+
+    @property
+    def lost_bytes(self) -> int:
+        return self._inner.lost_bytes
+
+    write = blocking(process.Process.write)
+    close_stdin = blocking(process.Process.close_stdin)
+    resize = blocking(process.Process.resize)
+    interrupt = blocking(process.Process.interrupt)
+    signal = blocking(process.Process.signal)
+    terminate = blocking(process.Process.terminate)
+    wait = blocking(process.Process.wait)
+
+
+class HttpStream(Blocking[http.HttpStream]):
+    """An answer whose body is still coming, for `with`; iterating gives its pieces."""
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._inner.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.call(self._inner.__aexit__, None, None, None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iterate(self._thread, self._inner)
+
+    @property
+    def status(self) -> int:
+        return self._inner.status
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        return self._inner.headers
+
+    def header(self, name: str) -> str | None:
+        return self._inner.header(name)

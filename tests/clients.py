@@ -1,0 +1,174 @@
+"""Environments for tests of the client: with our server or the reference, over every transport."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import uvloop
+
+from exec_server.client.connecting import connect
+from exec_server.client.environment import Environment
+from exec_server.client.program import StdioDialer
+from relay_service import ThreadedRelayService
+from relaying import ENVIRONMENT, start_executor
+from wire import PATIENCE, scaled, server_command, server_environment, start_server
+
+Scene = Callable[[Environment], Awaitable[None]]
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+class Machine:
+    """A server that runs, and ways to get an environment of it."""
+
+    def __init__(self, kind: str, make: Callable[[], Environment], url: str = "") -> None:
+        self.kind = kind
+        self.make = make
+        self.url = url
+
+    @property
+    def is_ours(self) -> bool:
+        return self.kind == "ours"
+
+    def play(self, scene: Scene, run: Run = asyncio.run) -> None:
+        """Run a scene in an environment of its own, and see that it leaves no task."""
+
+        async def play() -> None:
+            async with self.make() as env:
+                await scene(env)
+
+        bounded(play(), run)
+
+
+def bounded(scene: Coroutine[Any, Any, None], run: Run = asyncio.run, patience: float = 3) -> None:
+    """Run a scene in a loop of its own, within a test's patience; no task may be left."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(scaled(patience * PATIENCE)):
+            await scene
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(limited())
+
+
+@contextlib.contextmanager
+def machine(kind: str, transport: str = "websocket") -> Iterator[Machine]:
+    """A server of this kind, behind this transport."""
+    if transport == "websocket":
+        with start_server(kind) as server:
+            yield Machine(kind, lambda: connect(server.url), server.url)
+    elif transport == "stdio":
+        words = [*server_command(kind), "--listen", "stdio"]
+        yield Machine(kind, lambda: Environment(StdioDialer(words, server_environment(kind))))
+    else:
+        with ThreadedRelayService() as service, start_executor(service, kind=kind):
+            yield Machine(
+                kind,
+                lambda: connect(registry=service.url, environment_id=ENVIRONMENT, token="client"),
+            )
+
+
+class Cutter:
+    """A TCP proxy that lets so many bytes pass and then cuts, resets or stalls, by chance.
+
+    Only when it is no longer `is_patient`: a first connection that is cut is a failure.
+    """
+
+    def __init__(self, url: str, seed: int, most_bytes: int) -> None:
+        parts = urlsplit(url)
+        self._far = (parts.hostname, parts.port)
+        self._random = random.Random(seed)
+        self._most_bytes = most_bytes
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.cuts = 0
+        self.is_open = True
+        self.is_patient = True
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Cutter]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.close()
+            self.cut()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def cut(self) -> None:
+        """Reset every connection now."""
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if not self.is_open:
+            writer.transport.abort()
+            return
+        far_reader, far_writer = await asyncio.open_connection(*self._far)
+        ends = {writer, far_writer}
+        self._writers |= ends
+        budget = [self._random.randrange(1, self._most_bytes)]
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._pass(reader, far_writer, budget, ends))
+            tasks.create_task(self._pass(far_reader, writer, budget, ends))
+        self._writers -= ends
+
+    async def _pass(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        budget: list[int],
+        ends: set[asyncio.StreamWriter],
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                if not self.is_patient:
+                    if len(data) >= budget[0]:
+                        await self._end(writer, data[: budget[0]], ends)
+                        return
+                    budget[0] -= len(data)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def _end(
+        self, writer: asyncio.StreamWriter, last: bytes, ends: set[asyncio.StreamWriter]
+    ) -> None:
+        """Pass on a part, perhaps, and let the connection end in one way or another."""
+        self.cuts += 1
+        fate = self._random.randrange(4)
+        if fate:
+            writer.write(last)
+        if fate == 1:  # what was passed on arrives
+            await writer.drain()
+        if fate == 2:  # nothing happens for a moment
+            await asyncio.sleep(self._random.random() / 50)
+        if fate == 3:  # an orderly end instead of a reset
+            for each in ends:
+                each.close()
+        for each in ends:
+            each.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def under_cuts(
+    url: str, seed: int, most_bytes: int
+) -> AsyncIterator[tuple[Cutter, Environment]]:
+    """An environment whose connections bear so many bytes at most, after the first handshake."""
+    async with Cutter(url, seed, most_bytes).running() as cutter, connect(cutter.url) as env:
+        cutter.is_patient = False
+        yield cutter, env
+        cutter.is_patient = True
+
+
+LOOPS: list[Run] = [asyncio.run, uvloop.run]
