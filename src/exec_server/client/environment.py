@@ -123,7 +123,8 @@ class Environment:
 
         It runs in `cwd`, or where the server does, with the server's environment and `env` laid
         over it, or with nothing but `env` if that is to be `clean_env`. Without `input` its stdin
-        is empty. Raises RpcError if it cannot be started, Timeout with its output until then
+        is empty. A `sandbox` is "read-only", "workspace-write" (of `cwd`) or an object of the
+        protocol. Raises RpcError if it cannot be started, Timeout with its output until then
         after `timeout` seconds, and CommandFailed if its exit code is not 0 and `check` is set.
         Cancelled or failed in any way, it is killed with all its descendants.
         """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable
-from typing import Final, Literal, TypeVar, cast, overload
+from typing import Final, Literal, TypeVar, overload
 
 import pybase64
 
 from exec_server.client.download import Download
-from exec_server.client.launch import AnySandbox
+from exec_server.client.launch import AnySandbox, sandbox_object
 from exec_server.client.open_file import FileReader, FileWriter
 from exec_server.client.places import AnyPath, Places, native
 from exec_server.client.results import Entry, Progress, Stat, Transfer
@@ -27,7 +27,6 @@ from exec_server.errors import (
 from exec_server.protocol import files as wire
 from exec_server.protocol.method import Call
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.sandbox import Sandbox
 from exec_server.protocol.session import Capabilities
 
 P = TypeVar("P")
@@ -65,8 +64,7 @@ class Files:
         self._places = places
         self._capabilities = capabilities
         self._commands = commands
-        # msgspec writes an object that is already one as it is.
-        self._sandbox = cast(Sandbox | None, sandbox)
+        self._sandbox = sandbox_object(sandbox, places)
 
     def sandboxed(self, sandbox: AnySandbox) -> Files:
         """The same files, with every operation confined to what this sandbox allows."""

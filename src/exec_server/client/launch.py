@@ -19,11 +19,13 @@ import msgspec
 
 from exec_server.client.places import AnyPath, Places
 from exec_server.errors import InvalidParams
+from exec_server.protocol.presets import PRESETS, PresetName, preset
 from exec_server.protocol.process import EnvPolicy, ProcessId, StartParams, TtySize
 from exec_server.protocol.sandbox import Sandbox
 from exec_server.protocol.session import Capabilities
 
-AnySandbox = Sandbox | Mapping[str, Any]
+# A policy by its name, or a `sandbox` object of the protocol.
+AnySandbox = PresetName | Sandbox | Mapping[str, Any]
 
 # Of the server's own environment: everything.
 INHERIT_ALL: Final = EnvPolicy(
@@ -72,8 +74,7 @@ class Launcher:
             env=({"TERM": TERMINAL} if tty else {}) | dict(env or {}),
             tty=tty,
             pipe_stdin=stdin and not tty,
-            # msgspec writes an object that is already one as it is.
-            sandbox=cast(Sandbox | None, sandbox),
+            sandbox=sandbox_object(sandbox, self._places, cwd),
             tty_size=tty_size,
         )
 
@@ -83,6 +84,19 @@ class Launcher:
         if not self._capabilities.process_close_stdin:
             words = ["/bin/sh", "-c", _WITH_INPUT, "sh", str(size), *words]
         return msgspec.structs.replace(params, argv=words, pipe_stdin=True)
+
+
+def sandbox_object(
+    sandbox: AnySandbox | None, places: Places, cwd: AnyPath | None = None
+) -> Sandbox | None:
+    """What is sent for a sandbox; one with a name has `cwd` for its workspace."""
+    if isinstance(sandbox, str):
+        if sandbox not in PRESETS:
+            raise InvalidParams(f"there is no sandbox {sandbox!r}; there are {', '.join(PRESETS)}")
+        here = str(places.uri(places.cwd if cwd is None else cwd))
+        sandbox = preset(sandbox, cwd=here, roots=[here])
+    # msgspec writes an object that is already one as it is.
+    return cast(Sandbox | None, sandbox)
 
 
 def _words(argv: Sequence[str]) -> list[str]:
