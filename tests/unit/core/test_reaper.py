@@ -14,6 +14,7 @@ import pytest
 from exec_server.core import system
 from exec_server.core.reaper import Reaper
 from exec_server.core.system import exit_code
+from forked import in_own_process
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,7 @@ async def _exit_of(reaper: Reaper, pid: int) -> int:
     return await told
 
 
+@in_own_process
 def test_watched_child_is_reported_and_reaped() -> None:
     async def test(reaper: Reaper) -> None:
         reaper.expect()
@@ -63,6 +65,7 @@ def test_watched_child_is_reported_and_reaped() -> None:
     _with_reaper(test)
 
 
+@in_own_process
 def test_child_that_ends_before_it_is_watched_is_reported_in_the_next_turn() -> None:
     async def test(reaper: Reaper) -> None:
         reaper.expect()
@@ -78,6 +81,7 @@ def test_child_that_ends_before_it_is_watched_is_reported_in_the_next_turn() -> 
     _with_reaper(test)
 
 
+@in_own_process
 def test_early_exit_of_an_orphan_is_not_taken_for_that_of_its_successor() -> None:
     async def test(reaper: Reaper) -> None:
         reaper.expect()
@@ -92,6 +96,7 @@ def test_early_exit_of_an_orphan_is_not_taken_for_that_of_its_successor() -> Non
     _with_reaper(test)
 
 
+@in_own_process
 def test_exits_are_only_remembered_during_starts() -> None:
     async def test(reaper: Reaper) -> None:
         pid = _start("exit 1")
@@ -112,6 +117,7 @@ def test_exits_are_only_remembered_during_starts() -> None:
     _with_reaper(test)
 
 
+@in_own_process
 def test_orphans_are_reaped(tmp_path: Path) -> None:
     async def test(reaper: Reaper) -> None:
         reaper.expect()

@@ -18,6 +18,7 @@ from exec_server.core import descendants
 from exec_server.core.command import Command
 from exec_server.core.spawn import Child, resize_terminal, signal_foreground, spawn
 from exec_server.errors import InternalError
+from forked import in_own_process
 
 _TAG = descendants.SERVER_TAGS[5]
 _ENV = {"PATH": "/usr/bin:/bin"}
@@ -190,6 +191,7 @@ def test_what_cannot_be_passed_to_the_kernel(tty: bool, changes: dict[str, Any],
 
 
 @pytest.mark.parametrize("tty", [False, True])
+@in_own_process
 def test_no_descriptor_is_lost_when_there_are_too_few(tty: bool) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
