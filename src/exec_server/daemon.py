@@ -144,6 +144,9 @@ async def _until_signalled(
 
 
 def _wait_for_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    # This thread is older than the reaper, which blocks the signal for those that come after it:
+    # a thread that did not block it would be told of the ends of children in its place.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
         while os.read(0, 65_536):
             pass

@@ -26,15 +26,6 @@ LINE_BYTES: Final = 4096
 
 DEFAULT_LISTEN: Final = "ws://127.0.0.1:0"
 
-# SIGCHLD is blocked before the thread that watches stdin begins: it would take the signals that
-# tell the server of its children.
-_MAIN: Final = """
-import signal
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-from exec_server.cli import main
-main()
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
@@ -57,7 +48,7 @@ async def serve(
     `arguments` are further flags of `exec-server`. With a `token` only clients that have it are
     let in. Without `env` and `cwd` the server has those of this program. Its log goes to stderr.
     """
-    words = [sys.executable, "-c", _MAIN, "--listen", listen, "--exit-on-stdin-close"]
+    words = [sys.executable, "-m", "exec_server", "--listen", listen, "--exit-on-stdin-close"]
     if token is not None:
         # The digest of it: arguments can be read by every user of the machine.
         digest = hashlib.sha256(token.encode()).hexdigest()
@@ -95,7 +86,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     process.stdin.close()
     try:
         async with asyncio.timeout(END_SECONDS):
-            await process.wait()
+            await process.communicate()  # which also waits for the end of its stdout
     except TimeoutError:
         pass
     finally:

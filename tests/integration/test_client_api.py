@@ -7,15 +7,14 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import exec_server
-from clients import LOOPS, Machine, Run, bounded, machine
+from clients import LOOPS, Machine, Run, bounded, machine, web
 from exec_server import (
     Chunk,
     CommandDenied,
@@ -497,37 +496,6 @@ def test_sandboxed_files(there: Machine, tmp_path: Path) -> None:
 
 
 # ---- HTTP -----------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def web(body: bytes = b"body") -> AsyncIterator[str]:
-    """A web server that answers with what it was asked, or sends the body and waits."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        size = next(
-            (int(line.split(":")[1]) for line in head.lower().splitlines() if "length:" in line), 0
-        )
-        sent = await reader.readexactly(size)
-        path = head.split()[1]
-        closing = b"connection: close\r\n\r\n"
-        if path == "/moved":
-            writer.write(b"HTTP/1.1 302 Found\r\nlocation: /\r\ncontent-length: 0\r\n" + closing)
-        else:
-            told = json.dumps({"head": head, "body": sent.decode()}).encode()
-            content = told if path == "/" else body
-            length = f"content-length: {len(content)}\r\nx-a: 1\r\nx-a: 2\r\n"
-            writer.write(b"HTTP/1.1 201 Created\r\n" + length.encode() + closing + content)
-        try:
-            await writer.drain()
-            writer.close()
-            await writer.wait_closed()
-        except OSError:
-            pass
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 def test_http(there: Machine) -> None:

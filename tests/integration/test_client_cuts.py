@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,16 +21,19 @@ from wire import PATIENCE
 # it takes to resume a session, so that many are cut in the middle of that.
 BEARABLE = 30_000
 
-# Prints numbered lines with checksums on both streams until it reads the end or a line.
+# Prints a batch of numbered lines with checksums, on both streams, for each line that it reads:
+# so it is never ahead by more than a server keeps, however slow the machine is.
+BATCH = 200
 PRINTER = """
-import hashlib, select, sys, time
+import hashlib, sys
 number = 0
-while not select.select([sys.stdin], [], [], 0.002)[0]:
-    for _ in range(12):
+for line in sys.stdin:
+    if line == "end\\n": break
+    for _ in range(int(line)):
         digest = hashlib.sha256(str(number).encode()).hexdigest()[:16]
         print(number, digest, file=sys.stderr if number % 3 == 0 else sys.stdout)
         number += 1
-    sys.stdout.flush()
+        if number % 10 == 0: sys.stdout.flush()
 print("end", number, flush=True)
 """
 
@@ -38,11 +42,22 @@ def line(number: int) -> str:
     return f"{number} {hashlib.sha256(str(number).encode()).hexdigest()[:16]}"
 
 
-async def read_all(process: Process) -> dict[str, bytes]:
+async def read_all(process: Process, is_enough: Callable[[], bool]) -> dict[str, bytes]:
+    """Have it print until it is enough; returns all of it."""
     output: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+    for _ in range(4):
+        await process.write(f"{BATCH}\n".encode())
+    lines = 0
+    goes_on = True
     async for chunk in process:
         assert chunk.lost_before == 0
         output[chunk.stream].append(chunk.data)
+        before = lines // BATCH
+        lines += chunk.data.count(b"\n")
+        for _ in range(before, lines // BATCH):
+            if goes_on:
+                goes_on = not is_enough()
+                await process.write(f"{BATCH}\n".encode() if goes_on else b"end\n")
     return {stream: b"".join(parts) for stream, parts in output.items()}
 
 
@@ -51,14 +66,9 @@ async def print_under_cuts(url: str, seed: int, cuts: int) -> int:
     async with under_cuts(url, seed, BEARABLE) as (cutter, env):
         words = [sys.executable, "-S", "-c", PRINTER]
         async with env.start(words, stdin=True) as process:
-            async with asyncio.TaskGroup() as tasks:
-                reading = tasks.create_task(read_all(process))
-                while cutter.cuts < cuts:
-                    await asyncio.sleep(0.01)
-                await process.write(b"enough\n")
+            output = await read_all(process, lambda: cutter.cuts >= cuts)
             assert await process.wait() == 0
             assert process.lost_bytes == 0
-    output = reading.result()
     *lines, end = output["stdout"].decode().splitlines()
     count = int(end.removeprefix("end "))
     assert lines == [line(number) for number in range(count) if number % 3]

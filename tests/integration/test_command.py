@@ -220,6 +220,8 @@ def test_exit_on_stdin_close(flags: list[str], environment: dict[str, str]) -> N
     try:
         server.read_url()
         client = server.connect()
+        # The thread that watches stdin does not take the signals that tell of ended children.
+        assert client.run(["true"]).exit_code == 0
         client.start(["sleep", "600"])
         family = descendants(server.process.pid)
         assert server.process.stdin is not None

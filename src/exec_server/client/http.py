@@ -130,6 +130,7 @@ class HttpStream:
             return
         if params.seq != self._next:
             self._fail(InternalError("a part of the body is missing"))
+            return
         self._next += 1
         if params.delta_base64:
             self._pieces.append(params.delta_base64)

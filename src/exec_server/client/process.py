@@ -103,8 +103,8 @@ class Process:
         self._abandon()
         try:
             if not self.is_over:
-                await self.terminate()
                 async with asyncio.timeout(KILL_SECONDS):
+                    await self.terminate()
                     while not self.is_over and self.exit_code is None:
                         await self._wait_for_news()
         except TimeoutError:

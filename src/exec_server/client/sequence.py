@@ -77,8 +77,10 @@ class EventSequence:
     def take(self, event: Event) -> Ordered[Event]:
         """What is next in line now that this event has come."""
         if event.seq == self.last + 1:
-            self._give(event)
-            return (event, *self._ready()) if self._early else (event,)
+            if self._lacks_exit(event):
+                return ()
+            given = (event,) if self._give(event) else ()
+            return (*given, *self._ready()) if self._early else given
         if event.seq > self.last and event.seq not in self._early:
             self._keep(event)
         return ()
@@ -96,9 +98,8 @@ class EventSequence:
         known = self._known(answer, end)
         holes = self._holes(known, end)
         exit_seq = self._exit_seq(answer, known, holes)
-        if exit_seq is not None and answer.exit_code is not None:
-            denial = (answer.sandbox_denied, answer.sandbox_denial)
-            known[exit_seq] = ExitedParams(self._id, exit_seq, answer.exit_code, *denial)
+        if exit_seq is not None:
+            known[exit_seq] = self._exit(answer, exit_seq)
             holes = self._holes(known, end)
         gaps = self._gaps(holes, known, answer)
         filled: list[Event | Gap] = []
@@ -109,28 +110,50 @@ class EventSequence:
             if seq in gaps:
                 filled.append(gaps[seq])
             else:
-                self._give(known[seq])
-                filled.append(known[seq])
+                event = known[seq]
+                if isinstance(event, ClosedParams) and not self._has_exited:
+                    # It was among what is forgotten: it comes late, but before the end.
+                    filled.append(self._exit(answer, seq))
+                    self._has_exited = True
+                if self._give(event):
+                    filled.append(event)
         self.last = max(self.last, end)
+        if not answer.chunks and answer.exit_code is not None and not self._has_exited:
+            filled.append(self._exit(answer, end))
+            self._has_exited = True
         filled += self._ready()
         return filled
 
     # ---- bookkeeping ------------------------------------------------------------------
 
-    def _give(self, event: Event) -> None:
+    def _give(self, event: Event) -> bool:
+        """It is this event's turn; False if it was told before, as a guess that was too early."""
         self.last = event.seq
         if isinstance(event, OutputParams):
             self._taken += len(event.chunk)
         elif isinstance(event, ExitedParams):
+            if self._has_exited:
+                return False
             self._has_exited = True
+        return True
 
     def _ready(self) -> list[Event]:
         """The early ones whose turn it is."""
         ready = []
-        while (event := self._drop_early(self.last + 1)) is not None:
-            self._give(event)
-            ready.append(event)
+        while (event := self._early.get(self.last + 1)) is not None:
+            if self._lacks_exit(event):
+                break
+            self._drop_early(event.seq)
+            if self._give(event):
+                ready.append(event)
         return ready
+
+    def _lacks_exit(self, event: Event) -> bool:
+        """Whether it is an end whose exit was lost: then the server has to be asked for it."""
+        if not isinstance(event, ClosedParams) or self._has_exited:
+            return False
+        self._dropped = event.seq
+        return True
 
     def _keep(self, event: Event) -> None:
         limits = (EARLY_EVENTS, EARLY_BYTES)
@@ -182,15 +205,16 @@ class EventSequence:
         if answer.exit_code is None or self._knows_exit(known):
             return None
         if not answer.chunks:
-            # With no hole left it is among what was forgotten. It comes late then, and before
-            # the end, which has the last number.
-            end = answer.next_seq - 1
-            return holes[-1][1] if holes else end - answer.closed
+            return holes[-1][1] if holes else None
         first = answer.chunks[0].seq
         for start, stop in holes:
             if start > first or (start == stop and answer.first_seq is None):
                 return stop
         return None
+
+    def _exit(self, answer: ReadResult, seq: int) -> ExitedParams:
+        code = 0 if answer.exit_code is None else answer.exit_code
+        return ExitedParams(self._id, seq, code, answer.sandbox_denied, answer.sandbox_denial)
 
     def _knows_exit(self, known: dict[int, Event]) -> bool:
         return self._has_exited or any(isinstance(each, ExitedParams) for each in known.values())
@@ -207,7 +231,10 @@ class EventSequence:
             # that on our own meanwhile.
             here = sum(_size(each) for seq, each in known.items() if seq < answer.first_seq)
             exact = answer.lost_bytes - self._taken - here
-            gaps[holes[0][0]] = Gap(max(exact, 1))
+            others = sum(gaps[start].size for start, _ in holes[1:])
+            gaps[holes[0][0]] = Gap(exact - others)
+            if exact <= others:  # it was no chunk that is missing there, but the exit
+                del gaps[holes[0][0]]
         return gaps
 
 

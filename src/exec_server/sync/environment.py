@@ -25,15 +25,18 @@ class Environment(Blocking[environment.Environment]):
     For `with`, or until `close`.
     """
 
-    def __init__(self, make: Callable[[], environment.Environment]) -> None:
-        thread = LoopThread(make)
+    def __init__(
+        self, make: Callable[[], environment.Environment], *, has_children: bool = False
+    ) -> None:
+        """Connect now, in a thread; `has_children` if that is to a program that is started."""
+        thread = LoopThread(make, has_children=has_children)
         super().__init__(thread, thread.value)
         self.files = Files(thread, thread.value.files)
 
     @classmethod
     def local(cls, *arguments: str, env: Mapping[str, str] | None = None) -> Environment:
         """This machine, through a server of its own that ends with the environment."""
-        return cls(lambda: environment.Environment.local(*arguments, env=env))
+        return cls(lambda: environment.Environment.local(*arguments, env=env), has_children=True)
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +132,8 @@ def connect(
             tls=tls,
             allow_insecure_token=allow_insecure_token,
             client_name=client_name,
-        )
+        ),
+        has_children=target is not None and target.startswith("stdio:"),
     )
 
 
@@ -147,7 +151,7 @@ class serve:  # noqa: N801 - it is used like the function of the same name
         self._make = lambda: embedding.serve(listen, *arguments, token=token, env=env, cwd=cwd)
 
     def __enter__(self) -> RunningServer:
-        self._thread = LoopThread(self._make)
+        self._thread = LoopThread(self._make, has_children=True)
         return self._thread.value
 
     def __exit__(self, *_: object) -> None:

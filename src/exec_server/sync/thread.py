@@ -29,10 +29,16 @@ class LoopThread(Generic[T]):
 
     value: T
 
-    def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
-        """Begins at once; raises what entering the context raises."""
+    def __init__(
+        self, make: Callable[[], AbstractAsyncContextManager[T]], *, has_children: bool = False
+    ) -> None:
+        """Begins at once; raises what entering the context raises.
+
+        A context that starts programs must say so: uvloop cannot, in a thread, be closed safely
+        after that.
+        """
         self._make = make
-        self._loop = uvloop.new_event_loop()
+        self._loop = asyncio.new_event_loop() if has_children else uvloop.new_event_loop()
         self._stop = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
         self._calls: asyncio.TaskGroup | None = None

@@ -50,9 +50,9 @@ SEND_HIGH_BYTES = 524_288
 SEND_LOW_BYTES = 131_072
 # Shorter messages, such as most answers, are written at once. Longer ones, such as output, are
 # gathered for as long as they come in a row, and written together: a call for each of them
-# would take most of a stream's time.
+# would take most of a stream's time. Not more than stays in a processor's cache.
 DIRECT_BYTES = 4096
-GATHERED_BYTES = 524_288
+GATHERED_BYTES = 65_536
 # As often as the reference. A peer that has not answered by the next ping is gone.
 PING_SECONDS = 30.0
 # How long a peer has to show that it lives when somebody wants its session.

@@ -1,0 +1,264 @@
+"""The client without async: the same things, from threads, under Ctrl-C and in notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import exec_server
+from clients import Machine, machine
+from exec_server import (
+    Chunk,
+    CommandFailed,
+    ConnectFailed,
+    NotFound,
+    Progress,
+    SessionLost,
+    Timeout,
+    sync,
+)
+from exec_server.client import environment, files, open_file, process
+from exec_server.protocol.session import INFO
+from inside import eventually
+from relaying import KINDS
+from wire import scaled
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def there(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with machine(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def env(there: Machine) -> Iterator[sync.Environment]:
+    before = threading.active_count()
+    with sync.connect(there.url) as connected:
+        yield connected
+    assert threading.active_count() == before
+
+
+def is_running(word: str) -> bool:
+    words = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return any(line.split()[-1:] == [word] for line in words.stdout.splitlines())
+
+
+def test_commands(env: sync.Environment) -> None:
+    assert env.info.platform_os == "linux"
+    assert env.capabilities.file_write_streaming
+    assert env.call(INFO, None).shell == env.info.shell
+    result = env.run(["sh", "-c", "cat; exit 3"], input=b"in")
+    assert (result.stdout, result.exit_code) == (b"in", 3)
+    with pytest.raises(CommandFailed):
+        env.run(["false"], check=True)
+    with pytest.raises(Timeout) as late:
+        env.run(["sh", "-c", "echo begun; sleep 100"], timeout=0.3)
+    assert late.value.result.stdout == b"begun\n"
+
+
+def test_a_process(env: sync.Environment) -> None:
+    with env.start(["sh", "-c", "read a; echo $a; exit 4"], stdin=True) as running:
+        assert (running.exit_code, running.argv[0], len(running.id)) == (None, "sh", 32)
+        running.write(b"word\n")
+        assert list(running) == [Chunk("stdout", b"word\n")]
+        assert running.wait() == running.exit_code == 4
+        assert (running.sandbox_denied, running.sandbox_denial, running.lost_bytes) == (
+            False,
+            None,
+            0,
+        )
+    with env.start(["sleep", "100"]) as running:
+        running.interrupt()
+        assert running.wait() == 130
+    with env.start(["sh", "-c", "stty size"], tty=True, size=(5, 6)) as running:
+        assert b"".join(chunk.data for chunk in running) == b"5 6\r\n"
+
+
+def test_calls_within_a_loop_over_output(env: sync.Environment) -> None:
+    """Who takes output and makes calls in between must not wait for themselves."""
+    with env.start(["sh", "-c", "yes 0123456 | head -c 4000000"]) as running:
+        output = []
+        for chunk in running:
+            output.append(chunk.data)
+            if len(output) < 20:
+                assert env.run(["true"])
+    assert b"".join(output) == b"0123456\n" * 500_000
+
+
+def test_files(env: sync.Environment, tmp_path: Path) -> None:
+    data = os.urandom(3_000_000)
+    with env.files.open(tmp_path / "f", "wb") as writer:
+        writer.write(data[:1_000_000])
+        writer.flush()
+        writer.write(data[1_000_000:])
+    with env.files.open(tmp_path / "f", offset=5) as reader:
+        assert reader.size == len(data)
+        assert reader.read(10) == data[5:15]
+        assert b"".join(reader) == data[15:]
+    assert env.files.read(tmp_path / "f") == data
+    env.files.mkdir(tmp_path / "d")
+    env.files.write(tmp_path / "d" / "g", b"1")
+    assert env.files.stat(tmp_path / "d").is_directory
+    assert [entry.name for entry in env.files.list(tmp_path)] == ["d", "f"]
+    assert [entry.name for entry in env.files.walk(tmp_path)] == ["d", "f", "g"]
+    env.files.copy(tmp_path / "d", tmp_path / "e", recursive=True)
+    env.files.remove(tmp_path / "d", recursive=True)
+    assert not env.files.exists(tmp_path / "d")
+    assert env.files.realpath(tmp_path / "e" / ".." / "f") == str(tmp_path / "f")
+    with pytest.raises(NotFound):
+        env.files.read(tmp_path / "none")
+    seen: list[Progress] = []
+    env.files.upload(tmp_path / "e", tmp_path / "up", progress=seen.append)
+    env.files.download(tmp_path / "up", tmp_path / "down")
+    assert (tmp_path / "down" / "g").read_bytes() == b"1"
+    assert seen[-1].done_files == 1
+
+
+def test_http(env: sync.Environment) -> None:
+    class Web(threading.Thread):
+        def __init__(self) -> None:
+            super().__init__()
+            import socket
+
+            self.socket = socket.create_server(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}/"
+
+        def run(self) -> None:
+            for _ in range(2):
+                peer, _ = self.socket.accept()
+                with peer:
+                    peer.recv(65536)
+                    peer.sendall(
+                        b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\nbody"
+                    )
+            self.socket.close()
+
+    web = Web()
+    web.start()
+    assert env.http("GET", web.url).body == b"body"
+    with env.http_stream("GET", web.url) as response:
+        assert (response.status, response.header("Content-Length")) == (200, "4")
+        assert ("content-length", "4") in response.headers
+        assert b"".join(response) == b"body"
+    web.join()
+
+
+def test_from_many_threads(env: sync.Environment) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        results = list(threads.map(lambda number: env.run(["echo", str(number)]), range(64)))
+    assert [result.text for result in results] == [f"{number}\n" for number in range(64)]
+
+
+def test_an_interrupt_kills_what_was_asked_for(there: Machine) -> None:
+    """Ctrl-C, in a program of its own."""
+    word = f"41{os.getpid()}"
+    program = (
+        "import sys\n"
+        "from exec_server import sync\n"
+        "with sync.connect(sys.argv[1]) as env:\n"
+        "    try:\n"
+        "        env.run(['sleep', sys.argv[2]])\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted', env.run(['echo', 'alive']).text)\n"
+    )
+    words = [sys.executable, "-c", program, there.url, word]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            eventually("the command runs", lambda: is_running(word))
+            running.send_signal(signal.SIGINT)
+            output, _ = running.communicate(timeout=scaled(20))
+        finally:
+            running.kill()
+    assert output == "interrupted alive\n\n"
+    assert running.returncode == 0
+    eventually("the command is gone", lambda: not is_running(word))
+
+
+def test_within_a_running_loop(there: Machine) -> None:
+    """Notebooks have one in their main thread."""
+
+    async def cell() -> str:
+        with sync.connect(there.url) as env:
+            return str(env.run(["echo", "x"]).text)
+
+    assert asyncio.run(cell()) == "x\n"
+
+
+def test_closing_ends_calls_under_way(there: Machine) -> None:
+    word = f"42{os.getpid()}"
+    env = sync.connect(there.url)
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(env.run, ["sleep", word])
+        eventually("the command runs", lambda: is_running(word))
+        env.close()
+        with pytest.raises(SessionLost, match="the environment was closed"):
+            call.result()
+    with pytest.raises(SessionLost, match="the environment was closed"):
+        env.run(["true"])
+    env.close()
+    eventually("the command is gone", lambda: not is_running(word))
+
+
+def test_a_callback_must_not_wait(env: sync.Environment, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+
+    def tell(progress: Progress) -> None:
+        env.run(["true"])
+
+    with pytest.raises(RuntimeError, match="a callback of the client must not wait"):
+        env.files.upload(tmp_path / "a", tmp_path / "b", progress=tell)
+    assert env.run(["true"])
+
+
+def test_nobody_is_there() -> None:
+    before = threading.active_count()
+    with pytest.raises(ConnectFailed, match="Connection refused"):
+        sync.connect("ws://127.0.0.1:1")
+    with pytest.raises(exec_server.StartupError, match="where to"):
+        sync.connect()
+    assert threading.active_count() == before
+
+
+def test_servers_and_this_machine() -> None:
+    before = threading.active_count()
+    token = "correct-horse-battery-staple"
+    with sync.serve(token=token) as server, sync.connect(server.url, token=token) as env:
+        assert env.run(["echo", "x"]).text == "x\n"
+        assert env.processes()[0].argv == ["echo", "x"]
+    with sync.Environment.local() as env:
+        assert env.run(["echo", "y"]).text == "y\n"
+    # asyncio's own thread that waits for a child may take a moment longer.
+    eventually("the threads are gone", lambda: threading.active_count() == before)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (sync.Environment, environment.Environment),
+        (sync.Files, files.Files),
+        (sync.Process, process.Process),
+        (sync.FileReader, open_file.FileReader),
+        (sync.FileWriter, open_file.FileWriter),
+    ],
+)
+def test_the_names_are_the_same(ours: type, theirs: type) -> None:
+    """Whatever the async class has, this one has with the same parameters."""
+    internal = {"read_some", "is_over"}
+    names = {name for name in dir(theirs) if not name.startswith(("_", "on_"))} - internal
+    assert names
+    assert names <= set(dir(ours))
+    for name in names:
+        method = getattr(theirs, name)
+        if inspect.isfunction(method):
+            parameters = inspect.signature(method).parameters
+            assert inspect.signature(getattr(ours, name)).parameters.keys() == parameters.keys()

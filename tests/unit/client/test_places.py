@@ -1,0 +1,61 @@
+"""Paths on another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+import msgspec
+import pytest
+
+from exec_server.client.answers import decode_environment
+from exec_server.client.places import AnyPath, Places, native
+
+
+def places(**members: object) -> Places:
+    info = {"shell": {"name": "sh", "path": "/bin/sh"}, **members}
+    return Places(decode_environment(msgspec.Raw(msgspec.json.encode(info))))
+
+
+THERE = places(cwd="file:///work%20shop", userHomeDir="file:///home/me")
+
+
+@pytest.mark.parametrize(
+    ("path", "uri"),
+    [
+        ("/a/b", "file:///a/b"),
+        (Path("/a"), "file:///a"),
+        (PurePosixPath("c"), "file:///work%20shop/c"),
+        ("", "file:///work%20shop"),
+        (".", "file:///work%20shop"),
+        ("../x", "file:///x"),
+        ("~", "file:///home/me"),
+        ("~/a?b", "file:///home/me/a%3Fb"),
+        ("~other", "file:///work%20shop/%7Eother".replace("%7E", "~")),
+        ("file:///a%20b", "file:///a%20b"),
+        ("/\udcff", "file:///%FF"),
+        ("C:\\Users\\me", "file:///C:/Users/me"),
+    ],
+)
+def test_paths_become_uris(path: AnyPath, uri: str) -> None:
+    assert THERE.uri(path).uri == uri
+
+
+def test_a_server_that_says_little() -> None:
+    bare = places()
+    assert (bare.cwd, bare.home) == ("/", None)
+    assert bare.uri("~/a").uri == "file:///~/a"
+    assert places(userHomeDir="file:///home/me").cwd == "/home/me"
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("file:///a%20b", "/a b"),
+        ("file:///%FF", "/\udcff"),
+        ("/plain", "/plain"),
+        ("file:///C:/x", "file:///C:/x"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_uris_become_paths(uri: str, path: str) -> None:
+    assert native(uri) == path

@@ -1,0 +1,87 @@
+"""The parts of transfers that need no server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from exec_server.client import download, transfer, upload
+from exec_server.client.results import Progress, Transfer
+from exec_server.client.transfer import Item, Tally, below, each, part_path
+from exec_server.errors import InvalidRequest
+
+
+def item(path: str, kind: str = "f", size: int = 0, modified: str = "1") -> Item:
+    return Item(path, kind, 0o644, size, modified)
+
+
+def test_the_same_content_has_the_same_part() -> None:
+    first = part_path("/a/b", item("b", size=3))
+    assert first == part_path("/a/b", item("b", size=3))
+    assert first.startswith("/a/.b.")
+    assert first != part_path("/a/b", item("b", size=4))
+    assert first != part_path("/a/b", item("b", size=3, modified="2"))
+    assert part_path("b", item("b")).startswith(".b.")
+    longest = part_path("/" + "ü" * 127, item("x"))
+    assert len(os.fsencode(longest)) <= 256
+
+
+def test_paths_below_a_top() -> None:
+    assert (below("/a", ""), below("/a/", "b"), below("/", "b")) == ("/a", "/a/b", "/b")
+
+
+def test_a_tally_counts() -> None:
+    told: list[Progress] = []
+    tally = Tally(told.append)
+    items = [item("", "d"), item("a", size=10), item("b", size=5), item("c", "l")]
+    tally.expect(items)
+    tally.resume("a", 4)
+    tally.advance("a", 6)
+    tally.finish("a")
+    tally.left_out.append("x")
+    assert told[-1] == Progress("a", 10, 15, 4, 1, 2)
+    assert tally.result(items) == Transfer(1, 1, 1, 6, 4, ("x",))
+
+
+def test_the_first_failure_is_raised_alone() -> None:
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        if number == 3:
+            raise InvalidRequest("three")
+        await asyncio.sleep(0)
+        done.append(number)
+
+    with pytest.raises(InvalidRequest, match="three"):
+        asyncio.run(each(range(1000), work, 2))
+    assert len(done) < 10
+
+
+@pytest.mark.parametrize("path", ["../x", "d/../x", "/etc/passwd", "d//x", "d/./x", "e/x", "f/x"])
+def test_names_that_lead_elsewhere_are_refused(path: str) -> None:
+    tree = [item("", "d"), item("d", "d"), item("f"), item(path)]
+    with pytest.raises(InvalidRequest, match="leads elsewhere"):
+        download._check_paths(tree)
+    download._check_paths(tree[:-1])
+
+
+def test_a_listing_is_taken_apart() -> None:
+    listing = b"d\x00755\x004096\x001.5\x00\x00\x00l\x00777\x003\x002.5\x00a\n\xff\x00to\x00"
+    assert list(download._parse(listing)) == [
+        Item("", "d", 0o755, 4096, "1.5", ""),
+        Item("a\n\udcff", "l", 0o777, 3, "2.5", "to"),
+    ]
+    setuid = b"f\x004755\x000\x001\x00x\x00\x00"
+    assert next(download._parse(setuid)).mode == 0o755
+
+
+def test_a_tree_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "MAX_ENTRIES", 3)
+    for name in "abc":
+        (tmp_path / name).touch()
+    with pytest.raises(InvalidRequest, match="more than 3 entries"):
+        upload._scan(str(tmp_path))
+    assert transfer.MAX_ENTRIES > 3
