@@ -114,7 +114,7 @@ LAYERS = [
     Layer(
         "commands",
         ("commands", "commands.*"),
-        ("errors", "protocol", "client", "arguments"),
+        ("errors", "protocol", "transports", "client", "arguments"),
     ),
     Layer(
         "cli",

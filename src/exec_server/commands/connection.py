@@ -26,6 +26,7 @@ from exec_server.errors import (
     SessionLost,
     StartupError,
 )
+from exec_server.transports.dial import tls_context
 
 _NUMBER: Final = re.compile(r" \(os error \d+\)$")
 
@@ -127,7 +128,7 @@ def _trust(ca_file: str | None) -> ssl.SSLContext | None:
     if ca_file is None:
         return None
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        return tls_context(ca_file)
     except ssl.SSLError:
         raise Mistake(f"there are no certificates in {ca_file}") from None
     except OSError as error:
