@@ -3,6 +3,7 @@
 # make check      the same with one Python, for the daily work
 # make conformance  the exchanges of tests/conformance against the reference, too
 # make bench      this server and the reference in turns
+# make everyday   our client and OpenSSH in turns; needs openssh-server
 
 PYTHON ?= $(firstword $(shell sh scripts/interpreters.sh))
 VENV := .venv
@@ -10,7 +11,7 @@ STAMP := $(VENV)/installed
 PYTEST_ARGS ?=
 PORT ?= 7700
 
-.PHONY: run test check lint conformance reference bench clean
+.PHONY: run test check lint conformance reference bench everyday clean
 
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found"; exit 1; }
@@ -43,6 +44,9 @@ conformance: $(STAMP) reference
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m bench $(BENCH_ARGS)
+
+everyday: $(STAMP)
+	$(VENV)/bin/python -m bench.everyday
 
 clean:
 	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
