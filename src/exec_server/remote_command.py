@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from collections.abc import Mapping
 
@@ -33,8 +32,6 @@ from exec_server.transports.dial import (
 )
 from exec_server.transports.forward import forwarder
 
-log = logging.getLogger(__name__)
-
 _NOT_ENCRYPTED = (
     "Warning: --relay-security {} is not encrypted: whoever runs the relay can read and change "
     "everything, and run commands here"
@@ -58,7 +55,7 @@ class RemoteJob:
                 raise StartupError("direct exec-server transport does not support forwarding")
         self._connect: str | None = arguments.connect
         self._security = _security(arguments)
-        self._websocket_roots = roots_for_websockets(environ)
+        self._tls = tls_context(roots_for_websockets(environ))
         self._headers = upgrade_headers(environ)
         self._http = HttpClient(tls_context(roots_for_http(environ)))
         self._credential = _credential(arguments, environ, self._id, self._http)
@@ -70,7 +67,6 @@ class RemoteJob:
         self, stop: asyncio.Event, options: Options, variables: Mapping[str, str]
     ) -> None:
         """Serve or forward until `stop` is set; raises RegistryError or StartupError."""
-        tls = tls_context(self._websocket_roots)
         executor = self._executor()
         try:
             if self._connect is None:
@@ -85,7 +81,7 @@ class RemoteJob:
                 destination = self._connect
                 await forward_remote(
                     executor,
-                    lambda tasks: forwarder(destination, tls, tasks),
+                    lambda tasks: forwarder(destination, self._tls, tasks),
                     stop,
                     watch=self._watch,
                 )
@@ -100,14 +96,13 @@ class RemoteJob:
             await asyncio.Event().wait()
 
     def _executor(self) -> Executor:
-        tls = tls_context(self._websocket_roots)
         if self._is_direct:
-            return DirectExecutor(self._registry, self._credential, tls=tls)
+            return DirectExecutor(self._registry, self._credential, tls=self._tls)
         return RelayExecutor(
             self._registry,
             self._credential,
             security=self._security,
-            tls=tls,
+            tls=self._tls,
             headers=self._headers,
         )
 

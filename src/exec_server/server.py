@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -29,8 +28,6 @@ from exec_server.transports.websocket import Settings, WebSocketListener
 
 if TYPE_CHECKING:
     from exec_server.transports import http_client
-
-log = logging.getLogger(__name__)
 
 # File operations that may hang on a disk at the same time before others have to wait.
 FILE_THREADS = 16

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from exec_server.errors import ConnectFailed, RelayError
@@ -15,8 +14,6 @@ from exec_server.transports.client_socket import ClientSocket
 from exec_server.transports.relay_socket import RelaySocket
 from exec_server.transports.relay_stream import RECEIVING_BYTES, RelayStream
 from exec_server.transports.room import Room
-
-log = logging.getLogger(__name__)
 
 GOING_AWAY = 1001
 # What a stream's end looks like to the executor; it does not read the text.

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 
 from exec_server.transports.client_socket import ClientSocket
 from exec_server.transports.relay_stream import RelayStream
-
-log = logging.getLogger(__name__)
 
 # As often as the reference; no second one while an answer is outstanding.
 PING_SECONDS = 30.0
