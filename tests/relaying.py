@@ -330,7 +330,7 @@ def is_served(service: ThreadedRelayService) -> bool:
 
 
 def patches(constants: Mapping[str, object]) -> str:
-    """Python that gives constants other values; one is named like `relay.streams.MAX_STREAMS`."""
+    """Python that gives constants other values; one is named like `relay.active.MAX_STREAMS`."""
     lines = []
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")

@@ -12,11 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exec_server.errors import RelayError
-from exec_server.relay import streams
+from exec_server.relay import active, streams
+from exec_server.relay.active import RESET_REASON
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import MAX_DEPTH, Frame, Kind, decode, encode
 from exec_server.relay.noise import Identity, Initiator, prologue
-from exec_server.relay.streams import RESET_REASON, Attempt, Streams
+from exec_server.relay.streams import Attempt, Streams
 
 _FILE = json.loads((Path(__file__).parents[1] / "vectors" / "relay_frames.json").read_text())
 _SCHEMA = _FILE["schema"]
@@ -335,7 +336,7 @@ _PAYLOADS = st.one_of(
 @pytest.fixture(scope="module", autouse=True)
 def _small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "MAX_STREAMS", _STREAMS)
+        patch.setattr(active, "MAX_STREAMS", _STREAMS)
         patch.setattr(streams, "MAX_PENDING", _PENDING)
         yield
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from exec_server.errors import RelayError
-from exec_server.relay.frames import Frame, Kind, data_frame, decode, encode, stream_prefix
+from exec_server.relay.active import ActiveStreams, Receiver
+from exec_server.relay.frames import Frame, Kind, data_frame, decode, stream_prefix
 from exec_server.relay.records import MESSAGE_BYTES, Cutter
-from exec_server.relay.streams import MAX_STREAMS, RESET_REASON, Attempt, Receiver
+from exec_server.relay.streams import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class PlainStreams:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._active: dict[str, tuple[PlainChannel, Receiver]] = {}
+        self._active = ActiveStreams(owner.send_frame)
 
     def frame_received(self, data: bytes) -> None:
         try:
@@ -93,42 +94,26 @@ class PlainStreams:
             log.debug("dropped a frame: %s", error)
             return
         if frame.kind is Kind.RESET:
-            entry = self._active.pop(frame.stream_id, None)
-            if entry is not None:
-                entry[1].stream_lost()
-        elif frame.kind is Kind.DATA:
-            self._data_received(frame)
+            self._active.drop(frame.stream_id)
+        elif frame.kind is Kind.DATA and not self._active.deliver(frame):
+            self._open(frame)
 
-    def _data_received(self, frame: Frame) -> None:
-        entry = self._active.get(frame.stream_id)
-        if entry is None:
-            if len(self._active) >= MAX_STREAMS:
-                self._send_reset(frame.stream_id)
-                return
-            channel = PlainChannel(frame.stream_id)
-            entry = (channel, self._owner.stream_opened(channel))
-            self._active[frame.stream_id] = entry
-        channel, receiver = entry
-        try:
-            receiver.messages_received(channel.receive(frame))
-        except RelayError as error:
-            log.info("stream %s ends: %s", frame.stream_id, error)
-            self.end(frame.stream_id)
-            receiver.stream_lost()
+    def _open(self, frame: Frame) -> None:
+        """Begin a stream with its first frame."""
+        if self._active.is_full:
+            self._active.refuse(frame.stream_id)
+            return
+        channel = PlainChannel(frame.stream_id)
+        self._active.add(channel, self._owner.stream_opened(channel))
+        self._active.deliver(frame)
 
     def settle(self, attempt: Attempt, *, is_valid: bool) -> None:
         """There is nothing to validate without a handshake."""
 
     def end(self, stream_id: str) -> None:
         """Forget a stream and tell its peer."""
-        if self._active.pop(stream_id, None) is not None:
-            self._send_reset(stream_id)
+        self._active.end(stream_id)
 
     def lose_all(self) -> None:
         """The link is gone, and all streams with it."""
-        active, self._active = self._active, {}
-        for _, receiver in active.values():
-            receiver.stream_lost()
-
-    def _send_reset(self, stream_id: str) -> None:
-        self._owner.send_frame(encode(Frame(stream_id, Kind.RESET, reason=RESET_REASON)))
+        self._active.lose_all()

@@ -20,34 +20,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from exec_server.errors import RelayError
+from exec_server.relay.active import ActiveStreams, Receiver
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.noise import Ciphers, Identity, PublicKey, Responder, prologue
 
 log = logging.getLogger(__name__)
 
-# As many streams and pending handshakes as the reference serves; one more is answered by a reset.
-MAX_STREAMS = 128
+# Pending handshakes, as many as the reference bears; one more is answered by a reset.
 MAX_PENDING = 32
 # After so many failed handshakes on one link all further ones are refused for a while.
 MAX_FAILURES = 8
 PAUSE_SECONDS = 10.0
 # The harness's proof from the registry. A longer one fails the handshake.
 AUTHORIZATION_BYTES = 4096
-# It carries no detail on purpose: whoever reads it may be anybody.
-RESET_REASON = "noise_relay_protocol_error"
-
-
-class Receiver(Protocol):
-    """Who gets what arrives on one stream."""
-
-    def messages_received(self, messages: list[bytes]) -> None:
-        """Something has arrived; often no whole message yet. RelayError ends the stream."""
-        ...
-
-    def stream_lost(self) -> None:
-        """The stream is gone; called exactly once, unless `Streams.end` was called for it."""
-        ...
 
 
 class Owner(Protocol):
@@ -108,7 +94,7 @@ class Streams:
         # Questions to the registry under way. A cancelled attempt leaves its own behind, which
         # must count too: otherwise resets would make room for any number of them.
         self._asked = 0
-        self._active: dict[str, tuple[Channel, Receiver]] = {}
+        self._active = ActiveStreams(owner.send_frame)
         self._failures = 0
         self._paused_until = 0.0
 
@@ -126,47 +112,30 @@ class Streams:
         elif frame.kind is Kind.HANDSHAKE:
             self._handshake_received(frame)
         elif frame.kind is Kind.RESET:
-            self._reset_received(frame.stream_id)
+            self._cancel(frame.stream_id)
+            self._active.drop(frame.stream_id)
 
     # ---- active streams ---------------------------------------------------------------
 
     def _data_received(self, frame: Frame) -> None:
-        entry = self._active.get(frame.stream_id)
-        if entry is None:
-            if frame.is_segment:
-                return  # dropped as on active streams, whatever stream it is for
-            if frame.stream_id in self._pending:
-                self._charge("data before the end of a handshake")
-                self._cancel(frame.stream_id)
-            self._send_reset(frame.stream_id)
+        # Segments are dropped as on active streams, whatever stream they are for.
+        if self._active.deliver(frame) or frame.is_segment:
             return
-        channel, receiver = entry
-        try:
-            receiver.messages_received(channel.receive(frame))
-        except RelayError as error:
-            log.info("stream %s ends: %s", frame.stream_id, error)
-            self.end(frame.stream_id)
-            receiver.stream_lost()
-
-    def _reset_received(self, stream_id: str) -> None:
-        self._cancel(stream_id)
-        entry = self._active.pop(stream_id, None)
-        if entry is not None:
-            entry[1].stream_lost()
+        if frame.stream_id in self._pending:
+            self._charge("data before the end of a handshake")
+            self._cancel(frame.stream_id)
+        self._active.refuse(frame.stream_id)
 
     def end(self, stream_id: str) -> None:
         """Forget a stream and tell its peer."""
-        if self._active.pop(stream_id, None) is not None:
-            self._send_reset(stream_id)
+        self._active.end(stream_id)
 
     def lose_all(self) -> None:
         """The link is gone, and all streams with it."""
         for attempt in self._pending.values():
             attempt.is_cancelled = True
         self._pending.clear()
-        active, self._active = self._active, {}
-        for _, receiver in active.values():
-            receiver.stream_lost()
+        self._active.lose_all()
 
     # ---- handshakes -------------------------------------------------------------------
 
@@ -175,20 +144,20 @@ class Streams:
         if stream_id in self._pending:
             self._charge("second handshake")
             self._cancel(stream_id)
-            self._send_reset(stream_id)
+            self._active.refuse(stream_id)
         elif (
             stream_id in self._active
-            or len(self._active) >= MAX_STREAMS
+            or self._active.is_full
             or self._asked >= MAX_PENDING
             or self._is_paused()
         ):
-            self._send_reset(stream_id)
+            self._active.refuse(stream_id)
         else:
             try:
                 attempt = self._read_handshake(frame)
             except RelayError as error:
                 self._charge(str(error))
-                self._send_reset(stream_id)
+                self._active.refuse(stream_id)
                 return
             self._pending[stream_id] = attempt
             self._asked += 1
@@ -212,8 +181,8 @@ class Streams:
         if attempt.is_cancelled:
             return
         del self._pending[attempt.stream_id]
-        if is_valid and len(self._active) >= MAX_STREAMS:
-            self._send_reset(attempt.stream_id)  # it came too late, but it made no mistake
+        if is_valid and self._active.is_full:
+            self._active.refuse(attempt.stream_id)  # it came too late, but it made no mistake
             return
         try:
             if not is_valid:
@@ -221,11 +190,11 @@ class Streams:
             answer, ciphers = attempt.answer()
         except RelayError as error:
             self._charge(str(error))
-            self._send_reset(attempt.stream_id)
+            self._active.refuse(attempt.stream_id)
             return
         self._owner.send_frame(encode(Frame(attempt.stream_id, Kind.HANDSHAKE, answer)))
         channel = Channel(attempt.stream_id, ciphers)
-        self._active[attempt.stream_id] = (channel, self._owner.stream_opened(channel))
+        self._active.add(channel, self._owner.stream_opened(channel))
 
     def _cancel(self, stream_id: str) -> None:
         attempt = self._pending.pop(stream_id, None)
@@ -244,6 +213,3 @@ class Streams:
 
     def _is_paused(self) -> bool:
         return self._clock() < self._paused_until
-
-    def _send_reset(self, stream_id: str) -> None:
-        self._owner.send_frame(encode(Frame(stream_id, Kind.RESET, reason=RESET_REASON)))

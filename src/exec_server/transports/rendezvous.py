@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from exec_server.relay.active import Receiver
 from exec_server.relay.noise import Identity
-from exec_server.relay.streams import Attempt, Owner, Receiver, Streams
+from exec_server.relay.streams import Attempt, Owner, Streams
 from exec_server.rpc.stream import MessageReceiver, MessageStream
 from exec_server.transports.client_socket import ClientSocket
 from exec_server.transports.relay_socket import RelaySocket

@@ -6,10 +6,11 @@ import pytest
 
 from exec_server.errors import RelayError
 from exec_server.relay import plain
+from exec_server.relay.active import MAX_STREAMS, RESET_REASON
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.plain import PlainChannel, PlainStreams
 from exec_server.relay.records import MESSAGE_BYTES
-from exec_server.relay.streams import MAX_STREAMS, RESET_REASON, Attempt
+from exec_server.relay.streams import Attempt
 
 
 class _Receiver:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from exec_server.errors import RelayError
+from exec_server.relay.active import MAX_STREAMS, RESET_REASON
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.noise import (
@@ -27,9 +28,7 @@ from exec_server.relay.streams import (
     AUTHORIZATION_BYTES,
     MAX_FAILURES,
     MAX_PENDING,
-    MAX_STREAMS,
     PAUSE_SECONDS,
-    RESET_REASON,
     Attempt,
     Streams,
 )
