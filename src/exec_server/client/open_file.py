@@ -35,8 +35,11 @@ from exec_server.protocol.files import (
 from exec_server.protocol.method import Call
 from exec_server.protocol.wire import Result
 
-# The most that servers take and give at a time.
+# The most that servers give at a time.
 BLOCK_BYTES: Final = 1_048_576
+# Half of what they take: our server decodes a larger message in a thread, and takes no other
+# meanwhile.
+WRITTEN_BYTES: Final = 524_288
 # Blocks under way: enough that neither side waits for the other on a fast network.
 AHEAD_BLOCKS: Final = 4
 # A file whose connection is lost this often before a single block came is given up.
@@ -195,13 +198,13 @@ class FileWriter:
 
     async def write(self, data: bytes) -> None:
         """Send this; waits while too much is under way. Raises what became of earlier writes."""
-        if not self._buffer and len(data) == BLOCK_BYTES:
+        if not self._buffer and len(data) == WRITTEN_BYTES:
             await self._send(data)
             return
         self._buffer += data
-        while len(self._buffer) >= BLOCK_BYTES:
-            block = bytes(self._buffer[:BLOCK_BYTES])
-            del self._buffer[:BLOCK_BYTES]
+        while len(self._buffer) >= WRITTEN_BYTES:
+            block = bytes(self._buffer[:WRITTEN_BYTES])
+            del self._buffer[:WRITTEN_BYTES]
             await self._send(block)
 
     async def flush(self) -> None:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, BinaryIO, Final
 
-from exec_server.client.open_file import BLOCK_BYTES
+from exec_server.client.open_file import BLOCK_BYTES, WRITTEN_BYTES
 from exec_server.client.results import Progress, Transfer
 from exec_server.client.transfer import (
     LARGE_AT_ONCE,
@@ -293,6 +293,6 @@ def _digest(file: BinaryIO, size: int) -> str:
 async def _blocks(file: BinaryIO, offset: int) -> AsyncIterator[bytes]:
     """The file from an offset on, each block read in a thread."""
     descriptor = file.fileno()
-    while block := await asyncio.to_thread(os.pread, descriptor, BLOCK_BYTES, offset):
+    while block := await asyncio.to_thread(os.pread, descriptor, WRITTEN_BYTES, offset):
         yield block
         offset += len(block)

@@ -30,8 +30,8 @@ class Base64(bytes):
             data = pybase64.b64decode(value, validate=True)
         except binascii.Error:
             _fail_base64(value.encode())
-        # The C decoder does not look at the unused bits of the last symbol.
-        if value.endswith("=") and value.rstrip("=")[-1] not in (
+        # The C decoder does not look at the unused bits of the last symbol, one of the last four.
+        if value.endswith("=") and value[-4:].rstrip("=")[-1] not in (
             _LAST_BEFORE_TWO if value.endswith("==") else _LAST_BEFORE_ONE
         ):
             _fail_base64(value.encode())
