@@ -16,6 +16,7 @@ from typing import Final, Self
 import pybase64
 from msgspec import Raw
 
+from exec_server.client.answers import decode_as
 from exec_server.client.traffic import Traffic
 from exec_server.errors import ConnectionLost, ExecServerError, InternalError, NotFound
 from exec_server.protocol.files import (
@@ -53,7 +54,10 @@ class _Block(Result, frozen=True):
     eof: bool
 
 
-_READ: Final = Call(READ_BLOCK.name, ReadBlockParams, _Block)
+# How servers spell a block; it can be spelt otherwise, but nobody does.
+_START: Final = b'{"chunk":"'
+_ENDS: Final = {b',"eof":false}': False, b',"eof":true}': True}
+_READ: Final = Call(READ_BLOCK.name, ReadBlockParams, Raw)
 _WRITE: Final = Call(WRITE_BLOCK.name, Raw, Done)
 
 
@@ -66,7 +70,7 @@ class FileReader:
         self._params = params
         self._handle = HandleId("")
         self._offset = offset  # of what is asked for next
-        self._coming: deque[tuple[int, asyncio.Future[_Block]]] = deque()
+        self._coming: deque[tuple[int, asyncio.Future[Raw]]] = deque()
         self._rest = b""
         self._is_at_end = False
         self._metadata: GetMetadataResult | None = None
@@ -128,10 +132,11 @@ class FileReader:
                 await self._reopen()
                 continue
             self._coming.popleft()
-            if answer.eof:
+            block, is_last = _decoded(answer)
+            if is_last:
                 self._is_at_end = True
                 self._forget_coming()
-            return _decoded(answer.chunk)
+            return block
         raise ConnectionLost(f"the connection was lost {REOPENINGS} times without a block")
 
     def _ask(self) -> None:
@@ -241,9 +246,16 @@ class FileWriter:
         self.written = end
 
 
-def _decoded(text: Raw) -> bytes:
+def _decoded(answer: Raw) -> tuple[bytes, bool]:
+    """The bytes of a block, and whether it is the last one."""
+    text = bytes(answer)
+    end = text.find(b'"', len(_START))
+    is_last = _ENDS.get(text[end + 1 :]) if text.startswith(_START) else None
     try:
-        return pybase64.b64decode(memoryview(text)[1:-1], validate=True)
+        if is_last is not None:
+            return pybase64.b64decode(memoryview(text)[len(_START) : end], validate=True), is_last
+        block = decode_as(_Block, answer, "block of a file")
+        return pybase64.b64decode(memoryview(block.chunk)[1:-1], validate=True), block.eof
     except binascii.Error:
         raise InternalError("the server sent a block that is no base64") from None
 
