@@ -124,6 +124,37 @@ def test_frames_may_be_fed_faster_than_taken(
     assert found == payloads
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 200_000), max_size=5),
+    st.lists(st.integers(1, 300_000), min_size=1, max_size=12),
+    st.booleans(),
+)
+@example([20_000, 200_000], [1, 17_000, 3], True)
+def test_a_socket_may_receive_frames_in_their_place(
+    sizes: list[int], reads: list[int], from_client: bool
+) -> None:
+    """As FramedSocket does it: into the place of a long frame where there is one."""
+    payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
+    data = b"".join(frame_bytes(Opcode.BINARY, each, mask=from_client) for each in payloads)
+    reader = FrameReader(from_client=from_client)
+    found: list[bytes] = []
+    for most in itertools.cycle(reads):
+        place = reader.landing()
+        piece = data[: most if place is None else min(most, len(place))]
+        data = data[len(piece) :]
+        if place is None:
+            reader.feed(piece)
+        else:
+            place[: len(piece)] = piece
+            reader.landed(len(piece))
+        while (event := reader.next_event()) is not None:
+            found.append(event.payload)
+        if not data:
+            break
+    assert found == payloads
+
+
 @settings(max_examples=300)
 @given(_HOSTILE)
 def test_any_bytes_give_events_or_a_close_code(data: bytes) -> None:

@@ -20,9 +20,10 @@ from exec_server.errors import (
 )
 from exec_server.registry.destination import is_loopback
 from exec_server.rpc.stream import MessageReceiver, MessageStream
-from exec_server.transports.client_socket import CLOSE_SECONDS, ClientSocket, SocketUser, connect
+from exec_server.transports.client_socket import ClientSocket, SocketUser, connect
 from exec_server.transports.dial import Url, parse_url
 from exec_server.transports.dialed import DialedStream
+from exec_server.transports.framed_socket import CLOSE_SECONDS
 from exec_server.transports.frames import MESSAGE_BYTES
 
 # From the first packet to a WebSocket.

@@ -20,9 +20,15 @@ from typing import Protocol, cast
 
 from exec_server.errors import ConnectFailed, ProtocolError, os_error_text
 from exec_server.transports.dial import Url, open_connection, parse_url
+from exec_server.transports.framed_socket import (
+    CLOSE_SECONDS,
+    DIRECT_BYTES,
+    FramedSocket,
+    Producer,
+    make_scratch,
+)
 from exec_server.transports.frames import (
     MESSAGE_BYTES,
-    SENT_FRAME_BYTES,
     Event,
     FrameReader,
     Opcode,
@@ -35,20 +41,10 @@ log = logging.getLogger(__name__)
 
 # Of the answer to our upgrade: more than any server or proxy sends.
 HEAD_BYTES = 16_384
-# Unsent bytes at which the user is asked to stop producing, and at which to go on.
-SEND_HIGH_BYTES = 524_288
-SEND_LOW_BYTES = 131_072
 # The first message of a turn of the loop is written at once if it is short: somebody may wait
-# for it. Those that follow in the same turn are gathered and written together, for a system
-# call takes longer than all the rest; but not messages so large that copying them takes longer
-# still, nor more together than stays in a processor's cache.
-DIRECT_BYTES = 4096
+# for it. Those that follow in the same turn are gathered; but not messages so large that copying
+# them takes longer than a call.
 LARGE_BYTES = 32_768
-GATHERED_BYTES = 65_536
-# How long a peer may take to answer our close frame and to hang up.
-CLOSE_SECONDS = 2.0
-# Events handled in a row before others get their turn.
-BURST = 64
 # Random bytes for masks are fetched so many at a time.
 _MASK_POOL_BYTES = 4096
 
@@ -59,20 +55,12 @@ _HEADER_LINE = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):(.*)")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
-class SocketUser(Protocol):
+class SocketUser(Producer, Protocol):
     """Who is told what happens on a socket."""
 
     def message_received(self, message: bytes, *, is_text: bool) -> None: ...
 
     def pong_received(self) -> None: ...
-
-    def sending_slow(self) -> None:
-        """The peer does not take what we send: stop producing."""
-        ...
-
-    def sending_ready(self) -> None:
-        """It has taken nearly everything."""
-        ...
 
     def socket_lost(self, reason: str) -> None:
         """No more will come; called exactly once, whatever the reason, and never from a call."""
@@ -124,36 +112,22 @@ def _failure(error: OSError) -> str:
     return f"IO error: {text or str(error) or 'connection ended'}"
 
 
-class ClientSocket(asyncio.Protocol):
+class ClientSocket(FramedSocket):
     """One socket that we opened; usable from when `connect` returns it."""
 
     def __init__(self, key: bytes, message_bytes: int) -> None:
+        super().__init__(make_scratch())
         self._key = key
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
-        self._descriptor = -1  # stays so if there is TLS between us and the socket
-        self._head: bytes | None = b""  # the answer to our upgrade, as far as it has come
-        self._frames = FrameReader(from_client=False, message_bytes=message_bytes)
+        self._message_bytes = message_bytes
+        self._head = b""  # the answer to our upgrade, as far as it has come
         self._user: SocketUser = cast(SocketUser, None)  # from `begin` on
-        self._closing = False
-        self._deaf = False  # what still arrives is dropped unseen
         self._close_timer: asyncio.TimerHandle | None = None
         self._lost: str | None = None  # why, once the user has no more to expect
         self._receiving = False
-        self._backlog = False  # there may be events among the bytes that we have
-        self._slow = False
         self._alone = False  # one message has come, and its user is at work on it
         self._turning = False  # a message was sent in this turn of the loop
-        self._gathered: list[bytes] = []
-        self._gathered_bytes = 0
         self._masks = b""
         self._masks_used = 0
-        self._pong: bytes | None = None
-        self._parts_turn: asyncio.Lock | None = None
-        self._streaming = False
-        self._behind_parts: list[tuple[bytes, bool]] = []
-        self._behind_parts_bytes = 0
-        self._writable: asyncio.Future[None] | None = None
         self.upgraded: asyncio.Future[None] = self._loop.create_future()
         self.gone: asyncio.Future[None] = self._loop.create_future()  # TCP has ended
 
@@ -164,15 +138,12 @@ class ClientSocket(asyncio.Protocol):
     # ---- the transport ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(SEND_HIGH_BYTES, SEND_LOW_BYTES)
+        super().connection_made(transport)
         if transport.get_extra_info("ssl_object") is None:
             self._descriptor = transport.get_extra_info("socket").fileno()
 
-    def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
-        if self._head is not None:
+    def _take(self, data: bytes) -> None:
+        if self._frames is None:
             self._take_answer(data)
             return
         event = self._frames.whole_event(data) if self._receiving else None
@@ -182,8 +153,7 @@ class ClientSocket(asyncio.Protocol):
             self._alone = False
             return
         self._frames.feed(data)
-        if self._closing or not self._backlog:
-            self._deliver()
+        self._deliver_unless_behind()
 
     def eof_received(self) -> bool:
         self._end("connection ended without a close frame")
@@ -220,14 +190,14 @@ class ClientSocket(asyncio.Protocol):
     # ---- the upgrade ------------------------------------------------------------------
 
     def _take_answer(self, data: bytes) -> None:
-        assert self._head is not None
         head, end, rest = (self._head + data).partition(b"\r\n\r\n")
         if not end and len(head) <= HEAD_BYTES:
             self._head = head
             return
         # Nothing may be delivered before `begin`, and nothing at all after a refusal.
         self._transport.pause_reading()
-        self._head = None
+        self._head = b""
+        self._frames = FrameReader(from_client=False, message_bytes=self._message_bytes)
         self._frames.feed(rest)
         try:
             _check_answer(head, self._key)
@@ -245,7 +215,7 @@ class ClientSocket(asyncio.Protocol):
 
     def begin(self, user: SocketUser) -> None:
         """Deliver to this user, after the caller has returned."""
-        self._user = user
+        self._user = self._producer = user
         if self._lost is not None:
             self._loop.call_soon(user.socket_lost, self._lost)
             return
@@ -255,32 +225,6 @@ class ClientSocket(asyncio.Protocol):
 
     # ---- receiving --------------------------------------------------------------------
 
-    def _deliver(self) -> None:
-        """Hand over what has arrived, as far as it is wanted."""
-        turns = BURST
-        try:
-            while self._closing or (self._receiving and turns):
-                event = self._frames.next_event()
-                if event is None:
-                    self._set_backlog(backlog=False)
-                    return
-                self._handle(event)
-                turns -= 1
-        except ProtocolError as error:
-            log.info("the peer broke the rules of WebSockets: %s", error)
-            self._deaf = True
-            self._say_goodbye(error.close_code, error.reason, f"protocol violation: {error}")
-            return
-        self._set_backlog(backlog=True)
-        if self._receiving:
-            self._loop.call_soon(self._continue)  # after the others
-
-    def _set_backlog(self, *, backlog: bool) -> None:
-        """Read only when all is handed over: each read brings more than a user may take."""
-        if backlog != self._backlog:
-            self._backlog = backlog
-            self._update_reading()
-
     def _handle(self, event: Event) -> None:
         opcode = event.opcode
         if opcode is Opcode.CLOSE:
@@ -288,10 +232,7 @@ class ClientSocket(asyncio.Protocol):
         elif self._closing:
             return
         elif opcode is Opcode.PING:
-            if self._slow:
-                self._pong = event.payload  # only the last one, however many there are
-            else:
-                self._write_frame(Opcode.PONG, event.payload)
+            self._answer_ping(event.payload)
         elif opcode is Opcode.PONG:
             self._user.pong_received()
         else:
@@ -305,100 +246,43 @@ class ClientSocket(asyncio.Protocol):
         self._deaf = True
         self._transport.close()
 
-    def hold(self, *, receiving: bool) -> None:
-        """Stop or go on taking messages from the peer."""
-        if receiving == self._receiving:
-            return
-        self._receiving = receiving
-        if receiving:
-            # Not at once: whoever lets us go on may be in the middle of something. And nothing
-            # is read before, for that could be the end, which would overtake what we have.
-            self._backlog = True
-            self._loop.call_soon(self._continue)
-        self._update_reading()
-
-    def _continue(self) -> None:
-        if (self._receiving or self._closing) and not self._deaf:
-            self._deliver()
-
-    def _update_reading(self) -> None:
-        if self._transport.is_closing():
-            return
-        if self._closing or (self._receiving and not self._backlog):
-            self._transport.resume_reading()
-        else:
-            self._transport.pause_reading()
+    def _violated(self, error: ProtocolError) -> None:
+        log.info("the peer broke the rules of WebSockets: %s", error)
+        self._say_goodbye(error.close_code, error.reason, f"protocol violation: {error}")
 
     # ---- sending ----------------------------------------------------------------------
 
     def send(self, message: bytes, *, is_text: bool) -> None:
         """Send a message after those sent before. Never waits; watch `unsent`."""
-        if self._closing:
-            return
-        if self._streaming:
-            self._behind_parts.append((message, is_text))
-            self._behind_parts_bytes += len(message)
-            return
-        opcode = Opcode.TEXT if is_text else Opcode.BINARY
-        if len(message) > SENT_FRAME_BYTES:
-            self._write_fragments(opcode, message)
-            return
-        frame = masked_frame(opcode, message, self._mask())
+        self._send_message(Opcode.TEXT if is_text else Opcode.BINARY, message)
+
+    async def send_parts(self, parts: AsyncIterator[bytes], *, is_text: bool) -> None:
+        """Send one message as it is made; see `_send_in_parts`."""
+        await self._send_in_parts(Opcode.TEXT if is_text else Opcode.BINARY, parts)
+
+    def _send(self, opcode: Opcode, message: bytes) -> None:
+        frame = self._frame(opcode, message)
         if len(frame) >= LARGE_BYTES:
             self._flush()
             self._write(frame)
-            return
-        if self._alone and not self._gathered and len(frame) <= DIRECT_BYTES:
+        elif self._alone and not self._gathered and len(frame) <= DIRECT_BYTES:
             self._write(frame)  # the answer, and there is no other to send along
-            return
-        if not self._turning:
+        elif not self._turning:
             self._turning = True
             self._loop.call_soon(self._end_turn)
             if len(frame) <= DIRECT_BYTES:
                 self._write(frame)
-                return
-        self._gathered.append(frame)
-        self._gathered_bytes += len(frame)
-        if self._gathered_bytes >= GATHERED_BYTES:
-            self._flush()
+            else:
+                self._gather(frame)
+        else:
+            self._gather(frame)
 
     def _end_turn(self) -> None:
         self._turning = False
         self._flush()
 
-    def _flush(self) -> None:
-        """Write what was gathered; before anything else is written."""
-        if self._gathered:
-            frames = b"".join(self._gathered)
-            self._gathered.clear()
-            self._gathered_bytes = 0
-            self._write(frames)
-
-    def _write(self, data: bytes) -> None:
-        # Without the transport's own queue if that is empty: it would write later, and piece
-        # by piece. A closing transport may close the descriptor, and its number become a
-        # stranger's.
-        if self._transport.is_closing():
-            return
-        if self._descriptor >= 0 and not self._transport.get_write_buffer_size():
-            try:
-                sent = os.write(self._descriptor, data)
-            except OSError:
-                sent = 0  # full, or broken, which the transport will find out too
-            if sent == len(data):
-                return
-            data = data[sent:]
-        self._transport.write(data)
-
-    def _write_frame(self, opcode: Opcode, payload: bytes, *, final: bool = True) -> None:
-        self._flush()
-        self._write(masked_frame(opcode, payload, self._mask(), final=final))
-
-    def _write_fragments(self, opcode: Opcode, message: bytes) -> None:
-        for start in range(0, len(message), SENT_FRAME_BYTES):
-            piece = message[start : start + SENT_FRAME_BYTES]
-            self._write_frame(opcode, piece, final=start + SENT_FRAME_BYTES >= len(message))
-            opcode = Opcode.CONTINUATION
+    def _frame(self, opcode: Opcode, payload: bytes, *, final: bool = True) -> bytes:
+        return masked_frame(opcode, payload, self._mask(), final=final)
 
     def _mask(self) -> bytes:
         start = self._masks_used
@@ -407,78 +291,6 @@ class ClientSocket(asyncio.Protocol):
             start = 0
         self._masks_used = start + 4
         return self._masks[start : start + 4]
-
-    async def send_parts(self, parts: AsyncIterator[bytes], *, is_text: bool) -> None:
-        """Send one message as fragments; other messages wait until it is complete.
-
-        Cancelled, or left by an exception of `parts`, it ends the connection: half a message
-        cannot be taken back.
-        """
-        if self._parts_turn is None:
-            self._parts_turn = asyncio.Lock()
-        async with self._parts_turn:
-            self._streaming = True
-            self._tell_slow()
-            opcode = Opcode.TEXT if is_text else Opcode.BINARY
-            try:
-                async for part in parts:
-                    await self._wait_writable()
-                    if self._closing:
-                        return
-                    self._write_frame(opcode, part, final=False)
-                    opcode = Opcode.CONTINUATION
-                if not self._closing:
-                    self._write_frame(opcode, b"")
-            except BaseException:
-                if opcode is Opcode.CONTINUATION:
-                    self.abort("a message could not be completed")
-                raise
-            finally:
-                self._streaming = False
-                self._send_held_back()
-
-    def _send_held_back(self) -> None:
-        held, self._behind_parts = self._behind_parts, []
-        self._behind_parts_bytes = 0
-        for message, is_text in held:
-            self.send(message, is_text=is_text)
-        self._tell_ready()
-
-    async def _wait_writable(self) -> None:
-        while self._slow and not self._closing:
-            self._writable = self._loop.create_future()
-            await self._writable
-
-    def _wake_writer(self) -> None:
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-
-    def unsent(self) -> int:
-        """Bytes that the peer has not taken yet."""
-        queued = self._transport.get_write_buffer_size()
-        return queued + self._gathered_bytes + self._behind_parts_bytes
-
-    def pause_writing(self) -> None:
-        self._slow = True
-        self._tell_slow()
-
-    def resume_writing(self) -> None:
-        self._slow = False
-        self._wake_writer()
-        self._tell_ready()
-
-    def _tell_slow(self) -> None:
-        if self._user is not None and not self._closing:
-            self._user.sending_slow()
-
-    def _tell_ready(self) -> None:
-        if self._slow or self._streaming or self._closing:
-            return
-        if self._pong is not None:
-            self._write_frame(Opcode.PONG, self._pong)
-            self._pong = None
-        if self._user is not None:
-            self._user.sending_ready()
 
     # ---- liveness and the end ---------------------------------------------------------
 

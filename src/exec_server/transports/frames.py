@@ -23,6 +23,13 @@ PROTOCOL_VIOLATION = 1002
 INVALID_TEXT = 1007
 TOO_BIG = 1009
 
+# When so much of a frame is missing it is received where it belongs, instead of being copied.
+LANDING_BYTES = 16_384
+# The room for it: what has come of the frame, times this, or the bytes below if that is less. A
+# peer that announces much and sends little does not make us take much memory.
+LANDING_GROWTH = 8
+LANDING_LEAST_BYTES = 65_536
+
 _MASKED = 0x80
 _FIN = 0x80
 _RESERVED = 0x70
@@ -64,8 +71,7 @@ class FrameReader:
 
     __slots__ = (
         "_buffer",
-        "_later",
-        "_later_offset",
+        "_end",
         "_masked",
         "_message",
         "_message_bytes",
@@ -81,34 +87,46 @@ class FrameReader:
         self._message_bytes = message_bytes
         self._buffer: bytes | bytearray = b""
         self._offset = 0
+        self._end = 0  # of what has come; in the buffer there may be room behind it
         self._wanted = 2  # bytes from the offset without which there is no progress
-        # What follows the frame in the buffer, if that came in pieces.
-        self._later: bytes | bytearray = b""
-        self._later_offset = 0
         # The fragments so far. Joined as they come: kept apart, millions of tiny ones would
         # cost many times their bytes.
         self._message = bytearray()
         self._message_opcode: Opcode | None = None
 
     def feed(self, data: bytes) -> None:
-        rest = len(self._buffer) - self._offset
-        if rest == 0:
-            self._buffer, self._offset = data, 0
-        elif self._later:
-            self._later = bytearray(memoryview(self._later)[self._later_offset :]) + data
-            self._later_offset = 0
+        buffer = self._buffer
+        if self._end == self._offset:
+            self._buffer = data
+        elif self._offset or self._end < len(buffer) or not isinstance(buffer, bytearray):
+            joined = bytearray(memoryview(buffer)[self._offset : self._end])
+            joined += data
+            self._buffer = joined
         else:
-            buffer = self._buffer
-            if self._offset or not isinstance(buffer, bytearray):
-                buffer = bytearray(memoryview(buffer)[self._offset :])
-            self._buffer, self._offset = buffer, 0
-            missing = self._wanted - rest
-            if self._wanted > _LONGEST_HEADER and 0 < missing < len(data):
-                # The frame under way is joined, the many bytes behind it are not copied.
-                buffer += memoryview(data)[:missing]
-                self._later, self._later_offset = data, missing
-            else:
-                buffer += data
+            buffer += data
+        self._offset = 0
+        self._end = len(self._buffer)
+
+    def landing(self) -> memoryview | None:
+        """Where to receive the rest of a long frame, and nothing more; `landed` says how much.
+
+        None if what comes next is to be fed.
+        """
+        buffer, start, end = self._buffer, self._offset, self._end
+        is_begun = end < len(buffer)
+        if not is_begun and self._wanted - (end - start) < LANDING_BYTES:
+            return None
+        if not is_begun:
+            come = end - start
+            room = max(LANDING_LEAST_BYTES, come * LANDING_GROWTH)
+            buffer = bytearray(min(self._wanted, room))
+            buffer[:come] = memoryview(self._buffer)[start:end]
+            self._buffer, self._offset, self._end = buffer, 0, come
+        return memoryview(buffer)[self._end :]
+
+    def landed(self, count: int) -> None:
+        """So many bytes were put there."""
+        self._end += count
 
     def whole_message(self, data: bytes) -> bytes | None:
         """The message, if `data` is exactly one short frame with all of it: so nearly always.
@@ -171,27 +189,26 @@ class FrameReader:
 
     def _next_frame(self) -> tuple[Opcode, bool, bytes] | None:
         buffer, start = self._buffer, self._offset
-        if len(buffer) - start < self._wanted:
+        come = self._end - start
+        if come < self._wanted:
             return None
         first, second = buffer[start], buffer[start + 1]
         size = second & 0x7F
         header = self._short_header
         if size >= 126:
             header += 2 if size == 126 else 8
-            if len(buffer) - start < header:
+            if come < header:
                 self._wanted = header
                 return None
             size = (_SIZE_16 if size == 126 else _SIZE_64)(buffer, start + 2)[0]
         opcode = self._check_header(first, second, size)
-        end = start + header + size
-        if len(buffer) < end:
+        if come < header + size:
             self._wanted = header + size
             return None
         self._wanted = 2
-        self._offset = end
-        if end == len(buffer):
-            self._buffer, self._offset = self._later, self._later_offset
-            self._later, self._later_offset = b"", 0
+        self._offset = end = start + header + size
+        if end == self._end:
+            self._buffer, self._offset, self._end = b"", 0, 0
         start += header
         if not self._masked:
             whole = buffer if isinstance(buffer, bytes) else memoryview(buffer)

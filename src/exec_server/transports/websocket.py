@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import cast
 
 from exec_server.errors import ProtocolError
 from exec_server.rpc.stream import MessageReceiver, MessageStream
 from exec_server.transports.auth import Authenticator
+from exec_server.transports.framed_socket import (
+    CLOSE_SECONDS,
+    DIRECT_BYTES,
+    FramedSocket,
+    make_scratch,
+)
 from exec_server.transports.frames import (
     MESSAGE_BYTES,
-    SENT_FRAME_BYTES,
     Event,
     FrameReader,
     Opcode,
@@ -45,21 +48,11 @@ MAX_CONNECTIONS = 4096
 REFUSED_CONNECTIONS = 256
 # From accept to a complete upgrade request; clients give up after 10 s themselves.
 HANDSHAKE_SECONDS = 10.0
-# Unsent bytes at which output is no longer read from children, and at which it is again.
-SEND_HIGH_BYTES = 524_288
-SEND_LOW_BYTES = 131_072
-# Shorter messages, such as most answers, are written at once. Longer ones, such as output, are
-# gathered for as long as they come in a row, and written together: a call for each of them
-# would take most of a stream's time. Not more than stays in a processor's cache.
-DIRECT_BYTES = 4096
-GATHERED_BYTES = 65_536
 # As often as the reference. A peer that has not answered by the next ping is gone.
 PING_SECONDS = 30.0
 # How long a peer has to show that it lives when somebody wants its session.
 PROBE_SECONDS = 3.0
-# How long a peer may take to answer our close frame, or to take a last answer.
-CLOSE_SECONDS = 2.0
-# The same when the whole server ends, which should not take longer than a blink.
+# How long peers may take to hang up when the server ends, which should be done in a blink.
 FAREWELL_SECONDS = 0.25
 # Messages above LARGE_BYTES must find room here before more of them is read, whoever sends
 # them, so that many clients together cannot make the server hold more than this.
@@ -69,8 +62,6 @@ RECEIVING_BYTES = 4 * MESSAGE_BYTES
 # while others wait for room.
 STALL_SECONDS = 30.0
 TRICKLE_BYTES_PER_SECOND = 262_144
-# Events handled in a row before other connections get their turn.
-BURST = 64
 _TICK_SECONDS = 5.0
 
 GOING_AWAY = 1001
@@ -86,42 +77,27 @@ class Settings:
     allowed_hosts: frozenset[str] | None = None
     room: Room = field(default_factory=lambda: Room(RECEIVING_BYTES))
     wakefulness: Wakefulness = field(default_factory=Wakefulness)
+    scratch: memoryview = field(default_factory=make_scratch)
 
 
-class WebSocketStream(asyncio.Protocol):
+class WebSocketStream(FramedSocket):
     """One accepted socket, from its first byte; a MessageStream once it is upgraded."""
 
     is_strict = False
 
     def __init__(self, settings: Settings, streams: set[WebSocketStream]) -> None:
+        super().__init__(settings.scratch)
         self._settings = settings
         self._streams = streams
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self.origin = ""
-        self._descriptor = -1
         self._head = b""
-        self._frames: FrameReader | None = None  # from the upgrade on
-        self._receiver: MessageReceiver | None = None
+        self._receiver: MessageReceiver | None = None  # from the upgrade on
         self._timer: asyncio.TimerHandle | None = None  # handshake, then probe, then close
-        self._closing = False
-        self._deaf = False  # what still arrives is dropped unseen
         self._lost = False
-        self._receiving = True
-        self._backlog = False  # there may be events among the bytes that we have
         self._reserved = 0
         self._reserved_at = 0.0
         self._waiting_for_room = False
-        self._slow = False
         self._answered = False  # a message was written at once
-        self._gathered: list[bytes] = []
-        self._gathered_bytes = 0
-        self._pong: bytes | None = None
-        self._parts_turn: asyncio.Lock | None = None
-        self._streaming = False
-        self._behind_parts: list[bytes] = []
-        self._behind_parts_bytes = 0
-        self._writable: asyncio.Future[None] | None = None
         self._last_heard = self._loop.time()
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._pinged: float | None = None  # when the oldest unanswered ping was sent
@@ -129,8 +105,7 @@ class WebSocketStream(asyncio.Protocol):
     # ---- the socket -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(SEND_HIGH_BYTES, SEND_LOW_BYTES)
+        super().connection_made(transport)
         self.origin = _origin(transport.get_extra_info("peername"))
         self._streams.add(self)
         if len(self._streams) > MAX_CONNECTIONS + REFUSED_CONNECTIONS:
@@ -145,29 +120,29 @@ class WebSocketStream(asyncio.Protocol):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._timer = self._loop.call_later(HANDSHAKE_SECONDS, self.abort, "no upgrade request")
 
-    def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
-        self._last_heard = self._loop.time()
-        self._pinged = None
+    def _take(self, data: bytes) -> None:
+        self._heard()
         if self._frames is None:
             self._upgrade(data)
-        else:
-            if self._timer is not None and not self._closing:
-                self._timer.cancel()  # the probed peer lives
-                self._timer = None
-                self._update_reading()
-            message = self._frames.whole_message(data) if self._receiving else None
-            if message is not None and not self._closing:
-                assert self._receiver is not None
-                self._answered = False
-                self._receiver.message_received(message)
-                if self._answered:
-                    self._settings.wakefulness.extend()
-                return
-            self._frames.feed(data)
-            if self._closing or not self._backlog:
-                self._deliver()
+            return
+        message = self._frames.whole_message(data) if self._receiving else None
+        if message is not None and not self._closing:
+            assert self._receiver is not None
+            self._answered = False
+            self._receiver.message_received(message)
+            if self._answered:
+                self._settings.wakefulness.extend()
+            return
+        self._frames.feed(data)
+        self._deliver_unless_behind()
+
+    def _heard(self) -> None:
+        self._last_heard = self._loop.time()
+        self._pinged = None
+        if self._timer is not None and self._frames is not None and not self._closing:
+            self._timer.cancel()  # the probed peer lives
+            self._timer = None
+            self._update_reading()
 
     def eof_received(self) -> bool:
         self._hang_up()
@@ -223,7 +198,7 @@ class WebSocketStream(asyncio.Protocol):
         self._timer = None
         self._transport.write(upgrade_answer(request))
         self._frames = FrameReader()
-        self._receiver = self._settings.receiver(self)
+        self._receiver = self._producer = self._settings.receiver(self)
         rest, self._head = self._head, b""
         if rest:
             self._frames.feed(rest)
@@ -244,50 +219,16 @@ class WebSocketStream(asyncio.Protocol):
 
     # ---- receiving --------------------------------------------------------------------
 
-    def _deliver(self) -> None:
-        """Hand over what has arrived, as far as it is wanted."""
-        frames = self._frames
-        assert frames is not None
-        turns = BURST
-        try:
-            while self._closing or (self._receiving and turns):
-                event = frames.next_event()
-                if event is None:
-                    self._set_backlog(backlog=False)
-                    break
-                if self._reserved:
-                    self._release_room()
-                self._handle(event)
-                turns -= 1
-            else:
-                self._set_backlog(backlog=True)
-                if self._receiving:
-                    self._loop.call_soon(self._continue)  # after the other connections
-                return
-        except ProtocolError as error:
-            log.info("%s: %s", self.origin, error)
-            self._deaf = True
-            self.close(error.close_code, error.reason)
-            return
-        if not self._closing:
-            self._reserve_room(frames.announced())
-
-    def _set_backlog(self, *, backlog: bool) -> None:
-        """Read only when all is handed over: each read brings more than a receiver may take."""
-        if backlog != self._backlog:
-            self._backlog = backlog
-            self._update_reading()
-
     def _handle(self, event: Event) -> None:
+        if self._reserved:
+            self._release_room()
         if event.opcode is Opcode.TEXT or event.opcode is Opcode.BINARY:
             if not self._closing:
                 assert self._receiver is not None
                 self._receiver.message_received(event.payload)
         elif event.opcode is Opcode.PING:
-            if self._slow:
-                self._pong = event.payload  # only the last one, however many there are
-            elif not self._closing:
-                self._write_frame(Opcode.PONG, event.payload)
+            if not self._closing:
+                self._answer_ping(event.payload)
         elif event.opcode is Opcode.CLOSE:
             if not self._closing:
                 self._write_frame(Opcode.CLOSE, close_answer(event.payload))
@@ -295,27 +236,17 @@ class WebSocketStream(asyncio.Protocol):
             self._deaf = True
             self._transport.close()
 
-    def hold(self, *, receiving: bool) -> None:
-        if receiving == self._receiving:
-            return
-        self._receiving = receiving
-        if receiving:
-            # Not at once: whoever lets us go on may be in the middle of something.
-            self._loop.call_soon(self._continue)
-        self._update_reading()
+    def _violated(self, error: ProtocolError) -> None:
+        log.info("%s: %s", self.origin, error)
+        self.close(error.close_code, error.reason)
 
-    def _continue(self) -> None:
-        if (self._receiving or self._closing) and not self._deaf:
-            self._deliver()
+    def _wants_more(self) -> bool:
+        return super()._wants_more() and not self._waiting_for_room
 
-    def _update_reading(self) -> None:
-        if self._transport.is_closing():
-            return
-        wanted = self._receiving and not self._waiting_for_room and not self._backlog
-        if wanted or self._closing:
-            self._transport.resume_reading()
-        else:
-            self._transport.pause_reading()
+    def _drained(self) -> None:
+        if not self._closing:
+            assert self._frames is not None
+            self._reserve_room(self._frames.announced())
 
     def _reserve_room(self, size: int) -> None:
         """Read more of a large message only when there is room for all of it."""
@@ -343,126 +274,22 @@ class WebSocketStream(asyncio.Protocol):
     # ---- sending ----------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
-        if self._closing:
-            return
-        if self._streaming:
-            self._behind_parts.append(message)
-            self._behind_parts_bytes += len(message)
-        elif len(message) > SENT_FRAME_BYTES:
-            self._write_fragments(message)
-        elif len(message) > DIRECT_BYTES or self._gathered:
+        self._send_message(Opcode.TEXT, message)
+
+    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
+        await self._send_in_parts(Opcode.TEXT, parts)
+
+    def _send(self, opcode: Opcode, message: bytes) -> None:
+        if len(message) > DIRECT_BYTES or self._gathered:
+            if not self._gathered:
+                self._loop.call_soon(self._flush)
             self._gather(text_frame(message))
         else:
             self._answered = True
             self._write(text_frame(message))
 
-    def _gather(self, frame: bytes) -> None:
-        if not self._gathered:
-            self._loop.call_soon(self._flush)
-        self._gathered.append(frame)
-        self._gathered_bytes += len(frame)
-        if self._gathered_bytes >= GATHERED_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Write what was gathered; before anything else is written."""
-        if self._gathered:
-            frames = b"".join(self._gathered)
-            self._gathered.clear()
-            self._gathered_bytes = 0
-            self._write(frames)
-
-    def _write(self, data: bytes) -> None:
-        # Without the transport's own queue if that is empty: it would write later, and piece
-        # by piece. A closing transport may close the descriptor, and its number become a
-        # stranger's.
-        if not self._transport.get_write_buffer_size() and not self._transport.is_closing():
-            try:
-                sent = os.write(self._descriptor, data)
-            except OSError:
-                sent = 0  # full, or broken, which the transport will find out too
-            if sent == len(data):
-                return
-            data = data[sent:]
-        self._transport.write(data)
-
-    def _write_frame(self, opcode: Opcode, payload: bytes, *, final: bool = True) -> None:
-        self._flush()
-        self._transport.write(frame_header(opcode, len(payload), final=final) + payload)
-
-    def _write_fragments(self, message: bytes) -> None:
-        opcode = Opcode.TEXT
-        for start in range(0, len(message), SENT_FRAME_BYTES):
-            piece = message[start : start + SENT_FRAME_BYTES]
-            final = start + SENT_FRAME_BYTES >= len(message)
-            self._write_frame(opcode, piece, final=final)
-            opcode = Opcode.CONTINUATION
-
-    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
-        """Send one message as fragments; other messages wait until it is complete."""
-        if self._parts_turn is None:
-            self._parts_turn = asyncio.Lock()
-        async with self._parts_turn:
-            self._streaming = True
-            self._tell_slow()
-            opcode = Opcode.TEXT
-            try:
-                async for part in parts:
-                    await self._wait_writable()
-                    if self._closing:
-                        return
-                    self._write_frame(opcode, part, final=False)
-                    opcode = Opcode.CONTINUATION
-                self._write_frame(opcode, b"")
-            except BaseException:
-                if opcode is Opcode.CONTINUATION:
-                    self.abort("a message could not be completed")  # the client has half of it
-                raise
-            finally:
-                self._streaming = False
-                self._send_held_back()
-
-    def _send_held_back(self) -> None:
-        held, self._behind_parts = self._behind_parts, []
-        self._behind_parts_bytes = 0
-        for message in held:
-            self.send(message)
-        self._tell_ready()
-
-    async def _wait_writable(self) -> None:
-        while self._slow and not self._closing:
-            self._writable = self._loop.create_future()
-            await self._writable
-
-    def _wake_writer(self) -> None:
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-
-    def unsent(self) -> int:
-        queued = self._transport.get_write_buffer_size()
-        return queued + self._gathered_bytes + self._behind_parts_bytes
-
-    def pause_writing(self) -> None:
-        self._slow = True
-        self._tell_slow()
-
-    def resume_writing(self) -> None:
-        self._slow = False
-        self._wake_writer()
-        self._tell_ready()
-
-    def _tell_slow(self) -> None:
-        if self._receiver is not None and not self._closing:
-            self._receiver.sending_slow()
-
-    def _tell_ready(self) -> None:
-        if self._slow or self._streaming or self._closing:
-            return
-        if self._pong is not None:
-            self._write_frame(Opcode.PONG, self._pong)
-            self._pong = None
-        if self._receiver is not None:
-            self._receiver.sending_ready()
+    def _frame(self, opcode: Opcode, payload: bytes, *, final: bool = True) -> bytes:
+        return frame_header(opcode, len(payload), final=final) + payload
 
     # ---- liveness and the end ---------------------------------------------------------
 

@@ -15,7 +15,7 @@ import uvloop
 
 from exec_server.errors import ConnectFailed
 from exec_server.rpc.stream import MessageStream
-from exec_server.transports import client_socket
+from exec_server.transports import client_socket, framed_socket
 from exec_server.transports.client_socket import ClientSocket, connect
 from exec_server.transports.dial import tls_context
 from exec_server.transports.frames import SENT_FRAME_BYTES, Event, Opcode
@@ -453,7 +453,7 @@ def test_every_frame_has_a_mask_of_its_own() -> None:
 
 
 def test_more_than_a_burst_arrives_in_order() -> None:
-    count = 5 * client_socket.BURST + 3
+    count = 5 * framed_socket.BURST + 3
     following = b"".join(
         frame_bytes(Opcode.BINARY, b"%d" % number, mask=False) for number in range(count)
     )
@@ -542,8 +542,8 @@ def test_slow_peer_is_told_and_taken_back() -> None:
                 user.socket.send(b"x" * 60_000, is_text=False)
                 sent += 60_000
                 await asyncio.sleep(0)
-            assert user.socket.unsent() > client_socket.SEND_LOW_BYTES
-            assert sent > client_socket.SEND_HIGH_BYTES
+            assert user.socket.unsent() > framed_socket.SEND_LOW_BYTES
+            assert sent > framed_socket.SEND_HIGH_BYTES
             go.set()
             assert await user.until("ready") == [("slow",), ("ready",)]
             await _end(user)

@@ -8,6 +8,9 @@ import pytest
 
 from exec_server.errors import ProtocolError
 from exec_server.transports.frames import (
+    LANDING_BYTES,
+    LANDING_GROWTH,
+    LANDING_LEAST_BYTES,
     MESSAGE_BYTES,
     Event,
     FrameReader,
@@ -318,7 +321,7 @@ def test_masked_frames_of_a_server_are_refused() -> None:
 
 
 @pytest.mark.parametrize("from_client", [True, False])
-def test_frames_that_come_in_pieces_are_joined_alone(from_client: bool) -> None:
+def test_frames_that_come_in_pieces_are_joined(from_client: bool) -> None:
     """Large frames cut anywhere, more of them with each piece, and fed faster than taken."""
     payloads = [bytes([number]) * 60_000 for number in range(12)]
     data = b"".join(frame_bytes(Opcode.BINARY, each, mask=from_client) for each in payloads)
@@ -332,6 +335,77 @@ def test_frames_that_come_in_pieces_are_joined_alone(from_client: bool) -> None:
                     found += _drain(reader)
             found += _drain(reader)
             assert found == [Event(Opcode.BINARY, each) for each in payloads]
+
+
+# ---- long frames, received where they belong ------------------------------------------
+
+
+def _land(reader: FrameReader, data: bytes, most: int) -> bytes:
+    """Receive as a socket does, at most so much at a time; returns what is to be fed."""
+    while data and (place := reader.landing()) is not None:
+        count = min(len(place), len(data), most)
+        place[:count] = data[:count]
+        reader.landed(count)
+        data = data[count:]
+        if reader.next_event() is not None:
+            raise AssertionError("a frame was whole before its last byte")
+    return data
+
+
+@pytest.mark.parametrize("from_client", [True, False])
+@pytest.mark.parametrize("most", [1_000, 100_000, 10_000_000])
+def test_rest_of_a_long_frame_is_received_in_its_place(from_client: bool, most: int) -> None:
+    payload = bytes(range(256)) * 8192
+    data = frame_bytes(Opcode.BINARY, payload, mask=from_client)
+    reader = FrameReader(from_client=from_client)
+    reader.feed(data[:5_000])
+    assert reader.next_event() is None
+    rest = _land(reader, data[5_000:-1], most)
+    reader.feed(rest)
+    assert reader.next_event() is None
+    reader.feed(data[-1:])
+    following = frame_bytes(Opcode.TEXT, b"next", mask=from_client)
+    reader.feed(following)
+    assert _drain(reader) == [Event(Opcode.BINARY, payload), Event(Opcode.TEXT, b"next")]
+
+
+def test_place_of_a_frame_ends_with_the_frame() -> None:
+    data = frame_bytes(Opcode.BINARY, b"x" * 100_000)
+    reader = FrameReader()
+    reader.feed(data[:50_000])
+    assert reader.next_event() is None
+    place = reader.landing()
+    assert place is not None
+    assert len(place) == len(data) - 50_000
+
+
+def test_only_long_frames_are_received_in_their_place() -> None:
+    reader = FrameReader()
+    assert reader.landing() is None
+    data = frame_bytes(Opcode.BINARY, b"x" * 100_000)
+    reader.feed(data[:1])
+    assert reader.next_event() is None
+    assert reader.landing() is None  # its size is not known yet
+    reader.feed(data[1 : 1 - LANDING_BYTES])
+    assert reader.next_event() is None
+    assert reader.landing() is None  # copying the rest takes less than a call for it alone
+    reader.feed(data[1 - LANDING_BYTES :])
+    assert _drain(reader) == [Event(Opcode.BINARY, b"x" * 100_000)]
+
+
+def test_announcing_much_and_sending_little_takes_little_memory() -> None:
+    reader = FrameReader()
+    reader.feed(_head(0x82, MESSAGE_BYTES))
+    assert reader.next_event() is None
+    place = reader.landing()
+    assert place is not None
+    assert len(place) < LANDING_LEAST_BYTES
+    sent = len(place)
+    reader.landed(sent)
+    assert reader.next_event() is None
+    place = reader.landing()
+    assert place is not None
+    assert len(place) < LANDING_GROWTH * LANDING_LEAST_BYTES
 
 
 # ---- closing --------------------------------------------------------------------------
