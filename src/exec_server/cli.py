@@ -19,6 +19,7 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in CLIENT_COMMANDS:
         from exec_server.commands.dispatch import run
 
+        system.keep_freed_memory()
         _leave(run(sys.argv[1], sys.argv[2:]))
     _serve()
 

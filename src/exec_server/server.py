@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from exec_server.core import environment, http
+from exec_server.core import environment, http, system
 from exec_server.core.descendants import TagPool
 from exec_server.core.processes import Emit, ProcessTable
 from exec_server.core.reaper import Reaper
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FILE_THREADS = 16
 # Starts are limited by the kernel, not by waiting: more threads would only queue there.
 SPAWN_THREADS = 4
-# How often idle workers and unused sandboxes are looked for.
+# How often idle workers, unused sandboxes and free memory are looked for.
 SWEEP_SECONDS = 10.0
 
 DEFAULT_RETENTION_SECONDS = 30.0
@@ -88,6 +88,7 @@ class _Fetch:
 @asynccontextmanager
 async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator[Host]:
     """What connections need, for as long as the context lasts; all children die with it."""
+    system.keep_freed_memory()
     reaper = Reaper()
     reaper.open()
     sandboxes = Sandboxes(variables, options.remember)
@@ -129,6 +130,7 @@ async def _sweep(sandboxes: Sandboxes) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
         sandboxes.drop_idle()
+        system.return_freed_memory()
 
 
 async def serve_websocket(
