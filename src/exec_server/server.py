@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +15,7 @@ from exec_server.core import environment, http, system
 from exec_server.core.descendants import TagPool
 from exec_server.core.processes import Emit, ProcessTable
 from exec_server.core.reaper import Reaper
+from exec_server.core.threads import Threads
 from exec_server.errors import RegistryError, StartupError
 from exec_server.rpc.connection import Connection, Host
 from exec_server.rpc.scope import Machine
@@ -93,8 +93,8 @@ async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator
     reaper.open()
     sandboxes = Sandboxes(variables, options.remember)
     tags = TagPool()
-    spawn_threads = ThreadPoolExecutor(SPAWN_THREADS, "spawn")
-    file_threads = ThreadPoolExecutor(FILE_THREADS, "files")
+    spawn_threads = Threads(SPAWN_THREADS, "spawn")
+    file_threads = Threads(FILE_THREADS, "files")
     fetch = _Fetch()
 
     def make_table(emit: Emit) -> ProcessTable:
@@ -121,9 +121,8 @@ async def _host(options: Options, variables: Mapping[str, str]) -> AsyncIterator
     finally:
         sandboxes.close()
         reaper.close()
-        # Threads that hang on a dead disk must not keep the server from ending.
-        spawn_threads.shutdown(wait=False, cancel_futures=True)
-        file_threads.shutdown(wait=False, cancel_futures=True)
+        spawn_threads.close()
+        file_threads.close()
 
 
 async def _sweep(sandboxes: Sandboxes) -> None:

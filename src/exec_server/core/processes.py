@@ -14,7 +14,6 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import msgspec
@@ -25,6 +24,7 @@ from exec_server.core.output import CHUNK_BYTES, OutputLog
 from exec_server.core.reaper import Reaper
 from exec_server.core.spawn import Child, resize_terminal, signal_foreground, spawn
 from exec_server.core.stdin import StdinQueue
+from exec_server.core.threads import Threads
 from exec_server.errors import InternalError, InvalidRequest, os_error_text
 from exec_server.protocol.method import Notice
 from exec_server.protocol.process import (
@@ -407,7 +407,7 @@ class ProcessTable:
     """The processes of one session, by the ids that its client chose."""
 
     def __init__(
-        self, emit: Emit, reaper: Reaper, tags: descendants.TagPool, threads: Executor
+        self, emit: Emit, reaper: Reaper, tags: descendants.TagPool, threads: Threads
     ) -> None:
         self._emit = emit
         self._reaper = reaper
@@ -443,7 +443,7 @@ class ProcessTable:
         """
         tag = self._tags.take()
         self._reaper.expect()
-        future = self._loop.run_in_executor(self._threads, start.spawn or spawn, command, tag)
+        future = self._threads.run(start.spawn or spawn, command, tag)
         try:
             child = await asyncio.shield(future)
         except asyncio.CancelledError:

@@ -160,10 +160,9 @@ class Connection:
 
     async def _decode_aside(self, message: bytes) -> None:
         """Decode a large message in a thread; nothing more is read from the link meanwhile."""
-        loop = asyncio.get_running_loop()
         threads = self._host.machine.file_threads
         try:
-            decoded = await loop.run_in_executor(threads, jsonrpc.decode, message)
+            decoded = await threads.run(jsonrpc.decode, message)
             self._dispatch(decoded, len(message))
         except MalformedMessage as error:
             self._refuse(error)

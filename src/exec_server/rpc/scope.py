@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ import msgspec
 
 from exec_server.core.handles import HandleTable
 from exec_server.core.http import Means
+from exec_server.core.threads import Threads
 from exec_server.core.watch import MissingWatch
 from exec_server.protocol.method import Notice
 from exec_server.protocol.session import EnvironmentInfo
@@ -32,7 +32,7 @@ class Machine:
     environment: EnvironmentInfo
     variables: Mapping[str, str]  # what children may inherit
     login_shell: str
-    file_threads: Executor
+    file_threads: Threads
     sandboxes: Sandboxes
     http: Means | None = None  # None: no requests are made for clients
 
@@ -70,8 +70,7 @@ class Scope:
 
     def in_thread(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         """Run something that may block."""
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self.machine.file_threads, function, *arguments)
+        return self.machine.file_threads.run(function, *arguments)
 
     async def until_sendable(self) -> None:
         """Wait while the client does not take what we send."""

@@ -10,12 +10,13 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, cast
 
 import pytest
 
 from exec_server.core.processes import ProcessTable
+from exec_server.core.threads import Threads
 from exec_server.errors import NotFound
 from exec_server.protocol import process, session
 from exec_server.protocol.method import Call
@@ -133,7 +134,7 @@ class _Table:
 class Bench:
     """A connection with fake methods, and what its handlers were asked."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, threads: ThreadPoolExecutor, places: int) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, threads: Threads, places: int) -> None:
         self.tables: list[_Table] = []
         self.ran: list[str] = []
         self.gates: dict[str, asyncio.Future[None]] = {}
@@ -249,7 +250,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def play(scenario: Scenario, *, places: int = 1) -> None:
         async def run() -> None:
-            with ThreadPoolExecutor(1) as threads:
+            with closing(Threads(1, "test")) as threads:
                 async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
                     bench = Bench(tasks, threads, places)
                     monkeypatch.setattr(connection, "METHODS", bench.methods())

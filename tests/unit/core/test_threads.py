@@ -1,0 +1,198 @@
+"""Threads for what may block: results, failures, limits, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from exec_server.core.threads import Threads
+
+
+def _run(body: Callable[[Threads], Coroutine[Any, Any, None]], limit: int = 2) -> None:
+    async def main() -> None:
+        threads = Threads(limit, "test")
+        try:
+            await asyncio.wait_for(body(threads), 30)
+        finally:
+            threads.close()
+            await _ended()
+
+    asyncio.run(main())
+
+
+def _alive() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("test_")]
+
+
+async def _ended() -> None:
+    async with asyncio.timeout(10):
+        while _alive():
+            await asyncio.sleep(0.01)
+
+
+def test_result_and_failure_come_back() -> None:
+    async def body(threads: Threads) -> None:
+        assert await threads.run(divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            await threads.run(divmod, 1, 0)
+        with pytest.raises(SystemExit):
+            await threads.run(_leave)
+        assert await threads.run(threading.get_ident) != threading.get_ident()
+
+    _run(body)
+
+
+def _leave() -> None:
+    raise SystemExit(3)
+
+
+def test_one_after_the_other_needs_one_thread() -> None:
+    async def body(threads: Threads) -> None:
+        assert _alive() == []
+        for _ in range(20):
+            await threads.run(int)
+        assert _alive() == ["test_1"]
+
+    _run(body, limit=8)
+
+
+def test_not_more_than_the_limit_at_a_time() -> None:
+    running = 0
+    most = 0
+    lock = threading.Lock()
+    full = threading.Event()
+
+    def job() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+            if running == 3:
+                full.set()
+        assert full.wait(10)
+        with lock:
+            running -= 1
+
+    async def body(threads: Threads) -> None:
+        for future in [threads.run(job) for _ in range(20)]:
+            await future
+        assert most == 3
+
+    _run(body, limit=3)
+
+
+def test_what_was_cancelled_before_it_began_is_not_done() -> None:
+    done: list[int] = []
+    go_on = threading.Event()
+
+    async def body(threads: Threads) -> None:
+        first = threads.run(go_on.wait, 10)
+        second = threads.run(done.append, 2)
+        third = threads.run(done.append, 3)
+        second.cancel()
+        go_on.set()
+        await first
+        await third
+        assert done == [3]
+
+    _run(body, limit=1)
+
+
+def test_cancelling_what_runs_leaves_it_alone() -> None:
+    begun = threading.Event()
+    go_on = threading.Event()
+    done = threading.Event()
+
+    def job() -> None:
+        begun.set()
+        assert go_on.wait(10)
+        done.set()
+
+    async def body(threads: Threads) -> None:
+        running = threads.run(job)
+        assert await threads.run(begun.wait, 10)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        go_on.set()
+        assert await threads.run(done.wait, 10)
+
+    _run(body, limit=2)
+
+
+def test_nothing_is_kept_of_what_is_done() -> None:
+    class Large:
+        pass
+
+    async def body(threads: Threads) -> None:
+        large = Large()
+        gone = weakref.ref(large)
+        assert await threads.run(type, large) is Large
+        del large
+        for _ in range(100):
+            gc.collect()
+            if gone() is None:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("a thread holds what it has done")
+
+    _run(body)
+
+
+def test_close_begins_nothing_more_and_ends_the_threads() -> None:
+    begun = threading.Event()
+    go_on = threading.Event()
+    done: list[int] = []
+
+    def job() -> bool:
+        begun.set()
+        return go_on.wait(10)
+
+    async def body(threads: Threads) -> None:
+        first = threads.run(job)
+        second = threads.run(done.append, 2)
+        assert begun.wait(10)
+        threads.close()
+        threads.close()
+        assert second.cancelled()
+        assert threads.run(done.append, 3).cancelled()
+        go_on.set()
+        assert await first
+        await _ended()
+        assert done == []
+
+    _run(body, limit=1)
+
+
+def test_loop_may_be_gone_before_a_job_is_done() -> None:
+    begun = threading.Event()
+    go_on = threading.Event()
+    left: list[threading.Thread] = []
+
+    def job() -> None:
+        begun.set()
+        go_on.wait(10)
+
+    async def main() -> None:
+        threads = Threads(1, "test")
+        threads.run(job)
+        assert begun.wait(10)
+        left.extend(thread for thread in threading.enumerate() if thread.name == "test_1")
+        threads.close()
+
+    failures: list[object] = []
+    before, threading.excepthook = threading.excepthook, failures.append
+    try:
+        asyncio.run(main())
+        go_on.set()
+        left[0].join(10)
+    finally:
+        threading.excepthook = before
+    assert not left[0].is_alive()
+    assert failures == []
