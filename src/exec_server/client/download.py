@@ -11,18 +11,15 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
-from exec_server.client.results import Progress, Transfer
+from exec_server.client.results import Transfer
 from exec_server.client.transfer import (
-    LARGE_AT_ONCE,
     MAX_ENTRIES,
     SMALL_BYTES,
-    Commands,
     Item,
-    RemoteFiles,
-    Tally,
+    TreeCopy,
     below,
     each,
     part_path,
@@ -34,21 +31,8 @@ _FORMAT: Final = "%y\\0%m\\0%s\\0%T@\\0%P\\0%l\\0"
 _FIELDS: Final = 6
 
 
-class Download:
+class Download(TreeCopy):
     """One download."""
-
-    def __init__(
-        self,
-        files: RemoteFiles,
-        commands: Commands,
-        progress: Callable[[Progress], None] | None,
-        sandbox: Any,
-    ) -> None:
-        self._files = files
-        self._commands = commands
-        self._sandbox = sandbox
-        self._tally = Tally(progress)
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     async def copy(self, source: str, target: str) -> Transfer:
         """Copy it; raises OSError for what cannot be written here."""

@@ -135,6 +135,23 @@ class Tally:
         )
 
 
+class TreeCopy:
+    """What an upload and a download begin with."""
+
+    def __init__(
+        self,
+        files: RemoteFiles,
+        commands: Commands,
+        progress: Callable[[Progress], None] | None,
+        sandbox: Any,
+    ) -> None:
+        self._files = files
+        self._commands = commands
+        self._sandbox = sandbox
+        self._tally = Tally(progress)
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+
+
 async def each(
     items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int = FILES_AT_ONCE
 ) -> None:

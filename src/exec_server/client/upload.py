@@ -7,19 +7,16 @@ import hashlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, BinaryIO, Final
+from collections.abc import AsyncIterator, Iterator
+from typing import BinaryIO, Final
 
 from exec_server.client.open_file import BLOCK_BYTES, WRITTEN_BYTES
-from exec_server.client.results import Progress, Transfer
+from exec_server.client.results import Transfer
 from exec_server.client.transfer import (
-    LARGE_AT_ONCE,
     MAX_ENTRIES,
     SMALL_BYTES,
-    Commands,
     Item,
-    RemoteFiles,
-    Tally,
+    TreeCopy,
     apply,
     below,
     each,
@@ -45,25 +42,12 @@ _FINISH: Final = '[ ! -d "$2" ] && chmod "$3" "$1" && mv -f "$1" "$2"'
 _LINK: Final = 'ln -sfn "$1" "$2"'
 
 
-class Upload:
+class Upload(TreeCopy):
     """One upload."""
-
-    def __init__(
-        self,
-        files: RemoteFiles,
-        commands: Commands,
-        progress: Callable[[Progress], None] | None,
-        sandbox: Any,
-    ) -> None:
-        self._files = files
-        self._commands = commands
-        self._sandbox = sandbox
-        self._tally = Tally(progress)
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
-        self._finished_modes: set[str] = set()
 
     async def copy(self, source: str, target: str) -> Transfer:
         """Copy it; raises OSError for what cannot be read here."""
+        self._finished_modes: set[str] = set()
         items = await asyncio.to_thread(_scan, source)
         self._tally.expect(items)
         for item in items:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from exec_server import embedding
 from exec_server.client import connecting, environment
-from exec_server.client.launch import AnySandbox
-from exec_server.client.places import AnyPath
 from exec_server.client.session import CLIENT_NAME
 from exec_server.embedding import DEFAULT_LISTEN, RunningServer
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 from exec_server.sync.files import Files
 from exec_server.sync.process import HttpStream, Process
-from exec_server.sync.thread import Blocking, LoopThread, blocking
+from exec_server.sync.thread import Blocking, LoopThread, blocking, wrapped
 
 
 class Environment(Blocking[environment.Environment]):
@@ -61,51 +59,8 @@ class Environment(Blocking[environment.Environment]):
     processes = blocking(environment.Environment.processes)
     http = blocking(environment.Environment.http)
 
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: AnyPath | None = None,
-        env: Mapping[str, str] | None = None,
-        clean_env: bool = False,
-        tty: bool = False,
-        size: tuple[int, int] | None = None,
-        stdin: bool = False,
-        sandbox: AnySandbox | None = None,
-    ) -> Process:
-        """A command that runs while its `with` lasts; as `exec_server.Environment.start`."""
-        inner = self._inner.start(
-            argv,
-            cwd=cwd,
-            env=env,
-            clean_env=clean_env,
-            tty=tty,
-            size=size,
-            stdin=stdin,
-            sandbox=sandbox,
-        )
-        return Process(self._thread, inner)
-
-    def http_stream(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Sequence[tuple[str, str]] = (),
-        body: bytes | None = None,
-        timeout: float | None = None,
-        follow_redirects: bool = True,
-    ) -> HttpStream:
-        """A request for `with`; as `exec_server.Environment.http_stream`."""
-        inner = self._inner.http_stream(
-            method,
-            url,
-            headers=headers,
-            body=body,
-            timeout=timeout,
-            follow_redirects=follow_redirects,
-        )
-        return HttpStream(self._thread, inner)
+    start = wrapped(environment.Environment.start, Process)
+    http_stream = wrapped(environment.Environment.http_stream, HttpStream)
 
 
 def connect(

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Final, Literal, Self, overload
+from typing import Final, Literal, overload
 
 from exec_server.client import files, open_file
 from exec_server.client.launch import AnySandbox
 from exec_server.client.places import AnyPath
 from exec_server.client.results import Entry
-from exec_server.sync.thread import Blocking, blocking, iterate
+from exec_server.sync.thread import Blocking, BlockingContext, blocking, iterate
 
 # Of a walk: as many at a time, so that the threads do not take turns for each.
 BATCH: Final = 512
 
 
-class FileReader(Blocking[open_file.FileReader]):
+class FileReader(BlockingContext[open_file.FileReader]):
     """A file to read, for `with`; iterating gives its blocks from where it is."""
-
-    def __enter__(self) -> Self:
-        self._thread.call(self._inner.__aenter__)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.call(self._inner.__aexit__, None, None, None)
 
     def __iter__(self) -> Iterator[bytes]:
         return iterate(self._thread, self._inner)
@@ -36,20 +28,8 @@ class FileReader(Blocking[open_file.FileReader]):
     read = blocking(open_file.FileReader.read)
 
 
-class FileWriter(Blocking[open_file.FileWriter]):
+class FileWriter(BlockingContext[open_file.FileWriter]):
     """A file to write from its beginning, for `with`."""
-
-    def __enter__(self) -> Self:
-        self._thread.call(self._inner.__aenter__)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.call(self._inner.__aexit__, kind, error, traceback)
 
     write = blocking(open_file.FileWriter.write)
     flush = blocking(open_file.FileWriter.flush)

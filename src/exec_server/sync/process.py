@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
 from exec_server.client import http, process
 from exec_server.client.results import Chunk
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.sandbox import Denial
-from exec_server.sync.thread import Blocking, blocking, iterate
+from exec_server.sync.thread import BlockingContext, blocking, iterate
 
 
-class Process(Blocking[process.Process]):
+class Process(BlockingContext[process.Process]):
     """A command that runs, for `with`; leaving that kills it with all its descendants."""
-
-    def __enter__(self) -> Self:
-        self._thread.call(self._inner.__aenter__)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.call(self._inner.__aexit__, kind, error, traceback)
 
     def __iter__(self) -> Iterator[Chunk]:
         while chunks := self._thread.call(self._inner.read_some):
@@ -65,15 +51,8 @@ class Process(Blocking[process.Process]):
     wait = blocking(process.Process.wait)
 
 
-class HttpStream(Blocking[http.HttpStream]):
+class HttpStream(BlockingContext[http.HttpStream]):
     """An answer whose body is still coming, for `with`; iterating gives its pieces."""
-
-    def __enter__(self) -> Self:
-        self._thread.call(self._inner.__aenter__)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.call(self._inner.__aexit__, None, None, None)
 
     def __iter__(self) -> Iterator[bytes]:
         return iterate(self._thread, self._inner)

@@ -9,7 +9,8 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent import futures
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
+from types import TracebackType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 import uvloop
 
@@ -19,6 +20,7 @@ from exec_server.errors import SessionLost
 P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A")
+B = TypeVar("B")
 
 # How long a call that was interrupted may take to clean up, which mostly is to kill a process.
 CANCEL_SECONDS: Final = 10.0
@@ -146,6 +148,25 @@ class Blocking(Generic[A]):
         self._inner = inner
 
 
+C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
+
+
+class BlockingContext(Blocking[C]):
+    """The same for what is used with `async with` there, and with `with` here."""
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._inner.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.call(self._inner.__aexit__, kind, error, traceback)
+
+
 def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
@@ -156,6 +177,18 @@ def blocking(
         return self._thread.call(method, self._inner, *args, **kwargs)
 
     return cast(Callable[Concatenate[Any, P], T], wait)
+
+
+def wrapped(
+    method: Callable[Concatenate[A, P], T], kind: Callable[[LoopThread[Any], T], B]
+) -> Callable[Concatenate[Any, P], B]:
+    """The same method, whose result is used without `async` too."""
+
+    @functools.wraps(method)
+    def wrap(self: Blocking[A], *args: P.args, **kwargs: P.kwargs) -> B:
+        return kind(self._thread, method(self._inner, *args, **kwargs))
+
+    return cast(Callable[Concatenate[Any, P], B], wrap)
 
 
 def iterate(thread: LoopThread[Any], inner: AsyncIterator[T], at_once: int = 1) -> Iterator[T]:
