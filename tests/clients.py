@@ -7,7 +7,7 @@ import contextlib
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import uvloop
@@ -21,6 +21,7 @@ from wire import PATIENCE, scaled, server_command, server_environment, start_ser
 
 Scene = Callable[[Environment], Awaitable[None]]
 Run = Callable[[Coroutine[Any, Any, None]], None]
+End = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Machine:
@@ -73,25 +74,19 @@ def machine(kind: str, transport: str = "websocket") -> Iterator[Machine]:
             )
 
 
-class Cutter:
-    """A TCP proxy that lets so many bytes pass and then cuts, resets or stalls, by chance.
+class Proxy:
+    """A TCP proxy in front of a server, whose connections can be cut."""
 
-    Only when it is no longer `is_patient`: a first connection that is cut is a failure.
-    """
-
-    def __init__(self, url: str, seed: int, most_bytes: int) -> None:
-        parts = urlsplit(url)
-        self._far = (parts.hostname, parts.port)
-        self._random = random.Random(seed)
-        self._most_bytes = most_bytes
+    def __init__(self, url: str) -> None:
+        self.target = url
+        self.url = ""
+        self.accepted = 0
+        self.is_open = True
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.cuts = 0
-        self.is_open = True
-        self.is_patient = True
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Cutter]:
+    async def running(self) -> AsyncIterator[Self]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
@@ -112,17 +107,55 @@ class Cutter:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if not self.is_open:
+        self.accepted += 1
+        parts = urlsplit(self.target)
+        ends = {writer}
+        self._writers.add(writer)
+        try:
+            if not self.is_open:
+                raise ConnectionRefusedError
+            far_reader, far_writer = await asyncio.open_connection(parts.hostname, parts.port)
+        except OSError:
             writer.transport.abort()
-            return
-        far_reader, far_writer = await asyncio.open_connection(*self._far)
-        ends = {writer, far_writer}
-        self._writers |= ends
+        else:
+            ends.add(far_writer)
+            self._writers.add(far_writer)
+            await self._join((reader, writer), (far_reader, far_writer))
+        self._writers -= ends
+
+    async def _join(self, near: End, far: End) -> None:
+        """Pass everything on in both directions, until both have ended."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._copy(near[0], far[1]))
+            tasks.create_task(self._copy(far[0], near[1]))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+class Cutter(Proxy):
+    """A proxy that lets so many bytes pass and then cuts, resets or stalls, by chance.
+
+    Only when it is no longer `is_patient`: a first connection that is cut is a failure.
+    """
+
+    def __init__(self, url: str, seed: int, most_bytes: int) -> None:
+        super().__init__(url)
+        self._random = random.Random(seed)
+        self._most_bytes = most_bytes
+        self.cuts = 0
+        self.is_patient = True
+
+    async def _join(self, near: End, far: End) -> None:
+        ends = {near[1], far[1]}
         budget = [self._random.randrange(1, self._most_bytes)]
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._pass(reader, far_writer, budget, ends))
-            tasks.create_task(self._pass(far_reader, writer, budget, ends))
-        self._writers -= ends
+            tasks.create_task(self._pass(near[0], far[1], budget, ends))
+            tasks.create_task(self._pass(far[0], near[1], budget, ends))
 
     async def _pass(
         self,

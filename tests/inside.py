@@ -120,6 +120,15 @@ def resident_bytes(server: Server) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def is_running(word: str) -> bool:
+    """Whether there is a process, of whomever, with this word in its command line."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if word.encode() in entry.read_bytes().split(b"\0"):
+                return True
+    return False
+
+
 def eventually(what: str, value: Callable[[], T], timeout: float = PATIENCE) -> T:
     """The first true value of a condition that nothing announces."""
     deadline = time.monotonic() + scaled(timeout)

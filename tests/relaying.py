@@ -98,13 +98,13 @@ class Bundle:
 def post(
     service: ThreadedRelayService, path: str, body: Any = None, authorization: str = "Bearer client"
 ) -> HttpReply:
-    """A request to the registry; a body of None is empty."""
+    """A request to the registry; a body of None is empty, and an empty authorization not sent."""
     content = b"" if body is None else json.dumps(body).encode()
-    head = (
-        f"POST {urlsplit(service.url).path}{path} HTTP/1.1\r\nhost: registry\r\n"
-        f"authorization: {authorization}\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    return http(service.url, head.encode() + content)
+    path = f"{urlsplit(service.url).path}{path}"
+    lines = [f"POST {path} HTTP/1.1", "host: registry", f"content-length: {len(content)}"]
+    if authorization:
+        lines.append(f"authorization: {authorization}")
+    return http(service.url, "\r\n".join([*lines, "", ""]).encode() + content)
 
 
 def ask_to_connect(

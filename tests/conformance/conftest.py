@@ -15,6 +15,8 @@ for _folder in (_HERE.parent, _HERE):
     if str(_folder) not in sys.path:
         sys.path.insert(0, str(_folder))
 
+from origin import Origin, running  # noqa: E402
+
 from wire import Client, Server, reference_binary, start_server  # noqa: E402
 
 _NO_REFERENCE = pytest.mark.skipif(
@@ -50,6 +52,13 @@ def client(server: Server) -> Iterator[Client]:
 def folder(tmp_path: Path) -> Path:
     """An empty folder whose path contains no symbolic link."""
     return Path(os.path.realpath(tmp_path))
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    """A web server for http/request."""
+    with running() as server:
+        yield server
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

@@ -8,7 +8,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,18 +22,6 @@ from exec_server.errors import ConnectionLost, InvalidRequest
 from relaying import KINDS
 
 MIB = 1_048_576
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def there(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    with machine(request.param) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[Machine]:
-    with machine("ours") as running:
-        yield running
 
 
 def tree(top: Path) -> dict[str, tuple[str, object, object]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import exec_server
-from clients import Machine, machine
+from clients import Machine
 from exec_server import (
     Chunk,
     CommandFailed,
@@ -30,14 +30,7 @@ from exec_server import (
 from exec_server.client import environment, files, open_file, process
 from exec_server.protocol.session import INFO
 from inside import eventually
-from relaying import KINDS
 from wire import scaled
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def there(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    with machine(request.param) as running:
-        yield running
 
 
 @pytest.fixture

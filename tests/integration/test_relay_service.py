@@ -1,32 +1,34 @@
-"""The relay service that tests and benchmarks use, with raw sockets as its two ends."""
+"""The relay service that tests and benchmarks use: routing, older forms, its life as a whole."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import datetime
-import ipaddress
 import json
 import os
 import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
+from peers import make_certificate
+from relay_ends import (
+    ENVIRONMENT_PATH,
+    Ends,
+    connect,
+    data,
+    dial,
+    ending,
+    granted,
+    is_silent,
+    key,
+    message,
+)
 from relay_service import (
-    TEXT,
     TO_EXECUTOR,
-    TO_HARNESS,
-    Endpoint,
     Form,
     Kind,
     ThreadedRelayService,
@@ -34,17 +36,13 @@ from relay_service import (
     reset,
     reset_reason,
 )
+from relaying import post
 from wire import (
-    CLOSE,
     CONTINUATION,
     PATIENCE,
     PING,
-    PONG,
-    Disconnected,
     Frame,
     HandshakeRefused,
-    HttpReply,
-    WebSocketLink,
     frame_bytes,
     http,
     reference_binary,
@@ -52,139 +50,10 @@ from wire import (
     server_environment,
 )
 
-SUITE = "Noise_hybridIK_X25519+MLKEM768_AESGCM_SHA256"
-REASON_HEADER = "x-codex-rendezvous-rejection-reason"
-ENVIRONMENT = "/cloud/environment/env-1"
+pytestmark = pytest.mark.usefixtures("closed_links")
 
 
-def key(fill: int = 1) -> dict[str, str]:
-    """A key object; the relay never computes with it."""
-    return {
-        "suite": SUITE,
-        "x25519_public_key": base64.b64encode(bytes([fill]) * 32).decode(),
-        "mlkem768_public_key": base64.b64encode(bytes([fill]) * 1184).decode(),
-    }
-
-
-def data(stream_id: str, seq: int, payload: bytes = b"ciphertext") -> bytes:
-    """A data frame with few bytes in it, so that every length fits into one byte."""
-    body = bytes([0x08, seq, 0x18, 1, 0x22, len(payload)]) + payload
-    return build(stream_id.encode(), Kind.DATA, body)
-
-
-def post(
-    service: ThreadedRelayService, path: str, body: Any = None, authorization: str = "Bearer k"
-) -> HttpReply:
-    content = b"" if body is None else json.dumps(body).encode()
-    prefix = urlsplit(service.url).path
-    lines = [f"POST {prefix}{path} HTTP/1.1", "host: registry", f"content-length: {len(content)}"]
-    if authorization:
-        lines.append(f"authorization: {authorization}")
-    head = "\r\n".join([*lines, "", ""]).encode()
-    return http(service.url, head + content)
-
-
-def granted(reply: HttpReply) -> Any:
-    assert reply.status == 200, reply
-    return json.loads(reply.body)
-
-
-def code(reply: HttpReply) -> tuple[int, str]:
-    return reply.status, json.loads(reply.body)["error"]["code"]
-
-
-_links: list[WebSocketLink] = []
-
-
-def dial(url: str) -> WebSocketLink:
-    """Open a WebSocket, which the end of the test closes."""
-    parts = urlsplit(url)
-    _links.append(WebSocketLink(url, target=f"{parts.path}?{parts.query}"))
-    return _links[-1]
-
-
-@pytest.fixture(autouse=True)
-def _close_links() -> Iterator[None]:
-    yield
-    while _links:
-        _links.pop().sock.close()
-
-
-def register(service: ThreadedRelayService, fill: int = 1) -> Any:
-    body = {"security_profile": "noise_hybrid_ik_v1", "executor_public_key": key(fill)}
-    return granted(post(service, f"{ENVIRONMENT}/register", body))
-
-
-def connect(service: ThreadedRelayService, fill: int = 2) -> Any:
-    body = {"harness_public_key": key(fill)}
-    return granted(post(service, f"{ENVIRONMENT}/connect", body))
-
-
-def validate(service: ThreadedRelayService, registration: str, text: str, fill: int = 2) -> bool:
-    body = {
-        "executor_registration_id": registration,
-        "harness_public_key": key(fill),
-        "harness_key_authorization": text,
-    }
-    return bool(granted(post(service, f"{ENVIRONMENT}/validate", body))["valid"])
-
-
-def message(link: WebSocketLink) -> bytes:
-    """The next message, which must be binary and in one frame."""
-    frame = link.receive_frame(scaled(PATIENCE))
-    assert (frame.opcode, frame.fin) == (0x2, True), frame
-    return frame.payload
-
-
-def ending(link: WebSocketLink) -> int | None:
-    """The code with which the service ends this connection; None without a close frame."""
-    try:
-        while (frame := link.receive_frame(scaled(PATIENCE))).opcode != CLOSE:
-            pass
-    except Disconnected:
-        return None
-    return int.from_bytes(frame.payload[:2], "big")
-
-
-def is_silent(link: WebSocketLink) -> bool:
-    """Whether nothing has been sent before the answer to a ping, which follows in order."""
-    link.send_frame(PING, b"anything?")
-    return link.receive_frame(scaled(PATIENCE)) == Frame(PONG, b"anything?")
-
-
-class Ends:
-    """An attached executor, and clients."""
-
-    def __init__(self, service: ThreadedRelayService) -> None:
-        self.service = service
-        self.registered = register(service)
-        self.executor = dial(self.registered["url"])
-        service.wait_for_executor("env-1")
-
-    def client(self) -> WebSocketLink:
-        return dial(connect(self.service)["url"])
-
-    def stream(self, name: str) -> WebSocketLink:
-        """A client that has opened a stream, of which the executor has heard."""
-        client = self.client()
-        first = build(name.encode(), Kind.RESUME)
-        client.send_binary(first)
-        assert message(self.executor) == first
-        return client
-
-
-@pytest.fixture
-def service() -> Iterator[ThreadedRelayService]:
-    with ThreadedRelayService() as running:
-        yield running
-
-
-@pytest.fixture
-def ends(service: ThreadedRelayService) -> Ends:
-    return Ends(service)
-
-
-# ---- routing ----------------------------------------------------------------------------
+# ---- routing --------------------------------------------------------------------------
 
 
 def test_frames_reach_the_owner_of_their_stream_unchanged(ends: Ends) -> None:
@@ -270,303 +139,6 @@ def test_peers_are_pinged() -> None:
         assert ends.executor.receive_frame(scaled(PATIENCE)) == Frame(PING, b"")
 
 
-# ---- registry ---------------------------------------------------------------------------
-
-
-def test_an_authorization_is_good_once_for_one_key_and_registration(ends: Ends) -> None:
-    registration = ends.registered["executor_registration_id"]
-    text = connect(ends.service)["harness_key_authorization"]
-    assert not validate(ends.service, registration, text, fill=3)
-    assert not validate(ends.service, "reg-other", text)
-    assert not validate(ends.service, registration, text + "x")
-    assert validate(ends.service, registration, text)
-    assert not validate(ends.service, registration, text)
-
-
-def test_an_authorization_and_an_address_expire() -> None:
-    now = [1_000.0]
-    with ThreadedRelayService(clock=lambda: now[0]) as service:
-        ends = Ends(service)
-        granted = connect(service)
-        now[0] += 61
-        registration = ends.registered["executor_registration_id"]
-        assert not validate(service, registration, granted["harness_key_authorization"])
-        with pytest.raises(HandshakeRefused) as refused:
-            dial(granted["url"])
-        assert refused.value.reply.header(REASON_HEADER) == "expired"
-
-
-def test_connect_says_offline_until_the_executor_is_attached(
-    service: ThreadedRelayService,
-) -> None:
-    body = {"harness_public_key": key()}
-    offline = (409, "environment_offline")
-    assert code(post(service, f"{ENVIRONMENT}/connect", body)) == offline
-    registered = register(service)
-    assert code(post(service, f"{ENVIRONMENT}/connect", body)) == offline
-    link = dial(registered["url"])
-    service.wait_for_executor("env-1")
-    bundle = connect(service)
-    assert bundle["executor_public_key"] == key(1)
-    assert bundle["executor_registration_id"] == registered["executor_registration_id"]
-    link.sock.close()
-    service.until(lambda: service.service.executor("env-1") is None)
-    assert code(post(service, f"{ENVIRONMENT}/connect", body)) == offline
-
-
-def test_who_may_ask_for_what() -> None:
-    settings: dict[str, Any] = {"authorizations": ["Bearer good"], "environments": ["env-1"]}
-    with ThreadedRelayService(prefix="/api/v1", **settings) as service:
-        body = {"harness_public_key": key()}
-
-        def ask(path: str, authorization: str = "Bearer good") -> tuple[int, str]:
-            return code(post(service, path, body, authorization))
-
-        assert ask(f"{ENVIRONMENT}/connect") == (409, "environment_offline")
-        assert ask(f"{ENVIRONMENT}/connect", "Bearer bad") == (401, "invalid_token")
-        assert ask(f"{ENVIRONMENT}/connect", "") == (401, "invalid_token")
-        assert ask("/cloud/environment/env-2/connect") == (404, "environment_not_found")
-        assert ask("/cloud/environment/a%2Fb/connect") == (400, "invalid_environment_id")
-        assert ask("/elsewhere") == (404, "not_found")
-        assert ask("/cloud/executor/env-1/register") == (403, "plaintext_disabled")
-        assert service.requests[0].path == "/api/v1/cloud/environment/env-1/connect"
-
-
-def test_a_second_executor_waits_when_takeover_is_off() -> None:
-    with ThreadedRelayService(takeover=False) as service:
-        Ends(service)
-        body = {"security_profile": "noise_hybrid_ik_v1", "executor_public_key": key(9)}
-        reply = post(service, f"{ENVIRONMENT}/register", body)
-        assert code(reply) == (503, "registration_conflict")
-        assert register(service)["environment_id"] == "env-1"
-
-
-def test_an_address_of_a_client_works_once(ends: Ends) -> None:
-    url = connect(ends.service)["url"]
-    dial(url)
-    with pytest.raises(HandshakeRefused) as refused:
-        dial(url)
-    assert refused.value.status == 401
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ("role=harness", "role=environment", "invalid_signature"),
-        ("role=harness", "role=king", "invalid_role"),
-        ("/env-1?", "/env-2?", "invalid_signature"),
-        ("exp=", "exp=9", "invalid_signature"),
-        ("exp=", "exp=x", "invalid_expiry"),
-        ("sig=", "sig=0", "invalid_signature"),
-        ("sig=", "signature=", "extra_query_param"),
-        ("v=1&", "", "missing_version"),
-        ("v=1&", "v=1&v=1&", "malformed_query"),
-        ("/rendezvous/", "/elsewhere/", "unknown_route"),
-    ],
-)
-def test_a_changed_address_is_refused(ends: Ends, old: str, new: str, reason: str) -> None:
-    url = connect(ends.service)["url"]
-    assert old in url
-    with pytest.raises(HandshakeRefused) as refused:
-        dial(url.replace(old, new))
-    assert refused.value.reply.header(REASON_HEADER) == reason
-
-
-def test_an_address_of_a_superseded_registration_is_refused(
-    service: ThreadedRelayService,
-) -> None:
-    old = register(service)["url"]
-    register(service)
-    with pytest.raises(HandshakeRefused) as refused:
-        dial(old)
-    assert refused.value.status == 401
-    reason = refused.value.reply.header(REASON_HEADER)
-    assert reason == "unexpected_executor_registration_id"
-
-
-def test_a_connection_carries_several_requests(service: ThreadedRelayService) -> None:
-    request = (
-        f"POST {ENVIRONMENT}/connect HTTP/1.1\r\nhost: a\r\nauthorization: b\r\n"
-        "content-length: 2\r\n\r\n[]"
-    ).encode()
-    parts = urlsplit(service.url)
-    with socket.create_connection((parts.hostname, parts.port)) as sock:
-        sock.sendall(request * 3)
-        sock.settimeout(scaled(PATIENCE))
-        received = b""
-        while received.count(b"environment_offline") < 3:
-            received += sock.recv(65536)
-    assert received.count(b"HTTP/1.1 409 Conflict") == 3
-
-
-# ---- faults of answers ------------------------------------------------------------------
-
-
-def test_an_answer_can_be_replaced_a_number_of_times(service: ThreadedRelayService) -> None:
-    fault = service.faults.http.answer(
-        Endpoint.REGISTER, 503, code="registration_conflict", skip=1, times=2
-    )
-    statuses = []
-    for _ in range(4):
-        body = {"security_profile": "noise_hybrid_ik_v1", "executor_public_key": key()}
-        statuses.append(post(service, f"{ENVIRONMENT}/register", body).status)
-    assert statuses == [200, 503, 503, 200]
-    assert fault.hits == 2
-
-
-def test_an_answer_can_be_rewritten(service: ThreadedRelayService) -> None:
-    service.faults.http.rewrite(Endpoint.REGISTER, lambda body: {**body, "url": "ws://x"})
-    assert register(service)["url"] == "ws://x"
-    assert register(service)["url"] != "ws://x"
-
-
-def test_an_answer_can_be_cut_spoilt_or_slow(service: ThreadedRelayService) -> None:
-    path, body = f"{ENVIRONMENT}/connect", {"harness_public_key": key()}
-    service.faults.http.cut(Endpoint.CONNECT)
-    with pytest.raises(Disconnected):
-        post(service, path, body)
-    service.faults.http.garbage(Endpoint.CONNECT)
-    with pytest.raises((ValueError, IndexError)):
-        post(service, path, body)
-    service.faults.http.drip(Endpoint.CONNECT, 0.0, piece=3)
-    assert code(post(service, path, body)) == (409, "environment_offline")
-
-
-def test_a_hanging_request_is_taken_but_not_answered(service: ThreadedRelayService) -> None:
-    fault = service.faults.http.hang(Endpoint.VALIDATE)
-    parts = urlsplit(service.url)
-    head = f"POST {ENVIRONMENT}/validate HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
-    with socket.create_connection((parts.hostname, parts.port)) as sock:
-        sock.sendall(head.encode())
-        service.until(lambda: fault.hits)
-        # Another connection is served meanwhile, so the first one would have been answered.
-        assert post(service, f"{ENVIRONMENT}/validate", {}).status == 400
-        sock.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            sock.recv(1)
-
-
-def test_an_upgrade_can_be_refused_with_a_reason(service: ThreadedRelayService) -> None:
-    url = register(service)["url"]
-    service.faults.http.reject(Endpoint.EXECUTOR_SOCKET, 503, "pod_draining")
-    with pytest.raises(HandshakeRefused) as refused:
-        dial(url)
-    assert refused.value.status == 503
-    assert refused.value.reply.header(REASON_HEADER) == "pod_draining"
-    dial(url).sock.close()
-    assert len(service.requests_to(Endpoint.EXECUTOR_SOCKET)) == 2
-
-
-def test_the_service_can_stop_listening_for_a_while(service: ThreadedRelayService) -> None:
-    service.deafen()
-    with pytest.raises(ConnectionRefusedError):
-        register(service)
-    service.listen()
-    assert register(service)["environment_id"] == "env-1"
-
-
-# ---- faults of frames and sockets -------------------------------------------------------
-
-
-def test_frames_can_be_dropped_doubled_and_swapped(ends: Ends) -> None:
-    one = ends.stream("one")
-    frames = ends.service.faults.frames
-    dropped = frames.drop(direction=TO_HARNESS, kind=Kind.DATA, stream_id="one", skip=1)
-    doubled = frames.duplicate(where=lambda frame: frame == data("one", 2))
-    swapped = frames.swap(direction=TO_HARNESS, skip=3)
-    for seq in range(6):
-        ends.executor.send_binary(data("one", seq))
-    sequence = [message(one) for _ in range(6)]
-    assert sequence == [data("one", seq) for seq in (0, 2, 2, 4, 3, 5)]
-    assert [fault.hits for fault in (dropped, doubled, swapped)] == [1, 1, 1]
-
-
-def test_frames_can_be_corrupted_where_wanted(ends: Ends) -> None:
-    one = ends.stream("one")
-    frames = ends.service.faults.frames
-    sent = data("one", 0)
-    head = len(sent) - len(b"ciphertext")
-    frames.corrupt_payload()
-    frames.corrupt_header(skip=1)
-    frames.truncate(keep=5, skip=2)
-    received = []
-    for _ in range(3):
-        one.send_binary(sent)
-        received.append(message(ends.executor))
-    assert received[0][:head] == sent[:head]
-    assert received[1][head:] == sent[head:]
-    assert received[2] == sent[:5]
-    for changed in received[:2]:
-        differences = [(a ^ b).bit_count() for a, b in zip(changed, sent, strict=True)]
-        assert sum(differences) == 1
-
-
-def test_a_delayed_frame_keeps_its_place(ends: Ends) -> None:
-    one = ends.stream("one")
-    ends.service.faults.frames.delay(0.05, direction=TO_HARNESS)
-    for seq in range(3):
-        ends.executor.send_binary(data("one", seq))
-    assert [message(one) for _ in range(3)] == [data("one", seq) for seq in range(3)]
-
-
-def test_anything_can_be_sent_to_either_side(ends: Ends) -> None:
-    one = ends.stream("one")
-    ends.service.executor("env-1").send(b"\xffgarbage")
-    assert message(ends.executor) == b"\xffgarbage"
-    ends.service.harness("one").send(b"text", TEXT)
-    assert one.receive_frame(scaled(PATIENCE)) == Frame(0x1, b"text")
-
-
-def test_a_socket_can_be_aborted_or_closed(ends: Ends) -> None:
-    one, two = ends.stream("one"), ends.stream("two")
-    ends.service.harness("one").abort()
-    assert ending(one) is None
-    assert message(ends.executor) == reset(b"one", "harness_disconnected")
-    ends.service.harness("two").close(4321, "because")
-    assert ending(two) == 4321
-
-
-def test_a_frozen_socket_stays_open_and_silent(ends: Ends) -> None:
-    one = ends.stream("one")
-    frozen = ends.service.executor("env-1")
-    frozen.freeze()
-    ends.executor.send_frame(PING, b"1")
-    one.send_binary(data("one", 0))
-    ends.service.until(lambda: len(ends.service.service.frames) == 2)
-    # What was sent meanwhile is lost; the ping is read and answered after the thaw.
-    frozen.thaw()
-    assert ends.executor.receive_frame(scaled(PATIENCE)) == Frame(PONG, b"1")
-
-
-def test_pings_can_be_swallowed(ends: Ends) -> None:
-    one = ends.stream("one")
-    ends.service.executor("env-1").swallow_pings()
-    ends.executor.send_frame(PING, b"1")
-    ends.executor.send_binary(data("one", 0))
-    assert message(one) == data("one", 0)
-    one.send_binary(data("one", 1))
-    assert message(ends.executor) == data("one", 1)
-
-
-def test_a_stalled_client_holds_up_the_executor_and_nothing_is_lost() -> None:
-    with ThreadedRelayService(record=False) as service:
-        ends = Ends(service)
-        one = ends.stream("one")
-        service.harness("one").stall()
-        body = bytes([0x18, 1]) + bytes(60_000)
-        frame = frame_bytes(0x2, build(b"one", Kind.DATA, body))
-        sock, sent = ends.executor.sock, 0
-        # Held up once the service does not read any more: far below what is offered.
-        sock.setblocking(False)
-        while service.executor("env-1").is_read:
-            assert sent < 64 * 1024 * 1024
-            with contextlib.suppress(BlockingIOError):
-                sent += sock.send(frame[sent % len(frame) :])
-        service.harness("one").release()
-        for _ in range(sent // len(frame)):
-            assert message(one) == build(b"one", Kind.DATA, body)
-
-
 def test_traffic_is_recorded_as_it_arrived(ends: Ends) -> None:
     one = ends.stream("one")
     ends.service.faults.frames.drop(direction=TO_EXECUTOR)
@@ -582,7 +154,7 @@ def test_traffic_is_recorded_as_it_arrived(ends: Ends) -> None:
     )
 
 
-# ---- other forms ------------------------------------------------------------------------
+# ---- other forms ----------------------------------------------------------------------
 
 
 def test_a_plain_client_is_joined_to_its_executor() -> None:
@@ -591,7 +163,7 @@ def test_a_plain_client_is_joined_to_its_executor() -> None:
         assert answer["executor_id"] == "env-1"
         executor = dial(answer["url"])
         service.wait_for_executor("env-1")
-        url = granted(post(service, f"{ENVIRONMENT}/connect"))["url"]
+        url = granted(post(service, f"{ENVIRONMENT_PATH}/connect"))["url"]
         assert "role=harness" not in url
         client = dial(url)
         client.send_text("question")
@@ -607,7 +179,7 @@ def test_a_plain_client_is_joined_to_its_executor() -> None:
 
 def test_plain_relay_frames_are_routed_by_stream() -> None:
     with ThreadedRelayService(plaintext=True, executor_form=Form.RELAY) as service:
-        executor = dial(granted(post(service, f"{ENVIRONMENT}/register"))["url"])
+        executor = dial(granted(post(service, f"{ENVIRONMENT_PATH}/register"))["url"])
         service.wait_for_executor("env-1")
         url = service.plain_url("env-1")
         assert "role=harness" in url
@@ -620,7 +192,7 @@ def test_plain_relay_frames_are_routed_by_stream() -> None:
 def test_a_direct_executor_is_joined_to_its_client(service: ThreadedRelayService) -> None:
     body = {"transport": "direct_jsonrpc_v1"}
     answer = granted(
-        post(service, f"{ENVIRONMENT}/direct/register", body, "AWS4-HMAC-SHA256 Credential=x")
+        post(service, f"{ENVIRONMENT_PATH}/direct/register", body, "AWS4-HMAC-SHA256 Credential=x")
     )
     assert answer["transport"] == "direct_jsonrpc_v1"
     executor = dial(answer["url"])
@@ -633,34 +205,7 @@ def test_a_direct_executor_is_joined_to_its_client(service: ThreadedRelayService
     assert ending(client) == 1001
 
 
-# ---- the service as a whole -------------------------------------------------------------
-
-
-def _certificate(directory: Path) -> Path:
-    """A self-signed certificate for the loopback address, with its key."""
-    private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "relay service")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(private.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .sign(private, hashes.SHA256())
-    )
-    path = directory / "both.pem"
-    secret = private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    path.write_bytes(secret + certificate.public_bytes(serialization.Encoding.PEM))
-    return path
+# ---- the service as a whole -----------------------------------------------------------
 
 
 def _over_tls(port: int, trust: ssl.SSLContext, request: bytes, expected: bytes) -> bytes:
@@ -677,17 +222,15 @@ def _over_tls(port: int, trust: ssl.SSLContext, request: bytes, expected: bytes)
 
 
 def test_everything_works_over_tls(tmp_path: Path) -> None:
-    path = _certificate(tmp_path)
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(path)
-    trust = ssl.create_default_context(cafile=path)
+    roots, tls = make_certificate(tmp_path, "127.0.0.1")
+    trust = ssl.create_default_context(cafile=roots)
     with ThreadedRelayService(tls=tls) as service:
         port = urlsplit(service.url).port
         assert port is not None
         body = {"security_profile": "noise_hybrid_ik_v1", "executor_public_key": key()}
         content = json.dumps(body).encode()
         head = (
-            f"POST {ENVIRONMENT}/register HTTP/1.1\r\nhost: a\r\nauthorization: b\r\n"
+            f"POST {ENVIRONMENT_PATH}/register HTTP/1.1\r\nhost: a\r\nauthorization: b\r\n"
             f"content-length: {len(content)}\r\n\r\n"
         ).encode()
         answer = _over_tls(port, trust, head + content, b'"}')

@@ -1,0 +1,218 @@
+"""Processes of the async client while they run, whether somebody reads or not; on both servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from clients import Machine
+from exec_server import Chunk, Environment, Process, StdinClosed, Unsupported
+from exec_server.client import process as process_module
+from inside import eventually, is_running
+
+
+async def collect(process: Process) -> dict[str, bytes]:
+    output: dict[str, list[bytes]] = {}
+    async for chunk in process:
+        output.setdefault(chunk.stream, []).append(chunk.data)
+    return {stream: b"".join(parts) for stream, parts in output.items()}
+
+
+def test_a_process_as_it_runs(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        script = 'echo ready; while read a; do echo "<$a>"; echo e >&2; done'
+        async with env.start(["sh", "-c", script], stdin=True) as process:
+            assert await anext(process) == Chunk("stdout", b"ready\n")
+            assert (process.exit_code, len(process.id)) == (None, 32)
+            for word in (b"one\n", b"t", b"wo\n"):
+                await process.write(word)
+            seen: dict[str, bytes] = {"stdout": b"", "stderr": b""}
+            while seen != {"stdout": b"<one>\n<two>\n", "stderr": b"e\ne\n"}:
+                chunk = await anext(process)
+                seen[chunk.stream] += chunk.data
+            await process.interrupt()
+            assert await process.wait() == 130
+            assert await collect(process) == {}
+        with pytest.raises(StdinClosed, match="the process has ended"):
+            await process.write(b"late")
+
+    there.play(scene)
+
+
+def test_leaving_kills_with_all_descendants(there: Machine) -> None:
+    word = f"33{os.getpid()}"
+
+    async def scene(env: Environment) -> None:
+        async with env.start(["sh", "-c", f"sleep {word} & sleep {word}"]):
+            while not is_running(word):
+                await asyncio.sleep(0.01)
+        eventually("they are gone", lambda: not is_running(word))
+        with pytest.raises(ZeroDivisionError):
+            async with env.start(["sleep", word]):
+                raise ZeroDivisionError
+        eventually("it is gone", lambda: not is_running(word))
+
+    there.play(scene)
+
+
+def test_leaving_the_environment_kills_what_is_left(there: Machine) -> None:
+    word = f"34{os.getpid()}"
+
+    async def scene(env: Environment) -> None:
+        await env.start(["sleep", word]).__aenter__()  # and nobody leaves it
+        while not is_running(word):
+            await asyncio.sleep(0.01)
+
+    there.play(scene)
+    eventually("it is gone", lambda: not is_running(word))
+
+
+def test_no_input_without_asking_for_it(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        async with env.start(["sleep", "100"]) as process:
+            with pytest.raises(StdinClosed, match="use start"):
+                await process.write(b"x")
+
+    there.play(scene)
+
+
+def test_the_end_of_input(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        async with env.start(["sort"], stdin=True) as process:
+            await process.write(b"b\na\n")
+            if not env.capabilities.process_close_stdin:
+                with pytest.raises(Unsupported, match=r"processCloseStdin: .*use run\(input="):
+                    await process.close_stdin()
+                return
+            await process.close_stdin()
+            assert await collect(process) == {"stdout": b"a\nb\n"}
+            assert await process.wait() == 0
+            with pytest.raises(StdinClosed):
+                await process.write(b"c\n")
+
+    there.play(scene)
+
+
+def test_a_terminal(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        words = ["sh", "-c", "stty size; echo $TERM; cat"]
+        async with env.start(words, tty=True, size=(33, 99)) as process:
+            output = b""
+            while b"\n" not in output or b"xterm" not in output:
+                output += (await anext(process)).data
+            assert output == b"33 99\r\nxterm-256color\r\n"
+            await process.write(b"typed\n")
+            await process.close_stdin()  # Ctrl-D
+            assert (await collect(process))["pty"].replace(b"^D\b\b", b"") == b"typed\r\n" * 2
+            assert await process.wait() == 0
+
+    there.play(scene)
+
+
+def test_another_size(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        script = "trap 'stty size; exit 0' WINCH; echo ready; while :; do sleep 0.05; done"
+        async with env.start(["sh", "-c", script], tty=True) as process:
+            await anext(process)
+            if not env.capabilities.process_resize:
+                with pytest.raises(Unsupported, match="processResize"):
+                    await process.resize(44, 55)
+                return
+            await process.resize(44, 55)
+            assert (await collect(process))["pty"] == b"44 55\r\n"
+
+    there.play(scene)
+
+
+@pytest.mark.parametrize(("name", "code"), [("INT", 130), ("SIGKILL", 137), ("term", 143)])
+def test_signals_by_name(there: Machine, name: str, code: int) -> None:
+    async def scene(env: Environment) -> None:
+        async with env.start(["sleep", "100"]) as process:
+            if name == "term" and not env.capabilities.process_signals:
+                with pytest.raises(Unsupported, match="SIGTERM cannot be sent, only INT and KILL"):
+                    await process.signal(name)
+                return
+            await process.signal(name)
+            assert await process.wait() == code
+
+    there.play(scene)
+
+
+def test_what_runs(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        if not env.capabilities.process_list:
+            with pytest.raises(Unsupported, match="processList"):
+                await env.processes()
+            return
+        async with env.start(["sleep", "100"]) as process:
+            [listed] = await env.processes()
+            assert (listed.process_id, listed.argv, listed.running) == (
+                process.id,
+                ["sleep", "100"],
+                True,
+            )
+
+    there.play(scene)
+
+
+# ---- nobody reads ---------------------------------------------------------------------
+
+
+def test_a_process_that_nobody_reads_is_slowed_down(there: Machine) -> None:
+    """Its output waits, in no more room than there may be, and all of it is there later."""
+    total = 40_000_000
+
+    async def scene(env: Environment) -> None:
+        script = f"yes 0123456 | head -c {total}"
+        async with env.start(["sh", "-c", script]) as process:
+            first = await anext(process)
+            while process._weight < process_module.FULL_BYTES:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # what comes now would be too much
+            assert process._weight < 2 * process_module.FULL_BYTES
+            assert process.exit_code is None
+            rest = (await collect(process))["stdout"]
+            assert first.data + rest == b"0123456\n" * (total // 8)
+            assert process.lost_bytes == 0
+
+    there.play(scene)
+
+
+def test_calls_are_answered_while_output_waits(there: Machine) -> None:
+    """Whoever takes output and makes calls in between must not wait for themselves."""
+
+    async def scene(env: Environment) -> None:
+        async with env.start(["sh", "-c", "yes 0123456 | head -c 4000000"]) as process:
+            output = []
+            async for chunk in process:
+                output.append(chunk.data)
+                if len(output) < 25:
+                    assert await env.files.exists("/")
+                    assert await env.run(["true"])
+            assert b"".join(output) == b"0123456\n" * 500_000
+            assert process.lost_bytes == 0
+
+    there.play(scene)
+
+
+def test_waiting_without_reading_ends(there: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for some output; then the process goes on, and what is lost is declared."""
+    monkeypatch.setattr(process_module, "BURSTING_BYTES", 3_000_000)
+    total = 30_000_000
+
+    async def scene(env: Environment) -> None:
+        async with env.start(["sh", "-c", f"yes 0123456 | head -c {total}; exit 5"]) as process:
+            assert await process.wait() == 5
+            chunks = [chunk async for chunk in process]
+        output = b"".join(chunk.data for chunk in chunks)
+        gaps = [chunk.lost_before for chunk in chunks if chunk.lost_before]
+        assert len(output) < 6_000_000
+        assert gaps == [process.lost_bytes]
+        if there.is_ours:
+            assert len(output) + process.lost_bytes == total
+        else:  # it does not say; each lost chunk has at least a byte
+            assert process.lost_bytes >= (total - len(output)) / 8192
+
+    there.play(scene)

@@ -1,0 +1,158 @@
+"""Commands that the async client runs to their end: input, output, limits; on both servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from clients import Machine
+from exec_server import CommandFailed, Environment, Result, RpcError, Timeout
+from exec_server.errors import InvalidParams
+from inside import eventually, is_running
+from wire import uri
+
+
+def test_a_result_is_a_plain_value(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        result = await env.run(["sh", "-c", "printf 'a\\377'; printf b >&2"])
+        expected = Result(("sh", "-c", "printf 'a\\377'; printf b >&2"), b"a\xff", b"b", 0, 0.0)
+        assert (result.argv, result.stdout, result.stderr) == (
+            expected.argv,
+            expected.stdout,
+            expected.stderr,
+        )
+        assert (result.text, result.error_text) == ("a\ufffd", "b")
+        assert 0 < result.duration < 10
+        assert result
+        assert not await env.run(["false"])
+
+    there.play(scene)
+
+
+def test_where_and_with_what_it_runs(there: Machine, tmp_path: Path) -> None:
+    async def scene(env: Environment) -> None:
+        shown = ["sh", "-c", 'pwd; echo $A; test -n "$HOME"']
+        result = await env.run(shown, cwd=tmp_path, env={"A": "b c"})
+        assert (result.text, result.exit_code) == (f"{tmp_path}\nb c\n", 0)
+        bare = await env.run(["/usr/bin/env"], env={"A": "b"}, clean_env=True)
+        assert bare.text == "A=b\n"
+        default = await env.run(["pwd"])
+        assert env.info.cwd == uri(default.text.strip())
+        assert (await env.run(["cat"])).stdout == b""  # its stdin is empty
+
+    there.play(scene)
+
+
+@pytest.mark.parametrize("size", [1, 70_000, 5_000_000])
+def test_input_arrives_whole_and_ends(there: Machine, size: int) -> None:
+    data = os.urandom(size)
+
+    async def scene(env: Environment) -> None:
+        assert (await env.run(["cat"], input=data)).stdout == data
+
+    there.play(scene)
+
+
+def test_input_that_nobody_reads_holds_up_nothing(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            slow = tasks.create_task(env.run(["sleep", "0.3"], input=bytes(20_000_000)))
+            assert (await env.run(["echo", "meanwhile"])).text == "meanwhile\n"
+            assert not slow.done()
+        assert slow.result()
+        assert await env.run(["true"], input=bytes(3_000_000))
+
+    there.play(scene)
+
+
+def test_input_of_a_terminal(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        result = await env.run(
+            ["sh", "-c", "stty -echo; read a; echo got $a"], input=b"x\n", tty=True
+        )
+        assert b"got x\r\n" in result.stdout
+        assert result.stderr == b""
+
+    there.play(scene)
+
+
+def test_a_check_raises_with_the_result(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        with pytest.raises(CommandFailed, match=r"^sh ended with exit code 7$") as failed:
+            await env.run(["sh", "-c", "echo out; exit 7"], check=True)
+        assert (failed.value.result.stdout, failed.value.result.exit_code) == (b"out\n", 7)
+        assert (await env.run(["true"], check=True)).exit_code == 0
+
+    there.play(scene)
+
+
+def test_what_cannot_be_started_says_which(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        with pytest.raises(RpcError, match=r"^cannot start no-such-program: No such file"):
+            await env.run(["no-such-program"])
+        with pytest.raises(InvalidParams, match="argv must not be empty"):
+            await env.run([])
+        with pytest.raises(TypeError, match="a list of words"):
+            await env.run("ls -l")
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(20):
+                tasks.create_task(env.run(["true"]))
+
+    there.play(scene)
+
+
+def test_a_timeout_carries_the_output_and_kills(there: Machine) -> None:
+    word = f"31{os.getpid()}"
+
+    async def scene(env: Environment) -> None:
+        with pytest.raises(Timeout, match=r"sh did not end within 0.5 s and was killed") as late:
+            await env.run(["sh", "-c", f"echo begun; sleep {word}"], timeout=0.5)
+        assert isinstance(late.value, TimeoutError)
+        assert late.value.result.stdout == b"begun\n"
+        assert late.value.result.exit_code == 137
+        assert 0.5 <= late.value.result.duration < 10
+        eventually("the command is gone", lambda: not is_running(word))
+        assert await env.run(["true"], timeout=30)
+
+    there.play(scene)
+
+
+def test_a_cancelled_run_is_killed(there: Machine) -> None:
+    word = f"32{os.getpid()}"
+
+    async def scene(env: Environment) -> None:
+        task = asyncio.get_running_loop().create_task(env.run(["sleep", word]))
+        while not is_running(word):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not is_running(word)
+
+    there.play(scene)
+
+
+def test_output_beyond_the_limit_is_counted(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        result = await env.run(["sh", "-c", "head -c 100000 /dev/zero"], output_limit=70_000)
+        assert (len(result.stdout), result.lost_bytes) == (70_000, 30_000)
+
+    there.play(scene)
+
+
+def test_much_output_of_many_commands(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            runs = [
+                tasks.create_task(env.run(["sh", "-c", f"seq {number} 300000; seq 3 >&2"]))
+                for number in range(4)
+            ]
+        for number, run in enumerate(runs):
+            lines = run.result().text.splitlines()
+            assert lines == [str(each) for each in range(number, 300_001)]
+            assert run.result().error_text == "1\n2\n3\n"
+
+    there.play(scene)

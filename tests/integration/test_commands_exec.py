@@ -1,0 +1,265 @@
+"""`exec-server exec`: streams, exit codes, signals and failures, against both servers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clients import Machine
+from commanding import next_line, run_client, start_client, stderr_text, wait_gone
+from inside import eventually, stat_fields
+from relaying import KINDS
+from wire import PATIENCE, descendants, scaled, server_command, start_server
+
+# ---- streams and exit codes -----------------------------------------------------------
+
+
+def test_output_and_exit_code_are_the_commands(there: Machine) -> None:
+    ended = run_client("exec", there.url, "--", "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, b"out\n", b"err\n")
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 255", 255), ("kill $$", 143)])
+def test_exit_codes(there: Machine, script: str, code: int) -> None:
+    assert run_client("exec", there.url, "--", "sh", "-c", script).returncode == code
+
+
+def test_words_reach_the_command_as_they_are(there: Machine) -> None:
+    words = ["a b", "", "--", "-t", "'\"$HOME*", "żółć", "\n"]
+    ended = run_client("exec", there.url, "--", "printf", "<%s>", *words)
+    assert ended.stdout.decode() == "".join(f"<{word}>" for word in words)
+
+
+def test_all_bytes_pass_both_ways(ours: Machine) -> None:
+    data = os.urandom(3_000_000)
+    ended = run_client("exec", ours.url, "--", "sh", "-c", "tee /dev/stderr", input=data)
+    assert ended.returncode == 0
+    assert ended.stdout == data
+    assert ended.stderr == data
+
+
+def test_all_bytes_pass_without_the_end_of_input(there: Machine) -> None:
+    data = os.urandom(1_000_000)
+    ended = run_client("exec", there.url, "--", "head", "-c", str(len(data)), input=data)
+    assert (ended.returncode, ended.stdout) == (0, data)
+
+
+def test_input_may_be_a_file(ours: Machine, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"x" * 200_000)
+    with (tmp_path / "data").open("rb") as file:
+        ended = run_client("exec", ours.url, "--", "wc", "-c", stdin=file)
+    assert ended.stdout.split() == [b"200000"]
+
+
+@pytest.mark.parametrize("flags", [(), ("-n",)])
+def test_without_input_the_command_reads_the_end_at_once(
+    there: Machine, flags: tuple[str, ...]
+) -> None:
+    ended = run_client("exec", *flags, there.url, "--", "cat")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+
+
+def test_a_command_need_not_read_its_input(there: Machine) -> None:
+    ended = run_client("exec", there.url, "--", "true", input=b"x" * 5_000_000)
+    assert (ended.returncode, ended.stderr) in [(0, b""), (0, _NO_END)]
+
+
+_NO_END = (
+    b"exec-server: this server cannot tell the command that its input has ended; "
+    b"if it waits for that, end it with Ctrl-C\n"
+)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_server_that_cannot_end_input_is_told_of_once(kind: str) -> None:
+    with start_server(kind) as server:
+        words = ("exec", server.url, "--", "cat")
+        with start_client(*words, stdin=subprocess.PIPE) as client:
+            assert client.stdin is not None
+            assert client.stderr is not None
+            client.stdin.write(b"hello\n")
+            client.stdin.close()
+            client.stdin = None
+            assert client.stderr.readline() == _NO_END
+            assert next_line(client) == b"hello\n"
+            client.send_signal(signal.SIGINT)
+            assert client.wait(scaled(PATIENCE)) == 130
+
+
+def test_output_is_passed_on_at_once(there: Machine) -> None:
+    with start_client("exec", there.url, "--", "sh", "-c", "printf begun; sleep 1000") as client:
+        assert client.stdout is not None
+        assert client.stdout.read(5) == b"begun"
+
+
+def test_directory_and_variables(there: Machine, tmp_path: Path) -> None:
+    ended = run_client(
+        *("exec", "--cwd", str(tmp_path), "--env", "A=b=c", "--env", "HERE", there.url),
+        *("--", "sh", "-c", 'echo "$PWD $A $HERE ${PATH:+inherited}"'),
+        env={"HERE": "there"},
+    )
+    assert ended.stdout.decode() == f"{tmp_path} b=c there inherited\n"
+
+
+def test_nobody_is_left_when_nobody_reads(there: Machine) -> None:
+    with start_client("exec", there.url, "--", "sh", "-c", "echo $$; exec yes") as client:
+        pid = int(next_line(client))
+        assert client.stdout is not None
+        client.stdout.close()
+        client.stdout = None
+        assert client.wait(scaled(PATIENCE)) == 141
+        wait_gone(pid)
+
+
+def test_a_command_that_takes_too_long_is_ended(there: Machine) -> None:
+    words = ("exec", "--timeout", "0.3", there.url, "--", "sh", "-c", "echo $$; exec sleep 1000")
+    ended = run_client(*words)
+    assert ended.returncode == 124
+    assert stderr_text(ended) == "exec-server: the command was ended after 0.3 s\n"
+    wait_gone(int(ended.stdout))
+
+
+def test_a_terminal_without_one_here(there: Machine) -> None:
+    words = ("exec", "-t", there.url, "--", "sh", "-c", "tty; echo $TERM; cat")
+    ended = run_client(*words, input=b"abc\n")
+    assert ended.returncode == 0
+    assert b"/dev/pts/" in ended.stdout
+    assert b"dumb" in ended.stdout
+    assert b"abc" in ended.stdout
+
+
+# ---- signals --------------------------------------------------------------------------
+
+
+def _trap(name: str) -> list[str]:
+    return [
+        "sh",
+        "-c",
+        f"trap 'echo {name}; exit 7' {name}; echo begun; sleep 1000 > /dev/null 2>&1 & wait",
+    ]
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2"])
+def test_signals_reach_the_command(ours: Machine, name: str) -> None:
+    with start_client("exec", ours.url, "--", *_trap(name)) as client:
+        assert next_line(client) == b"begun\n"
+        client.send_signal(getattr(signal, f"SIG{name}"))
+        assert next_line(client) == f"{name}\n".encode()
+        assert client.wait(scaled(PATIENCE)) == 7
+
+
+def test_where_only_ctrl_c_can_be_sent_the_others_kill(there: Machine) -> None:
+    with start_client("exec", there.url, "--", *_trap("INT")) as client:
+        assert next_line(client) == b"begun\n"
+        client.send_signal(signal.SIGINT)
+        assert next_line(client) == b"INT\n"
+        assert client.wait(scaled(PATIENCE)) == 7
+    with start_client("exec", there.url, "--", "sh", "-c", "echo begun; exec sleep 1000") as client:
+        assert next_line(client) == b"begun\n"
+        client.send_signal(signal.SIGTERM)
+        expected = 143 if there.kind == "ours" else 137
+        assert client.wait(scaled(PATIENCE)) == expected
+
+
+def test_who_insists_gets_an_end(there: Machine) -> None:
+    script = (
+        "trap 'echo ignored' INT; echo $$; while :; do sleep 1000 > /dev/null 2>&1 & wait; done"
+    )
+    with start_client("exec", there.url, "--", "sh", "-c", script) as client:
+        pid = int(next_line(client))
+        client.send_signal(signal.SIGINT)
+        assert next_line(client) == b"ignored\n"
+        client.send_signal(signal.SIGINT)
+        assert client.wait(scaled(PATIENCE)) == 130
+        wait_gone(pid)
+
+
+def test_stopping_the_client_stops_the_command(ours: Machine) -> None:
+    words = ("exec", ours.url, "--", "sh", "-c", "echo $$; exec cat")
+    with start_client(*words, stdin=subprocess.PIPE) as client:
+        assert client.stdin is not None
+        pid = int(next_line(client))
+        client.send_signal(signal.SIGTSTP)
+        eventually("stopped", lambda: stat_fields(pid)[0] == "T")
+        client.send_signal(signal.SIGCONT)
+        eventually("continued", lambda: stat_fields(pid)[0] == "S")
+        client.stdin.write(b"on\n")
+        client.stdin.close()
+        client.stdin = None
+        assert next_line(client) == b"on\n"
+        assert client.wait(scaled(PATIENCE)) == 0
+
+
+def test_a_signal_before_the_command_ends_the_client(tmp_path: Path) -> None:
+    # A program that never answers: the client hangs in its handshake.
+    pid_file = tmp_path / "pid"
+    with start_client(
+        "exec", f"stdio:sh -c 'echo $$ > {pid_file}; exec sleep 1000'", "--", "x"
+    ) as client:
+        pid = int(eventually("pid", lambda: pid_file.exists() and pid_file.read_text().strip()))
+        client.send_signal(signal.SIGTERM)
+        assert client.wait(scaled(PATIENCE)) == 143
+        wait_gone(pid)
+
+
+# ---- what fails -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (["ws://127.0.0.1:1"], ["cannot connect", "refused", "Is it running"]),
+        (["ws://nowhere.invalid"], ["cannot connect", "spelt correctly"]),
+        (["ws://user:pw@127.0.0.1"], ["must not contain a user name"]),
+        (["nobody"], ["unknown target `nobody`", "targets.toml has none"]),
+        (["stdio:/no/such/program"], ["cannot start /no/such/program"]),
+        (["stdio:true"], ["must speak the protocol"]),
+        (["--ca-file", "/etc/passwd", "wss://127.0.0.1"], ["no certificates in /etc/passwd"]),
+        (["--token-env", "UNSET", "ws://127.0.0.1"], ["environment variable UNSET"]),
+        (["--env", "=x", "ws://127.0.0.1"], ["there is no name"]),
+        (["--env", "UNSET", "ws://127.0.0.1"], ["UNSET=VALUE"]),
+        (["relay:https://127.0.0.1/e"], ["wants a token"]),
+        (["-x"], ["try 'exec-server exec -h'"]),
+    ],
+)
+def test_failures_say_what_to_do(words: list[str], texts: list[str]) -> None:
+    ended = run_client("exec", *words, "--", "true")
+    assert (ended.returncode, ended.stdout) == (255, b"")
+    said = stderr_text(ended)
+    assert said.startswith("Error: ")
+    for text in texts:
+        assert text in said
+    assert "Traceback" not in said
+
+
+def test_commands_that_cannot_be_run(there: Machine) -> None:
+    ended = run_client("exec", there.url, "--", "no-such-program")
+    assert ended.returncode == 255
+    assert "cannot start no-such-program: No such file or directory\n" in stderr_text(ended)
+    ended = run_client("exec", "--cwd", "/no/such/place", there.url, "--", "true")
+    assert ended.returncode == 255
+    assert stderr_text(ended).endswith("No such file or directory (in /no/such/place)\n")
+
+
+def test_a_lost_session_is_a_failure(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    serve = shlex.join([*server_command("ours"), "--listen", "stdio"])
+    target = f"stdio:sh -c 'echo $$ > {pid_file}; exec {serve}'"
+    with start_client("exec", target, "--", "sh", "-c", "echo begun; sleep 1000") as client:
+        assert next_line(client) == b"begun\n"
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        assert client.wait(scaled(PATIENCE)) == 255
+        assert client.stderr is not None
+        assert b"the connection is lost" in client.stderr.read()
+
+
+def test_a_client_needs_no_guardian(ours: Machine) -> None:
+    with start_client("exec", ours.url, "--", "sh", "-c", "echo begun; sleep 1000") as client:
+        assert next_line(client) == b"begun\n"
+        assert descendants(client.pid) == {}

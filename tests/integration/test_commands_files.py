@@ -1,0 +1,214 @@
+"""`exec-server cp`, `ls`, `cat` and `rm`, from their words to the files, against both servers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clients import Machine
+from commanding import run_client, start_client, stderr_text
+from inside import eventually
+from wire import PATIENCE, scaled
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small tree with everything that is easily lost."""
+    root = tmp_path / "tree"
+    (root / "sub" / "empty").mkdir(parents=True)
+    (root / "program").write_bytes(b"#!/bin/sh\n")
+    (root / "program").chmod(0o755)
+    (root / "sub" / "name with spaces żółć").write_bytes(b"")
+    (root / "large").write_bytes(os.urandom(5_000_000))
+    (root / "link").symlink_to("program")
+    return root
+
+
+# ---- cp -------------------------------------------------------------------------------
+
+
+def _picture(root: Path) -> dict[str, object]:
+    """What a tree consists of, for comparison."""
+    found: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_dir():
+            found[name] = None
+        else:
+            found[name] = (path.stat().st_mode & 0o777, path.read_bytes())
+    return found
+
+
+def test_trees_go_there_and_back(there: Machine, tree: Path, tmp_path: Path) -> None:
+    copy, back = tmp_path / "there", tmp_path / "back"
+    ended = run_client("cp", str(tree), f"{there.url}:{copy}")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+    assert _picture(copy) == _picture(tree)
+    assert run_client("cp", f"{there.url}:{copy}", str(back)).returncode == 0
+    assert _picture(back) == _picture(tree)
+
+
+def test_into_a_directory_things_go_under_their_names(
+    there: Machine, tree: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "there"
+    place.mkdir()
+    words = [str(tree / "program"), str(tree / "sub") + "/", f"{there.url}:{place}"]
+    assert run_client("cp", *words).returncode == 0
+    assert sorted(path.name for path in place.iterdir()) == ["program", "sub"]
+    assert run_client("cp", f"{there.url}:{place}/program", ".", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "program").read_bytes() == b"#!/bin/sh\n"
+    # The content of a directory, as with cp.
+    assert run_client("cp", f"{there.url}:{tree}/.", str(place)).returncode == 0
+    assert (place / "large").exists()
+
+
+def test_between_paths_of_one_target_and_of_two(
+    ours: Machine, there: Machine, tree: Path, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run_client("cp", f"{there.url}:{tree}", f"{there.url}:{one}").returncode == 0
+    assert _picture(one).keys() == _picture(tree).keys()
+    assert run_client("cp", f"{there.url}:{tree}", f"{ours.url}:{two}").returncode == 0
+    assert _picture(two) == _picture(tree)
+    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob("exec-server-cp-*"))
+
+
+def test_mistakes_of_copies(there: Machine, tree: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    for words, code, text in (
+        ([str(tree), str(missing)], 2, "both sides are local"),
+        ([str(tree)], 2, "no destination"),
+        ([str(tree), there.url], 2, "names no path"),
+        ([str(tree), str(tree), f"{there.url}:{missing}"], 1, "is not a directory"),
+        ([str(tree), f"{there.url}:{missing}/"], 1, "is not a directory"),
+        ([str(missing), f"{there.url}:{tmp_path}"], 1, f"{missing}: No such file"),
+        ([f"{there.url}:{missing}", str(tmp_path)], 1, f"{missing}: No such file"),
+    ):
+        ended = run_client("cp", *words)
+        assert ended.returncode == code, words
+        assert text in stderr_text(ended)
+        assert "Traceback" not in stderr_text(ended)
+    # The others are copied all the same.
+    (tmp_path / "there").mkdir()
+    words = [str(missing), str(tree / "program"), f"{there.url}:{tmp_path / 'there'}"]
+    assert run_client("cp", *words).returncode == 1
+    assert (tmp_path / "there" / "program").exists()
+
+
+def _begins(directory: Path) -> Callable[[], bool]:
+    """Whether a file in the directory has some content by now."""
+    return lambda: any(path.stat().st_size > 1_048_576 for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("goes_up", [True, False])
+def test_an_interrupted_copy_has_no_final_name_and_goes_on(
+    ours: Machine, tmp_path: Path, goes_up: bool
+) -> None:
+    source, there = tmp_path / "source", tmp_path / "there"
+    there.mkdir()
+    with source.open("wb") as file:
+        file.write(os.urandom(1_048_576))
+        file.truncate(256 * 1_048_576)
+    target = f"{ours.url}:{there / 'copy'}" if goes_up else str(there / "copy")
+    origin = str(source) if goes_up else f"{ours.url}:{source}"
+    with start_client("cp", origin, target) as client:
+        eventually("begun", _begins(there))
+        client.send_signal(signal.SIGINT)
+        assert client.wait(scaled(PATIENCE)) == 130
+    assert not (there / "copy").exists()
+    assert run_client("cp", origin, target).returncode == 0
+    assert (there / "copy").read_bytes() == source.read_bytes()
+    assert [path.name for path in there.iterdir()] == ["copy"]
+
+
+def test_progress_is_shown_on_a_terminal(there: Machine, tree: Path, tmp_path: Path) -> None:
+    for flags, is_shown in (((), True), (("-q",), False)):
+        master, slave = os.openpty()
+        words = ("cp", *flags, str(tree), f"{there.url}:{tmp_path / 'there'}")
+        with start_client(*words, stderr=slave) as client:
+            os.close(slave)
+            code = client.wait(scaled(PATIENCE))
+        drawn = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while data := os.read(master, 65_536):
+                drawn += data
+        os.close(master)
+        assert code == 0
+        assert (b"100%" in drawn) == is_shown
+        assert drawn.endswith(b"\x1b[K\r\n" if is_shown else b"")
+
+
+# ---- ls, cat, rm ----------------------------------------------------------------------
+
+
+def test_directories_are_listed(there: Machine, tree: Path) -> None:
+    (tree / ".hidden").write_bytes(b"")
+    place = f"{there.url}:{tree}"
+    assert run_client("ls", place).stdout.decode() == "large\nlink\nprogram\nsub\n"
+    assert run_client("ls", "-a", place).stdout.decode().splitlines()[0] == ".hidden"
+    long = [line.split() for line in run_client("ls", "-l", place).stdout.decode().splitlines()]
+    assert [(words[0], words[-1]) for words in long] == [
+        *(("-", "large"), ("-l", "link"), ("-", "program"), ("d", "sub")),
+    ]
+    assert long[0][1] == "5000000"
+    both = run_client("ls", f"{place}/sub", f"{place}/program").stdout.decode()
+    assert both == f"{place}/sub:\nempty\nname with spaces żółć\n{tree}/program\n"
+
+
+def test_a_listing_of_many_files_asks_in_turns(ours: Machine, tmp_path: Path) -> None:
+    for number in range(1100):
+        (tmp_path / f"{number:04}").touch()
+    lines = run_client("ls", "-l", f"{ours.url}:{tmp_path}").stdout.decode().splitlines()
+    assert [line[-4:] for line in lines] == [f"{number:04}" for number in range(1100)]
+
+
+def test_files_are_printed_as_they_are(there: Machine, tree: Path) -> None:
+    words = (f"{there.url}:{tree}/large", f"{there.url}:{tree}/program")
+    ended = run_client("cat", *words)
+    assert ended.stdout == (tree / "large").read_bytes() + b"#!/bin/sh\n"
+    missing = f"{there.url}:{tree}/missing"
+    ended = run_client("cat", missing, words[1])
+    assert (ended.returncode, ended.stdout) == (1, b"#!/bin/sh\n")
+    assert stderr_text(ended) == f"exec-server: {missing}: No such file or directory\n"
+
+
+def test_files_are_removed(there: Machine, tree: Path) -> None:
+    place = f"{there.url}:{tree}"
+    assert run_client("rm", f"{place}/program").returncode == 0
+    assert not (tree / "program").exists()
+    again = run_client("rm", f"{place}/program")
+    assert (again.returncode, "No such file" in stderr_text(again)) == (1, True)
+    assert run_client("rm", "-f", f"{place}/program").returncode == 0
+    assert run_client("rm", f"{place}/sub").returncode == 1
+    assert (tree / "sub").exists()
+    assert run_client("rm", "-r", place).returncode == 0
+    assert not tree.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["ls", "/tmp"], "write TARGET:/tmp"),
+        (["cat", "ws://127.0.0.1:1"], "names no file"),
+        (["cat", "build"], "names no file"),
+        (["rm", "build:"], "names no file"),
+    ],
+)
+def test_mistakes_about_places(words: list[str], text: str) -> None:
+    ended = run_client(*words)
+    assert (ended.returncode, ended.stdout) == (2, b"")
+    assert text in stderr_text(ended)
+
+
+def test_everything_is_not_removed(ours: Machine) -> None:
+    ended = run_client("rm", "-r", f"{ours.url}:///")
+    assert ended.returncode == 2
+    assert "everything there is" in stderr_text(ended)
