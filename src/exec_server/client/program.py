@@ -113,7 +113,12 @@ class ProgramStream(asyncio.SubprocessProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
-        self._stdin.set_write_buffer_limits(SEND_HIGH_BYTES, SEND_LOW_BYTES)
+        if self._can_write():
+            self._stdin.set_write_buffer_limits(SEND_HIGH_BYTES, SEND_LOW_BYTES)
+
+    def _can_write(self) -> bool:
+        # The program may have closed it, or ended, and we shall be told in a moment.
+        return not self._ended and not self._stdin.is_closing()
 
     @property
     def _stdin(self) -> asyncio.WriteTransport:
@@ -170,20 +175,20 @@ class ProgramStream(asyncio.SubprocessProtocol):
         self._receiving = receiving
         if receiving:
             self._loop.call_soon(self._continue)
-        else:
+        elif not self._stdout.is_closing():
             self._stdout.pause_reading()
 
     def _continue(self) -> None:
         if self._receiving and not self._ended:
             self._deliver()
         # Only when all is handed over: each read brings more than a receiver may take.
-        if self._receiving and not self._ended:
+        if self._receiving and not self._ended and not self._stdout.is_closing():
             self._stdout.resume_reading()
 
     # ---- sending ----------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
-        if not self._ended:
+        if self._can_write():
             self._stdin.write(message + b"\n")
 
     async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
@@ -191,7 +196,7 @@ class ProgramStream(asyncio.SubprocessProtocol):
         self.send(b"".join([part async for part in parts]))
 
     def unsent(self) -> int:
-        return 0 if self._ended else self._stdin.get_write_buffer_size()
+        return self._stdin.get_write_buffer_size() if self._can_write() else 0
 
     def pause_writing(self) -> None:
         if not self._ended:
@@ -216,7 +221,7 @@ class ProgramStream(asyncio.SubprocessProtocol):
         self._partial.clear()
         self._loop.call_soon(self._receiver.link_lost)
         self._stdin.close()
-        if not self._receiving:
+        if not self._receiving and not self._stdout.is_closing():
             self._stdout.resume_reading()  # to notice its end
         if self._transport.get_returncode() is None:
             self._signal(signal.SIGTERM)
