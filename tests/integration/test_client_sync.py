@@ -27,7 +27,7 @@ from exec_server import (
     Timeout,
     sync,
 )
-from exec_server.client import environment, files, open_file, process
+from exec_server.client import environment, files, http, open_file, process
 from exec_server.protocol.session import INFO
 from inside import eventually
 from wire import scaled
@@ -44,6 +44,17 @@ def env(there: Machine) -> Iterator[sync.Environment]:
 def is_running(word: str) -> bool:
     words = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     return any(line.split()[-1:] == [word] for line in words.stdout.splitlines())
+
+
+@pytest.mark.parametrize("name", sync.__all__)
+def test_everything_is_there_without_async(name: str) -> None:
+    def names(of: type) -> set[str]:
+        return {name for name in dir(of) if not name.startswith(("_", "on_"))}
+
+    async_one = {"HttpStream": http.HttpStream, "FileReader": open_file.FileReader}
+    async_one |= {"FileWriter": open_file.FileWriter, "Files": files.Files}
+    missing = names(async_one.get(name) or getattr(exec_server, name)) - names(getattr(sync, name))
+    assert missing == set()
 
 
 def test_commands(env: sync.Environment) -> None:
@@ -70,6 +81,10 @@ def test_a_process(env: sync.Environment) -> None:
             None,
             0,
         )
+    with env.start(["echo", "x"]) as running:
+        assert running.read_some() == [Chunk("stdout", b"x\n")]
+        assert running.read_some() == []
+        assert running.is_over
     with env.start(["sleep", "100"]) as running:
         running.interrupt()
         assert running.wait() == 130
@@ -175,6 +190,26 @@ def test_an_interrupt_kills_what_was_asked_for(there: Machine) -> None:
     assert output == "interrupted alive\n\n"
     assert running.returncode == 0
     eventually("the command is gone", lambda: not is_running(word))
+
+
+def test_a_program_that_just_ends_leaves_nothing_running(there: Machine) -> None:
+    word = f"43{os.getpid()}"
+    program = (
+        "import sys\n"
+        "from exec_server import sync\n"
+        "env = sync.connect(sys.argv[1])\n"
+        "process = env.start(['sleep', sys.argv[2]]).__enter__()\n"
+        "print(process.is_over)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, there.url, word],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scaled(20),
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False\n", "")
+    assert not is_running(word)
 
 
 def test_within_a_running_loop(there: Machine) -> None:

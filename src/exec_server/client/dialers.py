@@ -33,8 +33,9 @@ OPEN_SECONDS = 10.0
 PING_SECONDS = 10.0
 # As soon and as often as the reference.
 RECONNECT_SECONDS = 0.1
-# Calls that the server has and has not answered. The reference's limit for its client.
-CALLS_IN_FLIGHT = 1024
+# Calls that the server has and has not answered; others wait here. The reference keeps 128
+# requests and as many messages to us in queues, and stands still for ever when both are full.
+CALLS_IN_FLIGHT = 120
 # How long sockets may take to close, beyond the time after which they are dropped anyway.
 FAREWELL_SECONDS = CLOSE_SECONDS + 1.0
 

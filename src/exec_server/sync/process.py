@@ -31,6 +31,10 @@ class Process(BlockingContext[process.Process]):
         return self._inner.exit_code
 
     @property
+    def is_over(self) -> bool:
+        return self._inner.is_over
+
+    @property
     def sandbox_denied(self) -> bool:
         return self._inner.sandbox_denied
 
@@ -42,6 +46,7 @@ class Process(BlockingContext[process.Process]):
     def lost_bytes(self) -> int:
         return self._inner.lost_bytes
 
+    read_some = blocking(process.Process.read_some)
     write = blocking(process.Process.write)
     close_stdin = blocking(process.Process.close_stdin)
     resize = blocking(process.Process.resize)

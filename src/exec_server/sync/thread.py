@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import threading
@@ -24,6 +25,17 @@ B = TypeVar("B")
 
 # How long a call that was interrupted may take to clean up, which mostly is to kill a process.
 CANCEL_SECONDS: Final = 10.0
+
+
+# Those of environments that nobody has closed; a program that just ends would leave what it has
+# started to run until the server gives up its session.
+_OPEN: set[LoopThread[Any]] = set()
+
+
+@atexit.register
+def _close_open() -> None:
+    for thread in list(_OPEN):
+        thread.close()
 
 
 class LoopThread(Generic[T]):
@@ -48,6 +60,7 @@ class LoopThread(Generic[T]):
         self._opened: futures.Future[None] = futures.Future()
         self._thread = threading.Thread(target=self._run, name="exec-server", daemon=True)
         self._thread.start()
+        _OPEN.add(self)
         try:
             self._opened.result()
         except BaseException:
@@ -111,6 +124,7 @@ class LoopThread(Generic[T]):
         with contextlib.suppress(SessionLost):  # it is closed
             self._soon(self._end)
         self._thread.join()
+        _OPEN.discard(self)
 
     def _end(self) -> None:
         self._stop.set()
