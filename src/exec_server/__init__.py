@@ -11,25 +11,38 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from exec_server.client.connecting import connect
     from exec_server.client.environment import Environment
-    from exec_server.client.files import Files
-    from exec_server.client.process import Process
-    from exec_server.client.results import Chunk, Entry, Progress, Response, Result, Stat, Transfer
-    from exec_server.embedding import RunningServer, serve
-    from exec_server.errors import (
+    from exec_server.client.failures import (
         CommandDenied,
         CommandFailed,
+        NotAllCopied,
+        SandboxDenied,
+        Timeout,
+    )
+    from exec_server.client.files import Files
+    from exec_server.client.process import Process
+    from exec_server.client.results import (
+        Chunk,
+        Entry,
+        NotCopied,
+        Progress,
+        Response,
+        Result,
+        Stat,
+        Transfer,
+    )
+    from exec_server.embedding import RunningServer, serve
+    from exec_server.errors import (
         ConnectFailed,
         ConnectionLost,
         ExecServerError,
         NotFound,
         ProcessLost,
+        ProgramNotFound,
         RegistryError,
         RpcError,
-        SandboxDenied,
         SessionLost,
         StartupError,
         StdinClosed,
-        Timeout,
         Unsupported,
     )
 
@@ -45,9 +58,12 @@ __all__ = [
     "Environment",
     "ExecServerError",
     "Files",
+    "NotAllCopied",
+    "NotCopied",
     "NotFound",
     "Process",
     "ProcessLost",
+    "ProgramNotFound",
     "Progress",
     "RegistryError",
     "Response",
@@ -66,7 +82,8 @@ __all__ = [
     "serve",
 ]
 
-_RESULTS = frozenset({"Chunk", "Entry", "Progress", "Response", "Result", "Stat", "Transfer"})
+_FAILURES = ("CommandDenied", "CommandFailed", "NotAllCopied", "SandboxDenied", "Timeout")
+_RESULTS = ("Chunk", "Entry", "NotCopied", "Progress", "Response", "Result", "Stat", "Transfer")
 _MODULES = {
     "connect": "client.connecting",
     "Environment": "client.environment",
@@ -74,7 +91,8 @@ _MODULES = {
     "Process": "client.process",
     "RunningServer": "embedding",
     "serve": "embedding",
-} | dict.fromkeys(_RESULTS, "client.results")
+}
+_MODULES |= dict.fromkeys(_RESULTS, "client.results") | dict.fromkeys(_FAILURES, "client.failures")
 
 
 def __getattr__(name: str) -> object:

@@ -7,16 +7,20 @@ import signal
 import sys
 from typing import NoReturn
 
-from exec_server.core import system
-
 # First words that mean a command for people: a client, which starts nothing that needs guarding.
 CLIENT_COMMANDS = frozenset({"exec", "cp", "ls", "cat", "rm", "info", "targets", "completion"})
 
 
 def main() -> None:
     """Entry point of the command; does not return."""
+    is_client = bool(sys.argv[1:2]) and sys.argv[1] in CLIENT_COMMANDS
+    if is_client and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        # Until a command has something to clean up: Ctrl-C while it is loaded is no traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from exec_server.core import system
+
     system.open_missing_standard_descriptors()
-    if sys.argv[1:2] and sys.argv[1] in CLIENT_COMMANDS:
+    if is_client:
         from exec_server.commands.dispatch import run
 
         system.keep_freed_memory()
@@ -26,7 +30,7 @@ def main() -> None:
 
 def _serve() -> NoReturn:
     from exec_server import guardian
-    from exec_server.core import descendants
+    from exec_server.core import descendants, system
 
     system.close_inherited_descriptors_on_exec()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by our starter, it would reap for us

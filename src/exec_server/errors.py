@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import Self
 
 # The reference is a static musl build and its error texts are on the wire, so the
 # wording is musl's wherever the C library of this machine would say it differently.
@@ -72,6 +72,13 @@ class NotFound(RpcError):
     code = -32004
 
 
+class ProgramNotFound(InternalError, NotFound):
+    """A command cannot be started: its program or its directory does not exist.
+
+    Servers answer that with the code of an internal error; the client tells it by the text.
+    """
+
+
 class SessionAttached(RpcError):
     code = -32010
 
@@ -130,28 +137,6 @@ class SessionLost(ExecServerError):
 # ---- what the client raises beside that -------------------------------------------------
 
 
-class Outcome(Protocol):
-    """What is known of a command that did not do what it should; `client.results.Result` is one."""
-
-    @property
-    def argv(self) -> tuple[str, ...]: ...
-
-    @property
-    def stdout(self) -> bytes: ...
-
-    @property
-    def stderr(self) -> bytes: ...
-
-    @property
-    def exit_code(self) -> int: ...
-
-    @property
-    def duration(self) -> float: ...
-
-    @property
-    def sandbox_denied(self) -> bool: ...
-
-
 class ProcessLost(ExecServerError):
     """The server does not know a process any more, so its output and its exit code are gone."""
 
@@ -170,52 +155,6 @@ class Unsupported(ExecServerError):
 
     def __str__(self) -> str:
         return f"the server does not offer {self.capability}: {self.hint}"
-
-
-class SandboxDenied(ExecServerError):
-    """A sandbox is, as far as one can tell, what made an operation fail.
-
-    `denial` is the server's own account of it, if it gives one.
-    """
-
-    def __init__(self, text: str, denial: object = None) -> None:
-        super().__init__(text)
-        self.denial = denial
-
-
-class CommandFailed(ExecServerError):
-    """A command that was to be checked ended with another exit code than 0; see `result`."""
-
-    def __init__(self, result: Outcome) -> None:
-        super().__init__(result)
-        self.result = result
-
-    def __str__(self) -> str:
-        # Not the arguments and not the output: both may hold what is nobody's business.
-        return f"{self.result.argv[0]} ended with exit code {self.result.exit_code}"
-
-
-class CommandDenied(CommandFailed, SandboxDenied):
-    """The same, and its sandbox seems to be the reason."""
-
-    def __init__(self, result: Outcome, denial: object = None) -> None:
-        super().__init__(result)
-        self.denial = denial
-
-    def __str__(self) -> str:
-        return f"{super().__str__()}: denied by its sandbox"
-
-
-class Timeout(ExecServerError, TimeoutError):
-    """A command took too long and was killed; `result` has its output until then."""
-
-    def __init__(self, seconds: float, result: Outcome) -> None:
-        super().__init__(seconds, result)
-        self.seconds = seconds
-        self.result = result
-
-    def __str__(self) -> str:
-        return f"{self.result.argv[0]} did not end within {self.seconds:g} s and was killed"
 
 
 def os_error_text(error: OSError) -> str:

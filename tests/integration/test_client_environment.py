@@ -103,6 +103,8 @@ def test_http(there: Machine) -> None:
             asked = json.loads(got.text)
             assert (got.status, asked["body"], got.header("X-A")) == (201, "sent", "1")
             assert "x-test: yes" in asked["head"].lower()
+            got = await env.http("GET", f"{url}/", headers={"X-Test": "mapped"})
+            assert "x-test: mapped" in json.loads(got.text)["head"].lower()
             assert (await env.http("GET", f"{url}/moved")).status == 201
             assert (await env.http("GET", f"{url}/moved", follow_redirects=False)).status == 302
         with pytest.raises(InternalError, match="http/request failed"):
@@ -197,6 +199,42 @@ def test_nobody_is_there() -> None:
         with pytest.raises(ConnectFailed, match="no-such-program"):
             async with connect("stdio:no-such-program"):
                 raise AssertionError
+
+    bounded(scene())
+
+
+def test_an_environment_is_used_inside_of_its_block(there: Machine) -> None:
+    async def scene() -> None:
+        env = there.make()
+        for use in (
+            lambda: env.run(["true"]),
+            lambda: env.call(INFO, None),
+            env.processes,
+            lambda: env.http("GET", "http://127.0.0.1/"),
+            lambda: env.__aexit__(None, None, None),
+        ):
+            with pytest.raises(RuntimeError, match="is not connected: use it inside of its `async"):
+                await use()
+        for glance in (
+            lambda: env.files,
+            lambda: env.info,
+            lambda: env.capabilities,
+            lambda: env.start(["true"]),
+            lambda: env.http_stream("GET", "http://127.0.0.1/"),
+        ):
+            with pytest.raises(RuntimeError, match="is not connected"):
+                glance()
+        with pytest.raises(RuntimeError, match="there is no session yet"):
+            await env.session.call(INFO, None)
+        async with env:
+            with pytest.raises(RuntimeError, match="entered only once: connect again instead"):
+                await env.__aenter__()
+            assert await env.run(["true"])
+            stream = env.http_stream("GET", "http://127.0.0.1/")
+            with pytest.raises(RuntimeError, match="the request is not made"):
+                await anext(stream)
+        with pytest.raises(RuntimeError, match="entered only once"):
+            await env.__aenter__()
 
     bounded(scene())
 

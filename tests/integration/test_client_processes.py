@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+from typing import Any
 
 import pytest
 
-from clients import Machine
-from exec_server import Chunk, Environment, Process, StdinClosed, Unsupported
+from clients import Machine, bounded
+from exec_server import (
+    Chunk,
+    Environment,
+    Process,
+    ProcessLost,
+    ProgramNotFound,
+    SessionLost,
+    StdinClosed,
+    Unsupported,
+)
 from exec_server.client import process as process_module
+from exec_server.errors import InvalidParams
 from inside import eventually, is_running
+from wire import scaled
 
 
 async def collect(process: Process) -> dict[str, bytes]:
@@ -69,6 +82,85 @@ def test_leaving_the_environment_kills_what_is_left(there: Machine) -> None:
     eventually("it is gone", lambda: not is_running(word))
 
 
+def test_leaving_the_environment_ends_what_is_under_way(there: Machine) -> None:
+    """With the reason, not with the exit code of having been killed."""
+    words = [f"36{os.getpid()}{number}" for number in range(4)]
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        async with there.make() as env:
+            process = await env.start(["sleep", words[0]], stdin=True).__aenter__()
+            waiting = [
+                loop.create_task(work)
+                for work in (
+                    env.run(["sleep", words[1]]),
+                    env.run(["sleep", words[2]], timeout=100),
+                    env.run(["sleep", words[3]], input=bytes(3_000_000)),
+                    process.wait(),
+                    process.read_some(),
+                    process.write(bytes(9_000_000)),
+                )
+            ]
+            while not all(map(is_running, words)):
+                await asyncio.sleep(0.01)
+        done, late = await asyncio.wait(waiting, timeout=scaled(8))
+        assert late == set()
+        for each in done:
+            with pytest.raises(SessionLost, match="the environment was closed"):
+                each.result()
+        with pytest.raises(SessionLost):
+            await env.run(["true"])
+        with pytest.raises(SessionLost):
+            async with env.start(["true"]):
+                raise AssertionError
+
+    bounded(scene())
+    eventually("they are gone", lambda: not any(map(is_running, words)))
+
+
+def test_a_process_is_used_inside_of_its_block(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        process = env.start(["cat"], stdin=True)
+        for use in (
+            process.wait,
+            process.read_some,
+            process.__anext__,
+            lambda: process.write(b"x"),
+            process.close_stdin,
+            process.interrupt,
+            process.terminate,
+            lambda: process.signal("INT"),
+            lambda: process.__aexit__(None, None, None),
+        ):
+            with pytest.raises(RuntimeError, match="is not started: use it inside of its `async"):
+                await use()
+        with pytest.raises(RuntimeError, match="is not started"):
+            process.id  # noqa: B018
+        async with process:
+            with pytest.raises(RuntimeError, match="entered only once"):
+                await process.__aenter__()
+            await process.write(b"x")
+            assert (await anext(process)).data == b"x"
+        with pytest.raises(RuntimeError, match="entered only once"):
+            await process.__aenter__()
+        assert await process.wait() == 137
+        assert await process.read_some() == []
+
+    there.play(scene)
+
+
+def test_what_was_not_started_has_no_end(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        process = env.start(["no-such-program"])
+        with pytest.raises(ProgramNotFound):
+            await process.__aenter__()
+        for use in (process.wait, process.read_some):
+            with pytest.raises(ProcessLost, match="given up"):
+                await use()
+
+    there.play(scene)
+
+
 def test_no_input_without_asking_for_it(there: Machine) -> None:
     async def scene(env: Environment) -> None:
         async with env.start(["sleep", "100"]) as process:
@@ -111,6 +203,33 @@ def test_a_terminal(there: Machine) -> None:
     there.play(scene)
 
 
+@pytest.mark.parametrize("size", [(1,), (1, 2, 3), (-1, 5), (0, 5), (70_000, 5), ("3", "4"), "ab"])
+def test_a_size_that_is_none_is_refused(there: Machine, size: Any) -> None:
+    async def scene(env: Environment) -> None:
+        with pytest.raises(InvalidParams, match="size is rows and columns, each from 1 to 65535"):
+            env.start(["true"], tty=True, size=size)
+
+    there.play(scene)
+
+
+@pytest.mark.parametrize("begun", [b"", b"a line\n", b"no newline"])
+def test_the_end_of_input_of_a_terminal(there: Machine, begun: bytes) -> None:
+    """After it was written in pieces; and no end is left for who reads next."""
+
+    async def scene(env: Environment) -> None:
+        words = ["sh", "-c", "stty -echo; echo ready; cat; read line; echo next $line"]
+        async with env.start(words, tty=True) as process:
+            await anext(process)
+            for byte in begun:
+                await process.write(bytes([byte]))
+            await process.close_stdin()
+            await process.write(b"one\n")
+            output = (await collect(process))["pty"]
+            assert output == begun.replace(b"\n", b"\r\n") + b"next one\r\n"
+
+    there.play(scene)
+
+
 def test_another_size(there: Machine) -> None:
     async def scene(env: Environment) -> None:
         script = "trap 'stty size; exit 0' WINCH; echo ready; while :; do sleep 0.05; done"
@@ -135,6 +254,24 @@ def test_signals_by_name(there: Machine, name: str, code: int) -> None:
                     await process.signal(name)
                 return
             await process.signal(name)
+            assert await process.wait() == code
+
+    there.play(scene)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (9, 137), (15, 143)])
+def test_signals_by_number(there: Machine, number: int, code: int) -> None:
+    async def scene(env: Environment) -> None:
+        async with env.start(["sleep", "100"]) as process:
+            with pytest.raises(InvalidParams, match="there is no signal 12345"):
+                await process.signal(12345)
+            with pytest.raises(TypeError, match="a signal is a name or a number, not float"):
+                await process.signal(1.5)  # type: ignore[arg-type]
+            if number == 15 and not env.capabilities.process_signals:
+                with pytest.raises(Unsupported, match="SIGTERM cannot be sent, only INT and KILL"):
+                    await process.signal(number)
+                return
+            await process.signal(number)
             assert await process.wait() == code
 
     there.play(scene)

@@ -160,6 +160,44 @@ def test_a_program_that_speaks_another_language() -> None:
         bounded(exercise(StdioDialer(["/bin/echo", "hello"])))
 
 
+# Knows no method at all.
+STRANGER = """
+import json, sys
+for line in sys.stdin:
+    error = {"code": -32601, "message": "Unhandled method"}
+    print(json.dumps({"jsonrpc": "2.0", "id": json.loads(line)["id"], "error": error}), flush=True)
+"""
+# Says and asks something before it answers.
+CHATTY = """
+import json, sys
+greeting = json.loads(sys.stdin.readline())
+print(json.dumps({"method": "some/news", "params": {}}), flush=True)
+print(json.dumps({"id": 1, "method": "some/question", "params": {}}), flush=True)
+assert json.loads(sys.stdin.readline())["error"]["code"] == -32601
+info = {"shell": {"name": "", "path": ""}}
+answer = {"sessionId": "s", "environmentInfo": info}
+print(json.dumps({"id": greeting["id"], "result": answer}), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("run", LOOPS)
+@pytest.mark.parametrize(
+    "argv", [["cat"], ["tee", "/dev/null"], [sys.executable, "-c", STRANGER]], ids=lambda a: a[0]
+)
+def test_a_program_that_only_seems_to_speak_the_protocol(argv: list[str], run: Run) -> None:
+    with pytest.raises(ConnectFailed, match="does not speak the protocol of an exec-server"):
+        bounded(exercise(StdioDialer(argv)), run)
+
+
+def test_a_server_may_speak_before_it_answers() -> None:
+    async def scene() -> None:
+        async with ClientSession(StdioDialer([sys.executable, "-c", CHATTY])) as session:
+            assert session.session_id == "s"
+
+    bounded(scene())
+
+
 def test_a_program_inherits_no_secret_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXEC_SERVER_API_KEY", "secret-1")
     monkeypatch.setenv("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", "secret-2")

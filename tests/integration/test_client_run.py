@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clients import Machine
-from exec_server import CommandFailed, Environment, Result, RpcError, Timeout
-from exec_server.errors import InvalidParams
+from exec_server import (
+    CommandFailed,
+    Environment,
+    NotFound,
+    ProgramNotFound,
+    Result,
+    RpcError,
+    Timeout,
+)
+from exec_server.client.input import ProcessInput
+from exec_server.errors import InternalError, InvalidParams
 from inside import eventually, is_running
-from wire import uri
+from wire import scaled, server_command, uri
 
 
 def test_a_result_is_a_plain_value(there: Machine) -> None:
@@ -79,6 +90,48 @@ def test_input_of_a_terminal(there: Machine) -> None:
     there.play(scene)
 
 
+@pytest.mark.parametrize("data", [b"no newline", b"one\ntwo", b"line\n", b"line\r"])
+def test_the_end_of_the_input_of_a_terminal(there: Machine, data: bytes) -> None:
+    async def scene(env: Environment) -> None:
+        words = ["sh", "-c", "stty -echo; cat; echo done"]
+        result = await env.run(words, input=data, tty=True, timeout=20)
+        expected = data.replace(b"\r", b"\n").replace(b"\n", b"\r\n") + b"done\r\n"
+        # What came before the echo was off is there twice.
+        assert result.stdout.replace(b"^D\b\b", b"").endswith(expected)
+
+    there.play(scene)
+
+
+def test_input_is_bytes(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        with pytest.raises(TypeError, match="input must be bytes, not str"):
+            await env.run(["cat"], input="text")  # type: ignore[arg-type]
+        for data in (bytearray(b"xyz"), memoryview(b"xyz")):
+            assert (await env.run(["cat"], input=data)).stdout == b"xyz"
+
+    there.play(scene)
+
+
+def test_input_that_cannot_be_written_ends_the_run(
+    there: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = f"35{os.getpid()}"
+
+    async def broken(*arguments: object) -> None:
+        while not is_running(word):
+            await asyncio.sleep(0.01)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ProcessInput, "write", broken)
+
+    async def scene(env: Environment) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await env.run(["sh", "-c", f"sleep {word}; cat"], input=b"x")
+        eventually("it is gone", lambda: not is_running(word))
+
+    there.play(scene)
+
+
 def test_a_check_raises_with_the_result(there: Machine) -> None:
     async def scene(env: Environment) -> None:
         with pytest.raises(CommandFailed, match=r"^sh ended with exit code 7$") as failed:
@@ -102,6 +155,70 @@ def test_what_cannot_be_started_says_which(there: Machine) -> None:
                 tasks.create_task(env.run(["true"]))
 
     there.play(scene)
+
+
+def test_a_missing_program_or_directory_can_be_told(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        for words, cwd, text in (
+            (["no-such-program"], None, "cannot start no-such-program: No such file"),
+            (["pwd"], "/none", "cannot start pwd in /none: No such file"),
+        ):
+            with pytest.raises(ProgramNotFound, match=f"^{text}") as missing:
+                await env.run(words, cwd=cwd)
+            assert isinstance(missing.value, InternalError)
+            assert isinstance(missing.value, NotFound)
+            assert missing.value.code == InternalError.code
+        with pytest.raises(ProgramNotFound):
+            async with env.start(["pwd"], cwd=Path("/none")):
+                raise AssertionError
+        with pytest.raises(InternalError, match="cannot start /etc/passwd") as refused:
+            await env.run(["/etc/passwd"])
+        assert not isinstance(refused.value, ProgramNotFound)
+
+    there.play(scene)
+
+
+def test_words_are_texts_or_paths(there: Machine, tmp_path: Path) -> None:
+    async def scene(env: Environment) -> None:
+        result = await env.run([Path("/bin/ls"), tmp_path], env={"A": tmp_path})
+        assert (result.exit_code, result.argv) == (0, ("/bin/ls", str(tmp_path)))
+        assert (await env.run(str(n) for n in ("echo", 1))).argv == ("echo", "1")
+        wrong: list[Any] = [["echo", b"x"], ["echo", 1], b"ls", Path("/bin/ls")]
+        for argv in wrong:
+            with pytest.raises(TypeError, match="argv"):
+                await env.run(argv)
+        for variables in ({"A": b"x"}, {"A": 1}, {"A": None}, {b"A": "x"}):
+            with pytest.raises(TypeError, match=r"in env|env\['A'\]"):
+                await env.run(["true"], env=variables)  # type: ignore[arg-type]
+        for argv in ([], iter(())):
+            with pytest.raises(InvalidParams, match="argv must not be empty"):
+                await env.run(argv)
+
+    there.play(scene)
+
+
+def test_what_is_not_utf8_is_refused_at_once(there: Machine) -> None:
+    async def scene(env: Environment) -> None:
+        async with asyncio.timeout(scaled(4)):  # no waiting for the end of what never began
+            for argv, variables in ((["true", "\udcff"], {}), (["true"], {"A": "\udcff"})):
+                with pytest.raises(InvalidParams, match=r"^cannot start true: text that is not"):
+                    await env.run(argv, env=variables)
+                with pytest.raises(InvalidParams, match="not UTF-8"):
+                    async with env.start(argv, env=variables):
+                        raise AssertionError
+            with pytest.raises(InvalidParams, match="has no form on the wire"):
+                await env.run(["true"], sandbox={"x": object()})
+
+    there.play(scene)
+
+
+def test_the_command_line_says_what_is_not_utf8(there: Machine) -> None:
+    for words in (["--", "printf", b"\xff"], ["--env", b"A=\xff", "--", "true"]):
+        command = [*server_command("ours"), "exec", there.url, *words]
+        ended = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+        assert (ended.returncode, ended.stdout) == (255, b"")
+        assert b"text that is not UTF-8 cannot be sent" in ended.stderr
+        assert b"Traceback" not in ended.stderr
 
 
 def test_a_timeout_carries_the_output_and_kills(there: Machine) -> None:
@@ -139,6 +256,10 @@ def test_output_beyond_the_limit_is_counted(there: Machine) -> None:
     async def scene(env: Environment) -> None:
         result = await env.run(["sh", "-c", "head -c 100000 /dev/zero"], output_limit=70_000)
         assert (len(result.stdout), result.lost_bytes) == (70_000, 30_000)
+        result = await env.run(["echo", "x"], output_limit=0)
+        assert (result.stdout, result.lost_bytes) == (b"", 2)
+        with pytest.raises(InvalidParams, match="output_limit must not be negative"):
+            await env.run(["echo", "x"], output_limit=-1)
 
     there.play(scene)
 

@@ -232,6 +232,66 @@ def test_the_terminal_is_sane_after_the_client_is_killed(
     assert survivors({pid: start for pid, start in family.items() if start}) == []
 
 
+_SCREEN = (
+    "alternate_on",
+    *("cursor_flag", "keypad_cursor_flag", "keypad_flag"),
+    *("mouse_any_flag", "mouse_all_flag", "mouse_button_flag", "mouse_sgr_flag"),
+    *("mouse_standard_flag", "mouse_utf8_flag"),
+)
+
+
+def _screen_flags(window: tmux.Terminal) -> dict[str, str]:
+    """What programs may have switched on, as tmux has it."""
+    form = " ".join(f"{name}=#{{{name}}}" for name in _SCREEN)
+    words = window.tmux("display-message", "-p", form).split()
+    return dict(word.split("=") for word in words)
+
+
+def _is_pasting_bracketed(window: tmux.Terminal) -> bool:
+    """Whether tmux puts brackets around a paste."""
+    window.line("clear; od -An -c")
+    window.tmux("set-buffer", "pasted")
+    window.tmux("paste-buffer", "-p")
+    window.keys("Enter")
+    window.keys("C-d")
+    screen = window.wait_for("p   a   s   t   e   d")
+    return "[   2   0   0   ~" in screen
+
+
+@pytest.mark.skipif(_VIM is None, reason="there is no vim")
+def test_the_screen_is_sane_after_the_client_is_killed_under_vim(
+    server: Server, window: tmux.Terminal
+) -> None:
+    before = _screen_flags(window)
+    modes = _start(window, server.url, f"{_VIM} -u NONE -c 'set mouse=a ttymouse=sgr'")
+    window.wait_for("~\n~\n")
+    # As vim itself does it where it knows the terminal better.
+    script = r"printf '\033[?2004h\033[?1002h\033[?1006h\033[?1h\033[?25l' > /dev/tty"
+    window.line(f":silent !{script}")
+    window.wait_for(lambda _: _screen_flags(window)["mouse_button_flag"] == "1")
+    window.wait_for(lambda _: _screen_flags(window)["alternate_on"] == "1")
+    client = _client(window)
+    family = descendants(client)
+    assert family  # the keeper
+    os.kill(client, signal.SIGKILL)
+    # Not for the exit code: a shell that was faster has written it on the other screen.
+    window.wait_for(lambda _: not survivors(family))
+    assert _screen_flags(window) == before
+    assert not _is_pasting_bracketed(window)
+    assert window.modes() == modes
+
+
+def test_a_screen_that_the_command_has_left_so_is_left_so(
+    ours: Server, window: tmux.Terminal
+) -> None:
+    """It has ended by itself, as it wanted to; the keeper does not interfere."""
+    script = r"printf '\033[?1h\033[?1049h\033[?1049l\033[?25l'"
+    _start(window, ours.url, f"sh -c {shlex.quote(script)}")
+    window.wait_for("code-0")
+    flags = _screen_flags(window)
+    assert (flags["keypad_cursor_flag"], flags["cursor_flag"]) == ("1", "0")
+
+
 def test_the_terminal_is_sane_after_a_program_that_served_is_killed(
     window: tmux.Terminal, tmp_path: Path
 ) -> None:

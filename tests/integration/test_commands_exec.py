@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,14 @@ from clients import Machine
 from commanding import next_line, run_client, start_client, stderr_text, wait_gone
 from inside import eventually, stat_fields
 from relaying import KINDS
-from wire import PATIENCE, descendants, scaled, server_command, start_server
+from wire import (
+    PATIENCE,
+    descendants,
+    scaled,
+    server_command,
+    server_environment,
+    start_server,
+)
 
 # ---- streams and exit codes -----------------------------------------------------------
 
@@ -208,6 +216,50 @@ def test_a_signal_before_the_command_ends_the_client(tmp_path: Path) -> None:
         wait_gone(pid)
 
 
+def test_a_signal_that_our_starter_ignores_is_ignored(there: Machine) -> None:
+    """As nohup has it, and a shell for what it starts in the background."""
+    ignored = ("HUP", "INT", "QUIT")
+    trap = f"trap '' {' '.join(ignored)}; exec \"$@\""
+    words = ["sh", "-c", trap, "sh", *server_command("ours"), "exec", there.url, "--"]
+    with subprocess.Popen(
+        [*words, "sh", "-c", "echo begun; read -r line; echo $line"],
+        env=server_environment("ours"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as client:
+        try:
+            assert next_line(client) == b"begun\n"
+            for name in ignored * 2:
+                client.send_signal(getattr(signal, f"SIG{name}"))
+            assert client.communicate(b"on\n", scaled(PATIENCE))[0] == b"on\n"
+            assert client.returncode == 0
+        finally:
+            client.kill()
+
+
+# Sends itself a signal where a user who is quick would: in the middle of loading.
+_QUICK = """
+import os, signal, sys
+class Quick:
+    def find_spec(self, name, path=None, target=None):
+        if name == "exec_server.commands.dispatch":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Quick())
+from exec_server.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("before", "code"), [("-", -signal.SIGINT), ("''", 0)])
+def test_an_interrupt_while_it_is_loaded(before: str, code: int) -> None:
+    trap = f'trap {before} INT; exec "$@"'
+    words = ["sh", "-c", trap, "sh", sys.executable, "-c", _QUICK, "completion", "fish"]
+    ended = subprocess.run(
+        words, env=server_environment("ours"), capture_output=True, timeout=scaled(30), check=False
+    )
+    assert (ended.returncode, ended.stderr) == (code, b"")
+
+
 # ---- what fails -----------------------------------------------------------------------
 
 
@@ -220,6 +272,7 @@ def test_a_signal_before_the_command_ends_the_client(tmp_path: Path) -> None:
         (["nobody"], ["unknown target `nobody`", "targets.toml has none"]),
         (["stdio:/no/such/program"], ["cannot start /no/such/program"]),
         (["stdio:true"], ["must speak the protocol"]),
+        (["stdio:cat"], ["cannot connect to stdio:cat", "must speak the protocol"]),
         (["--ca-file", "/etc/passwd", "wss://127.0.0.1"], ["no certificates in /etc/passwd"]),
         (["--token-env", "UNSET", "ws://127.0.0.1"], ["environment variable UNSET"]),
         (["--env", "=x", "ws://127.0.0.1"], ["there is no name"]),
@@ -244,7 +297,8 @@ def test_commands_that_cannot_be_run(there: Machine) -> None:
     assert "cannot start no-such-program: No such file or directory\n" in stderr_text(ended)
     ended = run_client("exec", "--cwd", "/no/such/place", there.url, "--", "true")
     assert ended.returncode == 255
-    assert stderr_text(ended).endswith("No such file or directory (in /no/such/place)\n")
+    text = "cannot start true in /no/such/place: No such file or directory\n"
+    assert stderr_text(ended).endswith(text)
 
 
 def test_a_lost_session_is_a_failure(tmp_path: Path) -> None:

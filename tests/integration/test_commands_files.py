@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from clients import Machine
-from commanding import run_client, start_client, stderr_text
+from commanding import client_environment, run_client, start_client, stderr_text
 from inside import eventually
-from wire import PATIENCE, scaled
+from relaying import KINDS
+from wire import PATIENCE, scaled, server_command, start_server
 
 
 @pytest.fixture
@@ -197,9 +200,15 @@ def test_files_are_removed(there: Machine, tree: Path) -> None:
     ("words", "text"),
     [
         (["ls", "/tmp"], "write TARGET:/tmp"),
-        (["cat", "ws://127.0.0.1:1"], "names no file"),
-        (["cat", "build"], "names no file"),
-        (["rm", "build:"], "names no file"),
+        (["cat", "ws://127.0.0.1:1"], "names no file; write ws://127.0.0.1:1:/PATH"),
+        (["cat", "ws://127.0.0.1:1:"], "names no file; write ws://127.0.0.1:1:/PATH"),
+        (["cat", "stdio:x"], "names no file; write stdio:x:/PATH"),
+        (["cat", "relay:https://r/e"], "names no file; write relay:https://r/e:/PATH"),
+        (["cat", "build"], "names no file; write build:PATH"),
+        (["rm", "build:"], "names no file; write build:PATH"),
+        (["rm", "-r", "ws://127.0.0.1:1:."], "a path behind ws://127.0.0.1:1 begins with / or ~"),
+        (["ls", "wss://host:a/b"], "a path behind wss://host begins with / or ~"),
+        (["cp", "x", "ws://[::1]:1:a"], "a path behind ws://[::1]:1 begins with / or ~"),
     ],
 )
 def test_mistakes_about_places(words: list[str], text: str) -> None:
@@ -212,3 +221,115 @@ def test_everything_is_not_removed(ours: Machine) -> None:
     ended = run_client("rm", "-r", f"{ours.url}:///")
     assert ended.returncode == 2
     assert "everything there is" in stderr_text(ended)
+
+
+# ---- what fails -----------------------------------------------------------------------
+
+
+def test_who_cannot_write_to_stdout_says_so(there: Machine, tree: Path) -> None:
+    for words in (
+        *(["ls", f"{there.url}:{tree}"], ["ls", "-l", f"{there.url}:{tree}"]),
+        *(["cat", f"{there.url}:{tree}/large"], ["info", there.url], ["completion", "bash"]),
+    ):
+        with open("/dev/full", "wb") as full, start_client(*words, stdout=full) as client:
+            assert client.stderr is not None
+            said = client.stderr.read().decode()
+            assert client.wait(scaled(PATIENCE)) == 1
+        assert said == "Error: cannot write to stdout: No space left on device\n", words
+
+
+@pytest.mark.parametrize("name", ["HUP", "INT"])
+def test_a_signal_that_our_starter_ignores_is_ignored(
+    there: Machine, tree: Path, name: str
+) -> None:
+    words = [*server_command("ours"), "cat", f"{there.url}:{tree}/large"]
+    with subprocess.Popen(
+        ["sh", "-c", f"trap '' {name}; exec \"$@\"", "sh", *words],
+        env=client_environment(None),
+        stdout=subprocess.PIPE,
+        bufsize=0,  # `communicate` knows nothing of what is in a buffer
+    ) as client:
+        try:
+            assert client.stdout is not None
+            first = client.stdout.read(1)
+            client.send_signal(getattr(signal, f"SIG{name}"))
+            rest = client.communicate(timeout=scaled(PATIENCE))[0]
+        finally:
+            client.kill()
+    assert (client.returncode, first + rest) == (0, (tree / "large").read_bytes())
+
+
+# A client that is less patient with a server that does not come back.
+_IMPATIENT = """
+from exec_server.client import session
+session.RECOVERY_SECONDS = 3.0
+from exec_server.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("command", ["cat", "cp"])
+def test_a_lost_connection_is_told_of_and_named(kind: str, command: str, tmp_path: Path) -> None:
+    source, here = tmp_path / "source", tmp_path / "here"
+    here.mkdir()
+    with source.open("wb") as file:
+        file.truncate(1024 * 1_048_576)
+    with start_server(kind) as server:
+        place = f"{server.url}:{source}"
+        words = [place] if command == "cat" else ["-q", place, str(here / "copy")]
+        with subprocess.Popen(
+            [sys.executable, "-c", _IMPATIENT, command, *words],
+            env=client_environment(None),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as client:
+            try:
+                assert client.stdout is not None
+                assert client.stderr is not None
+                if command == "cat":
+                    assert client.stdout.read(1) == b"\0"
+                else:
+                    eventually("begun", _begins(here))
+                server.process.kill()
+                server.process.wait()
+                told = client.stderr.readline().decode()
+                rest = client.communicate(timeout=scaled(3 * PATIENCE))[1].decode()
+            finally:
+                client.kill()
+        assert told == (
+            f"exec-server: {server.url}: the connection is lost; trying to get it back\n"
+        )
+        assert rest.startswith(f"Error: the connection is lost: {server.url}: ")
+        assert "Connection refused" in rest
+        assert "os error" not in rest
+        assert rest.count("\n") == 1
+        assert client.returncode == 1
+
+
+def test_a_lost_connection_under_a_long_listing(tmp_path: Path) -> None:
+    """Many questions at a time fail with it; the user hears of it once."""
+    for number in range(5000):
+        (tmp_path / f"{number:04}").touch()
+    with start_server("ours") as server:
+        # A line is shown as soon as the first turn is over, and the pipe is soon full.
+        words = ("ls", "-l", f"{server.url}:{tmp_path}", f"{server.url}:{tmp_path}")
+        with subprocess.Popen(
+            [sys.executable, "-c", _IMPATIENT, *words],
+            env=client_environment(None),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as client:
+            try:
+                assert client.stdout is not None
+                assert client.stdout.readline()
+                server.process.kill()
+                server.process.wait()
+                said = client.communicate(timeout=scaled(3 * PATIENCE))[1].decode()
+            finally:
+                client.kill()
+    assert f"Error: the connection is lost: {server.url}: " in said
+    assert "Traceback" not in said
+    assert client.returncode == 1

@@ -10,14 +10,18 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from exec_server.client.results import Transfer
+from exec_server.client.results import Result, Transfer
 from exec_server.client.transfer import (
+    CHANGED,
     MAX_ENTRIES,
     SMALL_BYTES,
+    SPECIAL,
     Item,
     TreeCopy,
     below,
@@ -29,29 +33,36 @@ from exec_server.errors import InvalidRequest, RpcError
 # Kind, mode, size, time, path and target of a link, each ended by NUL.
 _FORMAT: Final = "%y\\0%m\\0%s\\0%T@\\0%P\\0%l\\0"
 _FIELDS: Final = 6
+_THROUGH: Final = "it is a link, and nothing is written through one"
+# What find says about something that it cannot read.
+_COMPLAINT: Final = re.compile(r"[^:]*find: ['\u2018](.*)['\u2019]: (.*)")
 
 
 class Download(TreeCopy):
     """One download."""
 
     async def copy(self, source: str, target: str) -> Transfer:
-        """Copy it; raises OSError for what cannot be written here."""
+        """Copy it; raises OSError if the top cannot be written here."""
         top = await self._files.stat(source)  # NotFound is the plainest way to say so
         items = await self._scan(source, is_directory=top.is_directory)
-        self._tally.expect(items)
         _check_paths(items)
         for item in items:
             if item.kind not in "fdl":
-                self._tally.left_out.append(f"{item.path}: neither file, directory nor link")
-        directories = [item for item in items if item.kind == "d"]
-        await asyncio.to_thread(_make_directories, target, [item.path for item in directories])
+                error = InvalidRequest(f"{below(source, item.path)}: {SPECIAL}")
+                self._fail(item.path, error)
+        items = self._left(items)
+        self._tally.expect(items)
+        directories = [item.path for item in items if item.kind == "d"]
+        await asyncio.to_thread(_make_directories, target, directories, self._fail)
 
         async def fetch(item: Item) -> None:
-            await self._fetch(item, below(source, item.path), below(target, item.path))
-            self._tally.finish(item.path)
+            there, here = below(source, item.path), below(target, item.path)
+            await self._attempt(item, self._fetch(item, there, here), here, there)
 
-        await each((item for item in items if item.kind == "f"), fetch)
-        await asyncio.to_thread(_finish_tree, target, items)
+        await each((item for item in self._left(items) if item.kind == "f"), fetch)
+        await asyncio.to_thread(_make_links, target, self._left(items), self._fail)
+        items = self._left(items)
+        self._tally.left_out += await asyncio.to_thread(_set_modes, target, items)
         return self._tally.result(items)
 
     # ---- what there is ----------------------------------------------------------------
@@ -66,10 +77,21 @@ class Download(TreeCopy):
             found = None
         if found is None or not found.stdout:
             return await self._scan_plainly(source, is_directory=is_directory)
-        self._tally.left_out += [line for line in found.error_text.splitlines() if line.strip()]
+        if not found:
+            self._note_complaints(source, found)
         if found.lost_bytes or found.stdout.count(b"\0") > MAX_ENTRIES * _FIELDS:
             raise InvalidRequest(f"{source}: more than {MAX_ENTRIES} entries")
         return list(_parse(found.stdout))
+
+    def _note_complaints(self, source: str, found: Result) -> None:
+        """What find could not look at; what it has found there all the same is copied."""
+        for line in os.fsdecode(found.stderr).splitlines():
+            match = _COMPLAINT.fullmatch(line)
+            path, reason = match.groups() if match else (source, line)
+            error = InvalidRequest(f"{path}: {reason}")
+            if path == source and found.stdout.count(b"\0") <= _FIELDS:
+                raise error  # there is nothing else
+            self._tally.fail(path.removeprefix(source).lstrip("/"), error)
 
     async def _scan_plainly(self, source: str, *, is_directory: bool) -> list[Item]:
         """Without the commands: neither modes nor links."""
@@ -78,12 +100,20 @@ class Download(TreeCopy):
         self._tally.left_out.append("modes and links: the machine has no GNU find")
         items = [Item("", "d", None, 0, "")]
         prefix = source.rstrip("/") + "/"
-        async for entry in self._files.walk(source):
+
+        def note(error: RpcError) -> None:
+            path = error.message.partition(": ")[0]
+            self._tally.fail(path.removeprefix(prefix), error)
+
+        async for entry in self._files.walk(source, on_error=note):
             path = entry.path.removeprefix(prefix)
             if entry.is_directory:
                 items.append(Item(path, "d", None, 0, ""))
-            else:
+                continue
+            try:
                 items.append(await self._look(entry.path, path))
+            except RpcError as error:
+                self._fail(path, error)
             if len(items) > MAX_ENTRIES:
                 raise InvalidRequest(f"{source}: more than {MAX_ENTRIES} entries")
         return items
@@ -100,30 +130,38 @@ class Download(TreeCopy):
         if item.size > SMALL_BYTES:
             async with self._large:
                 await self._fetch_large(item, source, part)
-        else:
-            data = await self._files.read(source)
-            await asyncio.to_thread(_write_whole, part, data, item.mode)
-            self._tally.advance(item.path, len(data))
-        await asyncio.to_thread(_rename, part, target, item.mode)
+            await asyncio.to_thread(_rename, part, target, item.mode)
+            return
+        data = await self._files.read(source)
+        await asyncio.to_thread(_write_whole, part, target, data, item.mode)
+        self._tally.advance(item.path, len(data))
 
     async def _fetch_large(self, item: Item, source: str, part: str) -> None:
-        descriptor = await asyncio.to_thread(_open_part, part, item.mode)
+        file = _Part(part, item.mode)
         try:
-            offset = os.fstat(descriptor).st_size
-            if offset > item.size:
-                offset = 0
-                os.ftruncate(descriptor, 0)
+            await asyncio.to_thread(file.open)
+            offset = await self._resumable(file.descriptor, source, item)
             self._tally.resume(item.path, offset)
             async with self._files.open(source, offset=offset) as reader:
                 async for block in reader:
-                    await asyncio.to_thread(_write_all, descriptor, block, offset)
+                    await asyncio.to_thread(file.write, block, offset)
                     offset += len(block)
                     self._tally.advance(item.path, len(block))
+                is_same = offset == item.size and not await reader.is_changed()
         finally:
-            os.close(descriptor)
-        if offset != item.size:
-            await asyncio.to_thread(os.unlink, part)
-            raise InvalidRequest(f"{source}: it was changed while it was copied")
+            file.close()
+        if not is_same:
+            with contextlib.suppress(FileNotFoundError):
+                await asyncio.to_thread(os.unlink, part)
+            raise InvalidRequest(f"{source}: {CHANGED}")
+
+    async def _resumable(self, descriptor: int, source: str, item: Item) -> int:
+        """How much of the file is here from an earlier attempt, and right; the rest is cut off."""
+        size = os.fstat(descriptor).st_size
+        if 0 < size <= item.size and await self._is_same(source, descriptor, size):
+            return size
+        os.ftruncate(descriptor, 0)
+        return 0
 
 
 def _parse(listing: bytes) -> Iterator[Item]:
@@ -148,21 +186,71 @@ def _check_paths(items: list[Item]) -> None:
 # ---- this machine, in threads ---------------------------------------------------------
 
 
-def _make_directories(top: str, paths: list[str]) -> None:
+def _make_directories(top: str, paths: list[str], fail: Callable[[str, OSError], None]) -> None:
+    """Make them, each before those below it; `fail` gets what cannot be, and raises at the top."""
+    gone: set[str] = set()
     for path in paths:
+        if path and os.path.dirname(path) in gone:
+            gone.add(path)
+            continue
         directory = below(top, path)
-        if path and os.path.islink(directory):
-            raise InvalidRequest(f"{directory}: it is a link, and nothing is written through one")
-        os.makedirs(directory, exist_ok=True)
+        try:
+            if path and os.path.islink(directory):
+                raise OSError(errno.ELOOP, _THROUGH, directory)
+            os.makedirs(directory, exist_ok=True)
+        except OSError as error:
+            gone.add(path)
+            fail(path, error)
 
 
-def _write_whole(part: str, data: bytes, mode: int | None) -> None:
+def _write_whole(part: str, target: str, data: bytes, mode: int | None) -> None:
+    """A small file, complete at once; nothing is left of one that cannot be written."""
     descriptor = _open_part(part, mode)
     try:
-        os.ftruncate(descriptor, 0)
-        _write_all(descriptor, data, 0)
-    finally:
-        os.close(descriptor)
+        try:
+            os.ftruncate(descriptor, 0)
+            _write_all(descriptor, data, 0)
+        finally:
+            os.close(descriptor)
+        _rename(part, target, mode)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+        raise
+
+
+class _Part:
+    """A large file until it is complete.
+
+    A thread may still be opening or writing it when whoever waits for that is cancelled; the lock
+    is so that it is closed all the same, and that nothing goes to a descriptor of somebody else.
+    """
+
+    def __init__(self, path: str, mode: int | None) -> None:
+        self._path = path
+        self._mode = mode
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.descriptor = -1
+
+    def open(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self.descriptor = _open_part(self._path, self._mode)
+
+    def write(self, data: bytes, offset: int) -> None:
+        with self._lock:
+            if not self._is_closed:
+                _write_all(self.descriptor, data, offset)
+
+    def close(self) -> None:
+        """Close it; it is removed if there is nothing to go on with."""
+        with self._lock:
+            self._is_closed = True
+            if self.descriptor >= 0:
+                if not os.fstat(self.descriptor).st_size:
+                    os.unlink(self._path)
+                os.close(self.descriptor)
 
 
 def _open_part(part: str, mode: int | None) -> int:
@@ -189,15 +277,27 @@ def _rename(part: str, target: str, mode: int | None) -> None:
     os.replace(part, target)
 
 
-def _finish_tree(top: str, items: list[Item]) -> None:
-    """Links, and then the modes of directories, which may forbid to write there; deepest first."""
+def _make_links(top: str, items: list[Item], fail: Callable[[str, OSError], None]) -> None:
     for item in items:
         if item.kind == "l":
             path = below(top, item.path)
-            with contextlib.suppress(FileNotFoundError):
-                if not stat.S_ISDIR(os.lstat(path).st_mode):
-                    os.unlink(path)
-            os.symlink(item.target, path)
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    if not stat.S_ISDIR(os.lstat(path).st_mode):
+                        os.unlink(path)
+                os.symlink(item.target, path)
+            except OSError as error:
+                fail(item.path, OSError(error.errno, error.strerror, path))
+
+
+def _set_modes(top: str, items: list[Item]) -> list[str]:
+    """The modes of directories, which may forbid to write there, deepest first; what cannot be."""
+    left_out = []
     for item in sorted(items, key=lambda item: item.path, reverse=True):
         if item.kind == "d" and item.mode is not None:
-            os.chmod(below(top, item.path), item.mode)
+            path = below(top, item.path)
+            try:
+                os.chmod(path, item.mode)
+            except OSError as error:
+                left_out.append(f"modes: {path}: {error.strerror}")
+    return left_out

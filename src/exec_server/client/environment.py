@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from exec_server.client.dialers import Dialer
 from exec_server.client.files import Files
-from exec_server.client.http import HttpStream, fetch
-from exec_server.client.launch import AnySandbox, Launcher
+from exec_server.client.http import Headers, HttpStream, fetch
+from exec_server.client.launch import AnySandbox, Launcher, words_of
 from exec_server.client.places import AnyPath, Places
 from exec_server.client.process import Process
 from exec_server.client.processes import Processes
@@ -28,6 +29,9 @@ from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 P = TypeVar("P")
 R = TypeVar("R")
+
+# The attributes that an environment gets when it is entered.
+_MADE = frozenset({"files", "_traffic", "_processes", "_launcher"})
 
 
 class Environment:
@@ -85,10 +89,20 @@ class Environment:
             finally:
                 await self._exits.aclose()
 
+    if not TYPE_CHECKING:  # which would take every name for right
+
+        def __getattr__(self, name: str) -> object:
+            """For what is not there: so no method needs to look whether it was entered."""
+            if name in _MADE:
+                raise RuntimeError(
+                    "the environment is not connected: use it inside of its `async with`"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def info(self) -> EnvironmentInfo:
         """What the server says of its machine: shell, directories, version."""
-        return self.session.environment_info
+        return self._traffic.session.environment_info
 
     @property
     def capabilities(self) -> Capabilities:
@@ -107,10 +121,10 @@ class Environment:
 
     async def run(
         self,
-        argv: Sequence[str],
+        argv: Iterable[AnyPath],
         *,
         cwd: AnyPath | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, AnyPath] | None = None,
         clean_env: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109 - whose end has an output to carry
         input: bytes | None = None,  # noqa: A002 - as subprocess calls it
@@ -124,12 +138,17 @@ class Environment:
         It runs in `cwd`, or where the server does, with the server's environment and `env` laid
         over it, or with nothing but `env` if that is to be `clean_env`. Without `input` its stdin
         is empty. A `sandbox` is "read-only", "workspace-write" (of `cwd`) or an object of the
-        protocol. Raises RpcError if it cannot be started, Timeout with its output until then
-        after `timeout` seconds, and CommandFailed if its exit code is not 0 and `check` is set.
-        Cancelled or failed in any way, it is killed with all its descendants.
+        protocol. Raises RpcError if it cannot be started (ProgramNotFound if there is no such
+        program or `cwd`), Timeout with its output until then after `timeout` seconds, and
+        CommandFailed if its exit code is not 0 and `check` is set. Cancelled or failed in any
+        way, it is killed with all its descendants.
         """
+        if input is not None and not isinstance(input, bytes | bytearray | memoryview):
+            raise TypeError(f"input must be bytes, not {type(input).__name__}")
+        data = bytes(input) if input else None
+        words = words_of(argv)
         params = self._launcher.params(
-            argv,
+            words,
             cwd=cwd,
             env=env,
             clean_env=clean_env,
@@ -138,21 +157,25 @@ class Environment:
             stdin=False,
             sandbox=sandbox,
         )
-        data = input or None
         if data is not None and not tty:
             params = self._launcher.with_input(params, len(data))
         run = Run(
-            self._traffic, self._processes, params, argv=tuple(argv), output_limit=output_limit
+            self._traffic,
+            self._processes,
+            params,
+            argv=tuple(words),
+            name=_name(words, cwd),
+            output_limit=output_limit,
         )
         can_close = self.capabilities.process_close_stdin or tty
         return await run.result(data=data, can_close=can_close, seconds=timeout, check=check)
 
     def start(
         self,
-        argv: Sequence[str],
+        argv: Iterable[AnyPath],
         *,
         cwd: AnyPath | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, AnyPath] | None = None,
         clean_env: bool = False,
         tty: bool = False,
         size: tuple[int, int] | None = None,
@@ -164,8 +187,9 @@ class Environment:
         `size` is rows and columns of its terminal, `stdin` whether a command without one can be
         written to; the rest is as in `run`.
         """
+        words = words_of(argv)
         params = self._launcher.params(
-            argv,
+            words,
             cwd=cwd,
             env=env,
             clean_env=clean_env,
@@ -174,7 +198,14 @@ class Environment:
             stdin=stdin,
             sandbox=sandbox,
         )
-        return Process(self._traffic, self._processes, self.capabilities, params, argv=tuple(argv))
+        return Process(
+            self._traffic,
+            self._processes,
+            self.capabilities,
+            params,
+            argv=tuple(words),
+            name=_name(words, cwd),
+        )
 
     async def processes(self) -> list[Listed]:
         """All processes of this session that the server knows; raises Unsupported if it cannot."""
@@ -189,7 +220,7 @@ class Environment:
         method: str,
         url: str,
         *,
-        headers: Sequence[tuple[str, str]] = (),
+        headers: Headers = (),
         body: bytes | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - it is the server that keeps it
         follow_redirects: bool = True,
@@ -213,7 +244,7 @@ class Environment:
         method: str,
         url: str,
         *,
-        headers: Sequence[tuple[str, str]] = (),
+        headers: Headers = (),
         body: bytes | None = None,
         timeout: float | None = None,
         follow_redirects: bool = True,
@@ -228,3 +259,8 @@ class Environment:
             timeout=timeout,
             follow_redirects=follow_redirects,
         )
+
+
+def _name(words: list[str], cwd: AnyPath | None) -> str:
+    """What a command is called if it cannot be started: either of the two may be missing."""
+    return words[0] if cwd is None else f"{words[0]} in {os.fspath(cwd)}"

@@ -9,19 +9,19 @@ from typing import Final, Literal, TypeVar, overload
 import pybase64
 
 from exec_server.client.download import Download
+from exec_server.client.failures import NotAllCopied, SandboxDenied
 from exec_server.client.launch import AnySandbox, sandbox_object
 from exec_server.client.open_file import FileReader, FileWriter
-from exec_server.client.places import AnyPath, Places, native
+from exec_server.client.places import AnyPath, Places, explained, native
 from exec_server.client.results import Entry, Progress, Stat, Transfer
 from exec_server.client.traffic import Traffic
 from exec_server.client.transfer import Commands
 from exec_server.client.upload import Upload
 from exec_server.errors import (
-    ExecServerError,
     InternalError,
+    InvalidRequest,
     NotFound,
     RpcError,
-    SandboxDenied,
     Unsupported,
 )
 from exec_server.protocol import files as wire
@@ -40,8 +40,9 @@ WALK_DEPTH: Final = 64
 WALK_DIRECTORIES: Final = 10_000
 WALK_ENTRIES: Final = 50_000
 
-# Errors of the operating system that a sandbox makes: EPERM, EACCES, EROFS.
-_DENIALS: Final = ("(os error 1)", "(os error 13)", "(os error 30)")
+# Errors that say that a path leads nowhere: ENOTDIR, ELOOP.
+_NOWHERE: Final = ("(os error 20)", "(os error 40)")
+_SAME: Final = '[ "$1" -ef "$2" ]'
 
 
 class Files:
@@ -104,14 +105,13 @@ class Files:
         uri = self._places.uri(path)
         if mode == "rb":
             params = wire.OpenParams(wire.HandleId(""), uri, "read", self._sandbox)
-            return FileReader(self._traffic, params, offset)
+            return FileReader(self._traffic, params, os.fspath(path), offset)
         if mode != "wb":
             raise ValueError(f"the mode of a file is 'rb' or 'wb', not {mode!r}")
         if not self._capabilities.file_write_streaming:
             raise Unsupported("fileWriteStreaming", "write the file at once, with files.write()")
-        return FileWriter(
-            self._traffic, wire.OpenParams(wire.HandleId(""), uri, "replace", self._sandbox)
-        )
+        params = wire.OpenParams(wire.HandleId(""), uri, "replace", self._sandbox)
+        return FileWriter(self._traffic, params, os.fspath(path))
 
     # ---- what there is ----------------------------------------------------------------
 
@@ -134,6 +134,10 @@ class Files:
             await self.stat(path)
         except NotFound:
             return False
+        except InternalError as error:
+            if error.message.endswith(_NOWHERE):
+                return False
+            raise
         return True
 
     async def list(self, path: AnyPath = ".") -> list[Entry]:
@@ -148,20 +152,25 @@ class Files:
         return sorted(entries, key=lambda entry: entry.path)
 
     async def walk(
-        self, path: AnyPath = ".", *, follow_links: bool = False
+        self,
+        path: AnyPath = ".",
+        *,
+        follow_links: bool = False,
+        on_error: Callable[[RpcError], None] | None = None,
     ) -> AsyncIterator[Entry]:
         """Everything below a directory, directories before what is in them.
 
         Without `follow_links` there are no links; with it, those that lead to directories count
-        as such. Special files, and what cannot be read, are left out.
+        as such. Special files are left out, and what cannot be read, of which `on_error` is told.
         """
         root = self._places.uri(path)
         options = wire.WalkOptions(WALK_DEPTH, WALK_DIRECTORIES, WALK_ENTRIES, follow_links)
         found = await self._call(wire.WALK, wire.WalkParams(root, options, self._sandbox), path)
         if found.truncated:  # too large for one answer
-            async for entry in self._walk_one_by_one(root, follow_links=follow_links):
+            async for entry in self._walk_one_by_one(root, follow_links, on_error):
                 yield entry
             return
+        _tell(on_error, found.errors)
         deepest = []
         for each in found.entries:
             entry = _entry(each)
@@ -169,10 +178,12 @@ class Files:
                 deepest.append(entry.path)
             yield entry
         for directory in deepest:
-            async for entry in self.walk(directory, follow_links=follow_links):
+            async for entry in self.walk(directory, follow_links=follow_links, on_error=on_error):
                 yield entry
 
-    async def _walk_one_by_one(self, root: PathUri, *, follow_links: bool) -> AsyncIterator[Entry]:
+    async def _walk_one_by_one(
+        self, root: PathUri, follow_links: bool, on_error: Callable[[RpcError], None] | None
+    ) -> AsyncIterator[Entry]:
         """The same, with a request for each directory."""
         options = wire.WalkOptions(0, 1, WALK_ENTRIES, follow_links)
         seen = set()
@@ -186,6 +197,7 @@ class Files:
                 seen.add(canonical)
             params = wire.WalkParams(PathUri.from_wire(uri), options, self._sandbox)
             found = await self._call(wire.WALK, params, native(uri))
+            _tell(on_error, found.errors)
             for each in found.entries:
                 yield _entry(each)
             below = [each.path for each in found.entries if each.kind == "directory"]
@@ -199,11 +211,32 @@ class Files:
     # ---- changing what there is -------------------------------------------------------
 
     async def copy(self, source: AnyPath, target: AnyPath, *, recursive: bool = False) -> None:
-        """Copy a file, a link, or with `recursive` a directory, on the server's machine."""
+        """Copy a file, a link, or with `recursive` a directory, on the server's machine.
+
+        Raises InvalidRequest if both are the same, which some servers would empty.
+        """
+        if await self._are_same(source, target):
+            raise InvalidRequest(f"{source} to {target}: they are the same file")
         params = wire.CopyParams(
             self._places.uri(source), self._places.uri(target), recursive, sandbox=self._sandbox
         )
         await self._call(wire.COPY, params, f"{source} to {target}", is_retryable=False)
+
+    async def _are_same(self, source: AnyPath, target: AnyPath) -> bool:
+        """Whether two paths lead to one file; what cannot be found out is for the server to say."""
+        try:
+            if await self.realpath(target) == await self.realpath(source):
+                return True
+            ours, theirs = await self.stat(source), await self.stat(target)
+            # Two names of one file have all of this in common, and hardly any others do.
+            looks = [(found.size, found.modified, found.created) for found in (ours, theirs)]
+            if ours.is_directory or looks[0] != looks[1]:
+                return False
+            paths = (self._places.absolute(source), self._places.absolute(target))
+            words = ["/bin/sh", "-c", _SAME, "sh", *paths]
+            return bool(await self._commands.run(words, cwd="/", sandbox=self._sandbox))
+        except (RpcError, SandboxDenied, UnicodeEncodeError):
+            return False
 
     async def remove(
         self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False
@@ -238,6 +271,7 @@ class Files:
         remote: AnyPath,
         *,
         progress: Callable[[Progress], None] | None = None,
+        check: bool = True,
     ) -> Transfer:
         """Copy a local file or directory to this path of the server's machine.
 
@@ -245,9 +279,14 @@ class Files:
         has the usual commands for that; what could not be is in `left_out`. A large file appears
         under its name when it is complete; if that fails, the next attempt goes on where this
         one ended.
+
+        What cannot be copied does not keep the rest of a tree from it. At last it is raised as
+        NotAllCopied or, without `check`, only named in `failed`. Raises RpcError or OSError if
+        that is the top itself, or if a disk is full.
         """
         upload = Upload(self, self._commands, progress, self._sandbox)
-        return await upload.copy(os.fspath(local), self._places.absolute(remote))
+        done = await upload.copy(os.fspath(local), self._places.absolute(remote))
+        return _checked(done) if check else done
 
     async def download(
         self,
@@ -255,10 +294,12 @@ class Files:
         local: str | os.PathLike[str],
         *,
         progress: Callable[[Progress], None] | None = None,
+        check: bool = True,
     ) -> Transfer:
         """The same in the other direction."""
         download = Download(self, self._commands, progress, self._sandbox)
-        return await download.copy(self._places.absolute(remote), os.fspath(local))
+        done = await download.copy(self._places.absolute(remote), os.fspath(local))
+        return _checked(done) if check else done
 
     # ---- calls ------------------------------------------------------------------------
 
@@ -268,19 +309,20 @@ class Files:
         try:
             return await self._traffic.call(call, params, is_retryable=is_retryable)
         except RpcError as error:
-            raise _explained(
-                error, os.fspath(path), is_confined=self._sandbox is not None
-            ) from None
+            raise explained(error, path, is_confined=self._sandbox is not None) from None
+
+
+def _checked(done: Transfer) -> Transfer:
+    if done.failed:
+        raise NotAllCopied(done)
+    return done
 
 
 def _entry(found: wire.WalkEntry) -> Entry:
     return Entry(native(found.path), found.kind == "directory", found.kind == "file")
 
 
-def _explained(error: RpcError, path: str, *, is_confined: bool) -> ExecServerError:
-    """The same error with the path in it, or that it is the sandbox's doing."""
-    text = f"{path}: {error.message}"
-    denial = error.data.get("sandboxDenial") if isinstance(error.data, dict) else None
-    if denial is not None or (is_confined and error.message.endswith(_DENIALS)):
-        return SandboxDenied(text, denial)
-    return error.explained(text)
+def _tell(on_error: Callable[[RpcError], None] | None, errors: list[wire.WalkError]) -> None:
+    if on_error is not None:
+        for error in errors:
+            on_error(InternalError(f"{native(error.path)}: {error.message}"))

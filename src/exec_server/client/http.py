@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -33,6 +33,9 @@ BURSTING_BYTES: Final = 64 * 1_048_576
 # Of the body of a whole response. Larger ones are for `http_stream`.
 BODY_BYTES: Final = 256 * 1_048_576
 
+# A name may be there more than once only in pairs.
+Headers = Mapping[str, str] | Iterable[tuple[str, str]]
+
 
 class HttpStream:
     """An answer whose body is still coming, for `async with`; iterating gives its pieces.
@@ -49,22 +52,24 @@ class HttpStream:
         method: str,
         url: str,
         *,
-        headers: Sequence[tuple[str, str]],
+        headers: Headers,
         body: bytes | None,
         timeout: float | None,
         follow_redirects: bool,
     ) -> None:
+        pairs = headers.items() if isinstance(headers, Mapping) else headers
         self._traffic = traffic
         self._params = RequestParams(
             method=method,
             url=url,
-            headers=[Header(name, value) for name, value in headers],
+            headers=[Header(name, value) for name, value in pairs],
             body_base64=None if body is None else Base64(body),
             timeout_ms=None if timeout is None else max(1, round(timeout * 1000)),
             redirect_policy="follow" if follow_redirects else "stop",
             request_id=uuid.uuid4().hex,
             stream_response=True,
         )
+        self._is_entered = False
         self._unsubscribe: Callable[[], None] = lambda: None
         self._pieces: deque[bytes] = deque()
         self._weight = 0
@@ -75,6 +80,9 @@ class HttpStream:
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise RuntimeError("a request can be entered only once: make another instead")
+        self._is_entered = True
         self._unsubscribe = self._traffic.session.subscribe(self)
         try:
             answer = await self._traffic.call(REQUEST, self._params)
@@ -107,6 +115,8 @@ class HttpStream:
         return self
 
     async def __anext__(self) -> bytes:
+        if not self._is_entered:
+            raise RuntimeError("the request is not made: use it inside of its `async with`")
         self._reader = reading_party()
         while not self._pieces:
             if self._failure is not None:

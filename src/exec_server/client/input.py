@@ -25,6 +25,9 @@ PIECE_BYTES: Final = 131_072
 AHEAD_BYTES: Final = 1_048_576
 AHEAD_PIECES: Final = 32
 
+# What a terminal takes for the end of a line: with the modes it starts with a return does, too.
+_LINE_ENDS: Final = (b"\n", b"\r", b"\x04")
+
 _NO_EOF: Final = (
     "its input cannot be ended; use run(input=...), write to a terminal and end it with "
     'b"\\x04", or give the command something that it takes for the end'
@@ -43,6 +46,7 @@ class ProcessInput:
         self._id = process_id
         self._is_terminal = is_terminal
         self._last_number = 0
+        self._is_line_begun = False
         self._ahead = 0
         self._under_way: set[asyncio.Future[None]] = set()
         self._failure: ExecServerError | None = None
@@ -61,6 +65,8 @@ class ProcessInput:
         Raises StdinClosed or what else became of an earlier write.
         """
         async with self._turn:
+            if data:
+                self._is_line_begun = data[-1:] not in _LINE_ENDS
             for piece in _pieces(data, piece_bytes):
                 while self._ahead >= AHEAD_BYTES or len(self._under_way) >= AHEAD_PIECES:
                     await self._move()
@@ -77,7 +83,9 @@ class ProcessInput:
         its output.
         """
         if self._is_terminal:
-            await self.write(b"\x04")
+            # It ends what is being read: in a line that has begun the first one only passes
+            # that on, and the next is the end.
+            await self.write(b"\x04\x04" if self._is_line_begun else b"\x04")
             return
         if not is_offered:
             raise Unsupported("processCloseStdin", _NO_EOF)

@@ -12,7 +12,8 @@ exit code 127.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 import msgspec
@@ -34,6 +35,8 @@ INHERIT_ALL: Final = EnvPolicy(
 # What a terminal is taken for unless the caller says; servers set none, and without one many
 # programs refuse to run.
 TERMINAL: Final = "xterm-256color"
+# Of a terminal's rows and columns: the kernel keeps them in 16 bits.
+MAX_SIZE: Final = 65_535
 
 _WITH_INPUT: Final = 'n=$1; shift; head -c "$n" | exec "$@"'
 _WITH_SIZE: Final = 'stty rows "$1" columns "$2"; shift 2; exec "$@"'
@@ -48,10 +51,10 @@ class Launcher:
 
     def params(
         self,
-        argv: Sequence[str],
+        words: list[str],
         *,
         cwd: AnyPath | None,
-        env: Mapping[str, str] | None,
+        env: Mapping[str, AnyPath] | None,
         clean_env: bool,
         tty: bool,
         size: tuple[int, int] | None,
@@ -59,19 +62,17 @@ class Launcher:
         sandbox: AnySandbox | None,
     ) -> StartParams:
         """The params of a start, except for its id."""
-        words = _words(argv)
-        tty_size = None
-        if tty and size is not None:
-            if self._capabilities.process_resize:
-                tty_size = TtySize(*size)
-            else:
-                words = ["/bin/sh", "-c", _WITH_SIZE, "sh", *map(str, size), *words]
+        tty_size = _tty_size(size) if tty and size is not None else None
+        if tty_size is not None and not self._capabilities.process_resize:
+            rows, columns = str(tty_size.rows), str(tty_size.columns)
+            words = ["/bin/sh", "-c", _WITH_SIZE, "sh", rows, columns, *words]
+            tty_size = None
         return StartParams(
             process_id=ProcessId(""),
             argv=words,
             cwd=self._places.uri(self._places.cwd if cwd is None else cwd),
             env_policy=None if clean_env else INHERIT_ALL,
-            env=({"TERM": TERMINAL} if tty else {}) | dict(env or {}),
+            env=({"TERM": TERMINAL} if tty else {}) | _variables(env or {}),
             tty=tty,
             pipe_stdin=stdin and not tty,
             sandbox=sandbox_object(sandbox, self._places, cwd),
@@ -99,9 +100,32 @@ def sandbox_object(
     return cast(Sandbox | None, sandbox)
 
 
-def _words(argv: Sequence[str]) -> list[str]:
-    if isinstance(argv, str):
+def words_of(argv: Iterable[AnyPath]) -> list[str]:
+    """A command as words; raises TypeError for what is none, and InvalidParams if it is empty."""
+    if isinstance(argv, str | bytes | os.PathLike):
         raise TypeError('argv is a list of words; for a shell use ["sh", "-c", text]')
-    if not argv:
+    words = [_text(word, f"argv[{number}]") for number, word in enumerate(argv)]
+    if not words:
         raise InvalidParams("argv must not be empty")
-    return list(argv)
+    return words
+
+
+def _variables(env: Mapping[str, AnyPath]) -> dict[str, str]:
+    return {
+        _text(name, "a name in env"): _text(value, f"env[{name!r}]") for name, value in env.items()
+    }
+
+
+def _text(value: AnyPath, what: str) -> str:
+    """Text or a path as text. Bytes would be sent as base64, which nobody means."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be text or a path, not {type(value).__name__}")
+    return text
+
+
+def _tty_size(size: tuple[int, int]) -> TtySize:
+    match size:
+        case (int(rows), int(columns)) if 0 < rows <= MAX_SIZE and 0 < columns <= MAX_SIZE:
+            return TtySize(rows, columns)
+    raise InvalidParams(f"size is rows and columns, each from 1 to {MAX_SIZE}, not {size!r}")

@@ -17,8 +17,9 @@ import pybase64
 from msgspec import Raw
 
 from exec_server.client.answers import decode_as
+from exec_server.client.places import explained
 from exec_server.client.traffic import Traffic
-from exec_server.errors import ConnectionLost, ExecServerError, InternalError, NotFound
+from exec_server.errors import ConnectionLost, ExecServerError, InternalError, NotFound, RpcError
 from exec_server.protocol.files import (
     CLOSE,
     GET_METADATA,
@@ -64,9 +65,10 @@ _WRITE: Final = Call(WRITE_BLOCK.name, Raw, Done)
 class FileReader:
     """A file to read, for `async with`; iterating gives its blocks from where it is."""
 
-    def __init__(self, traffic: Traffic, params: OpenParams, offset: int = 0) -> None:
-        """The handle in `params` is replaced by one of its own."""
+    def __init__(self, traffic: Traffic, params: OpenParams, path: str, offset: int = 0) -> None:
+        """The handle in `params` is replaced by one of its own; `path` is for errors."""
         self._traffic = traffic
+        self._path = path
         self._params = params
         self._handle = HandleId("")
         self._offset = offset  # of what is asked for next
@@ -76,8 +78,11 @@ class FileReader:
         self._metadata: GetMetadataResult | None = None
 
     async def __aenter__(self) -> Self:
-        self._metadata = await self._look()
-        await self._open()
+        try:
+            self._metadata = await self._look()
+            await self._open()
+        except RpcError as error:
+            raise self._explained(error) from None
         return self
 
     async def __aexit__(
@@ -95,8 +100,10 @@ class FileReader:
         assert self._metadata is not None
         return self._metadata.size
 
-    async def read(self, size: int = -1) -> bytes:
+    async def read(self, size: int | None = -1) -> bytes:
         """Up to so many bytes, or all that follow; fewer only at the end of the file."""
+        if size is None:
+            size = -1
         parts = [self._rest]
         count = len(self._rest)
         while (size < 0 or count < size) and (block := await self._next_block()):
@@ -116,28 +123,42 @@ class FileReader:
             raise StopAsyncIteration
         return block
 
+    async def is_changed(self) -> bool:
+        """Whether the file is not the one any more that was opened, as far as one can see."""
+        try:
+            return await self._differs()
+        except NotFound:
+            return True
+        except RpcError as error:
+            raise self._explained(error) from None
+
     async def _next_block(self) -> bytes:
         """The next block, empty at the end."""
-        for _ in range(REOPENINGS):
-            while not self._is_at_end and len(self._coming) < AHEAD_BLOCKS:
-                self._ask()
-            if not self._coming:
-                return b""
-            offset, future = self._coming[0]
-            try:
-                answer = await asyncio.shield(future)
-            except NotFound:  # the handle was of a connection that is gone
-                self._forget_coming()
-                self._offset = offset
-                await self._reopen()
-                continue
-            self._coming.popleft()
-            block, is_last = _decoded(answer)
-            if is_last:
-                self._is_at_end = True
-                self._forget_coming()
-            return block
-        raise ConnectionLost(f"the connection was lost {REOPENINGS} times without a block")
+        try:
+            for _ in range(REOPENINGS):
+                while not self._is_at_end and len(self._coming) < AHEAD_BLOCKS:
+                    self._ask()
+                if not self._coming:
+                    return b""
+                offset, future = self._coming[0]
+                try:
+                    answer = await asyncio.shield(future)
+                except NotFound:  # the handle was of a connection that is gone
+                    self._forget_coming()
+                    self._offset = offset
+                    await self._reopen()
+                    continue
+                self._coming.popleft()
+                block, is_last = _decoded(answer)
+                if is_last:
+                    self._is_at_end = True
+                    self._forget_coming()
+                return block
+        except RpcError as error:
+            raise self._explained(error) from None
+        raise ConnectionLost(
+            f"{self._path}: the connection was lost {REOPENINGS} times without a block"
+        )
 
     def _ask(self) -> None:
         params = ReadBlockParams(self._handle, self._offset, BLOCK_BYTES)
@@ -155,14 +176,22 @@ class FileReader:
 
     async def _reopen(self) -> None:
         await self._open()
+        if await self._differs():
+            raise ConnectionLost(
+                f"{self._path}: the connection was lost, and the file is not the same any more"
+            )
+
+    async def _differs(self) -> bool:
         before, now = self._metadata, await self._look()
         assert before is not None
-        if (now.size, now.modified_at_ms) != (before.size, before.modified_at_ms):
-            raise ConnectionLost("the connection was lost, and the file is not the same any more")
+        return (now.size, now.modified_at_ms) != (before.size, before.modified_at_ms)
 
     async def _look(self) -> GetMetadataResult:
         params = GetMetadataParams(self._params.path, sandbox=self._params.sandbox)
         return await self._traffic.call(GET_METADATA, params, is_retryable=True)
+
+    def _explained(self, error: RpcError) -> ExecServerError:
+        return explained(error, self._path, is_confined=self._params.sandbox is not None)
 
 
 class FileWriter:
@@ -172,9 +201,10 @@ class FileWriter:
     incomplete: `write` or leaving raises ConnectionLost.
     """
 
-    def __init__(self, traffic: Traffic, params: OpenParams) -> None:
-        """The handle in `params` is replaced by one of its own."""
+    def __init__(self, traffic: Traffic, params: OpenParams, path: str) -> None:
+        """The handle in `params` is replaced by one of its own; `path` is for errors."""
         self._traffic = traffic
+        self._path = path
         self._params = params
         self._handle = HandleId("")
         self._buffer = bytearray()
@@ -184,7 +214,10 @@ class FileWriter:
         """Bytes from the beginning that the file has for sure."""
 
     async def __aenter__(self) -> Self:
-        self._handle = await _open(self._traffic, self._params, is_retryable=True)
+        try:
+            self._handle = await _open(self._traffic, self._params, is_retryable=True)
+        except RpcError as error:
+            raise self._explained(error) from None
         return self
 
     async def __aexit__(
@@ -240,10 +273,16 @@ class FileWriter:
             await asyncio.shield(writing)
         except (ConnectionLost, NotFound):
             raise ConnectionLost(
-                f"the connection was lost while a file was written; {self.written} bytes are there"
+                f"{self._path}: the connection was lost while the file was written; "
+                f"{self.written} bytes are there"
             ) from None
+        except RpcError as error:
+            raise self._explained(error) from None
         self._going.popleft()
         self.written = end
+
+    def _explained(self, error: RpcError) -> ExecServerError:
+        return explained(error, self._path, is_confined=self._params.sandbox is not None)
 
 
 def _decoded(answer: Raw) -> tuple[bytes, bool]:

@@ -9,6 +9,7 @@ server is asked for what it still has. Only then can output be lost, and `lost_b
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import deque
 from types import TracebackType
 from typing import Final, Self
@@ -18,7 +19,13 @@ from exec_server.client.parties import Party, reading_party
 from exec_server.client.processes import KILL_SECONDS, Feed, Processes
 from exec_server.client.results import Chunk
 from exec_server.client.traffic import Traffic
-from exec_server.errors import ExecServerError, StdinClosed, Unsupported
+from exec_server.errors import (
+    ExecServerError,
+    InvalidParams,
+    ProcessLost,
+    StdinClosed,
+    Unsupported,
+)
 from exec_server.protocol.process import (
     RESIZE,
     SIGNAL,
@@ -56,9 +63,14 @@ class Process:
         params: StartParams,
         *,
         argv: tuple[str, ...],
+        name: str,
     ) -> None:
-        """`params` are those of the start, except for the id."""
+        """`params` are those of the start, except for the id.
+
+        `name` is what it is called if it cannot be started.
+        """
         self.argv = argv
+        self._name = name
         self.exit_code: int | None = None
         self.sandbox_denied = False
         self.sandbox_denial: Denial | None = None
@@ -81,16 +93,18 @@ class Process:
     # ---- its life ---------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        if self._feed is not None:
+            raise RuntimeError("a process can be entered only once: start another instead")
         feed = self._feed = self._processes.open(self)
         is_terminal = self._params.tty
         if is_terminal or self._params.pipe_stdin:
             self._input = ProcessInput(self._traffic, feed.id, is_terminal=is_terminal)
         try:
-            await self._processes.start(feed, self._params, self.argv[0])
+            await self._processes.start(feed, self._params, self._name)
         except BaseException:
             if feed.may_run:
                 self._processes.kill(feed)
-            self._processes.forget(feed)
+            self._let_go(feed)
             raise
         return self
 
@@ -100,6 +114,7 @@ class Process:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        feed = self._entered()
         self._abandon()
         try:
             if not self.is_over:
@@ -110,14 +125,24 @@ class Process:
         except TimeoutError:
             pass  # it is out of our hands
         finally:
-            assert self._feed is not None
-            self._processes.forget(self._feed)
+            self._let_go(feed)
+
+    def _let_go(self, feed: Feed) -> None:
+        """Nobody will hear more of it; who waits for its end is told so if that is unknown."""
+        self._processes.forget(feed)
+        if self.exit_code is None:
+            self.on_failed(ProcessLost("the process was given up before it was seen to end"))
+
+    def _entered(self) -> Feed:
+        """Its feed, without which nothing can be done; raises RuntimeError if it has none yet."""
+        if self._feed is None:
+            raise RuntimeError("the process is not started: use it inside of its `async with`")
+        return self._feed
 
     @property
     def id(self) -> ProcessId:
         """What it is called on the wire."""
-        assert self._feed is not None, "it has not been started"
-        return self._feed.id
+        return self._entered().id
 
     @property
     def is_over(self) -> bool:
@@ -130,6 +155,7 @@ class Process:
         return self
 
     async def __anext__(self) -> Chunk:
+        self._entered()
         self._reader = reading_party()
         while not self._queue:
             self._refill()
@@ -156,6 +182,7 @@ class Process:
         Output can be taken before, after, or at the same time. If nobody takes any, as much as
         there is room for is kept.
         """
+        self._entered()
         parties = self._traffic.wait_begins()
         try:
             while self.exit_code is None:
@@ -180,8 +207,9 @@ class Process:
 
     def _refill(self) -> None:
         """There is room again: ask for what was ignored, if that was so."""
-        if self._feed is not None and self._feed.is_skipping:
-            self._processes.recover(self._feed)
+        feed = self._entered()
+        if feed.is_skipping:
+            self._processes.recover(feed)
 
     def _abandon(self) -> None:
         """Nobody wants the output any more."""
@@ -213,6 +241,7 @@ class Process:
         await self._stdin().close(is_offered=self._capabilities.process_close_stdin)
 
     def _stdin(self) -> ProcessInput:
+        self._entered()
         if self._input is None:
             raise StdinClosed("the process was started without: use start(..., stdin=True)")
         return self._input
@@ -227,15 +256,16 @@ class Process:
         """Send SIGINT to its process group, as Ctrl-C does."""
         await self._traffic.call(SIGNAL, SignalParams(self.id, "interrupt"))
 
-    async def signal(self, name: str) -> None:
-        """Send a signal by its name, with or without `SIG`, to its process group.
+    async def signal(self, name: str | int) -> None:
+        """Send a signal to its process group, by its name with or without `SIG`, or its number.
 
-        Raises Unsupported if the server knows only INT and KILL.
+        A number is one of this machine. Raises Unsupported if the server knows only INT and KILL.
         """
-        full = f"SIG{name.upper().removeprefix('SIG')}"
+        self._entered()
+        full = _signal_name(name)
         if self._capabilities.process_signals:
-            signal: Signal = full  # type: ignore[assignment]  # the server says if there is none
-            await self._traffic.call(SIGNAL, SignalParams(self.id, signal))
+            known: Signal = full  # type: ignore[assignment]  # the server says if there is none
+            await self._traffic.call(SIGNAL, SignalParams(self.id, known))
         elif full == "SIGINT":
             await self.interrupt()
         elif full == "SIGKILL":
@@ -245,8 +275,9 @@ class Process:
 
     async def terminate(self) -> None:
         """Kill it with all its descendants, at once; nothing to do if it is over."""
-        if self._feed is not None and not self.is_over:
-            await asyncio.wait([self._processes.kill(self._feed)])
+        feed = self._entered()
+        if not self.is_over:
+            await asyncio.wait([self._processes.kill(feed)])
 
     # ---- what its feed tells ----------------------------------------------------------
 
@@ -261,10 +292,9 @@ class Process:
         self._news.set()
 
     def _grow_full(self) -> None:
-        assert self._feed is not None
         self._traffic.queue_full(self, self._reader)
         if self._weight >= BURSTING_BYTES:
-            self._feed.is_skipping = True
+            self._entered().is_skipping = True
 
     def on_gap(self, size: int) -> None:
         self.lost_bytes += size
@@ -285,7 +315,18 @@ class Process:
 
     def on_failed(self, error: ExecServerError) -> None:
         if not self._is_closed:
-            self._failure = error
+            self._failure = self._failure or error
             if self._input is not None:
                 self._input.fail(error)
         self._news.set()
+
+
+def _signal_name(name: str | int) -> str:
+    if isinstance(name, str):
+        return f"SIG{name.upper().removeprefix('SIG')}"
+    if not isinstance(name, int):
+        raise TypeError(f"a signal is a name or a number, not {type(name).__name__}")
+    try:
+        return signal.Signals(name).name
+    except ValueError:
+        raise InvalidParams(f"there is no signal {name}") from None

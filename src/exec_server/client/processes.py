@@ -19,8 +19,10 @@ from exec_server.client.traffic import Traffic
 from exec_server.errors import (
     ConnectionLost,
     ExecServerError,
+    InternalError,
     InvalidRequest,
     ProcessLost,
+    ProgramNotFound,
     RpcError,
     SessionLost,
 )
@@ -55,6 +57,8 @@ MAX_LOSSES: Final = 64
 
 _EXISTS: Final = "already exists"
 _STARTING: Final = "is starting"
+_MISSING: Final = "(os error 2)"
+_CLOSED: Final = "the environment was closed"
 
 
 class Sink(Protocol):
@@ -100,10 +104,13 @@ class Processes:
         self._traffic = traffic
         self._feeds: dict[ProcessId, Feed] = {}
         self._kills: set[asyncio.Future[None]] = set()
+        self._is_closed = False
         self._unsubscribe = traffic.session.subscribe(self)
 
     def open(self, sink: Sink) -> Feed:
         """A feed for a process that is to be started; `forget` it at last."""
+        if self._is_closed:
+            raise SessionLost(_CLOSED)
         feed = Feed(sink)
         self._feeds[feed.id] = feed
         return feed
@@ -132,7 +139,7 @@ class Processes:
             except RpcError as error:
                 if not is_sent or not error.message.endswith(_EXISTS):
                     feed.may_run = False
-                    raise error.explained(f"cannot start {name}: {error.message}") from None
+                    raise _refusal(error, name) from None
                 if await self._join(feed):
                     return
 
@@ -182,9 +189,15 @@ class Processes:
             feed.recovery.cancel()
 
     async def close(self) -> None:
-        """Kill all that is left, and wait for that within reason."""
+        """Kill all that is left, and wait for that within reason.
+
+        Who waits for a process hears at once that nothing more will come: that it was killed
+        would look like an end of its own.
+        """
+        self._is_closed = True
         for feed in list(self._feeds.values()):
             self.kill(feed)
+            feed.sink.on_failed(SessionLost(_CLOSED))
             self.forget(feed)
         if self._kills:
             await asyncio.wait(self._kills, timeout=KILL_SECONDS)
@@ -263,3 +276,13 @@ class Processes:
                 feed.sink.on_exited(event)
             else:
                 feed.sink.on_closed()
+
+
+def _refusal(error: RpcError, name: str) -> RpcError:
+    """Why a command cannot be started, with its name."""
+    text = f"cannot start {name}: {error.message}"
+    if isinstance(error, InternalError) and error.message.endswith(_MISSING):
+        missing = ProgramNotFound(text)
+        missing.data = error.data
+        return missing
+    return error.explained(text)

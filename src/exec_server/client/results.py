@@ -97,8 +97,23 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class NotCopied:
+    """Something in a tree that could not be copied, a directory with all that is in it.
+
+    `path` is below the top. `error` names the whole path; it is an OSError for what cannot be
+    read or written here, and anything else for the server's machine.
+    """
+
+    path: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a transfer has copied, and what it could not keep, as texts for people."""
+    """What a transfer has copied, and what it could not.
+
+    In `left_out` is what was copied but could not be kept, a mode or a link, as texts for people.
+    """
 
     files: int
     directories: int
@@ -106,6 +121,7 @@ class Transfer:
     copied_bytes: int
     resumed_bytes: int
     left_out: tuple[str, ...] = ()
+    failed: tuple[NotCopied, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

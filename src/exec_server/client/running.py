@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from exec_server.client.failures import CommandDenied, CommandFailed, Timeout
 from exec_server.client.input import ProcessInput
 from exec_server.client.processes import KILL_SECONDS, Feed, Processes
 from exec_server.client.results import Result
 from exec_server.client.traffic import Traffic
 from exec_server.errors import (
-    CommandDenied,
-    CommandFailed,
-    ExecServerError,
+    InvalidParams,
     StdinClosed,
-    Timeout,
 )
 from exec_server.protocol.process import ExitedParams, OutputParams, StartParams
 from exec_server.protocol.sandbox import Denial
@@ -41,12 +39,17 @@ class Run:
         params: StartParams,
         *,
         argv: tuple[str, ...],
+        name: str,
         output_limit: int = OUTPUT_BYTES,
     ) -> None:
+        """`name` is what it is called if it cannot be started."""
+        if output_limit < 0:
+            raise InvalidParams(f"output_limit must not be negative, as {output_limit} is")
         self._traffic = traffic
         self._processes = processes
         self._params = params
         self._argv = argv
+        self._name = name
         self._room = output_limit
         self._stdout: list[bytes] = []
         self._stderr: list[bytes] = []
@@ -71,9 +74,10 @@ class Run:
         scope = asyncio.timeout(seconds)
         try:
             async with scope:
-                await self._processes.start(feed, self._params, self._argv[0])
+                await self._processes.start(feed, self._params, self._name)
                 if data is not None:
                     writing = self._traffic.spawn(self._write(feed, data, can_close=can_close))
+                    writing.add_done_callback(self._written)
                 await self._wait()
         except BaseException as error:
             await self._kill(feed)
@@ -88,7 +92,7 @@ class Run:
         result = self._result()
         if check and result.exit_code:
             if result.sandbox_denied:
-                raise CommandDenied(result, result.sandbox_denial)
+                raise CommandDenied(result)
             raise CommandFailed(result)
         return result
 
@@ -110,9 +114,15 @@ class Run:
         except StdinClosed:
             pass  # a command need not read all of its input
 
+    def _written(self, writing: asyncio.Future[None]) -> None:
+        """A command that waits for input that cannot come must not wait for ever."""
+        if not writing.cancelled() and (error := writing.exception()) is not None:
+            self.on_failed(error)
+
     async def _kill(self, feed: Feed) -> None:
         """Kill what was started, and wait for the rest of its output."""
-        if self._over.done() or not feed.may_run:
+        has_ended = self._over.done() and self._over.exception() is None
+        if has_ended or not feed.may_run:
             return
         killing = self._processes.kill(feed)
         await asyncio.wait([killing], timeout=KILL_SECONDS)
@@ -151,7 +161,7 @@ class Run:
         if not self._over.done():
             self._over.set_result(None)
 
-    def on_failed(self, error: ExecServerError) -> None:
+    def on_failed(self, error: BaseException) -> None:
         if not self._over.done():
             self._over.set_exception(error)
             self._over.exception()  # perhaps nobody waits any more

@@ -35,6 +35,7 @@ from exec_server.errors import (
     ConnectionLost,
     ExecServerError,
     InternalError,
+    InvalidParams,
     InvalidRequest,
     MalformedMessage,
     MethodNotFound,
@@ -68,6 +69,9 @@ MESSAGE_BYTES = 64 * 1_048_576
 # Requests of the server that are being answered: as many as the reference leaves open. Further
 # ones are refused.
 ANSWERING = 256
+
+# Who does not know `initialize`, or asks us for it.
+_STRANGER = "it does not speak the protocol of an exec-server"
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -109,6 +113,7 @@ class ClientSession:
         self._dialer = dialer
         self._client_name = client_name
         self._tasks = asyncio.TaskGroup()
+        self._is_entered = False
         self._recovery: asyncio.Task[None] | None = None
         self._link: Link | None = None
         self._end: str | None = None
@@ -121,6 +126,9 @@ class ClientSession:
     # ---- its life ---------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise RuntimeError("this can be entered only once: connect again instead")
+        self._is_entered = True
         await self._tasks.__aenter__()
         try:
             await self._attach(resume=None)
@@ -171,7 +179,14 @@ class ClientSession:
         return decode_as(call.result, answer, f"answer to {call.name}")
 
     async def _ask(self, method: str, params: object, *, is_retryable: bool) -> Raw:
-        body = request_body(method, params)
+        if not self._is_entered:
+            raise RuntimeError("there is no session yet: use it inside of its `async with`")
+        try:
+            body = request_body(method, params)
+        except UnicodeEncodeError:
+            raise InvalidParams("text that is not UTF-8 cannot be sent") from None
+        except (NotImplementedError, TypeError) as error:
+            raise InvalidParams(str(error)) from None
         if len(body) + 32 > MESSAGE_BYTES:
             raise InvalidRequest(f"the request has {len(body)} bytes; a message may have 64 MiB")
         if self._end is not None:
@@ -234,6 +249,11 @@ class ClientSession:
                     f"{INITIALIZE_SECONDS:g}s"
                 )
             greeting.future.result()
+        except MethodNotFound as error:
+            link.drop("initialize failed")
+            if resume is not None:
+                raise  # and do not try again
+            raise ConnectFailed(f"{_STRANGER}: it says: {error}") from None
         except BaseException:
             if link is not self._link:
                 link.drop("initialize failed")
@@ -353,7 +373,10 @@ class ClientSession:
                 log.exception("a subscriber failed")
 
     def requested(self, link: Link, request_id: RequestId, method: str, params: Raw) -> None:
-        if method not in self._handlers:
+        if method == INITIALIZE.name and link is not self._link:
+            # A program such as cat, which would send back our answer to this, too.
+            link.drop(f"{_STRANGER}: it sends back what it is sent")
+        elif method not in self._handlers:
             text = f"exec-server client does not implement `{method}` yet"
             link.send(encode_error(request_id, MethodNotFound(text)))
         elif len(self._answering) >= ANSWERING:

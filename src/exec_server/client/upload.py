@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import errno
 import os
 import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import BinaryIO, Final
 
-from exec_server.client.open_file import BLOCK_BYTES, WRITTEN_BYTES
+from exec_server.client.failures import SandboxDenied
+from exec_server.client.open_file import WRITTEN_BYTES
 from exec_server.client.results import Transfer
 from exec_server.client.transfer import (
+    CHANGED,
     MAX_ENTRIES,
     SMALL_BYTES,
+    SPECIAL,
     Item,
     TreeCopy,
     apply,
@@ -37,35 +40,59 @@ ATTEMPTS: Final = 5
 
 _KINDS: Final = {stat.S_IFREG: "f", stat.S_IFDIR: "d", stat.S_IFLNK: "l"}
 _APPEND: Final = 'truncate -s "$2" "$1" && exec head -c "$3" >> "$1"'
-_DIGEST: Final = 'head -c "$2" < "$1" | sha256sum'
 _FINISH: Final = '[ ! -d "$2" ] && chmod "$3" "$1" && mv -f "$1" "$2"'
-_LINK: Final = 'ln -sfn "$1" "$2"'
+# Into a directory that is in the way `ln` would put the link.
+_LINK: Final = """
+if [ -d "$2" ] && [ ! -L "$2" ]; then echo "$2: Is a directory" >&2; exit 1; fi
+ln -sfn -- "$1" "$2"
+"""
 
 
 class Upload(TreeCopy):
     """One upload."""
 
     async def copy(self, source: str, target: str) -> Transfer:
-        """Copy it; raises OSError for what cannot be read here."""
+        """Copy it; raises OSError if the top cannot be read here."""
         self._finished_modes: set[str] = set()
-        items = await asyncio.to_thread(_scan, source)
-        self._tally.expect(items)
+        items = await asyncio.to_thread(_scan, source, self._fail)
         for item in items:
             if item.kind == "?":
-                self._tally.left_out.append(f"{item.path}: neither file, directory nor link")
+                self._fail(item.path, OSError(errno.EINVAL, SPECIAL, below(source, item.path)))
+        items = self._left(items)
+        self._tally.expect(items)
 
         async def make(path: str) -> None:
-            await self._files.mkdir(below(target, path), parents=True, exist_ok=True)
+            await self._make(path, target)
 
         async def send(item: Item) -> None:
-            await self._send(item, below(source, item.path), below(target, item.path))
-            self._tally.finish(item.path)
+            here, there = below(source, item.path), below(target, item.path)
+            await self._attempt(item, self._send(item, here, there), here, there)
 
         await each(_leaves(items), make)
-        await each((item for item in items if item.kind == "f"), send)
+        await each((item for item in self._left(items) if item.kind == "f"), send)
+        items = self._left(items)
         await self._link(items, target)
         await self._set_modes(items, target)
         return self._tally.result(items)
+
+    async def _make(self, path: str, target: str) -> None:
+        """Make a directory and all above it; if that fails, find out which of them it is."""
+        try:
+            await self._files.mkdir(below(target, path), parents=True, exist_ok=True)
+            return
+        except (RpcError, SandboxDenied) as error:
+            failure = error
+        parts = path.split("/") if path else []
+        for depth in range(len(parts)):
+            above = "/".join(parts[:depth])
+            if above in self._missing:
+                return
+            try:
+                await self._files.mkdir(below(target, above), parents=True, exist_ok=True)
+            except (RpcError, SandboxDenied) as error:
+                self._fail(above, error)
+                return
+        self._fail(path, failure)
 
     # ---- content ----------------------------------------------------------------------
 
@@ -98,7 +125,7 @@ class Upload(TreeCopy):
                     offset = interruption.reached
             if _version(os.fstat(file.fileno())) != item.modified:
                 await self._files.remove(part, missing_ok=True)
-                raise InvalidRequest(f"{source}: it was changed while it was copied")
+                raise OSError(errno.EBUSY, CHANGED, source)
         await self._finish(part, target, item)
 
     async def _is_directory(self, path: str) -> bool:
@@ -115,9 +142,7 @@ class Upload(TreeCopy):
             return 0
         if not 0 < size <= item.size:
             return 0
-        theirs = await self._shell(_DIGEST, part, str(size))
-        ours = await asyncio.to_thread(_digest, file, size)
-        return size if theirs == ours else 0
+        return size if await self._is_same(part, file.fileno(), size) else 0
 
     async def _write(self, file: BinaryIO, part: str, item: Item) -> None:
         """From the beginning, through an open file."""
@@ -167,15 +192,6 @@ class Upload(TreeCopy):
         await self._files.copy(part, target)
         await self._files.remove(part, missing_ok=True)
 
-    async def _shell(self, script: str, *words: str) -> str | None:
-        """The first word that a script prints; None if it cannot be run."""
-        try:
-            argv = ["/bin/sh", "-c", script, "sh", *words]
-            result = await self._commands.run(argv, cwd="/", sandbox=self._sandbox)
-        except (RpcError, UnicodeEncodeError):
-            return None
-        return result.text.split()[0] if result and result.stdout.strip() else None
-
     # ---- modes and links --------------------------------------------------------------
 
     async def _link(self, items: list[Item], target: str) -> None:
@@ -219,12 +235,19 @@ class _Interrupted(ExecServerError):
 # ---- this machine, in threads ---------------------------------------------------------
 
 
-def _scan(top: str) -> list[Item]:
-    """The tree, directories before what is in them; a link at the top counts as its target."""
+def _scan(top: str, fail: Callable[[str, OSError], None]) -> list[Item]:
+    """The tree, directories before what is in them; a link at the top counts as its target.
+
+    `fail` gets what cannot be read, and raises if that is the top.
+    """
     items = []
-    for path, found in _walk(top):
+    for path, found in _walk(top, fail):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "?")
-        target = os.readlink(below(top, path)) if kind == "l" else ""
+        try:
+            target = os.readlink(below(top, path)) if kind == "l" else ""
+        except OSError as error:
+            fail(path, error)
+            continue
         mode = stat.S_IMODE(found.st_mode) & 0o777
         items.append(Item(path, kind, mode, found.st_size, _version(found), target))
         if len(items) > MAX_ENTRIES:
@@ -232,18 +255,28 @@ def _scan(top: str) -> list[Item]:
     return items
 
 
-def _walk(top: str) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(top: str, fail: Callable[[str, OSError], None]) -> Iterator[tuple[str, os.stat_result]]:
     found = os.stat(top)
     yield "", found
     waiting = [""] if stat.S_ISDIR(found.st_mode) else []
     while waiting:
         directory = waiting.pop()
-        with os.scandir(below(top, directory)) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                path = f"{directory}/{entry.name}" if directory else entry.name
-                yield path, entry.stat(follow_symlinks=False)
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(path)
+        try:
+            with os.scandir(below(top, directory)) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except OSError as error:
+            fail(directory, error)
+            continue
+        for entry in entries:
+            path = f"{directory}/{entry.name}" if directory else entry.name
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                fail(path, error)
+                continue
+            yield path, found
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(path)
 
 
 def _version(found: os.stat_result) -> str:
@@ -260,18 +293,6 @@ def _leaves(items: list[Item]) -> list[str]:
 def _read_whole(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
-
-
-def _digest(file: BinaryIO, size: int) -> str:
-    digest = hashlib.sha256()
-    file.seek(0)
-    while size:
-        block = file.read(min(size, BLOCK_BYTES))
-        if not block:
-            return ""  # it is shorter than it was
-        digest.update(block)
-        size -= len(block)
-    return digest.hexdigest()
 
 
 async def _blocks(file: BinaryIO, offset: int) -> AsyncIterator[bytes]:

@@ -9,6 +9,7 @@ import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
+from types import TracebackType
 from typing import Any, Final
 
 import uvloop
@@ -17,16 +18,22 @@ from exec_server.client.dialers import Dialer, WebSocketDialer
 from exec_server.client.environment import Environment
 from exec_server.client.program import StdioDialer
 from exec_server.commands.failures import Failure, Mistake
-from exec_server.commands.printing import complain
+from exec_server.commands.printing import complain, interject
+from exec_server.commands.signals import heeded
 from exec_server.commands.targets import Access, Target, find_target
 from exec_server.errors import (
     ConnectFailed,
+    ConnectionLost,
     ExecServerError,
     RegistryError,
     SessionLost,
     StartupError,
 )
+from exec_server.protocol.method import Notice
 from exec_server.transports.dial import tls_context
+
+# A connection that is back sooner than this was never worth a word.
+PATIENCE_SECONDS: Final = 1.0
 
 _NUMBER: Final = re.compile(r" \(os error \d+\)$")
 
@@ -44,7 +51,7 @@ def run_to_end(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
             task.cancel()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in heeded((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
             loop.add_signal_handler(number, end, number)
         return await work()
 
@@ -68,8 +75,14 @@ class Connections:
     async def __aenter__(self) -> Connections:
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        await self._stack.aclose()
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Each is asked whether it is its own session that was lost.
+        await self._stack.__aexit__(kind, error, traceback)
 
     async def get(self, name: str) -> Environment:
         """The environment behind what the user calls a target; raises Mistake or Failure."""
@@ -82,11 +95,14 @@ class Connections:
 
 @contextlib.asynccontextmanager
 async def connected(
-    target: Target, on_stderr: Callable[[str], None] = complain
+    target: Target,
+    on_stderr: Callable[[str], None] = complain,
+    tell: Callable[[str], None] = interject,
 ) -> AsyncIterator[Environment]:
     """The environment behind a target; raises Mistake and Failure instead of what is below.
 
-    `on_stderr` gets what a program that is the target complains about, line by line.
+    `on_stderr` gets what a program that is the target complains about, line by line; `tell` what
+    the user should know while the connection is lost.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -96,7 +112,56 @@ async def connected(
             raise Mistake(f"{target.label}: {error}") from None
         except ExecServerError as error:
             raise Failure(explain(error, target)) from None
-        yield environment
+        watch = _Watch(lambda text: tell(f"{target.label}: {text}"))
+        stack.callback(environment.session.subscribe(watch))
+        stack.callback(watch.stop)
+        try:
+            yield environment
+        except (ConnectionLost, SessionLost) as error:
+            if not watch.explains(error):
+                raise  # it is of another target
+            raise Failure(explain(error, target)) from None
+
+
+class _Watch:
+    """Tells the user when the connection is lost for a while; a Subscriber."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_told = False
+        self._was_disconnected = False
+        self._is_lost = False
+
+    def explains(self, error: ConnectionLost | SessionLost) -> bool:
+        """Whether the error can come from this session."""
+        return self._is_lost if isinstance(error, SessionLost) else self._was_disconnected
+
+    def on_notice(self, notice: Notice[Any], params: Any) -> None:
+        pass
+
+    def on_disconnected(self) -> None:
+        self._was_disconnected = True
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(PATIENCE_SECONDS, self._tell_loss)
+
+    def _tell_loss(self) -> None:
+        self._has_told = True
+        self._tell("the connection is lost; trying to get it back")
+
+    def on_resumed(self) -> None:
+        self.stop()
+        if self._has_told:
+            self._has_told = False
+            self._tell("connected again")
+
+    def on_lost(self, error: SessionLost) -> None:
+        self._is_lost = True
+        self.stop()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _dialer(target: Target, on_stderr: Callable[[str], None]) -> Dialer:

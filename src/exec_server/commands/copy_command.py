@@ -8,16 +8,18 @@ import contextlib
 import os
 import posixpath
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from exec_server.client.environment import Environment
+from exec_server.client.places import Places
 from exec_server.client.results import Progress, Transfer
+from exec_server.client.transfer import is_final
 from exec_server.commands.arguments import access
 from exec_server.commands.connection import Connections, reason, run_to_end
 from exec_server.commands.failures import FAILED, Failure, Mistake
 from exec_server.commands.printing import say
-from exec_server.commands.progress import ProgressBar
+from exec_server.commands.progress import ProgressBar, printable
 from exec_server.commands.targets import split_place
 from exec_server.errors import NotFound, RpcError
 
@@ -82,10 +84,8 @@ class _Copy:
             raise Failure(f"{destination} is not a directory")
         code = 0
         for source in sources:
-            try:
-                await self._one(source, destination.below(source.name if is_directory else ""))
-            except (RpcError, OSError) as error:
-                say(f"{source}: {_cause(error, source.path)}")
+            below = destination.below(source.name if is_directory else "")
+            if not await self._one(source, below):
                 code = FAILED
         return code
 
@@ -97,39 +97,94 @@ class _Copy:
             return (await environment.files.stat(end.path)).is_directory
         except NotFound:
             return False
+        except RpcError as error:
+            raise Failure(f"{end}: {reason(error, end.path)}") from None
 
-    async def _one(self, source: _End, destination: _End) -> None:
+    async def _one(self, source: _End, destination: _End) -> bool:
+        """Copy a source; whether all of it was."""
         if source.target is None and destination.target is None:
             raise Failure(f"{source} and {destination} are both local; use cp")
         if source.target is None:
-            await self._upload(source, destination)
-        elif destination.target is None:
-            await self._download(source, destination)
-        elif source.target == destination.target:
-            environment = await self._connections.get(source.target)
-            is_tree = (await environment.files.stat(source.path)).is_directory
-            await environment.files.copy(source.path, destination.path, recursive=is_tree)
-        else:
-            await self._by_way_of_here(source, destination)
+            return await self._upload(source, destination)
+        if destination.target is None:
+            return await self._download(source, destination)
+        if source.target == destination.target:
+            return await self._copy_there(source, destination)
+        return await self._by_way_of_here(source, destination)
 
-    async def _by_way_of_here(self, source: _End, destination: _End) -> None:
+    async def _copy_there(self, source: _End, destination: _End) -> bool:
+        files = (await self._environment(source)).files
+        try:
+            is_tree = (await files.stat(source.path)).is_directory
+        except RpcError as error:
+            _say(f"{source}: {reason(error, source.path)}")
+            return False
+        try:
+            await files.copy(source.path, destination.path, recursive=is_tree)
+        except RpcError as error:
+            text = reason(error, f"{source.path} to {destination.path}")
+            _say(f"{source} to {destination}: {text}")
+            return False
+        return True
+
+    async def _by_way_of_here(self, source: _End, destination: _End) -> bool:
         """Two targets know nothing of each other: all of it passes through a directory of ours."""
         with tempfile.TemporaryDirectory(prefix="exec-server-cp-") as here:
             between = _End(None, os.path.join(here, source.name or "content"))
-            await self._download(source, between)
-            await self._upload(between, destination)
+            is_complete = await self._download(source, between)
+            if not await asyncio.to_thread(os.path.lexists, between.path):
+                return False
+            return await self._upload(between, destination, shown=source) and is_complete
 
-    async def _upload(self, source: _End, destination: _End) -> None:
+    async def _upload(self, source: _End, destination: _End, shown: _End | None = None) -> bool:
         environment = await self._environment(destination)
-        with self._progress(source) as update:
-            done = await environment.files.upload(source.path, destination.path, progress=update)
-        _report(done)
+        with self._progress(shown or source) as update:
+            copy = environment.files.upload(
+                source.path, destination.path, progress=update, check=False
+            )
+            outcome = await self._outcome(copy, source, destination)
+        return await self._report(outcome, source, destination)
 
-    async def _download(self, source: _End, destination: _End) -> None:
+    async def _download(self, source: _End, destination: _End) -> bool:
         environment = await self._environment(source)
         with self._progress(source) as update:
-            done = await environment.files.download(source.path, destination.path, progress=update)
-        _report(done)
+            copy = environment.files.download(
+                source.path, destination.path, progress=update, check=False
+            )
+            outcome = await self._outcome(copy, destination, source)
+        return await self._report(outcome, destination, source)
+
+    async def _outcome(
+        self, copy: Awaitable[Transfer], here: _End, there: _End
+    ) -> Transfer | RpcError | OSError:
+        """What becomes of a transfer; raises Failure if there is no use in any other."""
+        try:
+            return await copy
+        except (RpcError, OSError) as error:
+            if is_final(error):
+                raise Failure(await self._words(error, here, there)) from None
+            return error
+
+    async def _report(self, done: Transfer | RpcError | OSError, here: _End, there: _End) -> bool:
+        """Say what there is to say of a transfer; whether all was copied."""
+        if not isinstance(done, Transfer):
+            _say(await self._words(done, here, there))
+            return False
+        for text in done.left_out:
+            _say(text)
+        for each in done.failed:
+            _say(await self._words(each.error, here, there))
+        return not done.failed
+
+    async def _words(self, error: Exception, here: _End, there: _End) -> str:
+        """An error of a transfer, with the path as the user would write it, on whichever side."""
+        if isinstance(error, OSError) and error.strerror:
+            return f"{error.filename or here}: {error.strerror}"
+        text = reason(error)
+        top = Places((await self._environment(there)).info).absolute(there.path)
+        if text.startswith((f"{top}: ", f"{top.rstrip('/')}/")):
+            return f"{there.target}:{there.path}{text[len(top) :]}"
+        return f"{there}: {text}"
 
     @contextlib.contextmanager
     def _progress(self, source: _End) -> Iterator[Callable[[Progress], None] | None]:
@@ -148,12 +203,6 @@ class _Copy:
         return await self._connections.get(end.target)
 
 
-def _report(done: Transfer) -> None:
-    for text in done.left_out:
-        say(text)
-
-
-def _cause(error: RpcError | OSError, path: str) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename in (None, path) else str(error)
-    return reason(error, path)
+def _say(text: str) -> None:
+    """Names may be anything, and a terminal would obey them."""
+    say(printable(text) if os.isatty(2) else text)

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -27,17 +26,14 @@ from exec_server.commands.connection import connected, explain, reason
 from exec_server.commands.failures import EXEC_FAILED, TIMED_OUT, Failure, Mistake
 from exec_server.commands.printing import complain, say
 from exec_server.commands.screen import HELP_TEXT, Escape, Escapes, ScreenModes
-from exec_server.commands.signals import PASSED_ON, SignalPasser
+from exec_server.commands.signals import PASSED_ON, SignalPasser, heeded
 from exec_server.commands.streams import Inlet, Outlet, is_nothing
 from exec_server.commands.targets import Target, find_target
 from exec_server.commands.terminal import Terminal, window_size
-from exec_server.errors import ExecServerError, SessionLost, Unsupported
-from exec_server.protocol.method import Notice
+from exec_server.errors import ExecServerError, Unsupported
 
 # How long the server may take to end what is given up; it may be out of reach.
 TERMINATE_SECONDS: Final = 2.0
-# A connection that is back sooner than this was never worth a word.
-PATIENCE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         terminal = None
         if arguments.tty and has_terminal:
-            terminal = stack.enter_context(Terminal(0))
+            screen = 1 if os.isatty(1) else None
+            terminal = stack.enter_context(Terminal(0, screen=screen))
         return uvloop.run(_Execution(arguments, target, terminal).run())
 
 
@@ -82,10 +79,10 @@ class _Execution:
         self._verdict: asyncio.Future[_Verdict] = self._loop.create_future()
         main = asyncio.current_task()
         assert main is not None
-        for number in PASSED_ON:
+        for number in heeded(PASSED_ON):
             self._loop.add_signal_handler(number, self._end_early, number, main)
         try:
-            async with connected(self._target, self._complain) as environment:
+            async with connected(self._target, self._complain, self._tell) as environment:
                 return await self._start(environment)
         except asyncio.CancelledError:
             if self._early_end is None:
@@ -111,17 +108,14 @@ class _Execution:
             try:
                 await stack.enter_async_context(process)
             except ExecServerError as error:
-                where = "" if arguments.cwd is None else f" (in {arguments.cwd})"
-                raise Failure(f"{self._target.label}: {reason(error)}{where}") from None
-            verdict = await self._attend(environment, process)
+                raise Failure(f"{self._target.label}: {reason(error)}") from None
+            verdict = await self._attend(process)
             if verdict.by_force:
                 await self._end_by_force(environment, process)
             return verdict.code
 
-    async def _attend(self, environment: Environment, process: Process) -> _Verdict:
+    async def _attend(self, process: Process) -> _Verdict:
         """Everything between the start of the command and the verdict."""
-        watch = _Watch(self._loop, self._say)
-        unsubscribe = environment.session.subscribe(watch)
         async with asyncio.TaskGroup() as tasks:
             signals = SignalPasser(
                 process, self._terminal, tasks, lambda code: self._decide(_Verdict(code))
@@ -142,8 +136,6 @@ class _Execution:
                 for task in working:
                     task.cancel()
                 signals.remove()
-                unsubscribe()
-                watch.stop()
         self._report(verdict, process)
         return verdict
 
@@ -151,7 +143,7 @@ class _Execution:
         limit = self._arguments.timeout
         await asyncio.wait([self._verdict], timeout=limit)
         if not self._verdict.done():
-            return _Verdict(TIMED_OUT, text=f"the command was ended after {limit:g} s")
+            self._decide(_Verdict(TIMED_OUT, text=f"the command was ended after {limit:g} s"))
         return self._verdict.result()
 
     def _report(self, verdict: _Verdict, process: Process) -> None:
@@ -178,6 +170,11 @@ class _Execution:
     def _say(self, text: str) -> None:
         say(text, is_raw=self._is_raw)
 
+    def _tell(self, text: str) -> None:
+        """Say what becomes of the connection, as long as it matters."""
+        if not self._verdict.done():
+            self._say(text)
+
     def _complain(self, line: str) -> None:
         """Pass on what a program that is the target says on its stderr."""
         complain(line, is_raw=self._is_raw)
@@ -195,7 +192,7 @@ class _Execution:
                 for is_error, run in groupby(chunks, lambda chunk: chunk.stream == "stderr"):
                     data = b"".join(chunk.data for chunk in run)
                     if self._arguments.tty:
-                        self._screen.feed(data)
+                        self._note(data)
                     await self._outlet.write(2 if is_error else 1, data)
             self._decide(_Verdict(await process.wait() & 0xFF, by_force=False))
         except BrokenPipeError:
@@ -205,6 +202,13 @@ class _Execution:
             self._decide(_Verdict(EXEC_FAILED, text=f"cannot write output: {error.strerror}"))
         except ExecServerError as error:
             self._decide(_Verdict(EXEC_FAILED, text=explain(error, self._target)))
+
+    def _note(self, data: bytes) -> None:
+        """Look at what is about to be shown, and have the keeper know how to undo it."""
+        before = self._screen.undo()
+        self._screen.feed(data)
+        if self._terminal is not None and (undo := self._screen.undo()) != before:
+            self._terminal.note_undo(undo)
 
     async def _feed(self, process: Process) -> None:
         """Send it our input, and that it has ended."""
@@ -234,39 +238,6 @@ class _Execution:
                 self._suspend()
             case Escape.HELP:
                 self._say(f"\n{HELP_TEXT.format(self._arguments.escape)}")
-
-
-class _Watch:
-    """Tells the user when the connection is lost for a while; a Subscriber."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[str], None]) -> None:
-        self._loop = loop
-        self._tell = tell
-        self._timer: asyncio.TimerHandle | None = None
-        self._has_told = False
-
-    def on_notice(self, notice: Notice[Any], params: Any) -> None:
-        pass
-
-    def on_disconnected(self) -> None:
-        self._timer = self._loop.call_later(PATIENCE_SECONDS, self._tell_loss)
-
-    def _tell_loss(self) -> None:
-        self._has_told = True
-        self._tell("the connection is lost; trying to get it back")
-
-    def on_resumed(self) -> None:
-        self.stop()
-        if self._has_told:
-            self._has_told = False
-            self._tell("connected again")
-
-    def on_lost(self, error: SessionLost) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 def _variables(arguments: argparse.Namespace) -> dict[str, str]:

@@ -15,10 +15,10 @@ from exec_server.client.results import Entry, Stat
 from exec_server.commands.arguments import access
 from exec_server.commands.connection import Connections, reason, run_to_end
 from exec_server.commands.failures import FAILED, Mistake
-from exec_server.commands.printing import print_text, say
+from exec_server.commands.printing import explained_output, print_text, say
 from exec_server.commands.progress import printable
 from exec_server.commands.streams import Outlet
-from exec_server.commands.targets import Place, split_place
+from exec_server.commands.targets import Place, split_place, with_path
 from exec_server.errors import RpcError
 
 # Questions under way for one directory: enough to hide the distance to a server.
@@ -64,7 +64,7 @@ def _place(text: str, *, needs_path: bool) -> Place:
             raise Mistake(f"`{text}` is a local path; write TARGET:{text}")
         place = Place(text, None)
     if needs_path and not place.path:
-        raise Mistake(f"`{text}` names no file; write {place.target}:PATH")
+        raise Mistake(f"`{text}` names no file; write {with_path(place.target)}")
     return place
 
 
@@ -105,8 +105,11 @@ class _List:
                 except RpcError as error:
                     return f"?  {'?':>14}  {'?':16}  {self._shown(entry.name)} ({reason(error)})\n"
 
-        async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(ask(entry)) for entry in entries]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asked = [tasks.create_task(ask(entry)) for entry in entries]
+        except ExceptionGroup as group:  # the session is lost, for all of them
+            raise group.exceptions[0] from None
         return "".join(task.result() for task in asked)
 
     def _line(self, name: str, status: Stat) -> str:
@@ -129,7 +132,8 @@ class _Cat:
     async def __call__(self, item: _Item) -> None:
         async with item.environment.files.open(item.path, "rb") as file:
             async for block in file:
-                await self._outlet.write(1, block)
+                with explained_output():
+                    await self._outlet.write(1, block)
 
 
 class _Remove:

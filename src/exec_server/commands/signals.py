@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from exec_server.client.process import Process
@@ -32,6 +32,11 @@ PASSED_ON: Final = (
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
 _DEADLY: Final = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+
+
+def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """All but those that our starter has us ignore, as nohup does, or a shell with `&`."""
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
 class SignalPasser:
@@ -56,9 +61,10 @@ class SignalPasser:
         self._is_resizing = False
 
     def install(self) -> None:
-        for number in PASSED_ON:
+        for number in heeded(PASSED_ON):
             self._loop.add_signal_handler(number, self._pass_on, number)
-        self._loop.add_signal_handler(signal.SIGTSTP, self._on_stop)
+        for number in heeded((signal.SIGTSTP,)):
+            self._loop.add_signal_handler(number, self._on_stop)
         self._loop.add_signal_handler(signal.SIGCONT, self._on_continue)
         if self._terminal is not None:
             self._loop.add_signal_handler(signal.SIGWINCH, self.resize)
@@ -153,9 +159,10 @@ class SignalPasser:
         """Stop ourselves, as Ctrl-Z would; returns when we are continued."""
         if self._terminal is not None:
             self._terminal.restore()
-        self._loop.remove_signal_handler(signal.SIGTSTP)
-        os.kill(os.getpid(), signal.SIGTSTP)
-        self._loop.add_signal_handler(signal.SIGTSTP, self._on_stop)
+        for number in heeded((signal.SIGTSTP,)):
+            self._loop.remove_signal_handler(number)
+            os.kill(os.getpid(), number)
+            self._loop.add_signal_handler(number, self._on_stop)
         self._on_continue()
 
     def _on_continue(self) -> None:

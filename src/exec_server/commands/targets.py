@@ -34,6 +34,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _RESERVED: Final = frozenset({"ws", "wss", "stdio", "relay", "file", "http", "https"})
 _URL: Final = re.compile(r"wss?://")
 _URL_PLACE: Final = re.compile(r"((?:wss?://|relay:https?://).+?)(?::((?:[/~].*)?))?", re.DOTALL)
+# What looks like a path behind a URL, and is none. A port is no path, nor is what follows a name
+# and password, which a URL must not have.
+_RELATIVE_PLACE: Final = re.compile(
+    r"(wss?://(?![^/]*@)(?:\[[^]]*\]|[^/:[]*)(?::\d+)?):(?!\d+(?:[/?#]|$)).+", re.DOTALL
+)
 _STDIO_PLACE: Final = re.compile(r"(stdio:.+):([/~].*)", re.DOTALL)
 _NAMED_PLACE: Final = re.compile(rf"(?!stdio:)({_NAME.pattern}):(.*)", re.DOTALL)
 _RELAY: Final = re.compile(r"(https?://.+)/([^/]+)", re.DOTALL)
@@ -102,11 +107,24 @@ class Place:
 
 
 def split_place(text: str) -> Place | None:
-    """Take TARGET:PATH apart; None if it is a local path. Nothing is looked up."""
+    """Take TARGET:PATH apart; None if it is a local path. Nothing is looked up.
+
+    Raises Mistake for a relative path where there can be none.
+    """
     for form in (_STDIO_PLACE, _URL_PLACE, _NAMED_PLACE):
         if (parts := form.fullmatch(text)) is not None:
+            if (relative := _RELATIVE_PLACE.fullmatch(parts[1])) is not None:
+                raise Mistake(
+                    f"`{text}`: a path behind {relative[1]} begins with / or ~; only a target "
+                    "with a name in targets.toml takes others"
+                )
             return Place(parts[1], parts[2])
     return Place(text, None) if text.startswith("stdio:") else None
+
+
+def with_path(target: str) -> str:
+    """How to write a path on a target, for advice."""
+    return f"{target}:PATH" if _NAME.fullmatch(target) else f"{target}:/PATH"
 
 
 def find_target(text: str, access: Access | None = None) -> Target:

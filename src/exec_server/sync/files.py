@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, overload
 
 from exec_server.client import files, open_file
 from exec_server.client.launch import AnySandbox
 from exec_server.client.places import AnyPath
 from exec_server.client.results import Entry
+from exec_server.errors import RpcError
 from exec_server.sync.thread import Blocking, BlockingContext, blocking, iterate
 
 # Of a walk: as many at a time, so that the threads do not take turns for each.
@@ -26,6 +27,7 @@ class FileReader(BlockingContext[open_file.FileReader]):
         return self._inner.size
 
     read = blocking(open_file.FileReader.read)
+    is_changed = blocking(open_file.FileReader.is_changed)
 
 
 class FileWriter(BlockingContext[open_file.FileWriter]):
@@ -67,7 +69,16 @@ class Files(Blocking[files.Files]):
             return FileWriter(self._thread, self._inner.open(path, mode))
         return FileReader(self._thread, self._inner.open(path, mode, offset=offset))
 
-    def walk(self, path: AnyPath = ".", *, follow_links: bool = False) -> Iterator[Entry]:
-        """Everything below a directory, directories before what is in them."""
-        entries = self._inner.walk(path, follow_links=follow_links)
+    def walk(
+        self,
+        path: AnyPath = ".",
+        *,
+        follow_links: bool = False,
+        on_error: Callable[[RpcError], None] | None = None,
+    ) -> Iterator[Entry]:
+        """Everything below a directory, directories before what is in them.
+
+        `on_error` is told of what cannot be read, in the thread of the connection.
+        """
+        entries = self._inner.walk(path, follow_links=follow_links, on_error=on_error)
         return iterate(self._thread, entries, BATCH)

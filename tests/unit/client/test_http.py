@@ -118,3 +118,11 @@ async def test_a_server_that_makes_no_requests(scene: Scene) -> None:
         scene.stream.refuse(request, -32601, "no such method")
         await turns()
     assert len(scene.env.session._subscribers) == 1
+
+
+@in_environment
+async def test_a_request_is_made_once(scene: Scene) -> None:
+    stream = await opened(scene)
+    with pytest.raises(RuntimeError, match="entered only once"):
+        await stream.__aenter__()
+    await stream.__aexit__(None, None, None)

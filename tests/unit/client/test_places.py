@@ -40,6 +40,22 @@ def test_paths_become_uris(path: AnyPath, uri: str) -> None:
     assert THERE.uri(path).uri == uri
 
 
+@pytest.mark.parametrize(
+    ("path", "absolute"),
+    [
+        ("file:///a%20b", "/a b"),
+        ("file:///a%2520b/", "/a%20b"),
+        ("file://localhost/a", "/a"),
+        ("file:///C:/a", "file:///C:/a"),
+        ("file:", "/"),
+        ("/a%20b", "/a%20b"),
+        ("file", "/work shop/file"),
+    ],
+)
+def test_uris_stand_for_paths(path: AnyPath, absolute: str) -> None:
+    assert THERE.absolute(path) == absolute
+
+
 def test_a_server_that_says_little() -> None:
     bare = places()
     assert (bare.cwd, bare.home) == ("/", None)

@@ -16,7 +16,15 @@ from exec_server.client import traffic as traffic_module
 from exec_server.client.environment import Environment
 from exec_server.client.process import Process
 from exec_server.errors import ConnectionLost, ProcessLost, StdinClosed
-from unit.client.memory import GREETING, SESSION, MemoryDialer, MemoryStream, Message, play
+from unit.client.memory import (
+    GREETING,
+    SESSION,
+    MemoryDialer,
+    MemoryStream,
+    Message,
+    outcome,
+    play,
+)
 
 OURS = {
     "sessionId": SESSION,
@@ -502,3 +510,23 @@ async def test_a_cancelled_start_is_killed(scene: Scene) -> None:
         kill = await scene.stream.next("process/terminate")
         assert kill["params"]["processId"] == request["params"]["processId"]
         scene.stream.answer(kill, {"running": True})
+
+
+def test_an_end_that_was_not_seen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server does not say whether it was killed: who waits must not do so for ever."""
+    monkeypatch.setattr(process_module, "KILL_SECONDS", 0.01)
+
+    @in_environment
+    async def test(scene: Scene) -> None:
+        process = await scene.started(stdin=True)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(outcome(process.wait()))
+            await turns()
+            await process.__aexit__(None, None, None)
+        scene.stream.answer(await scene.stream.next("process/terminate"), {"running": True})
+        assert isinstance(await waiting, ProcessLost)
+        for use in (process.wait, process.read_some, lambda: process.write(b"x")):
+            with pytest.raises(ProcessLost, match="given up"):
+                await use()
+
+    test()

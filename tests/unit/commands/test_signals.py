@@ -98,6 +98,24 @@ def test_a_command_may_outlive_its_user_for_a_moment(monkeypatch: pytest.MonkeyP
     _try(body)
 
 
+def test_what_our_starter_ignores_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored = {signal.SIGHUP, signal.SIGTSTP}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+
+    async def body(passer: SignalPasser, process: _Process, codes: list[int]) -> None:
+        passer.install()
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        passer.suspend()
+        passer.remove()
+        assert signals.heeded((*ignored, signal.SIGTERM)) == [signal.SIGTERM]
+
+    try:
+        _try(body)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_signals_under_way_are_bounded() -> None:
     async def body(passer: SignalPasser, process: _Process, codes: list[int]) -> None:
         process.may_answer.clear()

@@ -55,6 +55,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("ws://h:7700:/a:/b", Place("ws://h:7700", "/a:/b")),
         ("ws://h:~", Place("ws://h", "~")),
         ("wss://h/base:/a", Place("wss://h/base", "/a")),
+        ("ws://h:80/base", Place("ws://h:80/base", None)),
+        ("ws://a:b@h:80:/a", Place("ws://a:b@h:80", "/a")),
         ("ws://[::1]:7700:/a", Place("ws://[::1]:7700", "/a")),
         ("relay:https://r.net/b-7", Place("relay:https://r.net/b-7", None)),
         ("relay:https://r.net:8/b-7:/a", Place("relay:https://r.net:8/b-7", "/a")),
@@ -72,6 +74,23 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_where_a_path_begins(text: str, place: Place | None) -> None:
     assert split_place(text) == place
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("ws://h:7700:.", "ws://h:7700"),
+        ("ws://h:7700:a/b", "ws://h:7700"),
+        ("ws://h:7700:a:/b", "ws://h:7700"),
+        ("wss://h:a", "wss://h"),
+        ("ws://[::1]:7:a", "ws://[::1]:7"),
+        ("ws://[::1]:a", "ws://[::1]"),
+    ],
+)
+def test_a_relative_path_needs_a_name(text: str, url: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        split_place(text)
+    assert str(caught.value).startswith(f"`{text}`: a path behind {url} begins with / or ~; ")
 
 
 # ---- targets without a name -----------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import termios
 from collections.abc import Iterator
@@ -89,3 +90,52 @@ def test_sizes(pty: int) -> None:
     assert window_size(reader) is None
     os.close(reader)
     os.close(writer)
+
+
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_the_keeper_undoes_what_was_on_the_screen(is_faster: bool) -> None:
+    """The last that it was told counts; a shell that was faster has its own way of pasting."""
+    master, slave = os.openpty()
+    pid = os.fork()
+    if pid == 0:
+        os.close(master)
+        terminal = Terminal(slave, screen=slave).__enter__()
+        terminal.make_raw()
+        if is_faster:
+            terminal.restore()
+        terminal.note_undo(b"never")
+        terminal.note_undo(b"\x1b[?2004l\x1b[?25h")
+        os._exit(9)
+    os.waitpid(pid, 0)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # everybody has closed it
+        while data := os.read(master, 100):
+            shown += data
+    os.close(master)
+    assert shown == (b"\x1b[?25h" if is_faster else b"\x1b[?2004l\x1b[?25h")
+
+
+def test_the_keeper_writes_nothing_after_an_orderly_end() -> None:
+    master, slave = os.openpty()
+    with Terminal(slave, screen=slave) as terminal:
+        terminal.note_undo(b"undo")
+    os.close(slave)
+    with pytest.raises(OSError, match="Input/output error"):  # the end, and nothing before it
+        os.read(master, 100)
+    os.close(master)
+
+
+def test_an_end_by_an_exception_is_not_orderly() -> None:
+    master, slave = os.openpty()
+
+    def fail_inside() -> None:
+        with Terminal(slave, screen=slave) as terminal:
+            terminal.note_undo(b"undo")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_inside()
+    assert os.read(master, 100) == b"undo"
+    os.close(slave)
+    os.close(master)
