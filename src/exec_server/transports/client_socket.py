@@ -25,7 +25,6 @@ from exec_server.transports.framed_socket import (
     DIRECT_BYTES,
     FramedSocket,
     Producer,
-    make_scratch,
 )
 from exec_server.transports.frames import (
     MESSAGE_BYTES,
@@ -116,7 +115,7 @@ class ClientSocket(FramedSocket):
     """One socket that we opened; usable from when `connect` returns it."""
 
     def __init__(self, key: bytes, message_bytes: int) -> None:
-        super().__init__(make_scratch())
+        super().__init__()
         self._key = key
         self._message_bytes = message_bytes
         self._head = b""  # the answer to our upgrade, as far as it has come
@@ -142,7 +141,9 @@ class ClientSocket(FramedSocket):
         if transport.get_extra_info("ssl_object") is None:
             self._descriptor = transport.get_extra_info("socket").fileno()
 
-    def _take(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
         if self._frames is None:
             self._take_answer(data)
             return
@@ -152,8 +153,7 @@ class ClientSocket(FramedSocket):
             self._user.message_received(event.payload, is_text=event.opcode is Opcode.TEXT)
             self._alone = False
             return
-        self._frames.feed(data)
-        self._deliver_unless_behind()
+        self._feed(data)
 
     def eof_received(self) -> bool:
         self._end("connection ended without a close frame")

@@ -15,8 +15,6 @@ from typing import Protocol, cast
 from exec_server.errors import ProtocolError
 from exec_server.transports.frames import SENT_FRAME_BYTES, Event, FrameReader, Opcode
 
-# What is received at once, unless it is the rest of a long frame.
-SCRATCH_BYTES = 262_144
 # Unsent bytes at which the producer is asked to stop, and at which to go on.
 SEND_HIGH_BYTES = 524_288
 SEND_LOW_BYTES = 131_072
@@ -43,20 +41,13 @@ class Producer(Protocol):
         ...
 
 
-def make_scratch() -> memoryview:
-    """Where sockets of one loop receive, one after the other."""
-    return memoryview(bytearray(SCRATCH_BYTES))
-
-
-class FramedSocket(asyncio.BufferedProtocol):
+class FramedSocket(asyncio.Protocol):
     """A base for both ends; it has an event loop's socket and nothing else."""
 
-    def __init__(self, scratch: memoryview) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._descriptor = -1  # stays so if there is TLS between us and the socket
-        self._scratch = scratch
-        self._landing = False  # what comes is received in its place
         self._frames: FrameReader | None = None  # from the upgrade on
         self._producer: Producer | None = None  # from then on too
         self._closing = False
@@ -74,10 +65,6 @@ class FramedSocket(asyncio.BufferedProtocol):
         self._writable: asyncio.Future[None] | None = None
 
     # ---- what the two ends do differently ---------------------------------------------
-
-    def _take(self, data: bytes) -> None:
-        """These bytes have come."""
-        raise NotImplementedError
 
     def _heard(self) -> None:
         """More of a long frame has come."""
@@ -113,25 +100,31 @@ class FramedSocket(asyncio.BufferedProtocol):
 
     # ---- receiving --------------------------------------------------------------------
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        place = None if self._frames is None or self._deaf else self._frames.landing()
-        self._landing = place is not None
-        return self._scratch if place is None else place
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._deaf:
-            return
-        if self._landing:
-            assert self._frames is not None
-            self._frames.landed(nbytes)
-            self._heard()
-            self._deliver_unless_behind()
-        else:
-            self._take(bytes(self._scratch[:nbytes]))
-
-    def _deliver_unless_behind(self) -> None:
+    def _feed(self, data: bytes) -> None:
+        """Take bytes of frames, and hand over what they make whole."""
+        assert self._frames is not None
+        self._frames.feed(data)
         if self._closing or not self._backlog:
             self._deliver()
+        if self._frames.is_long and not self._deaf:
+            self._receive_by(_Landing(self, self._frames))
+
+    def landed(self, *, is_whole: bool) -> None:
+        """More of a long frame has come."""
+        if self._deaf:
+            return
+        self._heard()
+        if self._closing or not self._backlog:
+            self._deliver()
+        if is_whole:
+            self._receive_by(self)
+
+    def _receive_by(self, protocol: asyncio.BaseProtocol) -> None:
+        self._transport.set_protocol(protocol)
+        if not self._transport.is_closing():
+            # uvloop looks at the protocol only when it begins to read.
+            self._transport.pause_reading()
+            self._update_reading()
 
     def _deliver(self) -> None:
         """Hand over what has arrived, as far as it is wanted."""
@@ -316,3 +309,32 @@ class FramedSocket(asyncio.BufferedProtocol):
             self._pong = None
         if self._producer is not None:
             self._producer.sending_ready()
+
+
+class _Landing(asyncio.BufferedProtocol):
+    """Stands in for a socket while it receives the rest of a long frame, where that belongs.
+
+    Not all the time, though it could: for short messages it takes longer.
+    """
+
+    def __init__(self, owner: FramedSocket, frames: FrameReader) -> None:
+        self._frames = frames
+        self._owner = owner
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._frames.landing()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._owner.landed(is_whole=self._frames.landed(nbytes))
+
+    def eof_received(self) -> bool | None:
+        return self._owner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._owner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._owner.resume_writing()

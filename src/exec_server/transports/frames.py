@@ -107,16 +107,15 @@ class FrameReader:
         self._offset = 0
         self._end = len(self._buffer)
 
-    def landing(self) -> memoryview | None:
-        """Where to receive the rest of a long frame, and nothing more; `landed` says how much.
+    @property
+    def is_long(self) -> bool:
+        """Whether so much of a frame is missing that its rest should land in its place."""
+        return self._wanted - (self._end - self._offset) >= LANDING_BYTES
 
-        None if what comes next is to be fed.
-        """
+    def landing(self) -> memoryview:
+        """Where to receive the rest of a long frame, and nothing more; `landed` says how much."""
         buffer, start, end = self._buffer, self._offset, self._end
-        is_begun = end < len(buffer)
-        if not is_begun and self._wanted - (end - start) < LANDING_BYTES:
-            return None
-        if not is_begun:
+        if end == len(buffer):
             come = end - start
             room = max(LANDING_LEAST_BYTES, come * LANDING_GROWTH)
             buffer = bytearray(min(self._wanted, room))
@@ -124,9 +123,10 @@ class FrameReader:
             self._buffer, self._offset, self._end = buffer, 0, come
         return memoryview(buffer)[self._end :]
 
-    def landed(self, count: int) -> None:
-        """So many bytes were put there."""
+    def landed(self, count: int) -> bool:
+        """So many bytes were put there; whether the frame is whole now."""
         self._end += count
+        return self._end == self._wanted
 
     def whole_message(self, data: bytes) -> bytes | None:
         """The message, if `data` is exactly one short frame with all of it: so nearly always.

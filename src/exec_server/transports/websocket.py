@@ -15,7 +15,6 @@ from exec_server.transports.framed_socket import (
     CLOSE_SECONDS,
     DIRECT_BYTES,
     FramedSocket,
-    make_scratch,
 )
 from exec_server.transports.frames import (
     MESSAGE_BYTES,
@@ -77,7 +76,6 @@ class Settings:
     allowed_hosts: frozenset[str] | None = None
     room: Room = field(default_factory=lambda: Room(RECEIVING_BYTES))
     wakefulness: Wakefulness = field(default_factory=Wakefulness)
-    scratch: memoryview = field(default_factory=make_scratch)
 
 
 class WebSocketStream(FramedSocket):
@@ -86,7 +84,7 @@ class WebSocketStream(FramedSocket):
     is_strict = False
 
     def __init__(self, settings: Settings, streams: set[WebSocketStream]) -> None:
-        super().__init__(settings.scratch)
+        super().__init__()
         self._settings = settings
         self._streams = streams
         self.origin = ""
@@ -120,7 +118,9 @@ class WebSocketStream(FramedSocket):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._timer = self._loop.call_later(HANDSHAKE_SECONDS, self.abort, "no upgrade request")
 
-    def _take(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
         self._heard()
         if self._frames is None:
             self._upgrade(data)
@@ -133,8 +133,7 @@ class WebSocketStream(FramedSocket):
             if self._answered:
                 self._settings.wakefulness.extend()
             return
-        self._frames.feed(data)
-        self._deliver_unless_behind()
+        self._feed(data)
 
     def _heard(self) -> None:
         self._last_heard = self._loop.time()
@@ -201,8 +200,7 @@ class WebSocketStream(FramedSocket):
         self._receiver = self._producer = self._settings.receiver(self)
         rest, self._head = self._head, b""
         if rest:
-            self._frames.feed(rest)
-            self._deliver()
+            self._feed(rest)
 
     def _refuse(self, refusal: HttpRefusal, request: RequestHead | None = None) -> None:
         """Answer; whoever asked properly may ask again, as long as the handshake may take."""
@@ -274,19 +272,19 @@ class WebSocketStream(FramedSocket):
     # ---- sending ----------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
-        self._send_message(Opcode.TEXT, message)
+        if len(message) > DIRECT_BYTES or self._gathered or self._streaming or self._closing:
+            self._send_message(Opcode.TEXT, message)
+        else:
+            self._answered = True
+            self._write(text_frame(message))
 
     async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
         await self._send_in_parts(Opcode.TEXT, parts)
 
     def _send(self, opcode: Opcode, message: bytes) -> None:
-        if len(message) > DIRECT_BYTES or self._gathered:
-            if not self._gathered:
-                self._loop.call_soon(self._flush)
-            self._gather(text_frame(message))
-        else:
-            self._answered = True
-            self._write(text_frame(message))
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        self._gather(text_frame(message))
 
     def _frame(self, opcode: Opcode, payload: bytes, *, final: bool = True) -> bytes:
         return frame_header(opcode, len(payload), final=final) + payload
