@@ -180,14 +180,19 @@ def passes() -> Iterator[int]:
 
 
 def kill_all(found: Mapping[int, int]) -> None:
-    """SIGKILL to each process that still has the parent it was found with, or has us."""
-    for pid, parent in found.items():
+    """SIGKILL to each process whose parent still is of the family, or is us.
+
+    An orphan in a sandbox becomes a child of its init. Were it spared for that, it could go on
+    when its own child is killed, before init's end reaches it.
+    """
+    family = {os.getpid(), *found, *found.values()}
+    for pid in found:
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
             continue
         try:
-            if _parent_of(pid) in (parent, os.getpid()):
+            if _parent_of(pid) in family:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         except OSError:
             pass  # ended meanwhile, or a process that gained other rights

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -172,6 +173,30 @@ def test_kill_all_spares_a_process_with_another_parent() -> None:
 
 
 # ---- orphans --------------------------------------------------------------------------
+
+
+def test_kill_all_reaches_an_orphan_that_stays_in_the_family() -> None:
+    """As below the init of a sandbox: it is the parent of those whose own parent has ended."""
+    program = (
+        "import os, signal, subprocess, sys\n"
+        "from exec_server.core import system\n"
+        "system.become_subreaper()\n"
+        "shell = subprocess.Popen(['sh', '-c', 'sleep 1000 & echo $!; wait'], stdout=1)\n"
+        "shell.wait()\n"
+        "signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as init:
+        assert init.stdout is not None
+        orphan = int(init.stdout.readline())
+        try:
+            shell = descendants.subtree([init.pid])[orphan]
+            os.kill(shell, signal.SIGKILL)
+            _until(lambda: descendants._parent_of(orphan) == init.pid)
+            descendants.kill_all({shell: init.pid, orphan: shell})
+            _until(lambda: not _is_alive(orphan))
+        finally:
+            os.kill(orphan, signal.SIGKILL)
+            init.kill()
 
 
 @pytest.mark.usefixtures("subreaper")
