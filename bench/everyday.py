@@ -24,6 +24,7 @@ from typing import Any
 
 from bench.servers import stop
 from exec_server import Environment, connect
+from exec_server.core import system
 
 COMMANDS = 200
 FILE_BYTES = 1 << 30
@@ -196,6 +197,7 @@ async def _transfers(
         for copy, taken in (("ours", ours), ("theirs", theirs)):
             target = folder / "target"
             target.unlink(missing_ok=True)
+            os.sync()  # what the copy before has left to write is not this one's business
             if copy == "theirs":
                 taken.append(_timed_blocking(lambda: ssh.copy(source, target, up=up)))  # noqa: B023
             elif up:
@@ -247,6 +249,7 @@ def main() -> int:
     if not (shutil.which("sshd") or os.path.exists("/usr/sbin/sshd")):
         print(_HELP, file=sys.stderr)
         return 1
+    system.keep_freed_memory()  # as `exec-server cp` does, which is what stands beside scp
     asyncio.run(_measure(options.mebibytes << 20))
     return 0
 

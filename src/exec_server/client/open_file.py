@@ -57,7 +57,7 @@ class _Block(Result, frozen=True):
 
 # How servers spell a block; it can be spelt otherwise, but nobody does.
 _START: Final = b'{"chunk":"'
-_ENDS: Final = {b',"eof":false}': False, b',"eof":true}': True}
+_ENDS: Final = {b'","eof":false}': False, b'","eof":true}': True}
 _READ: Final = Call(READ_BLOCK.name, ReadBlockParams, Raw)
 _WRITE: Final = Call(WRITE_BLOCK.name, Raw, Done)
 
@@ -287,12 +287,12 @@ class FileWriter:
 
 def _decoded(answer: Raw) -> tuple[bytes, bool]:
     """The bytes of a block, and whether it is the last one."""
-    text = bytes(answer)
-    end = text.find(b'"', len(_START))
-    is_last = _ENDS.get(text[end + 1 :]) if text.startswith(_START) else None
+    text = memoryview(answer)
     try:
-        if is_last is not None:
-            return pybase64.b64decode(memoryview(text)[len(_START) : end], validate=True), is_last
+        for end, is_last in _ENDS.items():
+            if bytes(text[: len(_START)]) == _START and bytes(text[-len(end) :]) == end:
+                chunk = text[len(_START) : -len(end)]
+                return pybase64.b64decode(chunk, validate=True), is_last
         block = decode_as(_Block, answer, "block of a file")
         return pybase64.b64decode(memoryview(block.chunk)[1:-1], validate=True), block.eof
     except binascii.Error:
