@@ -1,40 +1,85 @@
-# make run        set up a virtual environment and serve on loopback
-# make test       lint, type-check and test with every Python >= 3.11 of this machine
-# make check      the same with one Python, for the daily work
-# make conformance  the exchanges of tests/conformance against the reference, too
-# make bench      this server and the reference in turns
-# make everyday   our client and OpenSSH in turns; needs openssh-server
+# make help prints these lines.
+#
+# make run          install the server into .venv and serve on loopback (PORT=7700)
+# make dev          install the developers' tools into .venv
+# make lint         ruff and mypy
+# make test         lint, unit and fuzz tests and a selection of the others: five minutes
+# make test-all     every test with the newest Python, the quick ones with the others
+# make test-rest    test-all without test
+# make coverage     branch coverage of every package, and its floors
+# make reference    install the reference, which test-all and bench then use (needs npm)
+# make conformance  the exchanges of tests/conformance, against the reference too
+# make bench        this server and the reference in turns
+# make soak         mixed traffic with faults, then a count of the rest: SECONDS=180
+# make fuzz         every decoder and every method with random input: SECONDS=60
+# make everyday     our client and OpenSSH in turns; needs openssh-server
+# make module-list  write the list of modules in docs/architecture.md
+#
+# PYTHON=/path/to/python3 chooses the interpreter, after `make clean`.
 
-PYTHON ?= $(firstword $(shell sh scripts/interpreters.sh))
+# The newest one found.
+PYTHON ?= $(lastword $(shell sh scripts/interpreters.sh))
 VENV := .venv
-STAMP := $(VENV)/installed
+STAMP := $(VENV)/dev-installed
 PYTEST_ARGS ?=
 PORT ?= 7700
 
-.PHONY: run test check lint conformance reference bench everyday clean
+.PHONY: help run dev test test-all test-rest lint coverage conformance reference module-list bench soak fuzz everyday clean
 
+help:
+	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
+
+# The server alone: what `make run` needs.
+$(VENV)/run-installed: pyproject.toml
+	@sh scripts/setup-venv.sh "$(PYTHON)" $(VENV) .
+	@touch $@
+
+# The developers' tools too.
 $(STAMP): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $(STAMP)
+	@sh scripts/setup-venv.sh "$(PYTHON)" $(VENV) '.[dev]'
+	@touch $@ $(VENV)/run-installed
 
-run: $(STAMP)
-	@echo "Talk to it with:  $(VENV)/bin/python -m websockets ws://127.0.0.1:$(PORT)"
-	@echo "and type:         {\"id\":1,\"method\":\"initialize\",\"params\":{\"clientName\":\"me\"}}"
-	@echo "Stop it with Ctrl-C. It listens on:"
+run: $(VENV)/run-installed
+	@echo
+	@echo "In another terminal, in this folder:"
+	@echo "    $(VENV)/bin/exec-server exec ws://127.0.0.1:$(PORT) -- uname -a"
+	@echo "    $(VENV)/bin/exec-server cp README.md ws://127.0.0.1:$(PORT):/tmp/"
+	@echo "    CODEX_EXEC_SERVER_URL=ws://127.0.0.1:$(PORT) codex"
+	@echo "Ctrl-C stops the server. It listens on:"
 	@exec $(VENV)/bin/exec-server --listen ws://127.0.0.1:$(PORT)
+
+dev: $(STAMP)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-check: lint
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
-
 test: lint
-	sh scripts/test-all.sh $(PYTEST_ARGS)
+	sh scripts/unit-tests.sh $(VENV) $(PYTEST_ARGS)
+	sh scripts/run-pytest.sh $(VENV) -n auto --dist loadfile -m "quick and not reference" \
+		tests/fuzz tests/integration tests/conformance $(PYTEST_ARGS)
+
+test-all: export COVERAGE = 1
+test-all: test test-rest
+
+test-rest: $(STAMP)
+	status=0; \
+	sh scripts/test-rest.sh $(VENV) $(PYTEST_ARGS) || status=1; \
+	sh scripts/test-others.sh "$(PYTHON)" $(PYTEST_ARGS) || status=1; \
+	exit $$status
+
+# The floors of the unit tests, then the tests of `make test` together, servers included.
+coverage: $(STAMP)
+	COVERAGE=1 sh scripts/unit-tests.sh $(VENV) $(PYTEST_ARGS)
+	rm -rf .coverage-quick
+	mkdir .coverage-quick
+	cp .coverage-unit/data .coverage-quick/data.unit
+	COVERAGE_FILE=$(CURDIR)/.coverage-quick/data sh scripts/run-pytest.sh $(VENV) -n auto \
+		--dist loadfile -m "quick and not reference" \
+		tests/fuzz tests/integration tests/conformance $(PYTEST_ARGS)
+	COVERAGE_FILE=$(CURDIR)/.coverage-quick/data $(VENV)/bin/python -m coverage combine --quiet
+	COVERAGE_FILE=$(CURDIR)/.coverage-quick/data $(VENV)/bin/python -m coverage report --skip-covered
 
 reference:
 	sh tests/conformance/install_reference.sh
@@ -42,11 +87,21 @@ reference:
 conformance: $(STAMP) reference
 	$(VENV)/bin/python -m pytest tests/conformance $(PYTEST_ARGS)
 
+# Writes the list of modules in docs/architecture.md.
+module-list:
+	python3 scripts/module_list.py
+
 bench: $(STAMP)
 	$(VENV)/bin/python -m bench $(BENCH_ARGS)
+
+soak: $(STAMP)
+	$(VENV)/bin/python -m soak --seconds $(or $(SECONDS),180) $(SOAK_ARGS)
+
+fuzz: $(STAMP)
+	$(VENV)/bin/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(FUZZ_ARGS)
 
 everyday: $(STAMP)
 	$(VENV)/bin/python -m bench.everyday
 
 clean:
-	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz .coverage-*

@@ -25,9 +25,9 @@ _ROUNDS, _QUICK_ROUNDS = 7, 2
 
 
 def main() -> int:
-    """Measures what was asked for and prints the table."""
+    """Runs the selected workloads and prints the table."""
     options = _parse()
-    # SIGTERM must stop the servers too: as an exception it passes all clean-up.
+    # SIGTERM must stop the servers, too: as an exception it runs all clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # A thousand connections need more descriptors than the usual soft limit.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -51,7 +51,7 @@ def main() -> int:
         facts = report.gather_facts(runner.versions, folder)
     facts |= {"rounds": str(rounds), "idle cores": "awake for single requests" if awake else "halt"}
     rows = [report.Row(result) for result in results]
-    # Ours stands first in the tables, though it takes its turns after the reference.
+    # This server is the first column of the tables, although the reference runs first.
     labels = sorted(servers, key=lambda label: (label != OURS, label != REFERENCE))
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
     print(report.text_table(rows, labels))

@@ -14,7 +14,7 @@ _REQUEST_FILE = "/dev/cpu_dma_latency"
 
 
 def can_keep_awake() -> bool:
-    """Tells whether the kernel would take the request from this user."""
+    """Whether the kernel accepts the request from this user."""
     return os.access(_REQUEST_FILE, os.W_OK)
 
 

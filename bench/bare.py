@@ -1,4 +1,4 @@
-"""The same work without any server: what the kernel alone costs."""
+"""The same work without a server: the cost of the kernel alone."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from pybase64 import b64encode
 from bench import files, processes
 from bench.stage import Stage, sample, shared_file
 
-# The most that a pipe holds by default, so the most that one read can give.
+# The default capacity of a pipe, so the maximum of one read.
 _READ_BYTES = 65536
 
 _ECHO_PEER = """
@@ -42,7 +42,7 @@ def loopback(stage: Stage) -> list[float]:
 
 
 def spawn(stage: Stage) -> list[float]:
-    """posix_spawn and waitpid, nothing else."""
+    """posix_spawn and waitpid."""
 
     def operation(_: int) -> None:
         os.waitpid(os.posix_spawn("/bin/true", ["/bin/true"], {}), 0)
@@ -64,7 +64,7 @@ def spawn_parallel(stage: Stage) -> list[float]:
 
 
 def stream_pipe(stage: Stage) -> list[float]:
-    """The same child, its pipe read and forgotten."""
+    """The same child, its pipe read and discarded."""
     path = shared_file(stage, "stream", processes.STREAM_FILE_BYTES)
     repeats = 2 if stage.quick else processes.STREAM_REPEATS
     argv = ["/bin/cat", *[path] * repeats]
@@ -72,7 +72,7 @@ def stream_pipe(stage: Stage) -> list[float]:
 
 
 def small_chunks(stage: Stage) -> list[float]:
-    """The same shell, its pipe read and forgotten."""
+    """The same shell, its pipe read and discarded."""
     return _pipe_rate(stage, processes.small_chunks_argv(), processes.SMALL_WRITES)
 
 
@@ -91,7 +91,7 @@ def _pipe_rate(stage: Stage, argv: list[str], amount: int) -> list[float]:
 
 
 def stream_pty(stage: Stage) -> list[float]:
-    """The same child on a terminal, its master read and forgotten."""
+    """The same child on a terminal, its master read and discarded."""
     path = shared_file(stage, "terminal", processes.PTY_FILE_BYTES)
 
     def operation(_: int) -> None:

@@ -1,7 +1,7 @@
-"""A WebSocket client that costs as little as Python can, so that the server is what is measured.
+"""A WebSocket client with as little overhead as possible, so that the server is measured.
 
 Blocking sockets, requests encoded beforehand (with the legal mask key zero, the masked payload
-is the payload), one receive buffer, and no JSON decoding: a message is known by its first bytes.
+is the payload), one receive buffer, no JSON decoding: messages are told apart by their first bytes.
 """
 
 import itertools
@@ -19,7 +19,7 @@ RECEIVE_BYTES = 256 * 1024
 # How long one receive or send may wait before the server counts as hanging.
 SOCKET_SECONDS = 10.0
 
-# Enough of a message to tell which one it is; longer than any prefix that is waited for.
+# Enough of a message to identify it; longer than any prefix passed to `wait_for`.
 _PREFIX_BYTES = 200
 
 _ERROR = b'{"error"'
@@ -28,7 +28,7 @@ _CLOSE, _PING = 8, 9
 
 
 class BenchError(Exception):
-    """A server answered with an error, went away or could not be started."""
+    """A server answered with an error, ended or could not be started."""
 
 
 class HangError(BenchError):
@@ -53,7 +53,7 @@ def message(content: dict[str, Any]) -> bytes:
 
 
 class Connection:
-    """One initialized connection; whoever opens it closes it."""
+    """One initialized connection; the caller closes it."""
 
     def __init__(self, host: str, port: int, capacity: int = RECEIVE_BYTES) -> None:
         self._capacity = capacity
@@ -103,15 +103,15 @@ class Connection:
         return answer.partition(b'"executorVersion":"')[2].partition(b'"')[0].decode() or "?"
 
     def close(self) -> None:
-        """Says goodbye and closes the socket."""
+        """Sends a close frame and closes the socket."""
         try:
             self.socket.sendall(frame(b"\x03\xe8", _CLOSE))
         except OSError:
-            pass  # The server was faster; there is nobody left to tell.
+            pass  # The server has closed the connection already.
         self.socket.close()
 
     def prepare(self, method: str, params: dict[str, Any]) -> tuple[bytes, bytes]:
-        """Encodes a request and gives the bytes that its answer starts with."""
+        """Encodes a request and returns it with the first bytes of its answer."""
         number = next(self._ids)
         request = message({"id": number, "method": method, "params": params})
         return request, b'{"id":%d,' % number
@@ -126,7 +126,7 @@ class Connection:
         return self.exchange(*self.prepare(method, params))
 
     def send(self, data: bytes) -> None:
-        """Sends encoded frames; a server that takes none of them in time hangs."""
+        """Sends encoded frames; raises HangError if the server accepts none in time."""
         try:
             self.socket.sendall(data)
         except BlockingIOError:
@@ -164,9 +164,9 @@ class Connection:
                 return self._length
 
     def _take_unusual(self, wanted: tuple[bytes, bytes]) -> bool:
-        """Handles what is large, fragmented, a control frame or not complete yet.
+        """Handles a frame that is large, fragmented, incomplete or a control frame.
 
-        Returns whether it ended a message that was waited for.
+        Returns whether the frame ended a message with one of the prefixes.
         """
         header = self._header()
         if header is None:

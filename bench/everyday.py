@@ -1,4 +1,4 @@
-"""The client beside the everyday alternative, OpenSSH on loopback: `python -m bench.everyday`.
+"""The client compared with OpenSSH on loopback: `python -m bench.everyday`.
 
 Both have one connection that stays open (for ssh a multiplexed one, without a password or a
 configuration of the machine) and take turns at the same jobs: a command that does nothing, and
@@ -24,12 +24,12 @@ from typing import Any
 
 from bench.servers import stop
 from exec_server import Environment, connect
-from exec_server.core import system
+from exec_server.host import libc
 
 COMMANDS = 200
 FILE_BYTES = 1 << 30
 ROUNDS = 3
-# What may be slower than ssh by so much; commands may not.
+# How many times slower than scp a copy may be; commands may not be slower than ssh at all.
 BULK_RATIO = 1.5
 _SAMPLE_SECONDS = 0.05
 _HELP = "OpenSSH's server is not installed; on Debian: apt-get install openssh-server"
@@ -66,7 +66,7 @@ class Ssh:
         """Starts the server and the shared connection; both end with the block."""
         server = shutil.which("sshd") or "/usr/sbin/sshd"
         if os.getuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)  # where it confines itself
+            Path("/run/sshd").mkdir(exist_ok=True)  # the directory that sshd changes its root to
         process = subprocess.Popen(
             [server, "-D", "-e", "-f", str(self._folder / "sshd_config")],
             stderr=subprocess.DEVNULL,
@@ -119,7 +119,7 @@ class Ssh:
         _quietly("ssh", *self._options(), self._where, "true")
 
     def copy(self, source: Path, target: Path, *, up: bool) -> None:
-        """One file there or back."""
+        """Copies one file up or down."""
         remote = f"{self._where}:"
         words = [str(source), remote + str(target)] if up else [remote + str(source), str(target)]
         _quietly("scp", "-q", *self._options(), *words)
@@ -130,7 +130,7 @@ def _quietly(*argv: str) -> None:
 
 
 class Memory:
-    """The most that processes have used at a time, looked at now and then."""
+    """The peak memory of processes, sampled at intervals."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self._pids = pids
@@ -197,7 +197,7 @@ async def _transfers(
         for copy, taken in (("ours", ours), ("theirs", theirs)):
             target = folder / "target"
             target.unlink(missing_ok=True)
-            os.sync()  # what the copy before has left to write is not this one's business
+            os.sync()  # so that this copy does not wait for the dirty pages of the previous one
             if copy == "theirs":
                 taken.append(_timed_blocking(lambda: ssh.copy(source, target, up=up)))  # noqa: B023
             elif up:
@@ -210,7 +210,7 @@ async def _transfers(
 
 
 def _row(title: str, ours: float, theirs: float, unit: str, target: float) -> str:
-    # Above 1 ours is faster. Times for commands, rates for files.
+    # Above 1 this client is faster. Times for commands, rates for files.
     ratio = theirs / ours if unit == "ms" else ours / theirs
     met = "yes" if ratio >= target else "no"
     return (
@@ -249,7 +249,7 @@ def main() -> int:
     if not (shutil.which("sshd") or os.path.exists("/usr/sbin/sshd")):
         print(_HELP, file=sys.stderr)
         return 1
-    system.keep_freed_memory()  # as `exec-server cp` does, which is what stands beside scp
+    libc.keep_freed_memory()  # as `exec-server cp` does, the counterpart of scp
     asyncio.run(_measure(options.mebibytes << 20))
     return 0
 

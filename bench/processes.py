@@ -36,7 +36,7 @@ def connect(stage: Stage) -> list[float]:
     assert stage.running is not None
     running, opened = stage.running, []
     running.prepare()
-    # A small buffer: the client's own page faults are not to be measured.
+    # A small buffer, so that page faults of the client are not measured.
     taken = sample(stage, lambda _: opened.append(running.connect(16384)))
     for connection in opened:
         connection.close()
@@ -123,7 +123,7 @@ def small_chunks(stage: Stage) -> list[float]:
 
 
 def _rate(stage: Stage, argv: list[str], amount: int, *, tty: bool) -> list[float]:
-    """Runs one command after the other to its end and gives its amount per second."""
+    """Runs one command after the other to its end; returns the amount per second."""
     connection = stage.connection
 
     def operation(_: int) -> None:

@@ -1,7 +1,7 @@
-"""Clients that come through a relay: the same workloads, one hop and one encryption further.
+"""Clients that connect through a relay: the same workloads with one more hop and encryption.
 
 Both executors register with the same service and are reached through it by the same client, so
-what the relay and the client cost is in the figures of both.
+the cost of the relay and the client is in the figures of both.
 """
 
 import http.client
@@ -34,7 +34,7 @@ _START_SECONDS = 20.0
 _RECEIVE_BYTES = 1 << 20
 _BINARY = 2
 _CLOSE, _PING = 8, 9
-_TESTS = Path(__file__).resolve().parent.parent / "tests"
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass
@@ -70,8 +70,8 @@ class Service:
 def service() -> Iterator[Service]:
     """Runs the service of the tests."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "relay_service"],
-        cwd=_TESTS,
+        [sys.executable, "-m", "tests.relay_service"],
+        cwd=_ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -102,11 +102,11 @@ class Executor:
         return Relayed(self)
 
     def prepare(self) -> None:
-        """Makes ahead what a client can make ahead."""
+        """Generates the keys that a client can generate before it connects."""
         _EPHEMERALS.extend(Identity.generate() for _ in range(64 - len(_EPHEMERALS)))
 
 
-# Keys that clients have made ahead; their making is not to be measured.
+# Keys of future clients, generated beforehand so that this is not measured.
 _EPHEMERALS: deque[Identity] = deque()
 
 
@@ -170,24 +170,24 @@ class Relayed:
         context = prologue(environment, bundle["executor_registration_id"], self._stream_id)
         ephemeral = _EPHEMERALS.popleft() if _EPHEMERALS else None
         initiator = Initiator(own, peer, context, ephemeral=ephemeral)
-        first = initiator.first(bundle["harness_key_authorization"].encode())
+        first = initiator.write_first(bundle["harness_key_authorization"].encode())
         self._send_frame(encode(Frame(self._stream_id, Kind.RESUME)))
         self._send_frame(encode(Frame(self._stream_id, Kind.HANDSHAKE, first)))
         answer = self._next_frame()
         if answer.kind is not Kind.HANDSHAKE:
             raise BenchError("the executor refuses the handshake")
-        return Channel(self._stream_id, initiator.second(answer.payload))
+        return Channel(self._stream_id, initiator.read_second(answer.payload))
 
     def close(self) -> None:
-        """Says goodbye and closes the socket."""
+        """Sends a close frame and closes the socket."""
         try:
             self.socket.sendall(frame(b"\x03\xe8", _CLOSE))
         except OSError:
-            pass  # The relay was faster; there is nobody left to tell.
+            pass  # The relay has closed the connection already.
         self.socket.close()
 
     def prepare(self, method: str, params: dict[str, Any]) -> tuple[bytes, bytes]:
-        """Encodes a request and gives the bytes that its answer starts with."""
+        """Encodes a request and returns it with the first bytes of its answer."""
         number = next(self._ids)
         request = {"id": number, "method": method, "params": params}
         return json.dumps(request, separators=(",", ":")).encode(), b'{"id":%d,' % number
@@ -203,7 +203,7 @@ class Relayed:
 
     def send(self, message: bytes) -> None:
         """Encrypts and sends one message."""
-        for piece in self._channel.pieces(message):
+        for piece in self._channel.records(message):
             self._send_frame(self._channel.seal(piece))
 
     def wait_for(self, prefix: bytes) -> int:
@@ -291,7 +291,7 @@ def _dial(url: str) -> socket.socket:
         )
         head = b""
         while not head.endswith(b"\r\n\r\n"):
-            byte = opened.recv(1)  # what follows the head is the relay's first frame
+            byte = opened.recv(1)  # the byte after the head belongs to the relay's first frame
             if not byte:
                 break
             head += byte

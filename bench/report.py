@@ -21,13 +21,13 @@ def number(value: float) -> str:
 
 
 def percentile(samples: list[float], share: float) -> float:
-    """Gives the value below which this share of the samples lies."""
+    """The value below which this share of the samples lies."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
 
 
 class Row:
-    """One workload's medians and what follows from them."""
+    """The medians of one workload, with ratios and target."""
 
     def __init__(self, result: Result) -> None:
         self.workload = result.workload
@@ -41,19 +41,19 @@ class Row:
         }
 
     def ratio(self, label: str, other: str) -> float | None:
-        """Tells how many times better the first server is than the second."""
+        """How many times better the first server is than the second."""
         mine, theirs = self.medians.get(label), self.medians.get(other)
         if not mine or not theirs:
             return None
         return mine / theirs if self.workload.more_is_better else theirs / mine
 
     def bare_share(self) -> float | None:
-        """Tells how many times the bare kernel's time ours takes."""
+        """The time of this server as a multiple of the bare kernel's."""
         ratio = self.ratio(OURS, BARE)
         return 1 / ratio if ratio else None
 
     def target(self) -> str:
-        """Writes down what this row demands of ours."""
+        """Formats the target of this row."""
         parts = []
         if self.workload.ratio is not None:
             parts.append(f"≥ {self.workload.ratio:g}x")
@@ -64,7 +64,7 @@ class Row:
         return ", ".join(parts)
 
     def met(self) -> str:
-        """Says whether ours reaches the target; empty where that cannot be told."""
+        """Whether this server reaches the target; empty if that is unknown."""
         ours = self.medians.get(OURS)
         if not self.target():
             return ""
@@ -105,7 +105,7 @@ class Row:
         return f"{number(percentile(values, 0.1))}..{number(percentile(values, 0.9))}"
 
     def data(self) -> dict[str, Any]:
-        """Gives everything about the row as plain values."""
+        """The row as plain values for JSON."""
         servers = {
             label: {
                 "median": self.medians[label],

@@ -9,9 +9,9 @@ from bench.stage import Stage, shared_file
 
 IDLE_CONNECTIONS = 1000
 
-# Long enough for what a server does lazily after its start, or after its last connection.
+# Long enough for the lazy work of a server after its start or its last connection.
 _SETTLE_SECONDS = 0.5
-# An idle connection's answer fits; the client's memory is not the question here.
+# Large enough for the answers to an idle connection; the client's memory is not measured.
 _SMALL_BUFFER = 8192
 
 
@@ -34,19 +34,19 @@ def first_answer(stage: Stage) -> list[float]:
 
 
 def idle_resident(stage: Stage) -> list[float]:
-    """Resident memory of a fresh server that nobody has connected to."""
+    """Resident memory of a fresh server without connections."""
     assert stage.server is not None
     with running(stage.server, stage.folder) as server:
         return [_settled(server)[0]]
 
 
 def idle_proportional(stage: Stage) -> list[float]:
-    """The same with shared pages divided among those who share them."""
+    """The same, with each shared page divided by the number of its users."""
     assert stage.server is not None
     with running(stage.server, stage.folder) as server:
         proportional = _settled(server)[1]
     if proportional is None:
-        raise BenchError("the kernel does not tell; needs root")
+        raise BenchError("proportional memory is readable by root only")
     return [proportional]
 
 

@@ -16,14 +16,14 @@ from bench.workloads import Workload
 BARE = "bare"
 _RELAYED = " behind the relay"
 
-# Rounds and seconds per turn: enough samples for a steady median, and an end in sight.
+# Rounds and seconds per turn: enough samples for a steady median in bounded time.
 FULL_SECONDS, QUICK_SECONDS = 1.0, 0.3
 _WARM_UP_SECONDS = 0.3
 
 
 @dataclass
 class Result:
-    """What one workload gave: samples by label, and a word where there are none."""
+    """The result of one workload: samples by label, and the reason where there are none."""
 
     workload: Workload
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Result:
 
 
 class Runner:
-    """Keeps one running server of each kind and gives them turns."""
+    """Keeps one running server of each kind and runs the workloads on them in turns."""
 
     def __init__(
         self, servers: list[Server], folder: str, rounds: int, *, quick: bool, awake: bool
@@ -54,7 +54,7 @@ class Runner:
             self._relay[1].close()
 
     def measure(self, workload: Workload) -> Result:
-        """Gives every server, and the bare kernel, its turns at one workload."""
+        """Runs one workload on every server and on the bare kernel, in turns."""
         result = Result(workload)
         stages = {label: self._stage(label) for label in [BARE] if workload.bare}
         stages |= {server.label: self._stage(server.label, server) for server in self._servers}
@@ -143,7 +143,7 @@ class Runner:
             self._running.pop(label)[1].close()
 
     def _fail(self, result: Result, label: str, error: Exception) -> None:
-        """Records that a server gave up; its next workload gets a fresh one."""
+        """Records that a server failed; the next workload gets a new one."""
         hangs = isinstance(error, HangError)
         result.notes[label] = "hangs" if hangs else "fails"
         result.samples.pop(label, None)

@@ -1,7 +1,7 @@
-"""Workloads about confined file operations and commands, and what confinement keeps in memory.
+"""Workloads about confined file operations and commands, and the memory that confinement keeps.
 
-Before anything is timed the server has to refuse what the policy forbids: a server that does
-not confine would be fast.
+Before anything is timed the server has to refuse a forbidden operation: a server that does not
+confine would be fast.
 """
 
 import base64
@@ -16,22 +16,23 @@ from typing import Any
 from bench.client import BenchError, Connection, HangError, uri
 from bench.files import SMALL_BYTES
 from bench.processes import start_params
+from bench.remote import Relayed
 from bench.servers import OURS, Running, running
 from bench.stage import TURN_SECONDS, Stage, expect, sample, shared_file
 
 Params = dict[str, Any]
 
 DIRECTORY_ENTRIES = 20
-# Requests that follow the first of a new policy, to know what it would have taken otherwise.
+# Requests after the first one under a new policy; their median is the time without set-up.
 FOLLOWING = 5
-# More than this server keeps workers and spares for: what is held afterwards is its limit.
+# More policies than this server keeps workers and sandboxes for, so memory is at its limit.
 MANY_POLICIES = 18
 MANY_COMMANDS = 5
 
 _CLOSED = b'{"method":"process/closed"'
 _LAUNCHER = "exec-launcher"
 _SLEEPER = ["/bin/sleep", "60"]
-# Long enough for a spare to be built after a command, and for helpers to end after a request.
+# Long enough to prebuild a sandbox after a command, and for helpers to end after a request.
 _SETTLE_SECONDS = 0.3
 
 
@@ -81,7 +82,7 @@ def _file(workspace: str) -> str:
 
 
 def _outside(stage: Stage) -> str:
-    """A file that no policy of this module lets anybody change."""
+    """A file that no policy of this module allows to be changed."""
     path = os.path.join(stage.folder, "outside")
     Path(path).write_bytes(b"untouched")
     return path
@@ -204,7 +205,7 @@ def _direct(stage: Stage, method: str, target: Callable[[str], str], least: int)
 
 
 def _timed(stage: Stage, method: str, params: list[Params], least: int = 0) -> list[float]:
-    """Times all requests but the first, which may have to build what confines the others.
+    """Times all requests but the first, which may have to build the sandbox of the others.
 
     No answer may have fewer bytes than `least`.
     """
@@ -221,8 +222,8 @@ def _timed(stage: Stage, method: str, params: list[Params], least: int = 0) -> l
     return taken
 
 
-def _expect_refusal(connection: Connection, method: str, params: Params) -> None:
-    """Refuses to time a server that does what the policy forbids."""
+def _expect_refusal(connection: Connection | Relayed, method: str, params: Params) -> None:
+    """Raises BenchError if the server permits an operation that the policy forbids."""
     try:
         connection.call(method, params)
     except HangError:
@@ -233,7 +234,7 @@ def _expect_refusal(connection: Connection, method: str, params: Params) -> None
 
 
 def first_of_policy(stage: Stage) -> list[float]:
-    """What the first write under a policy takes longer than the median of those after it."""
+    """The time of the first write under a policy minus the median of the following writes."""
     connection, extras = stage.connection, []
 
     def operation(_: int) -> None:
@@ -281,7 +282,7 @@ def _start(stage: Stage, argv: list[str], workspace: str, *, tty: bool = False) 
 
 
 def _expect_confined(stage: Stage, workspace: str, *, tty: bool) -> None:
-    """Refuses to time commands that do not run, or that can change what they must not."""
+    """Raises BenchError if commands do not run, or can change a protected file."""
     inside, outside = os.path.join(workspace, "inside"), _outside(stage)
     script = f"echo changed >{inside}; echo changed >{outside}"
     params = _start(stage, ["/bin/sh", "-c", script], workspace, tty=tty)
@@ -295,7 +296,7 @@ def _expect_confined(stage: Stage, workspace: str, *, tty: bool) -> None:
 
 
 def launcher_memory(stage: Stage) -> list[float]:
-    """Proportional memory of the process that a server forks confined ones from; 0 if none."""
+    """Proportional memory of the process that forks confined ones; 0 if there is none."""
     assert stage.server is not None
     with running(stage.server, stage.folder) as server:
         time.sleep(_SETTLE_SECONDS)
@@ -305,7 +306,7 @@ def launcher_memory(stage: Stage) -> list[float]:
 
 
 def worker_memory(stage: Stage) -> list[float]:
-    """Proportional memory of what a server keeps after one confined file operation."""
+    """Proportional memory of the processes kept after one confined file operation."""
 
     def use(stage: Stage, connection: Connection) -> None:
         _use_files(connection, _workspace(stage))
@@ -313,8 +314,8 @@ def worker_memory(stage: Stage) -> list[float]:
     return _kept(stage, use)
 
 
-def spare_memory(stage: Stage) -> list[float]:
-    """Proportional memory of what a server keeps after one confined command has ended."""
+def prebuilt_memory(stage: Stage) -> list[float]:
+    """Proportional memory of the processes kept after one confined command has ended."""
 
     def use(stage: Stage, connection: Connection) -> None:
         _use_command(stage, connection, _workspace(stage))
@@ -323,7 +324,7 @@ def spare_memory(stage: Stage) -> list[float]:
 
 
 def limit_memory(stage: Stage) -> list[float]:
-    """Proportional memory of all that a server keeps after using more policies than it may."""
+    """Proportional memory of the processes kept after more policies than the server keeps."""
 
     def use(stage: Stage, connection: Connection) -> None:
         for number in range(MANY_POLICIES):
@@ -337,7 +338,7 @@ def limit_memory(stage: Stage) -> list[float]:
 
 
 def init_memory(stage: Stage) -> list[float]:
-    """Proportional memory of what stands between a server and one running confined command."""
+    """Proportional memory of the processes between a server and a running confined command."""
     assert stage.server is not None
     workspace = _workspace(stage)
     with running(stage.server, stage.folder) as server:
@@ -355,7 +356,7 @@ def init_memory(stage: Stage) -> list[float]:
 
 
 def _kept(stage: Stage, use: Callable[[Stage, Connection], None]) -> list[float]:
-    """Proportional memory of the processes that a server has after some use and not before."""
+    """Proportional memory of the processes that some use has added to a server."""
     assert stage.server is not None
     with running(stage.server, stage.folder) as server:
         before = _settled(server)
@@ -388,7 +389,7 @@ def _settled(server: Running) -> list[int]:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The children of a process, and theirs; without those that ended meanwhile."""
+    """The descendants of a process, without those that ended meanwhile."""
     found = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -1,4 +1,4 @@
-"""The servers to compare: where they are found, how they start and end, what memory they use."""
+"""The servers to compare: finding, starting and ending them, and measuring their memory."""
 
 import os
 import select
@@ -22,7 +22,7 @@ INSTALL_HELP = (
     "installs it, or: npm install --prefix {cache} @openai/codex@0.166.0"
 )
 
-# A server that prints no URL within this time is broken, not slow.
+# A server that prints no URL within this time counts as broken.
 _START_SECONDS = 20.0
 # After SIGTERM a server may take this long before it is killed.
 _STOP_SECONDS = 5.0
@@ -57,12 +57,12 @@ class Running:
             raise BenchError(f"cannot connect to {self.server.label}: {error}") from error
 
     def prepare(self) -> None:
-        """Nothing can be made ahead for a connection."""
+        """Does nothing: a direct connection needs no keys."""
 
     def memory(self) -> tuple[int, int | None]:
         """Sums resident and proportional bytes over all processes of the server.
 
-        The second is None where the kernel does not tell.
+        The second is None where the kernel denies it.
         """
         resident = 0
         proportional: int | None = 0
@@ -86,7 +86,7 @@ def reference_cache() -> Path:
 
 
 def default_servers() -> list[Server]:
-    """Finds the reference, if it is installed, and ours in this checkout."""
+    """The reference, if it is installed, and the server of this checkout."""
     listen = ["--listen", "ws://127.0.0.1:0"]
     servers = []
     pattern = "node_modules/@openai/codex-linux-x64/vendor/*/bin/codex"
@@ -109,7 +109,7 @@ def custom_server(text: str) -> Server:
 
 
 def _codex_home() -> dict[str, str]:
-    """Gives the reference the home folder it insists on: existing, not a temporary one."""
+    """Creates the home folder that the reference requires, which may not be a temporary one."""
     home = Path(os.environ.get("CODEX_HOME") or reference_cache() / "codex-home")
     home.mkdir(parents=True, exist_ok=True)
     return {"CODEX_HOME": str(home)}
@@ -117,7 +117,7 @@ def _codex_home() -> dict[str, str]:
 
 @contextmanager
 def running(server: Server, folder: str) -> Iterator[Running]:
-    """Starts a server in the folder and stops it and all it started when the block ends."""
+    """Starts a server in the folder; stops it and its descendants when the block ends."""
     log_path = os.path.join(folder, f"{server.label}.stderr")
     with open(log_path, "wb") as log:
         began = time.perf_counter()
@@ -156,7 +156,7 @@ def _read_url(process: subprocess.Popen[bytes], server: Server, log: str) -> tup
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends a server and all it started."""
+    """Ends a server and its descendants."""
     family = _family(process.pid)
     process.terminate()
     try:
@@ -166,7 +166,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
     if process.stdout is not None:
         process.stdout.close()
-    # A hung server may leave helpers; only those still in the session it was given are ended.
+    # A hung server may leave helpers; those that are still in its session are killed.
     for pid in family:
         try:
             if pid != process.pid and os.getsid(pid) == process.pid:
@@ -176,7 +176,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _family(root: int) -> list[int]:
-    """Lists the server, its descendants and what else lives in its session."""
+    """Lists the server, its descendants and the other processes of its session."""
     parents: dict[int, int] = {}
     family = {root}
     for name in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""What one workload gets for its turn: a server, a connection, a folder and a budget."""
+"""Stage: the server, connection, folder and budget of one turn of a workload."""
 
 import itertools
 import os
@@ -10,7 +10,7 @@ from bench.client import BenchError, Connection
 from bench.remote import Executor, Relayed
 from bench.servers import Running, Server
 
-# One turn may never take longer than this, whatever the server does.
+# The limit of one turn.
 TURN_SECONDS = 60.0
 
 
@@ -18,7 +18,7 @@ TURN_SECONDS = 60.0
 class Stage:
     """Everything a turn may use; `connection` and `running` are None for the bare kernel.
 
-    `shared` holds what all servers read, `folder` what this one writes.
+    `shared` is the folder that all servers read, `folder` the one that this server writes.
     """
 
     shared: str
@@ -33,7 +33,7 @@ class Stage:
 
     @property
     def connection(self) -> Connection | Relayed:
-        """Gives the open connection of a workload that asked for one."""
+        """The open connection of a workload that needs one."""
         assert self.link is not None
         return self.link
 
@@ -60,7 +60,7 @@ def sample(stage: Stage, operation: Callable[[int], object]) -> list[float]:
 
 
 def expect(condition: bool, what: str) -> None:
-    """Refuses to time an answer that is not what was asked for."""
+    """Raises BenchError if an answer is wrong; `what` names the request."""
     if not condition:
         raise BenchError(f"wrong answer: {what}")
 

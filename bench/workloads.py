@@ -1,4 +1,4 @@
-"""WORKLOADS: the table of everything that is measured, with its targets."""
+"""WORKLOADS: the table of all measurements and their targets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ Turn = Callable[[Stage], list[float]]
 class Workload:
     """One row of the table.
 
-    `ratio` is how many times better than the reference ours must be, `bare_ratio` how many times
-    the bare kernel's time it may take, `limit` an absolute bound in the unit of the row. An
+    `ratio` is how many times better than the reference this server must be, `bare_ratio` how
+    many times the bare kernel's time it may take, `limit` a bound in the unit of the row. An
     `isolated` workload gets a server of its own for each turn; one with `rounds` starts servers
     itself and takes at most so many turns. `awake` ones are timed with idle cores kept awake.
     `relayed` ones reach a server in remote mode through a relay.
@@ -38,11 +38,11 @@ class Workload:
 
     @property
     def more_is_better(self) -> bool:
-        """Tells rates from times and sizes."""
+        """Whether samples are rates, not times or sizes."""
         return self.unit.endswith("/s")
 
 
-# What a sample (in seconds, bytes, or either per second) is multiplied with for its unit.
+# The factor from a sample (in seconds, bytes, or either per second) to its unit.
 UNITS = {
     "µs": 1e6,
     "ms": 1e3,
@@ -73,12 +73,12 @@ def _confined(name: str, title: str, turn: Turn, ratio: float) -> Workload:
 
 
 def _confined_memory(name: str, title: str, turn: Turn) -> Workload:
-    """A row about processes that are forked from one image: what they use hardly varies."""
+    """A row about processes that are forked from one image: their memory hardly varies."""
     return _resource(f"sandbox-{name}", title, "MB", turn, rounds=1)
 
 
 def _relayed(name: str, title: str, unit: str, turn: Turn, samples: int) -> Workload:
-    """A row about clients that come through a relay."""
+    """A row about clients that connect through a relay."""
     awake = unit != "MB/s"
     return Workload(
         f"relay-{name}", title, unit, turn, samples, ratio=1.2, awake=awake, relayed=True
@@ -162,9 +162,9 @@ WORKLOADS = [
     ),
     _confined_memory("launcher-pss", "launcher, PSS", sandbox.launcher_memory),
     _confined_memory("worker-pss", "idle file worker, PSS", sandbox.worker_memory),
-    _confined_memory("spare-pss", "spare sandbox, PSS", sandbox.spare_memory),
+    _confined_memory("prebuilt-pss", "prebuilt sandbox, PSS", sandbox.prebuilt_memory),
     _confined_memory("init-pss", "init of a running command, PSS", sandbox.init_memory),
-    _confined_memory("limit-pss", "all workers and spares, PSS", sandbox.limit_memory),
+    _confined_memory("limit-pss", "all workers and prebuilt sandboxes, PSS", sandbox.limit_memory),
     _relayed("connect", "relay: connect and initialize", "ms", processes.connect, 50),
     _relayed("round-trip", "relay: round trip", "µs", processes.round_trip, 1000),
     _relayed("read-small", "relay: read 1 KiB", "µs", files.read_small, 1000),

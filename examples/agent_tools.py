@@ -1,16 +1,16 @@
-"""The three tools that a coding agent needs, as plain functions that a model can call."""
+"""The three tools of a coding agent, as plain functions that a model can call."""
 
 import asyncio
 import sys
 
 from exec_server import Environment, ExecServerError, Timeout, connect
 
-# What a model gets to read of one command: its end matters most.
-SHOWN = 4000
+# Characters of output for the model: the end of the output matters most.
+MAX_OUTPUT = 4000
 
 
 class Tools:
-    """Commands and files on one machine; every answer is a text, mistakes too."""
+    """Commands and files on one machine; results and errors are texts."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
@@ -19,8 +19,8 @@ class Tools:
         try:
             result = await self._env.run(["sh", "-c", f"exec 2>&1\n{command}"], timeout=seconds)
         except Timeout as error:
-            return f"{error.result.text[-SHOWN:]}\n(killed after {seconds:g} s)"
-        return f"{result.text[-SHOWN:]}\n(exit code {result.exit_code})"
+            return f"{error.result.text[-MAX_OUTPUT:]}\n(killed after {seconds:g} s)"
+        return f"{result.text[-MAX_OUTPUT:]}\n(exit code {result.exit_code})"
 
     async def read(self, path: str) -> str:
         try:

@@ -1,4 +1,4 @@
-"""A directory there and back, with progress."""
+"""Upload and download of a directory, with progress."""
 
 import asyncio
 import sys
@@ -9,25 +9,25 @@ from exec_server import Environment, Progress, connect
 
 
 def show(progress: Progress) -> None:
-    """Called now and then, and at the end; a real program would draw a bar."""
+    """Called for every block and file; a real program would draw a bar."""
     if progress.done_files == progress.total_files:
         print(f"all {progress.total_files} files are there")
 
 
 async def main(target: str | None) -> None:
     with tempfile.TemporaryDirectory() as name:
-        here = Path(name)
+        local = Path(name)
         for number in range(3):
-            (here / "project" / f"part-{number}").mkdir(parents=True)
-            (here / "project" / f"part-{number}" / "data").write_bytes(b"x" * 10_000)
+            (local / "project" / f"part-{number}").mkdir(parents=True)
+            (local / "project" / f"part-{number}" / "data").write_bytes(b"x" * 10_000)
         async with connect(target) if target else Environment.local() as env:
-            there = (await env.run(["mktemp", "-d"], check=True)).text.strip()
+            remote = (await env.run(["mktemp", "-d"], check=True)).text.strip()
             try:
-                await env.files.upload(here / "project", f"{there}/project", progress=show)
-                done = await env.files.download(f"{there}/project", here / "back")
+                await env.files.upload(local / "project", f"{remote}/project", progress=show)
+                done = await env.files.download(f"{remote}/project", local / "back")
                 print(done.files, "files,", done.copied_bytes, "bytes back")
             finally:
-                await env.files.remove(there, recursive=True)
+                await env.files.remove(remote, recursive=True)
 
 
 asyncio.run(main(*(sys.argv[1:2] or [None])))

@@ -1,4 +1,4 @@
-"""Reading, writing and searching files; and one too large to hold."""
+"""Reading, writing and searching files; a large file in blocks."""
 
 import asyncio
 import sys
@@ -23,14 +23,14 @@ async def main(target: str | None) -> None:
             except NotFound:
                 print("there is no such file")
 
-            # Piece by piece, both ways: memory does not grow with the file.
+            # In blocks, so that the memory does not grow with the file.
             async with env.files.open(f"{folder}/large", "wb") as file:
                 for _ in range(64):
                     await file.write(b"x" * 65_536)
             size = 0
             async with env.files.open(f"{folder}/large") as reader:
-                async for piece in reader:
-                    size += len(piece)
+                async for block in reader:
+                    size += len(block)
             print(size, "bytes read back")
         finally:
             await env.files.remove(folder, recursive=True)

@@ -1,4 +1,4 @@
-"""Output as it comes, and stopping a command that would go on for ever."""
+"""Streamed output, and stopping an endless command."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ ENDLESS = "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.01; done"
 
 async def main(target: str | None) -> None:
     async with connect(target) if target else Environment.local() as env:  # noqa: SIM117
-        # Leaving the block ends the command, with all that it has started, if it still runs.
+        # Leaving the block kills the command with all its descendants.
         async with env.start(["sh", "-c", ENDLESS]) as process:
             seen = b""
             async for chunk in process:

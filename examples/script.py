@@ -1,4 +1,4 @@
-"""The same API without `async`, for scripts and notebooks."""
+"""The API without `async`, for scripts and notebooks."""
 
 import sys
 

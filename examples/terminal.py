@@ -1,4 +1,4 @@
-"""Typing into a program on a terminal."""
+"""Input for a program in a terminal."""
 
 import asyncio
 import sys

@@ -2,37 +2,106 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
+from hypothesis.database import DirectoryBasedExampleDatabase
 
-from wire import Client, Server, start_server
+from tests.support.client import Client, Server, reference_binary, start_server
+from tests.support.examples import examples
 
-# Servers inherit what is ignored here, and nohup, for one, starts the tests that way.
+# A server inherits the signals that are ignored here; nohup, for one, ignores SIGHUP.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
 
-# The same examples each time, and however slow the machine is. `--hypothesis-seed` asks for others.
+_TESTS = Path(__file__).parent
+_QUICK = (_TESTS / "unit", _TESTS / "fuzz")
+
+# The same examples each time (`--hypothesis-seed` asks for others), and no deadline on a slow
+# machine.
 hypothesis.settings.register_profile(
     "repeatable",
+    max_examples=examples(100),
     derandomize=True,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.load_profile("repeatable")
+# Other examples each time; those that fail are remembered: `make fuzz`.
+_EXAMPLES = os.environ.get("EXEC_SERVER_FUZZ_EXAMPLES")
+hypothesis.settings.register_profile(
+    "searching",
+    hypothesis.settings.get_profile("repeatable"),
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(_EXAMPLES) if _EXAMPLES else None,
+)
+hypothesis.settings.load_profile("searching" if _EXAMPLES else "repeatable")
+
+_UNAVAILABLE = pytest.StashKey[int]()
+_WORKER_OUTPUT = "reference_cases"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run what waits for 30 s")
+    parser.addoption("--slow", action="store_true", help="also run the cases that wait for 30 s")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark quick tests, leave out the reference where it is not installed, and slow cases."""
+    if reference_binary() is None:
+        unavailable = [item for item in items if item.get_closest_marker("reference")]
+        config.stash[_UNAVAILABLE] = len(unavailable)
+        config.hook.pytest_deselected(items=unavailable)
+        items[:] = [item for item in items if not item.get_closest_marker("reference")]
+    slow = pytest.mark.skip(reason="waits half a minute (--slow runs it)")
+    # The reference is not deterministic: its exits overtake output, its closes overtake exits.
+    # A case is wrong when it fails twice. Our server gets one try.
+    again = pytest.mark.flaky(reruns=1)
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in _QUICK):
+            item.add_marker(pytest.mark.quick)
+        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+            item.add_marker(slow)
+        if item.get_closest_marker("reference"):
+            item.add_marker(again)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Report the count of a pytest-xdist worker to the controller."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_WORKER_OUTPUT] = session.config.stash.get(_UNAVAILABLE, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Take the count of a worker; each worker has collected all cases."""
+    count = getattr(node, "workeroutput", {}).get(_WORKER_OUTPUT, 0)
+    node.config.stash[_UNAVAILABLE] = count  # type: ignore[attr-defined]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if count := config.stash.get(_UNAVAILABLE, 0):
+        terminalreporter.write_line(
+            f"{count} cases not run: the reference is not installed (make reference installs it)"
+        )
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Our server with default settings, for all tests of a module."""
+    with start_server("ours") as running:
+        yield running
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    """Our server with default settings, for one test."""
+def fresh_server() -> Iterator[Server]:
+    """One for a single test: it changes the server, or measures it."""
     with start_server("ours") as running:
         yield running
 

@@ -1,6 +1,6 @@
 """A daemon that runs processes and file operations for a coding agent, and a client for it.
 
-The client's names are imported when they are first used, so that the daemon starts without them.
+The names of the client are imported on first use, so that the daemon starts without them.
 """
 
 from __future__ import annotations
@@ -9,20 +9,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from exec_server.client.connecting import connect
+    from exec_server.client.connect import connect
     from exec_server.client.environment import Environment
-    from exec_server.client.failures import (
+    from exec_server.client.exceptions import (
         CommandDenied,
         CommandFailed,
         NotAllCopied,
         SandboxDenied,
         Timeout,
     )
+    from exec_server.client.file_errors import (
+        AlreadyExists,
+        FileError,
+        IsADirectory,
+        NoSpace,
+        NotADirectory,
+        NotEmpty,
+        NotFound,
+        PermissionDenied,
+        ProgramNotFound,
+        ReadOnly,
+        WorkingDirectoryNotFound,
+    )
     from exec_server.client.files import Files
+    from exec_server.client.local_server import RunningServer, serve
     from exec_server.client.process import Process
     from exec_server.client.results import (
+        ChangedFile,
         Chunk,
+        DiskUsage,
         Entry,
+        Found,
         NotCopied,
         Progress,
         Response,
@@ -30,14 +47,12 @@ if TYPE_CHECKING:
         Stat,
         Transfer,
     )
-    from exec_server.embedding import RunningServer, serve
     from exec_server.errors import (
         ConnectFailed,
         ConnectionLost,
         ExecServerError,
-        NotFound,
+        MalformedAnswer,
         ProcessLost,
-        ProgramNotFound,
         RegistryError,
         RpcError,
         SessionLost,
@@ -46,25 +61,37 @@ if TYPE_CHECKING:
         Unsupported,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
+    "AlreadyExists",
+    "ChangedFile",
     "Chunk",
     "CommandDenied",
     "CommandFailed",
     "ConnectFailed",
     "ConnectionLost",
+    "DiskUsage",
     "Entry",
     "Environment",
     "ExecServerError",
+    "FileError",
     "Files",
+    "Found",
+    "IsADirectory",
+    "MalformedAnswer",
+    "NoSpace",
+    "NotADirectory",
     "NotAllCopied",
     "NotCopied",
+    "NotEmpty",
     "NotFound",
+    "PermissionDenied",
     "Process",
     "ProcessLost",
     "ProgramNotFound",
     "Progress",
+    "ReadOnly",
     "RegistryError",
     "Response",
     "Result",
@@ -78,21 +105,49 @@ __all__ = [
     "Timeout",
     "Transfer",
     "Unsupported",
+    "WorkingDirectoryNotFound",
     "connect",
     "serve",
 ]
 
 _FAILURES = ("CommandDenied", "CommandFailed", "NotAllCopied", "SandboxDenied", "Timeout")
-_RESULTS = ("Chunk", "Entry", "NotCopied", "Progress", "Response", "Result", "Stat", "Transfer")
+_FILE_ERRORS = (
+    "AlreadyExists",
+    "FileError",
+    "IsADirectory",
+    "NoSpace",
+    "NotADirectory",
+    "NotEmpty",
+    "NotFound",
+    "PermissionDenied",
+    "ProgramNotFound",
+    "ReadOnly",
+    "WorkingDirectoryNotFound",
+)
+_RESULTS = (
+    "ChangedFile",
+    "Chunk",
+    "DiskUsage",
+    "Entry",
+    "Found",
+    "NotCopied",
+    "Progress",
+    "Response",
+    "Result",
+    "Stat",
+    "Transfer",
+)
 _MODULES = {
-    "connect": "client.connecting",
+    "connect": "client.connect",
     "Environment": "client.environment",
     "Files": "client.files",
     "Process": "client.process",
-    "RunningServer": "embedding",
-    "serve": "embedding",
+    "RunningServer": "client.local_server",
+    "serve": "client.local_server",
 }
-_MODULES |= dict.fromkeys(_RESULTS, "client.results") | dict.fromkeys(_FAILURES, "client.failures")
+_MODULES |= dict.fromkeys(_RESULTS, "client.results")
+_MODULES |= dict.fromkeys(_FAILURES, "client.exceptions")
+_MODULES |= dict.fromkeys(_FILE_ERRORS, "client.file_errors")
 
 
 def __getattr__(name: str) -> object:

@@ -1,5 +1,5 @@
 """python -m exec_server"""
 
-from exec_server.cli import main
+from exec_server.cli.main import main
 
 main()

@@ -1,11 +1,13 @@
-"""Every exception of the program, and the one translation from OSError to the wire."""
+"""Every exception of the program, and the translation of OSError to wire errors."""
 
 from __future__ import annotations
 
 from typing import Self
 
-# The reference is a static musl build and its error texts are on the wire, so the
-# wording is musl's wherever the C library of this machine would say it differently.
+from exec_server.printable import printable
+
+# The reference is a static musl build and its error texts are on the wire, so the texts are those
+# of musl where the C library of this machine has others.
 _MUSL_TEXTS = {
     5: "I/O error",
     11: "Resource temporarily unavailable",
@@ -28,22 +30,29 @@ _INVALID_REQUEST_ERRNOS = frozenset({1, 13, 22})  # EPERM, EACCES, EINVAL
 
 
 class ExecServerError(Exception):
-    """The root of everything this package raises on purpose."""
+    """The base class of all exceptions of this package.
+
+    The text has its control characters escaped: a peer may have chosen it, and tracebacks are
+    printed to terminals. Attributes such as `message` are unchanged.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n")
 
 
 class RpcError(ExecServerError):
-    """A request failed; the client gets `code` and the text."""
+    """A request failed; `code` and the text are sent to the client."""
 
     code = -32603
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
-        # Something more for clients that want to know; plain JSON.
+        # The `data` member of the error on the wire: any JSON value.
         self.data: object = None
 
     def explained(self, message: str) -> Self:
-        """The same error in other words."""
+        """A copy with another message."""
         error = type(self)(message)
         error.code = self.code
         error.data = self.data
@@ -67,7 +76,7 @@ class InternalError(RpcError):
 
 
 class NotFound(RpcError):
-    """There is no such file, or no such handle."""
+    """A file or a handle does not exist."""
 
     code = -32004
 
@@ -75,7 +84,8 @@ class NotFound(RpcError):
 class ProgramNotFound(InternalError, NotFound):
     """A command cannot be started: its program or its directory does not exist.
 
-    Servers answer that with the code of an internal error; the client tells it by the text.
+    Servers send it with the code of an internal error; the client recognises it by
+    the message.
     """
 
 
@@ -84,11 +94,18 @@ class SessionAttached(RpcError):
 
 
 class MalformedMessage(ExecServerError):
-    """A message is no JSON-RPC: answered with id -1, and the connection goes on."""
+    """A message is not JSON-RPC. The error is sent with id -1, and the connection stays open."""
+
+
+class MalformedAnswer(MalformedMessage):
+    """A server sent an answer or a notification whose content cannot be right.
+
+    It is raised by the client only.
+    """
 
 
 class ProtocolError(ExecServerError):
-    """The peer broke the rules of the transport: the connection ends with this close code."""
+    """The peer violated the transport protocol; the connection ends with this close code."""
 
     def __init__(self, close_code: int, reason: str) -> None:
         super().__init__(reason)
@@ -97,11 +114,11 @@ class ProtocolError(ExecServerError):
 
 
 class RelayError(ExecServerError):
-    """The peer broke the rules of the relay: its stream ends."""
+    """The peer violated the relay protocol; its stream ends."""
 
 
 class ConnectFailed(ExecServerError):
-    """A WebSocket could not be opened; `status` and `headers` if there was an HTTP answer."""
+    """A WebSocket could not be opened; `status` and `headers` are those of an HTTP response."""
 
     def __init__(
         self, reason: str, status: int | None = None, headers: list[tuple[str, str]] | None = None
@@ -112,41 +129,41 @@ class ConnectFailed(ExecServerError):
 
 
 class RegistryError(ExecServerError):
-    """The registry refused, could not be reached, or gave a useless answer."""
+    """The registry refused, could not be reached, or sent an invalid response."""
 
 
-class RegistryBusy(RegistryError):
-    """The same for now: asking again may help."""
+class RegistryUnavailable(RegistryError):
+    """A temporary error of the registry; a retry may succeed."""
 
 
 class StartupError(ExecServerError):
-    """The command line or the machine does not allow the server to start."""
+    """The server cannot start with this command line or on this machine."""
 
 
 class ConnectionLost(ExecServerError):
-    """The connection ended before the answer came: whether the request was carried out is unknown.
+    """The connection ended before the response: the request may or may not have been executed.
 
-    The session may go on: the next call waits until it has been resumed.
+    The session may continue: the next call waits until it is resumed.
     """
 
 
 class SessionLost(ExecServerError):
-    """The session has ended or cannot be resumed, and all that it owned is gone."""
+    """The session has ended or cannot be resumed; its processes and handles are gone."""
 
 
-# ---- what the client raises beside that -------------------------------------------------
+# ---- raised by the client only ----------------------------------------------------------
 
 
 class ProcessLost(ExecServerError):
-    """The server does not know a process any more, so its output and its exit code are gone."""
+    """The server no longer knows a process; its output and exit code are lost."""
 
 
 class StdinClosed(ExecServerError, BrokenPipeError):
-    """A process takes no input: it was started without, its input was closed, or it has ended."""
+    """A process has no stdin: started without, closed, or ended with the process."""
 
 
 class Unsupported(ExecServerError):
-    """The server lacks `capability`; `hint` says what can be done instead."""
+    """The server lacks `capability`; `hint` names an alternative."""
 
     def __init__(self, capability: str, hint: str) -> None:
         super().__init__(capability, hint)
@@ -158,7 +175,7 @@ class Unsupported(ExecServerError):
 
 
 def os_error_text(error: OSError) -> str:
-    """The text of an operating system error as the reference words it."""
+    """The text of an operating system error, as in the reference."""
     if error.errno is None:
         return str(error)
     text = _MUSL_TEXTS.get(error.errno) or error.strerror or "Unknown error"

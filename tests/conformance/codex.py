@@ -15,16 +15,15 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import model
-from model import ToolCall
-
-from wire import (
-    PATIENCE,
+from tests.conformance import model
+from tests.conformance.model import ToolCall
+from tests.support.client import (
+    DEFAULT_TIMEOUT,
     Client,
     StdioLink,
     descendants,
@@ -75,7 +74,7 @@ _REPORT = re.compile(
 
 @dataclass(frozen=True)
 class Report:
-    """What the client told the model about a command, without ids and times."""
+    """The client's report to the model about a command, without ids and times."""
 
     exit_code: int | None
     text: str
@@ -98,7 +97,9 @@ def command(call_id: str, text: str, **options: Any) -> ToolCall:
     return ToolCall(call_id, "exec_command", {"cmd": text, "yield_time_ms": 10_000} | options)
 
 
-def write(call_id: str, running: str, chars: str, **options: Any) -> model.Step:
+def write(
+    call_id: str, running: str, chars: str, **options: Any
+) -> Callable[[dict[str, str]], list[ToolCall]]:
     """A step that types into the command which an earlier call left running."""
 
     def step(outputs: dict[str, str]) -> list[ToolCall]:
@@ -135,7 +136,7 @@ class Codex:
         binary = reference_binary()
         assert binary is not None
         self.model = scripted
-        # Seen at every turn of the model: what the client has started by then.
+        # The processes of the client, listed at every request to the model.
         self._family: dict[int, str] = {}
         scripted.observer = lambda: self._family.update(descendants(self.process.pid))
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by release()
@@ -150,14 +151,14 @@ class Codex:
         )
 
     def completed(self) -> model.Model:
-        """Waits for an end without a fault; returns what the model was told."""
+        """Waits for an end without a fault; returns the report to the model."""
         events = self.finish()
         assert self.process.returncode == 0, self.errors()
         assert events[-1]["type"] == "turn.completed", events[-1]
         return self.model
 
     def interrupt(self) -> None:
-        """What Ctrl-C does to the client."""
+        """Interrupt the client as Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
 
     def finish(self, timeout: float = 18.0) -> list[dict[str, Any]]:
@@ -175,7 +176,7 @@ class Codex:
         return self._errors.read().decode(errors="replace")
 
     def release(self) -> None:
-        """Ends what is left of the client after a failure, and lets go of its pipes."""
+        """Ends the rest of the client after a failure, and closes its pipes."""
         if self.process.poll() is None:
             for pid in [*descendants(self.process.pid), self.process.pid]:
                 with contextlib.suppress(ProcessLookupError):
@@ -241,14 +242,14 @@ def start_app_server(variables: Mapping[str, str]) -> Iterator[Client]:
                 client.notify("initialized")
                 yield client
                 client.close()
-                assert process.wait(scaled(PATIENCE)) == 0
+                assert process.wait(scaled(DEFAULT_TIMEOUT)) == 0
             finally:
                 process.kill()
 
 
 @contextlib.contextmanager
 def _home() -> Iterator[Path]:
-    """A folder for the client's configuration and whatever it leaves."""
+    """A folder for the client's configuration and its other files."""
     # Below a temporary directory the client does without its helper programs.
     cache = Path(server_environment("reference")["CODEX_HOME"]).parent
     home = Path(tempfile.mkdtemp(prefix="client-", dir=cache))
@@ -272,7 +273,7 @@ def _toml(value: Any) -> str:
 
 
 def appears(path: Path, timeout: float = 10.0) -> None:
-    """Waits for a file that a command makes when it has come so far."""
+    """Waits for a file that a command creates to show its progress."""
     deadline = time.monotonic() + scaled(timeout)
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} did not appear"

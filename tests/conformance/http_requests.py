@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wire import Client, Message
+from tests.support.client import Client, Message
 
 INVALID_PARAMS = -32602
 INTERNAL = -32603
@@ -18,13 +18,13 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 
 
 def only_ours(kind: str, reason: str) -> None:
-    """Skip the rest of a test of what the reference does not do."""
+    """Skip the rest of a test whose behaviour the reference lacks."""
     if kind != "ours":
         pytest.skip(f"by choice only ours does this: {reason}")
 
 
 def params_for(url: str, **params: Any) -> Message:
-    """Params of a GET request, unless told otherwise."""
+    """Params of a request, by default a GET."""
     return {"method": "GET", "url": url, "requestId": "r"} | params
 
 
@@ -55,7 +55,8 @@ def deltas_of(client: Client, request_id: str) -> list[Message]:
     """The deltas of a stream up to the last, taken out of the notifications."""
 
     def is_last(notice: Message) -> bool:
-        return notice["params"]["requestId"] == request_id and notice["params"]["done"]
+        params = notice["params"]
+        return bool(params["requestId"] == request_id and params["done"])
 
     client.wait_for(is_last)
     mine = [n for n in client.notifications if n["params"]["requestId"] == request_id]
@@ -65,7 +66,7 @@ def deltas_of(client: Client, request_id: str) -> list[Message]:
 
 
 def body_of(deltas: list[Message]) -> bytes:
-    """The body in some deltas, after a look at what every stream has to keep to."""
+    """The body in some deltas, after checking the rules of every stream."""
     assert [delta["seq"] for delta in deltas] == list(range(1, len(deltas) + 1))
     assert [delta["done"] for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     pieces = [base64.b64decode(delta["deltaBase64"], validate=True) for delta in deltas]

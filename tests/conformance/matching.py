@@ -1,4 +1,4 @@
-"""The small language of the case files: placeholders in what is sent, matchers in what is expected.
+"""The small language of the case files: placeholders in requests, matchers in answers.
 
 A string may contain `{name}` for a known variable (`dir`, `uri`, `peer`, or one saved
 before). An object with a single key that begins with `$` is a value to build or a matcher;
@@ -39,7 +39,7 @@ def _fill(text: str, variables: Variables) -> str:
 
 
 def build(value: Any, variables: Variables) -> Any:
-    """What is really sent: placeholders filled in, `$base64`, `$hex`, `$repeat`… computed."""
+    """The message to send: placeholders filled in, `$base64`, `$hex`, `$repeat`… computed."""
     if isinstance(value, str):
         return _fill(value, variables)
     if isinstance(value, list):

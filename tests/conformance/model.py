@@ -36,13 +36,13 @@ class ToolCall:
         return {"type": "function_call", "arguments": json.dumps(self.arguments), **named}
 
 
-# A step may depend on what the client said before, such as the id of a running command.
+# A step may depend on an earlier report of the client, such as the id of a running command.
 Step = Sequence[ToolCall] | Callable[[dict[str, str]], Sequence[ToolCall]]
 
 
 @dataclass
 class Model:
-    """The script, and what the client made of it."""
+    """The script, and the requests of the client."""
 
     script: list[Step]
     url: str = ""
@@ -119,7 +119,7 @@ def serve(script: Sequence[Step]) -> Iterator[Model]:
             self.send_error(404)
 
         def log_message(self, *_: object) -> None:
-            """Says nothing: the output of the tests is the tests'."""
+            """Logs nothing, to keep the output of the tests clean."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))

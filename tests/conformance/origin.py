@@ -1,4 +1,4 @@
-"""A web server on loopback whose every byte the test decides, and that remembers what came."""
+"""A web server on loopback whose every byte the test decides; it records its requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire import PATIENCE, scaled
+from tests.support.client import DEFAULT_TIMEOUT, scaled
 
 
 @dataclass(frozen=True)
 class Request:
-    """What arrived; header names as they were written."""
+    """A request; header names as they were written."""
 
     line: str
     headers: list[tuple[str, str]]
@@ -69,7 +69,7 @@ def reply(status: int, body: bytes = b"", *headers: str) -> bytes:
 
 
 class Origin:
-    """Answers each path as it was told, all others with 200 and `ok`."""
+    """Answers each path with its prepared answer, all others with 200 and `ok`."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[Request] = []
@@ -91,21 +91,21 @@ class Origin:
         self._loop.call_soon_threadsafe(self._go.set)
 
     def taken(self) -> list[Request]:
-        """What came since the last time."""
+        """The requests since the last call."""
         requests, self.requests = self.requests, []
         return requests
 
     def wait_for_request(self) -> None:
-        """Wait until the first one has come."""
-        assert self._came.wait(scaled(PATIENCE))
+        """Wait for the first request."""
+        assert self._came.wait(scaled(DEFAULT_TIMEOUT))
 
     def open(self) -> None:
         self._thread.start()
-        assert self._ready.wait(scaled(PATIENCE))
+        assert self._ready.wait(scaled(DEFAULT_TIMEOUT))
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(scaled(PATIENCE))
+        self._thread.join(scaled(DEFAULT_TIMEOUT))
         assert not self._thread.is_alive()
 
     async def _main(self) -> None:

@@ -1,4 +1,4 @@
-"""Replays a recorded transcript: sends what was sent, compares what comes back.
+"""Replays a recorded transcript: sends the recorded requests, compares the answers.
 
 Answers are compared by id. What a process says is compared as a story: the bytes of each
 stream put together by `seq`, the exit code, and that the numbers have no gap and end with
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wire import Client, Server, scaled
+from tests.support.client import Client, Server, scaled
 
 Message = dict[str, Any]
 RECORDED_ROOT = "/tmp/exec-demo"
 _PEER = re.compile(r"127\.0\.0\.1:\d+")
-# Before these are sent, what the recording shows before their answer must have happened:
+# Before these are sent, the events that the recording shows before their answer must have happened:
 # the recorder waited a while, which left no trace of its own.
 _DEPENDS_ON_THE_PAST = ("process/read", "process/signal", "process/terminate")
 
@@ -46,7 +46,7 @@ class Rules:
 
 @dataclass
 class _Story:
-    """What is known of one process so far, by sequence number."""
+    """The events of one process so far, by sequence number."""
 
     chunks: dict[int, tuple[str, bytes]] = field(default_factory=dict)
     exit: tuple[int, int] | None = None
@@ -157,7 +157,7 @@ class Replay:
         if "method" not in message or message.get("id") not in self._rules.skipped_ids:
             return False
         if message["method"] == "process/start":
-            # The story of a process that was not started is not told either.
+            # A process that was not started has no events.
             self._untold.add(message["params"]["processId"])
         return True
 
@@ -225,7 +225,7 @@ class Replay:
             assert actual[name] == self._mapped(expected[name]), name
         assert actual["shell"].keys() == expected["shell"].keys()
         recorded = expected["capabilities"]
-        # A server may offer less than the reference; what it offers beyond that is listed.
+        # A server may offer less than the reference; additional members are listed.
         offered = {name for name, on in actual["capabilities"].items() if on}
         assert all(recorded.get(name) for name in offered - self._rules.extensions)
 
@@ -268,7 +268,7 @@ class Replay:
 
     @staticmethod
     def _forgive_metadata(expected: Message, actual: Message) -> None:
-        """Varying fields: birth times, sizes of folders, and times nobody set."""
+        """Varying fields: birth times, sizes of folders, and times that no request has set."""
         if expected["createdAtMs"] != 0:
             actual["createdAtMs"] = expected["createdAtMs"]
         if not expected["isFile"]:

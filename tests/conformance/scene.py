@@ -1,4 +1,4 @@
-"""Plays one case: sets the stage, sends, and compares what the server does."""
+"""Plays one case: creates its files, sends requests, and compares the answers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from matching import Variables, build, mismatch
-
-from wire import Client, Disconnected, ProcessRun, Server, StdioLink, scaled, uri
+from tests.conformance.matching import Variables, build, mismatch
+from tests.support.client import Client, Disconnected, ProcessRun, Server, StdioLink, scaled, uri
 
 Step = dict[str, Any]
 _SOCKET_PREFIX = "failed to parse websocket JSON-RPC message from exec-server websocket {peer}: "
@@ -24,7 +23,7 @@ _STDIO_PREFIX = "failed to parse JSON-RPC message from exec-server stdio: "
 
 
 def place(folder: Path, files: Mapping[str, Any]) -> None:
-    """Creates, changes or removes files: a text, or an object that says what else it is."""
+    """Creates, changes or removes files: a text, or an object for other kinds."""
     for name, content in files.items():
         path = Path(os.fsdecode(os.path.join(os.fsencode(folder), unquote_to_bytes(name))))
         options = content if isinstance(content, dict) else {"text": content}
@@ -76,7 +75,7 @@ class Scene:
             self._end()
 
     def _end(self) -> None:
-        # What a case leaves running would stay for the rest of the session's 30 seconds.
+        # Processes that a case leaves would run on for the session's 30 seconds.
         for client in self._clients.values():
             for notice in list(client.messages):
                 process_id = notice.get("result", {}).get("processId") if "id" in notice else None

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scene import Scene
 
-from wire import Server, start_server, start_stdio
+from tests.conformance.scene import Scene
+from tests.support.client import Server, start_server, start_stdio
+
+pytestmark = pytest.mark.quick
 
 _CASES = Path(__file__).resolve().parent / "cases"
 

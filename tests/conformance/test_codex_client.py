@@ -16,28 +16,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from codex import Codex, Report, appears, command, environment, patch, report, start_codex, write
-from model import Model, Step, ToolCall
-from proxy import Proxy
 
-from inside import is_kept_for_later
-from wire import (
+from tests.conformance.codex import (
+    Codex,
+    Report,
+    appears,
+    command,
+    environment,
+    patch,
+    report,
+    start_codex,
+    write,
+)
+from tests.conformance.model import Model, Step, ToolCall
+from tests.conformance.proxy import Proxy
+from tests.support.client import (
     Server,
     descendants,
-    reference_binary,
     server_command,
     server_environment,
     start_server,
     survivors,
 )
+from tests.support.server_internals import is_kept_for_later
 
-pytestmark = [
-    pytest.mark.reference,
-    pytest.mark.skipif(
-        reference_binary() is None,
-        reason="no Codex to be the client (make conformance installs it)",
-    ),
-]
+pytestmark = pytest.mark.reference
 
 # Prints eight lines in 0.8 s and leaves a mark beside each, for tests to wait for.
 _LINES = "for i in 1 2 3 4 5 6 7 8; do echo line-$i; touch mark-$i; sleep 0.1; done; exit 5"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matching import build
 
-from wire import descendants, run_command, scaled, start_server, survivors
+from tests.conformance.matching import build
+from tests.support.client import descendants, run_command, scaled, start_server, survivors
 
 _ERRORS: list[Any] = json.loads((Path(__file__).resolve().parent / "command_line.json").read_text())
 
@@ -36,6 +36,7 @@ def test_refused_arguments(
     assert ended.stderr == f"Error: {expected}\n" if code == 1 else ended.stderr
 
 
+@pytest.mark.quick
 def test_taken_port(kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         url = f"ws://127.0.0.1:{holder.getsockname()[1]}"

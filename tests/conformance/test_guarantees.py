@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from wire import Client, Server, assemble, b64, descendants, scaled, start_server, survivors, uri
+from tests.support.client import (
+    Client,
+    Server,
+    assemble,
+    b64,
+    descendants,
+    scaled,
+    start_server,
+    survivors,
+    uri,
+)
 
 _MIB = 1024 * 1024
 
@@ -20,6 +30,7 @@ def _only_ours(kind: str, reason: str) -> None:
         pytest.skip(f"by choice only ours does this: {reason}")
 
 
+@pytest.mark.quick
 def test_byte_format_of_answers(client: Client) -> None:
     client.call("environment/status")
     assert client.raw[-1] == b'{"id":2,"result":{"status":"ready"}}'

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 
 import pytest
-from http_requests import (
+
+from tests.conformance.http_requests import (
     BROKEN,
     CHUNKED,
     INTERNAL,
@@ -21,13 +22,13 @@ from http_requests import (
     params_for,
     streamed,
 )
-from origin import HANG_UP, WAIT, WATCH, Flood, Origin, reply
-
-from wire import PATIENCE, Client, RpcFailure, Server, b64, scaled
+from tests.conformance.origin import HANG_UP, WAIT, WATCH, Flood, Origin, reply
+from tests.support.client import DEFAULT_TIMEOUT, Client, RpcFailure, Server, b64, scaled
 
 # ---- answers --------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_headers_are_grouped_by_name_and_what_is_no_text_is_left_out(
     client: Client, origin: Origin
 ) -> None:
@@ -194,7 +195,7 @@ def test_streams_end_with_their_connection(server: Server, origin: Origin) -> No
     url = origin.on("/x", CHUNKED, WATCH)
     with server.connect() as client:
         ask(client, url, streamResponse=True)
-    assert origin.hung_up.wait(scaled(PATIENCE))
+    assert origin.hung_up.wait(scaled(DEFAULT_TIMEOUT))
 
 
 def test_requests_end_with_their_connection(server: Server, origin: Origin) -> None:
@@ -203,7 +204,7 @@ def test_requests_end_with_their_connection(server: Server, origin: Origin) -> N
         client.request("http/request", params_for(url))
         client.request("http/request", params_for(url, streamResponse=True))
         origin.wait_for_request()
-    assert origin.hung_up.wait(scaled(PATIENCE))
+    assert origin.hung_up.wait(scaled(DEFAULT_TIMEOUT))
 
 
 def test_unread_body_is_not_taken_in(server: Server, origin: Origin, kind: str) -> None:
@@ -244,7 +245,7 @@ def test_whole_bodies_are_limited(client: Client, origin: Origin, kind: str) -> 
     assert len(client.raw[-1]) < 64 * MIB
     with pytest.raises(RpcFailure) as failed:
         ask(client, origin.on("/y", head % size, Flood(size)))
-    assert "exceeds 49283072 bytes, ask for it with streamResponse" in failed.value.message
+    assert "exceeds 49283072 bytes, set streamResponse to receive it" in failed.value.message
     assert len(body_of(streamed(client, origin.on("/y", head % size, Flood(size)))[1])) == size
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 
 import pytest
-from http_requests import INTERNAL, ask, failure_of, header_list
-from origin import Origin, reply, running
 
-from wire import Client, b64
+from tests.conformance.http_requests import INTERNAL, ask, failure_of, header_list
+from tests.conformance.origin import Origin, reply, running
+from tests.support.client import Client, b64
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

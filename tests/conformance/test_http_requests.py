@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from http_requests import (
+
+from tests.conformance.http_requests import (
     INTERNAL,
     INVALID_PARAMS,
     OK,
@@ -26,9 +27,19 @@ from http_requests import (
     params_for,
     streamed,
 )
-from origin import WAIT, WATCH, Origin, reply, running
+from tests.conformance.origin import WAIT, WATCH, Origin, reply, running
+from tests.support.client import (
+    DEFAULT_TIMEOUT,
+    Client,
+    Message,
+    Server,
+    b64,
+    scaled,
+    start_server,
+    start_stdio,
+)
 
-from wire import PATIENCE, Client, Message, Server, b64, scaled, start_server, start_stdio
+pytestmark = pytest.mark.quick
 
 # ---- requests -------------------------------------------------------------------------
 
@@ -235,7 +246,7 @@ def test_server_ends_though_a_request_is_under_way(kind: str, origin: Origin) ->
         client.request("http/request", params_for(url))
         origin.wait_for_request()
         server.process.terminate()
-        assert server.process.wait(scaled(PATIENCE)) == 0
+        assert server.process.wait(scaled(DEFAULT_TIMEOUT)) == 0
 
 
 def test_proxy_of_the_environment(kind: str, origin: Origin) -> None:
@@ -247,6 +258,37 @@ def test_proxy_of_the_environment(kind: str, origin: Origin) -> None:
     [request] = origin.taken()
     assert request.values("proxy-authorization") == ["Basic dXM6cGE="]
     assert request.values("host") == ["some.invalid"]
+
+
+_HOSTS = {
+    "straße.de": "xn--strae-oqa.de",
+    "Bücher.example": "xn--bcher-kva.example",
+    "βόλος.example": "xn--nxasmm1c.example",
+    "xn--strae-oqa.de": "xn--strae-oqa.de",
+    "☃.example": "xn--n3h.example",
+    "ü_b-.example": "xn--_b--goa.example",
+    "\uff41\uff42\uff43。example": "abc.example",
+    "a\u00adb%2Eexample": "ab.example",
+    "8.0x8.2056": "8.8.8.8",
+}
+
+
+def test_host_is_the_one_that_a_browser_asks(kind: str, origin: Origin) -> None:
+    """The proxy sees which host a URL means, without any name being looked up."""
+    with start_server(kind, env={"HTTP_PROXY": origin.url}) as server, server.connect() as client:
+        for spelling, host in _HOSTS.items():
+            origin.on(f"http://{host}/", reply(200, b""))
+            assert ask(client, f"http://{spelling}/")["status"] == 200
+            assert origin.taken()[-1].values("host") == [host]
+
+
+_NO_HOSTS = ["a\u200cb.example", "\u0301a.example", "xn--a.example", "אa.example", "℀.example"]
+
+
+@pytest.mark.parametrize("host", _NO_HOSTS)
+def test_host_that_no_browser_asks(client: Client, host: str) -> None:
+    text = "http/request url is invalid: invalid international domain name"
+    assert failure_of(client, f"http://{host}/") == (INVALID_PARAMS, text)
 
 
 def test_no_proxy_for_this_machine_itself(kind: str, origin: Origin) -> None:

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matching import build
 
-from wire import Client, uri
+from tests.conformance.matching import build
+from tests.support.client import Client, uri
+
+pytestmark = pytest.mark.quick
 
 _METHODS: dict[str, Any] = json.loads(
     (Path(__file__).resolve().parent / "parameters.json").read_text()
 )
 _INVALID_PARAMS = -32602
-_GOT = [
+_GOT: list[tuple[Any, str]] = [
     (None, "null"),
     (5, "number"),
     (True, "boolean `true`"),
@@ -122,7 +124,8 @@ def test_positional_params_of_the_wrong_length(method: str, client: Client, fold
 
 @pytest.mark.parametrize("method", ["environment/info", "environment/status"])
 def test_method_without_parameters_takes_none(method: str, client: Client) -> None:
-    for params in (None, {}):
+    empty: list[Any] = [None, {}]
+    for params in empty:
         assert client.call(method, params)
     attempts = [
         ([], "invalid type: sequence, expected unit"),

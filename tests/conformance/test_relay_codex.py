@@ -13,21 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from codex import Codex, appears, command, patch, report, start_app_server, start_codex, write
-from model import Model, Step, ToolCall
 
-from inside import is_kept_for_later
-from relay_service import TO_HARNESS, Endpoint, Kind, ThreadedRelayService, build
-from relaying import ENVIRONMENT, start_executor
-from wire import Server, b64, descendants, reference_binary, survivors
+from tests.conformance.codex import (
+    Codex,
+    appears,
+    command,
+    patch,
+    report,
+    start_app_server,
+    start_codex,
+    write,
+)
+from tests.conformance.model import Model, Step, ToolCall
+from tests.relay_service import TO_HARNESS, Endpoint, Kind, ThreadedRelayService, build
+from tests.support.client import Server, b64, descendants, survivors
+from tests.support.relay import ENVIRONMENT, start_executor
+from tests.support.server_internals import is_kept_for_later
 
-pytestmark = [
-    pytest.mark.reference,
-    pytest.mark.skipif(
-        reference_binary() is None,
-        reason="no Codex to be the client (make conformance installs it)",
-    ),
-]
+pytestmark = pytest.mark.reference
 
 _EXECUTOR_KEY, _HARNESS_TOKEN = "the-executors-key", "the-harnesss-token"
 _CALLERS = {f"Bearer {_EXECUTOR_KEY}": "executor", f"Bearer {_HARNESS_TOKEN}": "harness"}
@@ -293,7 +296,7 @@ def test_connection_lost_before_typing(calm: Stage) -> None:
         calm.cut(harness=True)
         return type_more(outputs)
 
-    type_more: Any = write("second", "start", "Zoë\n")
+    type_more = write("second", "start", "Zoë\n")
     text = "read a; echo hi $a; read b; echo bye $b"
     model = calm.play(
         [command("start", text, tty=True, yield_time_ms=500)],

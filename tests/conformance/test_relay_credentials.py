@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jwt.algorithms import RSAAlgorithm
 
-from relay_service import Endpoint, ThreadedRelayService
-from relaying import ENVIRONMENT, RelayLink, StreamReset, exit_code, start_executor
-from wire import Server, run_command, scaled, server_command, server_environment
+from tests.relay_service import Endpoint, ThreadedRelayService
+from tests.support.client import Server, run_command, scaled, server_command, server_environment
+from tests.support.relay import ENVIRONMENT, RelayLink, StreamReset, exit_code, start_executor
 
 _KEY = "sk-0123456789abcdef"
 _UNAVAILABLE = "Agent Identity authentication is unavailable"
@@ -176,6 +176,7 @@ def _agent_variables(issuer: _Issuer, token: str, keys: str = "/keys") -> dict[s
     }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("keys", "path"),
     [

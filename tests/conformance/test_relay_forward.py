@@ -14,14 +14,12 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 import pytest
 
-from links import Inbox
-from relay_service import Endpoint, Request, ThreadedRelayService
-from relaying import ENVIRONMENT, RESET_REASON, RelayLink, dial, exit_code, start_executor
-from wire import (
+from tests.relay_service import Endpoint, Request, ThreadedRelayService
+from tests.support.client import (
     BINARY,
     CLOSE,
     CONTINUATION,
-    PATIENCE,
+    DEFAULT_TIMEOUT,
     TEXT,
     Client,
     Disconnected,
@@ -30,6 +28,15 @@ from wire import (
     frame_bytes,
     run_command,
     scaled,
+)
+from tests.support.raw_links import Inbox
+from tests.support.relay import (
+    ENVIRONMENT,
+    RESET_REASON,
+    RelayLink,
+    dial,
+    exit_code,
+    start_executor,
 )
 
 _KEY = "sk-0123456789abcdef"
@@ -58,7 +65,7 @@ class _Accepted:
         self.key = next(line.split(": ")[1] for line in lines if "-key:" in line.lower())
 
     def _deadline(self) -> float:
-        return time.monotonic() + scaled(PATIENCE)
+        return time.monotonic() + scaled(DEFAULT_TIMEOUT)
 
     def accept(self) -> None:
         digest = hashlib.sha1(f"{self.key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
@@ -105,7 +112,7 @@ class _Destination:
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.listener.settimeout(scaled(PATIENCE))
+        self.listener.settimeout(scaled(DEFAULT_TIMEOUT))
         self.url = f"ws://127.0.0.1:{self.listener.getsockname()[1]}/some/path?a=b%20c&d"
         self._accepted: list[_Accepted] = []
 
@@ -145,6 +152,7 @@ def forwarded(
         yield service
 
 
+@pytest.mark.quick
 def test_dials_when_a_client_is_there(
     forwarded: ThreadedRelayService, destination: _Destination
 ) -> None:
@@ -177,8 +185,8 @@ def test_messages_pass_as_they_are(
         assert sent == [Frame(BINARY, message) for message in expected]
         accepted.send(TEXT, b'{"text": true }')
         accepted.send(BINARY, b"\xff\x00")
-        assert link.receive(scaled(PATIENCE)) == b'{"text": true }'
-        assert link.receive(scaled(PATIENCE)) == b"\xff\x00"
+        assert link.receive(scaled(DEFAULT_TIMEOUT)) == b'{"text": true }'
+        assert link.receive(scaled(DEFAULT_TIMEOUT)) == b"\xff\x00"
 
 
 def test_large_messages_pass(forwarded: ThreadedRelayService, destination: _Destination) -> None:
@@ -188,7 +196,7 @@ def test_large_messages_pass(forwarded: ThreadedRelayService, destination: _Dest
         link.send_text(message)
         assert accepted.receive_message() == (BINARY, message)
         accepted.send(BINARY, message)
-        assert link.receive(scaled(PATIENCE)) == message
+        assert link.receive(scaled(DEFAULT_TIMEOUT)) == message
 
 
 def test_an_empty_message_ends_the_stream(
@@ -198,7 +206,7 @@ def test_an_empty_message_ends_the_stream(
         accepted = destination.next()
         accepted.send(TEXT, b"before")
         accepted.send(TEXT)
-        assert link.receive(scaled(PATIENCE)) == b"before"
+        assert link.receive(scaled(DEFAULT_TIMEOUT)) == b"before"
         assert link.wait_reset() == RESET_REASON
 
 
@@ -210,7 +218,7 @@ def test_a_destination_that_closes_ends_the_stream(
         accepted.send(TEXT, b"before")
         accepted.send(CLOSE, struct.pack("!H", 1000))
         assert accepted.receive().opcode == CLOSE
-        assert link.receive(scaled(PATIENCE)) == b"before"
+        assert link.receive(scaled(DEFAULT_TIMEOUT)) == b"before"
         assert link.wait_reset() == RESET_REASON
 
 
@@ -230,7 +238,7 @@ def test_a_client_that_leaves_takes_its_connection_along(
         accepted = [destination.next(), destination.next()]
         other.send_text(b"other")
         # Which of both dialled first is not known.
-        ready = select.select([one.sock for one in accepted], [], [], scaled(PATIENCE))[0]
+        ready = select.select([one.sock for one in accepted], [], [], scaled(DEFAULT_TIMEOUT))[0]
         others = next(one for one in accepted if one.sock in ready)
         assert others.receive() == Frame(BINARY, b"other")
         other.close()

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from relay_service import Endpoint, ThreadedRelayService
-from relaying import ENVIRONMENT
-from wire import run_command
+from tests.relay_service import Endpoint, ThreadedRelayService
+from tests.support.client import run_command
+from tests.support.relay import ENVIRONMENT
 
 _KEY = "sk-0123456789abcdef"
 _GOOD = {
@@ -117,6 +117,7 @@ def test_refused_registration(
     assert len(shared.requests) == before + 1
 
 
+@pytest.mark.quick
 def test_no_registry_there(kind: str) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

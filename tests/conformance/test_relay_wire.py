@@ -16,16 +16,10 @@ from typing import Any
 import pytest
 
 from exec_server.relay.frames import Frame, Kind, decode
-from relay_service import (
-    TO_HARNESS,
-    Endpoint,
-    Message,
-    Request,
-    ThreadedRelayService,
-    build,
-)
-from relay_service import Kind as BodyKind
-from relaying import (
+from tests.relay_service import TO_HARNESS, Endpoint, Message, Request, ThreadedRelayService, build
+from tests.relay_service import Kind as BodyKind
+from tests.support.client import Client, uri
+from tests.support.relay import (
     ENVIRONMENT,
     RelayLink,
     connect,
@@ -33,7 +27,6 @@ from relaying import (
     relay_link,
     start_executor,
 )
-from wire import Client, uri
 
 _VECTORS = json.loads(
     (Path(__file__).resolve().parent.parent / "vectors" / "relay_frames.json").read_text()
@@ -77,6 +70,7 @@ def _headers(request: Request) -> dict[str, str]:
     return kept
 
 
+@pytest.mark.quick
 def test_registration(shared: ThreadedRelayService) -> None:
     (request,) = shared.requests_to(Endpoint.REGISTER)
     body = json.loads(request.body)
@@ -290,7 +284,7 @@ def _data(frame: Frame) -> bytes:
 @pytest.mark.parametrize(
     "vector", [pytest.param(vector, id=vector["name"]) for vector in _VECTORS["invalid"]]
 )
-def test_verdict_on_a_frame(shared: ThreadedRelayService, vector: dict[str, str]) -> None:
+def test_verdict_on_a_frame(shared: ThreadedRelayService, vector: dict[str, Any]) -> None:
     encoded = bytes.fromhex(vector["encoded"])
     known = vector.get("frame", {}).get("stream_id", "").strip()
     stream_id = known or "vector-unknown-stream"

@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from circumstances import User, in_private_mounts, start_server_as, user_id
-from sandboxing import (
+from tests.support.barriers import User, in_private_mounts, start_server_as, user_id
+from tests.support.client import Client, Server
+from tests.support.sandbox import (
     MARKER,
     NEEDS_ROOT,
     Json,
@@ -29,7 +30,6 @@ from sandboxing import (
     run,
     start_process,
 )
-from wire import Client, Server, reference_binary
 
 _FILE = json.loads(Path(__file__).with_name("sandbox_cases.json").read_text())
 _CASES: dict[str, Json] = {case["name"]: case for case in _FILE["cases"]}
@@ -320,9 +320,7 @@ def _marks(place: Place, case: Json) -> list[pytest.MarkDecorator]:
     if place.user == "root":
         marks += [pytest.mark.root, NEEDS_ROOT]
     if place.kind == "reference":
-        reason = "no reference binary (make conformance installs it)"
         marks += [pytest.mark.reference]
-        marks += [pytest.mark.skipif(reference_binary() is None, reason=reason)]
         if case["reference"] != "as-expected":
             marks += [pytest.mark.skip(reason=case.get("stricterThanReference", "not run"))]
     return marks
@@ -363,6 +361,7 @@ def test_case_with_private_mounts(place: Place, name: str) -> None:
     in_private_mounts(play)
 
 
+@pytest.mark.quick
 def test_every_expectation_of_the_file_is_known() -> None:
     known = set(_CHECKS)
 

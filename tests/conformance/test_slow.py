@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_transcripts import TRANSCRIPTS, replay
 
-from wire import PING, descendants, scaled, start_server, survivors
+from tests.conformance.test_transcripts import TRANSCRIPTS, replay
+from tests.support.client import PING, descendants, scaled, start_server, survivors
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,8 @@ def _ping_after_30_seconds(kind: str, _: Path) -> None:
         began = time.monotonic()
         frame = link.receive_frame(scaled(40))
         assert (frame.opcode, frame.payload) == (PING, b"")
-        assert 28 < time.monotonic() - began < 33
+        # At the earliest after 30 s; a busy machine may be late by a few.
+        assert 28 < time.monotonic() - began < 30 + scaled(3)
         link.close()
 
 

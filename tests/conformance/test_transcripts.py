@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay import Replay, Rules
-from scene import place
 
-from wire import Server, start_server, start_stdio
+from tests.conformance.replay import Replay, Rules
+from tests.conformance.scene import place
+from tests.support.client import Server, start_server, start_stdio
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _SPEC = Path(os.environ.get("EXEC_SERVER_SPEC", _REPOSITORY.parent / "shared" / "spec"))
@@ -178,6 +178,15 @@ _OUR_EXTENSIONS = frozenset(
         "processSignals",
         "processList",
         "processReadLoss",
+        "fsAppend",
+        "fsApplyPatch",
+        "fsChmod",
+        "fsDiskUsage",
+        "fsEdit",
+        "fsGlob",
+        "fsRename",
+        "fsSetTimes",
+        "fsSymlink",
     }
 )
 
@@ -218,6 +227,7 @@ def test_transcript(number: str, kind: str, folder: Path) -> None:
     replay(number, kind, folder)
 
 
+@pytest.mark.quick
 def test_stdio_transcript(kind: str, folder: Path) -> None:
     with start_stdio(kind, env=_ENVIRONMENT, cwd=folder) as (server, client):
         Replay(server, folder, _rules("44", kind), client).play(_load("44"))

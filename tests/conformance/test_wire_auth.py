@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from wire import HttpReply, Server, start_server, upgrade_request
+from tests.support.client import HttpReply, Server, start_server, upgrade_request
+
+pytestmark = pytest.mark.quick
 
 _TOKEN = "correct horse-battery"
 _SECRET = "0123456789abcdef0123456789abcdef"

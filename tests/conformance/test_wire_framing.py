@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from wire import (
+from tests.support.client import (
     BINARY,
     CLOSE,
     CONTINUATION,
@@ -28,6 +28,8 @@ from wire import (
     scaled,
     uri,
 )
+
+pytestmark = pytest.mark.quick
 
 _MIB = 1024 * 1024
 _STATUS = b'{"id":7,"method":"no/such"}'

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from wire import (
+from tests.support.client import (
     TEXT,
     HandshakeRefused,
     HttpReply,
@@ -15,6 +15,8 @@ from wire import (
     scaled,
     upgrade_request,
 )
+
+pytestmark = pytest.mark.quick
 
 _TEXT = "text/plain; charset=utf-8"
 

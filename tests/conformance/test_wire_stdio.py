@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-from wire import Disconnected, StdioLink, run_command, scaled, start_stdio
+from tests.support.client import Disconnected, StdioLink, run_command, scaled, start_stdio
+
+pytestmark = pytest.mark.quick
 
 _STATUS = b'{"id":9,"method":"environment/status"}'
 

@@ -1,4 +1,4 @@
-"""On any tree, any policy gives a view that allows what the rules allow, or is refused."""
+"""On any tree, any policy gives a view that matches the rules, or is refused."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
+from tests.support.layout_model import Content, Model, Refused, Simulation, Tree, child
 
 from exec_server.protocol import sandbox as wire
-from exec_server.protocol.paths import PathUri
-from exec_server.sandbox.layout import Unenforceable, lay_out
-from exec_server.sandbox.plan import Policy, View
-from exec_server.sandbox.policy import Surroundings, access, compile_policy, explain
-from unit.sandbox.model import Content, Model, Refused, Simulation, Tree, child
+from exec_server.sandbox.policy.access import explain_denial, policy_access
+from exec_server.sandbox.policy.compiler import HostPaths, compile_policy
+from exec_server.sandbox.policy.layout import Unenforceable, lay_out
+from exec_server.sandbox.policy.model import Policy, View
 
-Claims = list[tuple[str, str]]
+Claims = Sequence[tuple[str, wire.Access]]
 
-# Few names, so that rules, links and entries meet often.
+# Few names, so that rules, links and entries coincide often.
 _NAMES = st.sampled_from(["a", "b", "c", ".git", ".codex"])
 _PATHS = st.lists(_NAMES, max_size=4).map(lambda names: "/" + "/".join(names))
 _TARGETS = _PATHS | st.lists(_NAMES | st.just(".."), min_size=1, max_size=3).map("/".join)
@@ -30,12 +31,12 @@ _ACCESSES = st.sampled_from(["read", "write", "write", "deny"])
 _CLAIMS = st.lists(st.tuples(_PATHS, _ACCESSES), max_size=6)
 _ROOT = st.sampled_from([[], [("/", "read")], [("/", "read")], [("/", "write")]])
 _POLICIES = st.builds(lambda root, claims: root + claims, _ROOT, _CLAIMS)
-_NOWHERE = Surroundings(tmpdir=None, minimal=(), slash_tmp=False, cwd=None)
+_NOWHERE = HostPaths(tmpdir=None, minimal=(), slash_tmp=False, cwd=None)
 
 
-def _policy(claims: Sequence[tuple[str, str]]) -> Policy:
+def _policy(claims: Claims) -> Policy:
     entries = [
-        wire.Entry(path=wire.ExactPath(PathUri.from_wire(path)), access=access)
+        wire.Entry(path=wire.ExactPath(wire.FileUri.from_wire("file://" + path)), access=access)
         for path, access in claims
     ]
     sandbox = wire.Sandbox(
@@ -61,7 +62,7 @@ def test_access_is_what_the_deepest_rule_says(claims: Claims, path: str) -> None
     policy = _policy(claims)
     everything = Tree((where, None) for where in [path, *(where for where, _ in claims)])
     lexical = Model(claims, everything, protects=False)
-    assert access(policy, path) == lexical.verdict(path)
+    assert policy_access(policy, path) == lexical.verdict(path)
 
 
 @given(_POLICIES, _PATHS)
@@ -70,11 +71,11 @@ def test_an_explanation_is_given_exactly_for_what_is_denied(claims: Claims, path
     assume(policy.rules is not None)
     everything = Tree((where, None) for where in [path, *(where for where, _ in claims)])
     model = Model(claims, everything)
-    assert (explain(policy, path, "read") is None) == model.may_read(path)
-    assert (explain(policy, path, "write") is None) == model.may_write(path)
+    assert (explain_denial(policy, path, "read") is None) == model.may_read(path)
+    assert (explain_denial(policy, path, "write") is None) == model.may_write(path)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(_POLICIES, _ENTRIES)
 def test_the_view_allows_what_the_rules_allow(
     claims: Claims, entries: list[tuple[str, Content]]
@@ -98,7 +99,7 @@ def test_the_view_allows_what_the_rules_allow(
                     assert inside.may_create(new) == model.may_create(new), new
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(_POLICIES, _ENTRIES)
 def test_mounts_are_of_what_is_there_and_parents_come_first(
     claims: Claims, entries: list[tuple[str, Content]]
@@ -118,12 +119,12 @@ def test_mounts_are_of_what_is_there_and_parents_come_first(
         done.append(step.path)
     # The directory of a name that must stay missing is a mount itself.
     assert {name.path for name in view.missing} <= set(done)
-    assert all(tree.holds(fact) for fact in view.facts)
+    assert all(tree.holds(dependency) for dependency in view.dependencies)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(_POLICIES, _ENTRIES)
-def test_granted_paths_can_be_spelt_inside_an_empty_root(
+def test_granted_paths_work_inside_an_empty_root(
     claims: Claims, entries: list[tuple[str, Content]]
 ) -> None:
     tree = Tree(entries)
@@ -133,24 +134,24 @@ def test_granted_paths_can_be_spelt_inside_an_empty_root(
     inside = Simulation(view, tree)
     for path, _ in claims:
         place, absent, links = tree.follow(path)
-        # A link that itself is denied, or may be replaced, is not followed for anybody.
+        # A link that is denied, or may be replaced, is not followed.
         if absent or not inside.may_read(place) or any(inside.may_write(link) for link in links):
             continue
         if any(inside.state(link) == "mask" for link in links):
             continue
-        # A link in a granted place is the host's own, and may climb out of what is not there.
+        # A link in a granted directory is the host's, and its `..` may refer to missing parents.
         if any(inside.may_read(link) and ".." in tree.link_target(link) for link in links):
             continue
         assert inside.reaches(path) == place
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     _POLICIES,
     _ENTRIES,
     st.lists(st.tuples(st.integers(0, 99), st.booleans(), _CONTENTS), min_size=1, max_size=2),
 )
-def test_while_the_facts_hold_the_view_is_current(
+def test_while_the_dependencies_hold_the_view_is_current(
     claims: Claims,
     entries: list[tuple[str, Content]],
     changes: list[tuple[int, bool, Content]],
@@ -166,7 +167,7 @@ def test_while_the_facts_hold_the_view_is_current(
         later.remove(path)
         if remakes:
             later.put(path, content)
-    if all(later.holds(fact) for fact in view.facts):
+    if all(later.holds(dependency) for dependency in view.dependencies):
         now = _laid_out(claims, later)
         assert now is not None
         assert (now.steps, now.links, now.missing) == (view.steps, view.links, view.missing)

@@ -6,18 +6,20 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from exec_server.errors import RelayError
-from exec_server.relay import active, streams
-from exec_server.relay.active import RESET_REASON
+from exec_server.relay import multiplexer, stream_table
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import MAX_DEPTH, Frame, Kind, decode, encode
+from exec_server.relay.multiplexer import EncryptedMultiplexer, PendingHandshake
 from exec_server.relay.noise import Identity, Initiator, prologue
-from exec_server.relay.streams import Attempt, Streams
+from exec_server.relay.stream_table import RESET_REASON
 
 _FILE = json.loads((Path(__file__).parents[1] / "vectors" / "relay_frames.json").read_text())
 _SCHEMA = _FILE["schema"]
@@ -43,10 +45,10 @@ class _Reader:
         return taken
 
     def varint(self) -> int:
-        digits = []
+        digits: list[int] = []
         while not digits or digits[-1] >= 128:
             digits.append(self.take(1)[0])
-        number = sum((digit % 128) * 128**place for place, digit in enumerate(digits))
+        number = sum((digit % 128) << 7 * place for place, digit in enumerate(digits))
         if len(digits) > 10 or number >= 2**64:
             raise ValueError("more than 64 bits")
         return number
@@ -75,10 +77,10 @@ class _Reader:
             yield number, wire, value
 
 
-def _message(data: bytes, type_name: str) -> dict[str, object]:
+def _message(data: bytes, type_name: str) -> dict[str, Any]:
     """The members of a message as the schema names them; bodies as lists of their encodings."""
     known = {number: (name, kind) for name, (number, kind) in _SCHEMA[type_name].items()}
-    members: dict[str, object] = {}
+    members: dict[str, Any] = {}
     for number, wire, value in _Reader(data).fields():
         if number not in known:
             continue
@@ -103,7 +105,7 @@ def _message(data: bytes, type_name: str) -> dict[str, object]:
 def _second_opinion(data: bytes) -> Frame | None:
     try:
         members = _message(data, "RelayMessageFrame")
-        number, content, kind = members.pop("body")  # type: ignore[misc]
+        number, content, kind = members.pop("body")
         body = _message(content, kind)
     except (ValueError, KeyError):
         return None
@@ -114,7 +116,7 @@ def _second_opinion(data: bytes) -> Frame | None:
         return None
     if number == 5:
         body.setdefault("segment_count", 0)
-    return Frame(kind=Kind(number), **members, **body)  # type: ignore[arg-type]
+    return Frame(kind=Kind(number), **members, **body)
 
 
 def _opinion(data: bytes) -> Frame | None:
@@ -167,7 +169,7 @@ _HOSTILE = st.one_of(
 )
 
 
-@settings(max_examples=800)
+@settings(max_examples=examples(800))
 @given(_HOSTILE)
 @example(_START + b"\x6b" * (MAX_DEPTH + 1) + b"\x6c" * (MAX_DEPTH + 1) + b"\x4a\x00")
 @example(_START + b"\x6b" * MAX_DEPTH + b"\x6c" * MAX_DEPTH + b"\x4a\x00")
@@ -217,11 +219,11 @@ class _Relay:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.pending: list[Attempt] = []
+        self.pending: list[PendingHandshake] = []
         self.receivers: dict[str, list[_Receiver]] = defaultdict(list)
         self._initiators: dict[str, Initiator] = {}
         self._channels: dict[str, Channel] = {}
-        self.streams = Streams(_EXECUTOR, "env", "reg", self, lambda: self.now)
+        self.streams = EncryptedMultiplexer(_EXECUTOR, "env", "reg", self, lambda: self.now)
 
     # The owner's part.
 
@@ -229,12 +231,14 @@ class _Relay:
         sent = decode(frame)
         if sent.kind is Kind.HANDSHAKE:
             initiator = self._initiators[sent.stream_id]
-            self._channels[sent.stream_id] = Channel(sent.stream_id, initiator.second(sent.payload))
+            self._channels[sent.stream_id] = Channel(
+                sent.stream_id, initiator.read_second(sent.payload)
+            )
         else:
             assert (sent.kind, sent.reason) == (Kind.RESET, RESET_REASON)
 
-    def validate(self, attempt: Attempt) -> None:
-        self.pending.append(attempt)
+    def validate(self, handshake: PendingHandshake) -> None:
+        self.pending.append(handshake)
 
     def stream_opened(self, channel: Channel) -> _Receiver:
         receiver = _Receiver()
@@ -246,7 +250,7 @@ class _Relay:
     def handshake(self, name: str, payload: bytes) -> None:
         # One that fits to an attempt under way must not take the place of the first.
         initiator = Initiator(_HARNESS, _EXECUTOR.public, prologue("env", "reg", name))
-        message = initiator.first(_enlarged(payload)[:5000])
+        message = initiator.write_first(_enlarged(payload)[:5000])
         if not any(a.stream_id == name and not a.is_cancelled for a in self.pending):
             self._initiators[name] = initiator
         self.streams.frame_received(encode(Frame(name, Kind.HANDSHAKE, message)))
@@ -259,7 +263,7 @@ class _Relay:
         channel = self._channels.get(name)
         if channel is None or not payload:
             return
-        for piece in channel.pieces(_enlarged(payload)):
+        for piece in channel.records(_enlarged(payload)):
             self.streams.frame_received(channel.seal(piece))
 
     def raw_record(self, name: str, payload: bytes) -> None:
@@ -277,18 +281,18 @@ class _Relay:
     def garbage(self, name: str, payload: bytes) -> None:
         self.streams.frame_received(payload)
 
-    def settle(self, name: str, payload: bytes) -> None:
+    def finish_handshake(self, name: str, payload: bytes) -> None:
         """An answer of the registry, perhaps for an attempt that was given up."""
         if self.pending:
-            attempt = self.pending.pop(len(payload) % len(self.pending))
-            self.streams.settle(attempt, is_valid=name != "d")
+            handshake = self.pending.pop(len(payload) % len(self.pending))
+            self.streams.finish_handshake(handshake, is_valid=name != "d")
 
     def open(self, name: str, payload: bytes) -> None:
         """A handshake and the answer to it, with nothing between them."""
         before = len(self.pending)
         self.handshake(name, b"")
         if len(self.pending) > before:
-            self.streams.settle(self.pending.pop(), is_valid=True)
+            self.streams.finish_handshake(self.pending.pop(), is_valid=True)
 
     def end(self, name: str, payload: bytes) -> None:
         """Our side ends the stream: nobody tells the receiver."""
@@ -305,7 +309,7 @@ class _Relay:
         ended = [receiver.endings for some in self.receivers.values() for receiver in some]
         assert set(ended) <= {0, 1}
         assert ended.count(0) == len(self.streams) <= _STREAMS
-        waiting = [attempt.stream_id for attempt in self.pending if not attempt.is_cancelled]
+        waiting = [handshake.stream_id for handshake in self.pending if not handshake.is_cancelled]
         assert len(waiting) == len(set(waiting)) <= _PENDING
         for some in self.receivers.values():
             assert all(receiver.endings for receiver in some[:-1])
@@ -317,8 +321,8 @@ _STEPS = [
     _Relay.handshake,
     _Relay.handshake,
     _Relay.bad_handshake,
-    _Relay.settle,
-    _Relay.settle,
+    _Relay.finish_handshake,
+    _Relay.finish_handshake,
     _Relay.data,
     _Relay.data,
     _Relay.raw_record,
@@ -336,8 +340,8 @@ _PAYLOADS = st.one_of(
 @pytest.fixture(scope="module", autouse=True)
 def _small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(active, "MAX_STREAMS", _STREAMS)
-        patch.setattr(streams, "MAX_PENDING", _PENDING)
+        patch.setattr(stream_table, "MAX_STREAMS", _STREAMS)
+        patch.setattr(multiplexer, "MAX_PENDING", _PENDING)
         yield
 
 
@@ -346,26 +350,26 @@ _SEQUENCES = st.lists(
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(_SEQUENCES)
 def test_any_frames_leave_the_streams_in_order(steps: list[tuple]) -> None:  # type: ignore[type-arg]
     relay = _Relay()
     for step, name, payload in steps:
         step(relay, name, payload)
         relay.check()
-    relay.streams.lose_all()
-    for attempt in relay.pending:
-        relay.streams.settle(attempt, is_valid=True)
+    relay.streams.link_lost()
+    for handshake in relay.pending:
+        relay.streams.finish_handshake(handshake, is_valid=True)
     relay.check()
     assert len(relay.streams) == 0
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(_HOSTILE, max_size=10))
 def test_hostile_bytes_do_not_disturb_a_stream(hostile: list[bytes]) -> None:
     relay, name = _Relay(), "an id that nobody finds by chance"
     relay.handshake(name, b"")
-    relay.settle(name, b"")
+    relay.finish_handshake(name, b"")
     for data in hostile:
         relay.garbage(name, data)
         relay.data(name, b"message")

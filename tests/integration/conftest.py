@@ -1,27 +1,27 @@
-"""Shared by integration tests: servers for clients of every kind, and a relay service."""
+"""Shared by integration tests: servers for clients of every kind and for sandboxes, a relay."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-
-from clients import Machine, machine
-from relay_ends import Ends, close_links
-from relay_service import ThreadedRelayService
-from relaying import KINDS
+from tests.relay_service import ThreadedRelayService
+from tests.support.client import KINDS, Client
+from tests.support.client_targets import ClientTarget, machine
+from tests.support.relay_ends import Ends, close_links
+from tests.support.sandbox import BASE_STEPS, USERS, Stage, start_stage
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def there(request: pytest.FixtureRequest) -> Iterator[Machine]:
+def there(request: pytest.FixtureRequest) -> Iterator[ClientTarget]:
     """A server for the client under test: ours, then the reference."""
     with machine(request.param) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[Machine]:
-    """A server of ours, for what no other can do."""
+def ours() -> Iterator[ClientTarget]:
+    """A server of ours, for features that the reference lacks."""
     with machine("ours") as running:
         yield running
 
@@ -39,6 +39,21 @@ def ends(service: ThreadedRelayService) -> Ends:
 
 @pytest.fixture
 def closed_links() -> Iterator[None]:
-    """Closes at last what `relay_ends.dial` has opened."""
+    """Closes the links of `relay_ends.dial`."""
     yield
     close_links()
+
+
+@pytest.fixture(scope="module", params=USERS)
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """One server for all sandbox tests of a module that do not end it: of root, then of a user."""
+    with start_stage(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def client(stage: Stage) -> Iterator[Client]:
+    """A connection to the server of the sandbox tests, and a reset tree."""
+    stage.scratch.reset(BASE_STEPS)
+    with stage.server.connect() as connected:
+        yield connected

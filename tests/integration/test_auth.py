@@ -10,8 +10,7 @@ from typing import Any
 
 import jwt
 import pytest
-
-from wire import (
+from tests.support.client import (
     HandshakeRefused,
     HttpReply,
     Server,
@@ -50,6 +49,7 @@ def _signed(**claims: Any) -> str:
     return jwt.encode({"exp": int(time.time()) + 60} | claims, secret, algorithm)
 
 
+@pytest.mark.quick
 def test_capability_token_from_a_file(secrets: Path) -> None:
     flags = ("--ws-auth", "capability-token", "--ws-token-file", "token")
     with start_server("ours", *flags, cwd=secrets) as server:

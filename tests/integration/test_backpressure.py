@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from inside import commands, eventually, own_processes, resident_bytes
-from wire import Server, descendants, scaled, start_stdio, survivors
+import pytest
+from tests.support.client import Client, Server, descendants, scaled, start_stdio, survivors
+from tests.support.server_internals import commands, eventually, own_processes, resident_bytes
+
+pytestmark = pytest.mark.alone
 
 Python = Callable[[str], list[str]]
 _MIB = 1_048_576
+
+
+@pytest.fixture
+def server(fresh_server: Server) -> Server:
+    """A server for each test: its memory is measured."""
+    return fresh_server
 
 
 def _flood(size: int, mark: Path) -> list[str]:
@@ -92,16 +102,25 @@ def test_requests_of_a_stalled_client_are_taken_and_answered_later(server: Serve
 
 
 def test_unread_answers_are_bounded(server: Server) -> None:
-    """Each answer has the whole retained output: 200 of them would be 280 MB."""
+    """Each answer has the whole retained output: 100 of them would be 140 MB."""
     with server.connect() as stalled, server.connect() as other:
-        stalled.run(["head", "-c", str(_MIB), "/dev/zero"], process_id="big")
+        # The process runs on: the output of one that has ended is dropped after 30 s.
+        script = f"head -c {_MIB} /dev/zero; exec sleep 600"
+        stalled.start(["/bin/sh", "-c", script], process_id="big")
+        eventually("all is there", lambda: _retained(stalled, "big") == _MIB)
         before = resident_bytes(server)
-        requests = [stalled.request("process/read", {"processId": "big"}) for _ in range(200)]
+        requests = [stalled.request("process/read", {"processId": "big"}) for _ in range(100)]
         assert other.run(["echo", "fine"]).stdout == b"fine\n"
         time.sleep(0.3)
         assert resident_bytes(server) - before < 40 * _MIB
         for request in requests:
             assert len(stalled.result(request, timeout=30)["chunks"]) >= 128
+
+
+def _retained(client: Client, process_id: str) -> int:
+    """How many bytes of output a read returns."""
+    chunks = client.call("process/read", {"processId": process_id})["chunks"]
+    return sum(len(base64.b64decode(chunk["chunk"])) for chunk in chunks)
 
 
 def test_processes_of_a_stalled_client_go_on_once_it_is_gone(

@@ -8,9 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.client import Client, Server, start_server
+from tests.support.server_internals import (
+    commands,
+    own_processes,
+    start_prepared,
+    start_unprivileged,
+)
 
-from inside import commands, own_processes, start_prepared, start_unprivileged
-from wire import Client, Server, start_server
+from exec_server.process import tags
 
 Python = Callable[[str], list[str]]
 
@@ -45,6 +51,7 @@ def _environment(client: Client, *, tty: bool = False, **params: Any) -> dict[st
 # ---- descriptors ----------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("tty", [False, True])
 @pytest.mark.parametrize("preparation", ["", _EXTRA_DESCRIPTORS])
 def test_only_the_standard_descriptors_are_inherited(preparation: str, tty: bool) -> None:
@@ -99,11 +106,15 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         assert client.run(["/bin/sh", "-c", script]).stdout == b"0027\n333\n444\n0\n"
 
 
-def test_server_keeps_its_own_limits(client: Client, server: Server) -> None:
-    before = resource.prlimit(server.process.pid, 10)
+def test_server_keeps_all_limits_that_the_kernel_enforces(client: Client, server: Server) -> None:
+    def limits() -> list[tuple[int, int]]:
+        numbers = set(range(16)) - {tags.LOCKS.number, tags.RSS.number}
+        return [resource.prlimit(server.process.pid, number) for number in numbers]
+
+    before = limits()
     for _ in range(5):
         client.run(["/bin/true"])
-    assert resource.prlimit(server.process.pid, 10) == before
+    assert limits() == before
 
 
 # ---- environment ----------------------------------------------------------------------

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.support.client import KINDS
+from tests.support.client_targets import ClientTarget, machine
 
-from clients import Machine, machine
 from exec_server import Environment
-from relaying import KINDS
 
 CALLS = 2_000
 COMMANDS = 300
@@ -31,11 +31,12 @@ async def _print(env: Environment) -> None:
     assert all((task.result().text, task.result().exit_code) == (text, 0) for task in running)
 
 
-def test_thousands_of_calls_at_once(there: Machine, tmp_path: Path) -> None:
+@pytest.mark.quick
+def test_thousands_of_calls_at_once(there: ClientTarget, tmp_path: Path) -> None:
     there.play(lambda env: _ask(env, tmp_path))
 
 
-def test_hundreds_of_commands_at_once(there: Machine) -> None:
+def test_hundreds_of_commands_at_once(there: ClientTarget) -> None:
     there.play(_print)
 
 

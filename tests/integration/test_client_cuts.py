@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from tests.support.client import DEFAULT_TIMEOUT, KINDS
+from tests.support.client_targets import bounded, machine, through_cutting_proxy
 
-from clients import bounded, machine, under_cuts
 from exec_server import Chunk, Environment, Process
-from relaying import KINDS
-from wire import PATIENCE
 
 # Bytes that a connection bears at most, and so about twice of what it bears: not much more than
 # it takes to resume a session, so that many are cut in the middle of that.
@@ -63,7 +62,7 @@ async def read_all(process: Process, is_enough: Callable[[], bool]) -> dict[str,
 
 async def print_under_cuts(url: str, seed: int, cuts: int) -> int:
     """One session and one process, until its connection was cut so many times."""
-    async with under_cuts(url, seed, BEARABLE) as (cutter, env):
+    async with through_cutting_proxy(url, seed, BEARABLE) as (cutter, env):
         words = [sys.executable, "-S", "-c", PRINTER]
         async with env.start(words, stdin=True) as process:
             output = await read_all(process, lambda: cutter.cuts >= cuts)
@@ -85,13 +84,14 @@ def test_output_survives_500_cuts(kind: str) -> None:
         assert sum(session.result() for session in sessions) >= 500
 
     with machine(kind) as there:
-        bounded(scene(there.url), uvloop.run, patience=50 / PATIENCE)
+        bounded(scene(there.url), uvloop.run, patience=50 / DEFAULT_TIMEOUT)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", KINDS)
 def test_writes_arrive_once_and_in_order(kind: str) -> None:
     async def scene(url: str) -> None:
-        async with under_cuts(url, 11, BEARABLE) as (cutter, env):
+        async with through_cutting_proxy(url, 11, BEARABLE) as (cutter, env):
             async with env.start(["cat"], stdin=True) as process:
                 expected = b""
                 while cutter.cuts < 60:
@@ -115,7 +115,7 @@ def test_commands_are_started_once(kind: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     async def scene(url: str) -> None:
-        async with under_cuts(url, 12, BEARABLE) as (cutter, env):
+        async with through_cutting_proxy(url, 12, BEARABLE) as (cutter, env):
             number = 0
             while cutter.cuts < 40:
                 async with asyncio.TaskGroup() as tasks:
@@ -142,7 +142,7 @@ def test_what_is_beyond_retention_is_declared(kind: str, tmp_path: Path) -> None
     )
 
     async def scene(url: str) -> None:
-        async with under_cuts(url, 0, 2**40) as (cutter, env):
+        async with through_cutting_proxy(url, 0, 2**40) as (cutter, env):
             words = ["sh", "-c", f"{script}; touch {flag}.done; exit 9"]
             async with env.start(words) as process:
                 assert await anext(process) == Chunk("stdout", b"first\n")
@@ -173,7 +173,7 @@ def test_what_is_beyond_retention_is_declared(kind: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_runs_and_files_under_cuts(kind: str, tmp_path: Path) -> None:
     async def scene(url: str) -> None:
-        async with under_cuts(url, 13, 30_000) as (cutter, env):
+        async with through_cutting_proxy(url, 13, 30_000) as (cutter, env):
             number = 0
             while cutter.cuts < 40:
                 data = os.urandom(3000)

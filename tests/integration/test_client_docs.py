@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.client import KINDS, Server, start_server
+from tests.support.client_targets import bounded, web
 
 import exec_server
-from clients import bounded, web
 from exec_server import connect, sync
-from relaying import KINDS
-from wire import Server, start_server
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
@@ -38,6 +37,7 @@ def title(example: str) -> str:
     return example.strip().splitlines()[-1][:40]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("program", PROGRAMS, ids=title)
 def test_programs(program: str, server: Server) -> None:
     exec(program.replace("ws://127.0.0.1:7700", server.url), {"__name__": "__main__"})

@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.client import (
+    KINDS,
+    descendants,
+    server_command,
+    server_environment,
+    start_server,
+    survivors,
+)
+from tests.support.client_targets import LOOPS, ClientTarget, Run, bounded, machine, web
+from tests.support.sandbox import read_only
 
 import exec_server
-from clients import LOOPS, Machine, Run, bounded, machine, web
 from exec_server import (
     Chunk,
     CommandDenied,
@@ -26,14 +36,11 @@ from exec_server import (
     serve,
 )
 from exec_server.client import http as http_module
-from exec_server.client.program import StdioDialer
+from exec_server.client.engine.stdio import StdioDialer
 from exec_server.errors import InternalError, InvalidParams, MethodNotFound
 from exec_server.protocol import files as wire_files
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.session import INFO
-from relaying import KINDS
-from sandboxing import read_only
-from wire import descendants, server_command, server_environment, start_server, survivors
 
 # ---- every transport ------------------------------------------------------------------
 
@@ -61,7 +68,8 @@ def test_a_little_of_everything(kind: str, transport: str, run: Run, tmp_path: P
 # ---- sandboxes ------------------------------------------------------------------------
 
 
-def test_a_sandboxed_command(there: Machine, tmp_path: Path) -> None:
+@pytest.mark.quick
+def test_a_sandboxed_command(there: ClientTarget, tmp_path: Path) -> None:
     script = f"touch {tmp_path}/x"
 
     async def scene(env: Environment) -> None:
@@ -79,7 +87,33 @@ def test_a_sandboxed_command(there: Machine, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def test_sandboxed_files(there: Machine, tmp_path: Path) -> None:
+def test_a_command_without_network(there: ClientTarget) -> None:
+    if not there.is_ours:
+        pytest.skip("the reference does not explain denials")
+    script = "import socket, sys\ntry: socket.socket()\nexcept OSError: sys.exit('no such host')"
+    argv = [sys.executable, "-S", "-c", script]
+
+    async def scene(env: Environment) -> None:
+        result = await env.run(argv, sandbox=read_only())
+        assert (result.exit_code, result.sandbox_denied) == (1, False)
+        assert result.sandbox_denial is not None
+        assert (result.sandbox_denial.operation, result.sandbox_denial.text) == (
+            "network",
+            "no such host",
+        )
+        with pytest.raises(CommandDenied) as denied:
+            await env.run(argv, sandbox=read_only(), check=True)
+        assert denied.value.denial == result.sandbox_denial
+        # Success is success, but a denial on the way is told.
+        result = await env.run(["sh", "-c", "touch /etc/x; true"], sandbox=read_only(), check=True)
+        assert not result.sandbox_denied
+        assert result.sandbox_denial is not None
+        assert result.sandbox_denial.path == "/etc/x"
+
+    there.play(scene)
+
+
+def test_sandboxed_files(there: ClientTarget, tmp_path: Path) -> None:
     async def scene(env: Environment) -> None:
         files = env.files.sandboxed(read_only())
         await env.files.write(tmp_path / "a", b"1")
@@ -94,7 +128,7 @@ def test_sandboxed_files(there: Machine, tmp_path: Path) -> None:
 # ---- HTTP -----------------------------------------------------------------------------
 
 
-def test_http(there: Machine) -> None:
+def test_http(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         async with web() as url:
             got = await env.http(
@@ -115,7 +149,7 @@ def test_http(there: Machine) -> None:
     there.play(scene)
 
 
-def test_a_body_that_comes_piece_by_piece(there: Machine) -> None:
+def test_a_body_that_comes_piece_by_piece(there: ClientTarget) -> None:
     body = os.urandom(20_000_000)
 
     async def scene(env: Environment) -> None:
@@ -131,7 +165,7 @@ def test_a_body_that_comes_piece_by_piece(there: Machine) -> None:
     there.play(scene)
 
 
-def test_a_body_that_is_too_large(ours: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_is_too_large(ours: ClientTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_module, "BODY_BYTES", 99_999)
 
     async def scene(env: Environment) -> None:
@@ -145,7 +179,7 @@ def test_a_body_that_is_too_large(ours: Machine, monkeypatch: pytest.MonkeyPatch
 # ---- the layer below ------------------------------------------------------------------
 
 
-def test_any_method_with_its_structs(there: Machine) -> None:
+def test_any_method_with_its_structs(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         assert (await env.call(INFO, None)).shell == env.info.shell
         params = wire_files.GetMetadataParams(PathUri.from_wire("/"))
@@ -174,11 +208,11 @@ def test_any_method_with_its_structs(there: Machine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({}, "where to"),
+        ({}, "no target: pass a URL"),
         ({"target": "http://127.0.0.1"}, "invalid exec-server URL"),
         ({"target": "stdio:"}, "no program"),
-        ({"target": "stdio:'a"}, "cannot be taken apart"),
-        ({"registry": "https://registry.example"}, "needs environment_id and token"),
+        ({"target": "stdio:'a"}, "cannot parse the command after stdio"),
+        ({"registry": "https://registry.example"}, "needs environment_id= and token="),
         ({"target": "ws://192.0.2.1:1", "token": "secret-1"}, "only to wss:// URLs"),
     ],
 )
@@ -203,7 +237,7 @@ def test_nobody_is_there() -> None:
     bounded(scene())
 
 
-def test_an_environment_is_used_inside_of_its_block(there: Machine) -> None:
+def test_an_environment_is_used_inside_of_its_block(there: ClientTarget) -> None:
     async def scene() -> None:
         env = there.make()
         for use in (
@@ -224,14 +258,14 @@ def test_an_environment_is_used_inside_of_its_block(there: Machine) -> None:
         ):
             with pytest.raises(RuntimeError, match="is not connected"):
                 glance()
-        with pytest.raises(RuntimeError, match="there is no session yet"):
+        with pytest.raises(RuntimeError, match="the session is not open"):
             await env.session.call(INFO, None)
         async with env:
             with pytest.raises(RuntimeError, match="entered only once: connect again instead"):
                 await env.__aenter__()
             assert await env.run(["true"])
             stream = env.http_stream("GET", "http://127.0.0.1/")
-            with pytest.raises(RuntimeError, match="the request is not made"):
+            with pytest.raises(RuntimeError, match="the request is not open"):
                 await anext(stream)
         with pytest.raises(RuntimeError, match="entered only once"):
             await env.__aenter__()
@@ -248,7 +282,7 @@ def test_a_command_as_target() -> None:
     bounded(scene())
 
 
-def test_a_server_that_goes_ends_everything(there: Machine) -> None:
+def test_a_server_that_goes_ends_everything(there: ClientTarget) -> None:
     """Without a server to come back to, whoever waits learns that it is over."""
 
     async def scene() -> None:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from tests.support.client import KINDS
+from tests.support.client_targets import (
+    ClientTarget,
+    CuttingProxy,
+    bounded,
+    machine,
+    through_cutting_proxy,
+)
+from tests.support.trees import make_tree, tree
 
-from clients import Cutter, Machine, bounded, machine, under_cuts
 from exec_server import (
     Entry,
     Environment,
@@ -18,10 +27,8 @@ from exec_server import (
     connect,
 )
 from exec_server.client import files as files_module
-from exec_server.client.open_file import AHEAD_BLOCKS, BLOCK_BYTES
+from exec_server.client.transfer.open_file import BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT
 from exec_server.errors import ConnectionLost, InvalidRequest
-from relaying import KINDS
-from trees import make_tree, tree
 
 MIB = 1_048_576
 
@@ -29,7 +36,8 @@ MIB = 1_048_576
 # ---- one by one -----------------------------------------------------------------------
 
 
-def test_the_life_of_a_file(there: Machine, tmp_path: Path) -> None:
+@pytest.mark.quick
+def test_the_life_of_a_file(there: ClientTarget, tmp_path: Path) -> None:
     path = tmp_path / "a b" / "file?"
 
     async def scene(env: Environment) -> None:
@@ -68,7 +76,7 @@ def test_the_life_of_a_file(there: Machine, tmp_path: Path) -> None:
     assert tree(tmp_path).keys() == {"c", "c/file?", "c/file?2", "c/x", "c/x/y"}
 
 
-def test_a_file_where_a_directory_should_be(there: Machine, tmp_path: Path) -> None:
+def test_a_file_where_a_directory_should_be(there: ClientTarget, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
 
     async def scene(env: Environment) -> None:
@@ -80,7 +88,7 @@ def test_a_file_where_a_directory_should_be(there: Machine, tmp_path: Path) -> N
     there.play(scene)
 
 
-def test_what_there_is(there: Machine, tmp_path: Path) -> None:
+def test_what_there_is(there: ClientTarget, tmp_path: Path) -> None:
     make_tree(tmp_path)
 
     async def scene(env: Environment) -> None:
@@ -103,7 +111,7 @@ def test_what_there_is(there: Machine, tmp_path: Path) -> None:
 
 
 def test_a_tree_that_is_too_large_for_one_answer(
-    there: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: ClientTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_tree(tmp_path)
     (tmp_path / "deep" / "round").symlink_to("..")
@@ -130,7 +138,7 @@ def test_a_tree_that_is_too_large_for_one_answer(
     there.play(scene)
 
 
-def test_relative_paths_and_home(there: Machine) -> None:
+def test_relative_paths_and_home(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         home = (await env.run(["sh", "-c", "echo $HOME"])).text.strip()
         cwd = (await env.run(["pwd"])).text.strip()
@@ -141,7 +149,7 @@ def test_relative_paths_and_home(there: Machine) -> None:
     there.play(scene)
 
 
-def test_paths_that_lead_round_in_circles_do_not_exist(there: Machine, tmp_path: Path) -> None:
+def test_paths_that_lead_round_in_circles_do_not_exist(there: ClientTarget, tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
     (tmp_path / "file").touch()
@@ -155,7 +163,7 @@ def test_paths_that_lead_round_in_circles_do_not_exist(there: Machine, tmp_path:
     there.play(scene)
 
 
-def test_uris_are_paths(there: Machine, tmp_path: Path) -> None:
+def test_uris_are_paths(there: ClientTarget, tmp_path: Path) -> None:
     for name in ("a b", "a%20b"):
         (tmp_path / name).write_text(name)
 
@@ -172,7 +180,7 @@ def test_uris_are_paths(there: Machine, tmp_path: Path) -> None:
     there.play(scene)
 
 
-def test_a_file_is_not_copied_onto_itself(there: Machine, tmp_path: Path) -> None:
+def test_a_file_is_not_copied_onto_itself(there: ClientTarget, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("content")
     (tmp_path / "link").symlink_to("a")
     (tmp_path / "hard").hardlink_to(tmp_path / "a")
@@ -194,7 +202,7 @@ def test_a_file_is_not_copied_onto_itself(there: Machine, tmp_path: Path) -> Non
 # ---- streamed -------------------------------------------------------------------------
 
 
-def test_a_file_block_by_block(there: Machine, tmp_path: Path) -> None:
+def test_a_file_block_by_block(there: ClientTarget, tmp_path: Path) -> None:
     data = os.urandom(3 * BLOCK_BYTES + 5)
 
     async def scene(env: Environment) -> None:
@@ -220,15 +228,22 @@ def test_a_file_block_by_block(there: Machine, tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             await env.files.open(tmp_path / "none").__aenter__()
         with pytest.raises(ValueError, match="'rb' or 'wb'"):
-            env.files.open(tmp_path / "f", "ab")
+            env.files.open(tmp_path / "f", "ab")  # type: ignore[call-overload]
 
     there.play(scene)
     assert (tmp_path / "f").read_bytes() == data + b"more"
 
 
-def test_sizes_around_a_block(there: Machine, tmp_path: Path) -> None:
+def test_sizes_around_a_block(there: ClientTarget, tmp_path: Path) -> None:
     async def scene(env: Environment) -> None:
-        for size in (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, AHEAD_BLOCKS * MIB):
+        for size in (
+            0,
+            1,
+            BLOCK_BYTES - 1,
+            BLOCK_BYTES,
+            BLOCK_BYTES + 1,
+            MAX_BLOCKS_IN_FLIGHT * MIB,
+        ):
             data = os.urandom(size)
             async with env.files.open(tmp_path / "f", "wb") as writer:
                 await writer.write(data)
@@ -240,7 +255,7 @@ def test_sizes_around_a_block(there: Machine, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, files_module.WHOLE_BYTES + 1])
 def test_errors_of_large_files_are_those_of_small_ones(
-    there: Machine, tmp_path: Path, size: int
+    there: ClientTarget, tmp_path: Path, size: int
 ) -> None:
     async def scene(env: Environment) -> None:
         files = env.files
@@ -254,11 +269,12 @@ def test_errors_of_large_files_are_those_of_small_ones(
     there.play(scene)
 
 
-def test_errors_of_open_files_name_them(there: Machine, tmp_path: Path) -> None:
+def test_errors_of_open_files_name_them(there: ClientTarget, tmp_path: Path) -> None:
     async def scene(env: Environment) -> None:
-        for mode in ("rb", "wb"):
+        modes: tuple[Literal["rb", "wb"], ...] = ("rb", "wb")
+        for mode in modes:
             with pytest.raises(NotFound, match=f"{tmp_path}/no/f: No such file"):
-                await env.files.open(tmp_path / "no" / "f", mode).__aenter__()  # type: ignore[call-overload]
+                await env.files.open(tmp_path / "no" / "f", mode).__aenter__()
         with pytest.raises(RpcError, match="/proc/self/mem: I/O error"):
             async with env.files.open("/proc/self/mem") as reader:
                 await reader.read()
@@ -269,7 +285,7 @@ def test_errors_of_open_files_name_them(there: Machine, tmp_path: Path) -> None:
     there.play(scene)
 
 
-def test_a_server_that_cannot_stream(ours: Machine, tmp_path: Path) -> None:
+def test_a_server_that_cannot_stream(ours: ClientTarget, tmp_path: Path) -> None:
     async def scene(env: Environment) -> None:
         files = env.files
         files._capabilities = type(files._capabilities)()
@@ -288,7 +304,7 @@ def test_a_reader_goes_on_after_cuts(kind: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(data)
 
     async def scene(url: str) -> None:
-        async with under_cuts(url, 5, 6 * MIB) as (cutter, env):
+        async with through_cutting_proxy(url, 5, 6 * MIB) as (cutter, env):
             async with env.files.open(tmp_path / "f") as reader:
                 assert b"".join([block async for block in reader]) == data
             assert cutter.cuts >= 2
@@ -297,27 +313,27 @@ def test_a_reader_goes_on_after_cuts(kind: str, tmp_path: Path) -> None:
         bounded(scene(there.url))
 
 
-def test_a_reader_of_a_file_that_changed_does_not_go_on(ours: Machine, tmp_path: Path) -> None:
+def test_a_reader_of_a_file_that_changed_does_not_go_on(ours: ClientTarget, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(os.urandom(20 * MIB))
 
     async def scene() -> None:
         async with (
-            Cutter(ours.url, seed=0, most_bytes=2**40).running() as cutter,
+            CuttingProxy(ours.url, seed=0, most_bytes=2**40).running() as cutter,
             connect(cutter.url) as env,
             env.files.open(tmp_path / "f") as reader,
         ):
             await anext(reader)
             (tmp_path / "f").write_bytes(b"another")
             cutter.cut()
-            with pytest.raises(ConnectionLost, match="not the same any more"):
+            with pytest.raises(ConnectionLost, match="the file was changed meanwhile"):
                 await reader.read()
 
     bounded(scene())
 
 
-def test_a_writer_does_not_go_on_after_a_cut(ours: Machine, tmp_path: Path) -> None:
-    async def write(env: Environment, cutter: Cutter) -> None:
-        async with env.files.open(tmp_path / "f", "wb") as writer:
+def test_a_writer_does_not_go_on_after_a_cut(ours: ClientTarget, tmp_path: Path) -> None:
+    async def write(env: Environment, cutter: CuttingProxy, *, in_place: bool) -> None:
+        async with env.files.open(tmp_path / "f", "wb", in_place=in_place) as writer:
             await writer.write(bytes(2 * MIB))
             await writer.flush()
             cutter.cut()
@@ -325,11 +341,14 @@ def test_a_writer_does_not_go_on_after_a_cut(ours: Machine, tmp_path: Path) -> N
 
     async def scene() -> None:
         async with (
-            Cutter(ours.url, seed=0, most_bytes=2**40).running() as cutter,
+            CuttingProxy(ours.url, seed=0, most_bytes=2**40).running() as cutter,
             connect(cutter.url) as env,
         ):
-            with pytest.raises(ConnectionLost, match="2097152 bytes are there"):
-                await write(env, cutter)
+            with pytest.raises(ConnectionLost, match="after 2097152 bytes"):
+                await write(env, cutter, in_place=False)
+            assert not await env.files.exists(tmp_path / "f")
+            with pytest.raises(ConnectionLost, match="after 2097152 bytes"):
+                await write(env, cutter, in_place=True)
             assert (await env.files.stat(tmp_path / "f")).size >= 2 * MIB
 
     bounded(scene())

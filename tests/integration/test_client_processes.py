@@ -8,8 +8,10 @@ import signal
 from typing import Any
 
 import pytest
+from tests.support.client import scaled
+from tests.support.client_targets import ClientTarget, bounded
+from tests.support.server_internals import eventually, is_running
 
-from clients import Machine, bounded
 from exec_server import (
     Chunk,
     Environment,
@@ -22,8 +24,6 @@ from exec_server import (
 )
 from exec_server.client import process as process_module
 from exec_server.errors import InvalidParams
-from inside import eventually, is_running
-from wire import scaled
 
 
 async def collect(process: Process) -> dict[str, bytes]:
@@ -33,7 +33,8 @@ async def collect(process: Process) -> dict[str, bytes]:
     return {stream: b"".join(parts) for stream, parts in output.items()}
 
 
-def test_a_process_as_it_runs(there: Machine) -> None:
+@pytest.mark.quick
+def test_a_process_as_it_runs(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         script = 'echo ready; while read a; do echo "<$a>"; echo e >&2; done'
         async with env.start(["sh", "-c", script], stdin=True) as process:
@@ -54,7 +55,7 @@ def test_a_process_as_it_runs(there: Machine) -> None:
     there.play(scene)
 
 
-def test_leaving_kills_with_all_descendants(there: Machine) -> None:
+def test_leaving_kills_with_all_descendants(there: ClientTarget) -> None:
     word = f"33{os.getpid()}"
 
     async def scene(env: Environment) -> None:
@@ -70,7 +71,7 @@ def test_leaving_kills_with_all_descendants(there: Machine) -> None:
     there.play(scene)
 
 
-def test_leaving_the_environment_kills_what_is_left(there: Machine) -> None:
+def test_leaving_the_environment_kills_what_is_left(there: ClientTarget) -> None:
     word = f"34{os.getpid()}"
 
     async def scene(env: Environment) -> None:
@@ -82,7 +83,7 @@ def test_leaving_the_environment_kills_what_is_left(there: Machine) -> None:
     eventually("it is gone", lambda: not is_running(word))
 
 
-def test_leaving_the_environment_ends_what_is_under_way(there: Machine) -> None:
+def test_leaving_the_environment_ends_what_is_under_way(there: ClientTarget) -> None:
     """With the reason, not with the exit code of having been killed."""
     words = [f"36{os.getpid()}{number}" for number in range(4)]
 
@@ -118,7 +119,7 @@ def test_leaving_the_environment_ends_what_is_under_way(there: Machine) -> None:
     eventually("they are gone", lambda: not any(map(is_running, words)))
 
 
-def test_a_process_is_used_inside_of_its_block(there: Machine) -> None:
+def test_a_process_is_used_inside_of_its_block(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         process = env.start(["cat"], stdin=True)
         for use in (
@@ -149,19 +150,19 @@ def test_a_process_is_used_inside_of_its_block(there: Machine) -> None:
     there.play(scene)
 
 
-def test_what_was_not_started_has_no_end(there: Machine) -> None:
+def test_what_was_not_started_has_no_end(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         process = env.start(["no-such-program"])
         with pytest.raises(ProgramNotFound):
             await process.__aenter__()
         for use in (process.wait, process.read_some):
-            with pytest.raises(ProcessLost, match="given up"):
+            with pytest.raises(ProcessLost, match="abandoned"):
                 await use()
 
     there.play(scene)
 
 
-def test_no_input_without_asking_for_it(there: Machine) -> None:
+def test_no_input_without_asking_for_it(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         async with env.start(["sleep", "100"]) as process:
             with pytest.raises(StdinClosed, match="use start"):
@@ -170,7 +171,7 @@ def test_no_input_without_asking_for_it(there: Machine) -> None:
     there.play(scene)
 
 
-def test_the_end_of_input(there: Machine) -> None:
+def test_the_end_of_input(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         async with env.start(["sort"], stdin=True) as process:
             await process.write(b"b\na\n")
@@ -187,7 +188,7 @@ def test_the_end_of_input(there: Machine) -> None:
     there.play(scene)
 
 
-def test_a_terminal(there: Machine) -> None:
+def test_a_terminal(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         words = ["sh", "-c", "stty size; echo $TERM; cat"]
         async with env.start(words, tty=True, size=(33, 99)) as process:
@@ -204,16 +205,18 @@ def test_a_terminal(there: Machine) -> None:
 
 
 @pytest.mark.parametrize("size", [(1,), (1, 2, 3), (-1, 5), (0, 5), (70_000, 5), ("3", "4"), "ab"])
-def test_a_size_that_is_none_is_refused(there: Machine, size: Any) -> None:
+def test_a_size_that_is_none_is_refused(there: ClientTarget, size: Any) -> None:
     async def scene(env: Environment) -> None:
-        with pytest.raises(InvalidParams, match="size is rows and columns, each from 1 to 65535"):
+        with pytest.raises(
+            InvalidParams, match="size must be rows and columns, each from 1 to 65535"
+        ):
             env.start(["true"], tty=True, size=size)
 
     there.play(scene)
 
 
 @pytest.mark.parametrize("begun", [b"", b"a line\n", b"no newline"])
-def test_the_end_of_input_of_a_terminal(there: Machine, begun: bytes) -> None:
+def test_the_end_of_input_of_a_terminal(there: ClientTarget, begun: bytes) -> None:
     """After it was written in pieces; and no end is left for who reads next."""
 
     async def scene(env: Environment) -> None:
@@ -230,7 +233,7 @@ def test_the_end_of_input_of_a_terminal(there: Machine, begun: bytes) -> None:
     there.play(scene)
 
 
-def test_another_size(there: Machine) -> None:
+def test_another_size(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         script = "trap 'stty size; exit 0' WINCH; echo ready; while :; do sleep 0.05; done"
         async with env.start(["sh", "-c", script], tty=True) as process:
@@ -246,7 +249,7 @@ def test_another_size(there: Machine) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("INT", 130), ("SIGKILL", 137), ("term", 143)])
-def test_signals_by_name(there: Machine, name: str, code: int) -> None:
+def test_signals_by_name(there: ClientTarget, name: str, code: int) -> None:
     async def scene(env: Environment) -> None:
         async with env.start(["sleep", "100"]) as process:
             if name == "term" and not env.capabilities.process_signals:
@@ -260,10 +263,10 @@ def test_signals_by_name(there: Machine, name: str, code: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (9, 137), (15, 143)])
-def test_signals_by_number(there: Machine, number: int, code: int) -> None:
+def test_signals_by_number(there: ClientTarget, number: int, code: int) -> None:
     async def scene(env: Environment) -> None:
         async with env.start(["sleep", "100"]) as process:
-            with pytest.raises(InvalidParams, match="there is no signal 12345"):
+            with pytest.raises(InvalidParams, match="unknown signal number 12345"):
                 await process.signal(12345)
             with pytest.raises(TypeError, match="a signal is a name or a number, not float"):
                 await process.signal(1.5)  # type: ignore[arg-type]
@@ -277,7 +280,7 @@ def test_signals_by_number(there: Machine, number: int, code: int) -> None:
     there.play(scene)
 
 
-def test_what_runs(there: Machine) -> None:
+def test_what_runs(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         if not env.capabilities.process_list:
             with pytest.raises(Unsupported, match="processList"):
@@ -297,7 +300,7 @@ def test_what_runs(there: Machine) -> None:
 # ---- nobody reads ---------------------------------------------------------------------
 
 
-def test_a_process_that_nobody_reads_is_slowed_down(there: Machine) -> None:
+def test_a_process_that_nobody_reads_is_slowed_down(there: ClientTarget) -> None:
     """Its output waits, in no more room than there may be, and all of it is there later."""
     total = 40_000_000
 
@@ -317,7 +320,7 @@ def test_a_process_that_nobody_reads_is_slowed_down(there: Machine) -> None:
     there.play(scene)
 
 
-def test_calls_are_answered_while_output_waits(there: Machine) -> None:
+def test_calls_are_answered_while_output_waits(there: ClientTarget) -> None:
     """Whoever takes output and makes calls in between must not wait for themselves."""
 
     async def scene(env: Environment) -> None:
@@ -334,9 +337,9 @@ def test_calls_are_answered_while_output_waits(there: Machine) -> None:
     there.play(scene)
 
 
-def test_waiting_without_reading_ends(there: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_without_reading_ends(there: ClientTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for some output; then the process goes on, and what is lost is declared."""
-    monkeypatch.setattr(process_module, "BURSTING_BYTES", 3_000_000)
+    monkeypatch.setattr(process_module, "OVERFLOW_BYTES", 3_000_000)
     total = 30_000_000
 
     async def scene(env: Environment) -> None:

@@ -10,18 +10,24 @@ import sys
 from typing import Any
 
 import pytest
+from tests.support.client import (
+    KINDS,
+    descendants,
+    server_command,
+    server_environment,
+    start_server,
+    survivors,
+)
+from tests.support.client_sessions import Recorder, exercise, outcome, ready
+from tests.support.client_targets import LOOPS, Run, bounded
 
-from client_sessions import Recorder, exercise, outcome, ready
-from clients import LOOPS, Run, bounded
-from exec_server.client import program
-from exec_server.client.dialers import Dialer, WebSocketDialer
-from exec_server.client.program import StdioDialer
-from exec_server.client.session import ClientSession
+from exec_server.client.engine import stdio
+from exec_server.client.engine.dialers import Dialer, WebSocketDialer
+from exec_server.client.engine.session import ClientSession
+from exec_server.client.engine.stdio import StdioDialer
 from exec_server.errors import ConnectFailed, SessionLost
 from exec_server.protocol import process
 from exec_server.protocol.process import ProcessId
-from relaying import KINDS
-from wire import descendants, server_command, server_environment, start_server, survivors
 
 # Answers `initialize`, then neither answers nor goes.
 DEAF = """
@@ -39,6 +45,7 @@ def stdio_dialer(kind: str, **options: Any) -> StdioDialer:
     return StdioDialer(argv, server_environment(kind), **options)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("run", LOOPS)
 def test_a_session_with_a_program(kind: str, run: Run) -> None:
@@ -69,7 +76,7 @@ def test_a_program_that_dies_takes_the_session_with_it(run: Run) -> None:
 
 @pytest.mark.parametrize("run", LOOPS)
 def test_a_program_that_does_not_go_is_killed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "TERMINATE_SECONDS", 0.1)
+    monkeypatch.setattr(stdio, "TERMINATE_SECONDS", 0.1)
     family: dict[int, str] = {}
 
     async def scene() -> None:
@@ -97,7 +104,7 @@ def test_reading_can_be_held(kind: str, run: Run) -> None:
 
             def hold() -> None:
                 assert not held.is_set()
-                session.hold()
+                session.pause_reading()
                 held.set()
 
             recorder.on_output = hold
@@ -107,10 +114,10 @@ def test_reading_can_be_held(kind: str, run: Run) -> None:
                 recorder.on_output = lambda: pytest.fail("output while held")
                 await asyncio.sleep(0)
             recorder.on_output = lambda: None
-            session.release()
+            session.resume_reading()
             await recorder.complete.wait()
             assert recorder.output == b"".join(b"%d\n" % n for n in range(1, 100_001))
-            session.hold()  # closing does not need to be let
+            session.pause_reading()  # closing does not need to be let
 
     with start_server(kind) as server:
         bounded(scene(WebSocketDialer(server.url)), run)
@@ -141,12 +148,12 @@ def test_a_program_that_is_cancelled_is_gone(run: Run) -> None:
 @pytest.mark.parametrize("run", LOOPS)
 def test_what_a_program_says_on_stderr(run: Run) -> None:
     lines: list[str] = []
-    long = "x" * (program.STDERR_BYTES + 10)
+    long = "x" * (stdio.STDERR_BYTES + 10)
     words = [*server_command("ours"), "--listen", "stdio"]
     script = f'printf "one\\ntwo\\n{long}\\nrest" >&2; exec "$@"'
     argv = ["/bin/sh", "-c", script, "sh", *words]
     bounded(exercise(StdioDialer(argv, server_environment("ours"), on_stderr=lines.append)), run)
-    assert lines[:4] == ["one", "two", long[: program.STDERR_BYTES], "x" * 10]
+    assert lines[:4] == ["one", "two", long[: stdio.STDERR_BYTES], "x" * 10]
     assert lines[4].startswith("rest")
 
 

@@ -10,23 +10,24 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.relay_service import Endpoint, ThreadedRelayService
+from tests.support.client import DEFAULT_TIMEOUT, KINDS, scaled
+from tests.support.client_sessions import COUNTED, Recorder, exercise, until_lost
+from tests.support.client_targets import LOOPS, Run, bounded
+from tests.support.relay import ENVIRONMENT, start_executor, wait_attached
 
-from client_sessions import COUNTED, Recorder, exercise, until_lost
-from clients import LOOPS, Run, bounded
-from exec_server.client import relay_dialers
-from exec_server.client.relay_dialers import PlainRelayDialer, RelayDialer
-from exec_server.client.session import ClientSession
-from exec_server.errors import ConnectFailed, RegistryBusy, RegistryError, SessionLost
+from exec_server.client.engine import relay
+from exec_server.client.engine.relay import PlainRelayDialer, RelayDialer
+from exec_server.client.engine.session import ClientSession
+from exec_server.errors import ConnectFailed, RegistryError, RegistryUnavailable, SessionLost
 from exec_server.relay.noise import PublicKey
-from relay_service import Endpoint, ThreadedRelayService
-from relaying import ENVIRONMENT, KINDS, start_executor, wait_attached
-from wire import PATIENCE, scaled
 
 
 def relay_dialer(service: ThreadedRelayService, **options: Any) -> RelayDialer:
     return RelayDialer(service.url, ENVIRONMENT, token="client", **options)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("run", LOOPS)
 def test_a_session_through_a_relay(kind: str, run: Run) -> None:
@@ -79,10 +80,10 @@ def test_an_executor_may_come_later_than_its_client(kind: str) -> None:
         try:
             service.until(lambda: service.service.requests_to(Endpoint.CONNECT))
             with start_executor(service, kind=kind):
-                client.join(scaled(3 * PATIENCE))
+                client.join(scaled(3 * DEFAULT_TIMEOUT))
                 assert not client.is_alive()
         finally:
-            client.join(scaled(3 * PATIENCE))
+            client.join(scaled(3 * DEFAULT_TIMEOUT))
         assert not failures
         assert len(service.requests_to(Endpoint.CONNECT)) >= 2
 
@@ -107,9 +108,9 @@ def no_delay(attempt: int) -> float:
 @pytest.mark.parametrize(
     ("status", "code", "requests", "kind"),
     [
-        (503, "busy", 5, RegistryBusy),
-        (429, "slow_down", 5, RegistryBusy),
-        (409, "environment_offline", 5, RegistryBusy),
+        (503, "busy", 5, RegistryUnavailable),
+        (429, "slow_down", 5, RegistryUnavailable),
+        (409, "environment_offline", 5, RegistryUnavailable),
         (409, "another", 1, RegistryError),
         (401, "invalid_token", 1, RegistryError),
         (404, "environment_not_found", 1, RegistryError),
@@ -129,13 +130,13 @@ def test_a_registry_that_refuses(
 
 
 def test_a_registry_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_dialers, "REQUEST_SECONDS", 0.1)
-    monkeypatch.setattr(relay_dialers, "FIRST_SECONDS", 0.25)
+    monkeypatch.setattr(relay, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(relay, "FIRST_SECONDS", 0.25)
     with ThreadedRelayService() as service:
         service.faults.http.hang(Endpoint.CONNECT, times=None)
         dialer = relay_dialer(service)
         dialer.retry_delay = no_delay  # type: ignore[method-assign]
-        with pytest.raises(RegistryBusy, match="timed out"):
+        with pytest.raises(RegistryUnavailable, match="timed out"):
             bounded(exercise(dialer))
         assert len(service.requests_to(Endpoint.CONNECT)) == 3
 

@@ -14,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.support.client import scaled
+from tests.support.client_targets import ClientTarget
+from tests.support.server_internals import eventually
 
 import exec_server
-from clients import Machine
 from exec_server import (
     Chunk,
     CommandFailed,
@@ -27,14 +29,13 @@ from exec_server import (
     Timeout,
     sync,
 )
-from exec_server.client import environment, files, http, open_file, process
+from exec_server.client import environment, files, http, process
+from exec_server.client.transfer import open_file
 from exec_server.protocol.session import INFO
-from inside import eventually
-from wire import scaled
 
 
 @pytest.fixture
-def env(there: Machine) -> Iterator[sync.Environment]:
+def env(there: ClientTarget) -> Iterator[sync.Environment]:
     before = threading.active_count()
     with sync.connect(there.url) as connected:
         yield connected
@@ -46,6 +47,7 @@ def is_running(word: str) -> bool:
     return any(line.split()[-1:] == [word] for line in words.stdout.splitlines())
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", sync.__all__)
 def test_everything_is_there_without_async(name: str) -> None:
     def names(of: type) -> set[str]:
@@ -108,6 +110,7 @@ def test_files(env: sync.Environment, tmp_path: Path) -> None:
     with env.files.open(tmp_path / "f", "wb") as writer:
         writer.write(data[:1_000_000])
         writer.flush()
+        assert writer.written == 1_000_000
         writer.write(data[1_000_000:])
     with env.files.open(tmp_path / "f", offset=5) as reader:
         assert reader.size == len(data)
@@ -167,7 +170,7 @@ def test_from_many_threads(env: sync.Environment) -> None:
     assert [result.text for result in results] == [f"{number}\n" for number in range(64)]
 
 
-def test_an_interrupt_kills_what_was_asked_for(there: Machine) -> None:
+def test_an_interrupt_kills_what_was_asked_for(there: ClientTarget) -> None:
     """Ctrl-C, in a program of its own."""
     word = f"41{os.getpid()}"
     program = (
@@ -192,7 +195,7 @@ def test_an_interrupt_kills_what_was_asked_for(there: Machine) -> None:
     eventually("the command is gone", lambda: not is_running(word))
 
 
-def test_a_program_that_just_ends_leaves_nothing_running(there: Machine) -> None:
+def test_a_program_that_just_ends_leaves_nothing_running(there: ClientTarget) -> None:
     word = f"43{os.getpid()}"
     program = (
         "import sys\n"
@@ -212,7 +215,7 @@ def test_a_program_that_just_ends_leaves_nothing_running(there: Machine) -> None
     assert not is_running(word)
 
 
-def test_within_a_running_loop(there: Machine) -> None:
+def test_within_a_running_loop(there: ClientTarget) -> None:
     """Notebooks have one in their main thread."""
 
     async def cell() -> str:
@@ -222,7 +225,7 @@ def test_within_a_running_loop(there: Machine) -> None:
     assert asyncio.run(cell()) == "x\n"
 
 
-def test_closing_ends_calls_under_way(there: Machine) -> None:
+def test_closing_ends_calls_under_way(there: ClientTarget) -> None:
     word = f"42{os.getpid()}"
     env = sync.connect(there.url)
     with ThreadPoolExecutor(1) as threads:
@@ -243,7 +246,7 @@ def test_a_callback_must_not_wait(env: sync.Environment, tmp_path: Path) -> None
     def tell(progress: Progress) -> None:
         env.run(["true"])
 
-    with pytest.raises(RuntimeError, match="a callback of the client must not wait"):
+    with pytest.raises(RuntimeError, match="a callback of the client must not call"):
         env.files.upload(tmp_path / "a", tmp_path / "b", progress=tell)
     assert env.run(["true"])
 
@@ -252,7 +255,7 @@ def test_nobody_is_there() -> None:
     before = threading.active_count()
     with pytest.raises(ConnectFailed, match="Connection refused"):
         sync.connect("ws://127.0.0.1:1")
-    with pytest.raises(exec_server.StartupError, match="where to"):
+    with pytest.raises(exec_server.StartupError, match="no target: pass a URL"):
         sync.connect()
     assert threading.active_count() == before
 

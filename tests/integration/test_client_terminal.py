@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-import tmux
-from wire import (
-    PATIENCE,
+from tests.support import tmux
+from tests.support.client import (
+    DEFAULT_TIMEOUT,
+    KINDS,
     SOURCE,
     Server,
     descendants,
-    reference_binary,
     scaled,
     start_server,
     survivors,
@@ -28,21 +27,11 @@ from wire import (
 
 pytestmark = pytest.mark.skipif(not tmux.is_installed(), reason="there is no tmux")
 
-_KINDS = [
-    "ours",
-    pytest.param(
-        "reference",
-        marks=[
-            pytest.mark.reference,
-            pytest.mark.skipif(reference_binary() is None, reason="there is no reference"),
-        ],
-    ),
-]
 _CLIENT = f"PYTHONPATH={shlex.quote(str(SOURCE))} {shlex.quote(sys.executable)} -m exec_server"
 _VIM = shutil.which("vim") or shutil.which("vim.tiny")
 
 
-@pytest.fixture(params=_KINDS)
+@pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with start_server(request.param) as running:
         yield running
@@ -72,7 +61,7 @@ def _client(window: tmux.Terminal) -> int:
     """The pid of the client: what the shell has started."""
     shell = int(window.tmux("display-message", "-p", "#{pane_pid}"))
     children = Path(f"/proc/{shell}/task/{shell}/children")
-    deadline = time.monotonic() + scaled(PATIENCE)
+    deadline = time.monotonic() + scaled(DEFAULT_TIMEOUT)
     while not (pids := children.read_text().split()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -82,6 +71,7 @@ def _client(window: tmux.Terminal) -> int:
 # ---- a program on it ------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.skipif(_VIM is None, reason="there is no vim")
 def test_vim_edits_and_saves(server: Server, window: tmux.Terminal, tmp_path: Path) -> None:
     path = tmp_path / "text"
@@ -196,7 +186,7 @@ def test_an_escape_leaves(server: Server, window: tmux.Terminal) -> None:
     window.type("~?")
     window.wait_for("suspend exec-server")
     window.type("~.")
-    assert "exec-server: left" in window.wait_for("code-255")
+    assert "exec-server: terminated by ~." in window.wait_for("code-255")
     assert window.modes() == modes
 
 
@@ -302,7 +292,7 @@ def test_the_terminal_is_sane_after_a_program_that_served_is_killed(
     window.wait_for("begun-42")
     assert window.tmux("display-message", "-p", "#{alternate_on}").strip() == "1"
     os.kill(int(pid_file.read_text()), signal.SIGKILL)
-    assert "the connection is lost" in window.wait_for("code-255")
+    assert "connection lost" in window.wait_for("code-255")
     # What the program has switched on is off again.
     flags = window.tmux("display-message", "-p", "#{alternate_on} #{cursor_flag}").split()
     assert flags == ["0", "1"]
@@ -315,7 +305,7 @@ def test_a_user_need_not_wait_for_a_server_that_is_gone(window: tmux.Terminal) -
         window.wait_for("begun-42")
         server.process.kill()
         server.process.wait()
-        window.wait_for("the connection is lost; trying to get it back")
+        window.wait_for("connection lost; reconnecting")
         window.keys("Enter")
         window.type("~.")
         window.wait_for("code-255")
@@ -324,7 +314,7 @@ def test_a_user_need_not_wait_for_a_server_that_is_gone(window: tmux.Terminal) -
 
 def test_the_terminal_is_sane_after_a_mistake(window: tmux.Terminal) -> None:
     modes = _start(window, "ws://127.0.0.1:1", "cat")
-    assert "Is it running" in window.wait_for("code-255")
+    assert "Check that the server is running" in window.wait_for("code-255")
     assert window.modes() == modes
 
 

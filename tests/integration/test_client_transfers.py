@@ -11,16 +11,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.client import KINDS
+from tests.support.client_targets import (
+    LOOPS,
+    ClientTarget,
+    Run,
+    bounded,
+    machine,
+    through_cutting_proxy,
+)
+from tests.support.trees import make_tree, tree
 
-from clients import LOOPS, Machine, Run, bounded, machine, under_cuts
 from exec_server import Environment, NotAllCopied, NotFound, Progress, RpcError, Transfer
-from exec_server.client import download as download_module
-from exec_server.client import transfer as transfer_module
-from exec_server.client import upload as upload_module
-from exec_server.client.download import Download
+from exec_server.client.transfer import plan as transfer_module
+from exec_server.client.transfer import upload as upload_module
+from exec_server.client.transfer.download import Download
+from exec_server.client.transfer.listing import FIND_FORMAT, Listing
 from exec_server.errors import InvalidRequest
-from relaying import KINDS
-from trees import make_tree, tree
 
 MIB = 1_048_576
 
@@ -31,8 +38,10 @@ def fail(path: str, error: OSError) -> None:
 
 def part_here(source: Path, target: Path) -> Path:
     """Where a download of this has its content until it is complete."""
-    words = ["find", str(source), "-printf", download_module._FORMAT]
-    [item] = download_module._parse(subprocess.run(words, capture_output=True, check=True).stdout)
+    words = ["find", str(source), "-printf", FIND_FORMAT]
+    listing = Listing(str(source))
+    listing.feed(subprocess.run(words, capture_output=True, check=True).stdout)
+    [item] = listing
     return Path(transfer_module.part_path(str(target), item))
 
 
@@ -40,13 +49,14 @@ def failures(done: Transfer) -> dict[str, str]:
     """What a transfer could not copy, and why; of what is here without the path."""
     return {
         each.path: (each.error.strerror or "")
-        if isinstance(each.error, OSError)
+        if isinstance(each.error, OSError) and not isinstance(each.error, RpcError)
         else str(each.error)
         for each in done.failed
     }
 
 
-def test_a_tree_there_and_back(there: Machine, tmp_path: Path) -> None:
+@pytest.mark.quick
+def test_a_tree_there_and_back(there: ClientTarget, tmp_path: Path) -> None:
     make_tree(tmp_path / "a")
     seen: list[Progress] = []
 
@@ -73,7 +83,7 @@ def test_a_tree_there_and_back(there: Machine, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [3, transfer_module.SMALL_BYTES + 1])
-def test_a_single_file(there: Machine, tmp_path: Path, size: int) -> None:
+def test_a_single_file(there: ClientTarget, tmp_path: Path, size: int) -> None:
     data = os.urandom(size)
     (tmp_path / "a").write_bytes(data)
     (tmp_path / "a").chmod(0o750)
@@ -99,19 +109,21 @@ def test_a_single_file(there: Machine, tmp_path: Path, size: int) -> None:
     assert tree(tmp_path) == {"a": file, "b": file, "c": file, "link": link}
 
 
-def test_what_is_neither_file_nor_directory_is_not_copied(there: Machine, tmp_path: Path) -> None:
+def test_what_is_neither_file_nor_directory_is_not_copied(
+    there: ClientTarget, tmp_path: Path
+) -> None:
     (tmp_path / "a").mkdir()
     os.mkfifo(tmp_path / "a" / "fifo")
 
     async def scene(env: Environment) -> None:
         sent = await env.files.upload(tmp_path / "a", tmp_path / "b", check=False)
         got = await env.files.download(tmp_path / "a", tmp_path / "c", check=False)
-        assert failures(sent) == {"fifo": "neither file, directory nor link"}
-        assert failures(got) == {"fifo": f"{tmp_path}/a/fifo: neither file, directory nor link"}
+        assert failures(sent) == {"fifo": "neither file, directory nor symlink"}
+        assert failures(got) == {"fifo": f"{tmp_path}/a/fifo: neither file, directory nor symlink"}
         assert (sent.left_out, got.left_out) == ((), ())
         with pytest.raises(OSError, match=r"neither file.*a/fifo"):
             await env.files.upload(tmp_path / "a" / "fifo", tmp_path / "d")
-        with pytest.raises(RpcError, match=r"a/fifo: neither file, directory nor link"):
+        with pytest.raises(RpcError, match=r"a/fifo: neither file, directory nor symlink"):
             await env.files.download(tmp_path / "a" / "fifo", tmp_path / "d")
 
     there.play(scene)
@@ -119,9 +131,9 @@ def test_what_is_neither_file_nor_directory_is_not_copied(there: Machine, tmp_pa
 
 
 def test_machines_without_the_usual_commands(
-    ours: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ours: ClientTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Content goes through the protocol; only modes and links need commands."""
+    """Content goes through the protocol; only modes and symlinks need commands."""
     make_tree(tmp_path / "a")
 
     async def scene(env: Environment) -> None:
@@ -134,11 +146,17 @@ def test_machines_without_the_usual_commands(
             options.pop("env", None)
             return await bare(argv, **options)
 
+        def start(argv: list[str], **options: object) -> object:
+            options["env"] = {"PATH": "/none"}
+            return start_ordinarily(argv, clean_env=True, **options)  # type: ignore[arg-type]
+
+        start_ordinarily = env.start
         monkeypatch.setattr(env, "run", barer)
+        monkeypatch.setattr(env, "start", start)
         sent = await env.files.upload(tmp_path / "a", tmp_path / "b")
-        assert [text.split(":")[0] for text in sent.left_out][:1] == ["links"]
+        assert [text.split(":")[0] for text in sent.left_out][:1] == ["symlinks"]
         got = await env.files.download(tmp_path / "a", tmp_path / "c", check=False)
-        assert got.left_out == ("modes and links: the machine has no GNU find",)
+        assert got.left_out == ("modes and symlinks: the machine has no GNU find",)
         # A listing cannot name it.
         assert [each.path for each in got.failed] == ["not-utf8-\ufffd"]
 
@@ -151,7 +169,7 @@ def test_machines_without_the_usual_commands(
     assert {path: content for path, (_, _, content) in tree(tmp_path / "c").items()} == readable
 
 
-def test_a_large_file_goes_on_where_it_ended(there: Machine, tmp_path: Path) -> None:
+def test_a_large_file_goes_on_where_it_ended(there: ClientTarget, tmp_path: Path) -> None:
     """An attempt that was ended leaves a part, and nothing under the final name."""
     data = os.urandom(24 * MIB)
     (tmp_path / "a").write_bytes(data)
@@ -181,7 +199,7 @@ def test_a_large_file_goes_on_where_it_ended(there: Machine, tmp_path: Path) -> 
     assert (tmp_path / "b").read_bytes() == (tmp_path / "c").read_bytes() == data
 
 
-def test_a_part_of_something_else_is_not_gone_on_with(there: Machine, tmp_path: Path) -> None:
+def test_a_part_of_something_else_is_not_gone_on_with(there: ClientTarget, tmp_path: Path) -> None:
     data = os.urandom(5 * MIB)
     (tmp_path / "a").write_bytes(data)
     [item] = upload_module._scan(str(tmp_path / "a"), fail)
@@ -197,7 +215,7 @@ def test_a_part_of_something_else_is_not_gone_on_with(there: Machine, tmp_path: 
 
 @pytest.mark.parametrize("is_damaged", [True, False])
 def test_a_damaged_part_is_not_gone_on_with(
-    there: Machine, tmp_path: Path, is_damaged: bool
+    there: ClientTarget, tmp_path: Path, is_damaged: bool
 ) -> None:
     data = os.urandom(5 * MIB)
     (tmp_path / "a").write_bytes(data)
@@ -215,7 +233,7 @@ def test_a_damaged_part_is_not_gone_on_with(
 
 
 def test_without_digests_a_download_begins_anew(
-    ours: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ours: ClientTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = os.urandom(5 * MIB)
     (tmp_path / "a").write_bytes(data)
@@ -232,7 +250,7 @@ def test_without_digests_a_download_begins_anew(
 
 @pytest.mark.parametrize("size", [3, 5 * MIB])
 def test_failed_downloads_leave_no_part_without_content(
-    there: Machine, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+    there: ClientTarget, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").write_bytes(bytes(size))
     (tmp_path / "b" / "in the way").mkdir(parents=True)
@@ -260,7 +278,7 @@ def test_failed_downloads_leave_no_part_without_content(
     assert {path.name for path in tmp_path.iterdir()} == {"b"}
 
 
-def test_a_file_that_changes_while_it_is_copied(there: Machine, tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_copied(there: ClientTarget, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(24 * MIB))
 
     def change(progress: Progress) -> None:
@@ -269,16 +287,16 @@ def test_a_file_that_changes_while_it_is_copied(there: Machine, tmp_path: Path) 
                 file.write(b"changed")
 
     async def scene(env: Environment) -> None:
-        with pytest.raises(InvalidRequest, match="a: it was changed while it was copied"):
+        with pytest.raises(InvalidRequest, match="a: the file was changed while it was copied"):
             await env.files.download(tmp_path / "a", tmp_path / "b", progress=change)
-        with pytest.raises(OSError, match=r"it was changed while it was copied: .*/a'"):
+        with pytest.raises(OSError, match=r"the file was changed while it was copied: .*/a'"):
             await env.files.upload(tmp_path / "a", tmp_path / "b", progress=change)
 
     there.play(scene)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_uris_are_paths_to_transfers_too(there: Machine, tmp_path: Path) -> None:
+def test_uris_are_paths_to_transfers_too(there: ClientTarget, tmp_path: Path) -> None:
     make_tree(tmp_path / "a b")
     make_tree(tmp_path / "a%20b")
     (tmp_path / "a b" / "only here").touch()
@@ -304,7 +322,7 @@ def test_transfers_survive_cuts(kind: str, tmp_path: Path) -> None:
     (tmp_path / "a" / "small").write_bytes(b"small")
 
     async def scene(url: str) -> None:
-        async with under_cuts(url, 3, 12 * MIB) as (cutter, env):
+        async with through_cutting_proxy(url, 3, 12 * MIB) as (cutter, env):
             await env.files.upload(tmp_path / "a", tmp_path / "b")
             up = cutter.cuts
             assert up >= 2
@@ -316,7 +334,7 @@ def test_transfers_survive_cuts(kind: str, tmp_path: Path) -> None:
     assert tree(tmp_path / "a") == tree(tmp_path / "b") == tree(tmp_path / "c")
 
 
-def test_nothing_is_written_through_a_link(ours: Machine, tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_link(ours: ClientTarget, tmp_path: Path) -> None:
     (tmp_path / "a" / "d").mkdir(parents=True)
     (tmp_path / "a" / "d" / "f").write_text("x")
     (tmp_path / "elsewhere").mkdir()
@@ -325,7 +343,7 @@ def test_nothing_is_written_through_a_link(ours: Machine, tmp_path: Path) -> Non
 
     async def scene(env: Environment) -> None:
         got = await env.files.download(tmp_path / "a", tmp_path / "b", check=False)
-        assert failures(got) == {"d": "it is a link, and nothing is written through one"}
+        assert failures(got) == {"d": "it is a symlink, and nothing is written through a symlink"}
         assert (got.files, got.directories) == (0, 1)
 
     ours.play(scene)
@@ -334,7 +352,7 @@ def test_nothing_is_written_through_a_link(ours: Machine, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("run", LOOPS)
-def test_a_failure_does_not_end_a_transfer(there: Machine, tmp_path: Path, run: Run) -> None:
+def test_a_failure_does_not_end_a_transfer(there: ClientTarget, tmp_path: Path, run: Run) -> None:
     """Files where directories should be and the other way round: the rest is copied."""
     make_tree(tmp_path / "a")
     for place in ("b", "c"):
@@ -350,7 +368,7 @@ def test_a_failure_does_not_end_a_transfer(there: Machine, tmp_path: Path, run: 
             "large": f"{tmp_path}/b/large: Is a directory",
             "deep/er": f"{tmp_path}/b/deep/er: File exists (os error 17)",
         }
-        assert sent.left_out == (f"links: {tmp_path}/b/link: Is a directory",)
+        assert sent.left_out == (f"symlinks: {tmp_path}/b/link: Is a directory",)
         got = await env.files.download(tmp_path / "a", tmp_path / "c", check=False)
         assert failures(got) == {
             "none": "Is a directory",
@@ -358,7 +376,7 @@ def test_a_failure_does_not_end_a_transfer(there: Machine, tmp_path: Path, run: 
             "link": "File exists",
             "deep/er": "File exists",
         }
-        assert {each.error.filename for each in got.failed} == {
+        assert {getattr(each.error, "filename", None) for each in got.failed} == {
             f"{tmp_path}/c/{each.path}" for each in got.failed
         }
         assert got.files == sent.files == 50 + 5
@@ -376,7 +394,7 @@ def test_a_failure_does_not_end_a_transfer(there: Machine, tmp_path: Path, run: 
         assert not [path for path in copied if path.endswith(".part")]
 
 
-def test_what_is_above_the_failure_is_found(there: Machine, tmp_path: Path) -> None:
+def test_what_is_above_the_failure_is_found(there: ClientTarget, tmp_path: Path) -> None:
     """Directories are made from the deepest on, but the one in the way is named."""
     for leaf in ("x/1/2", "x/3", "y/1"):
         (tmp_path / "a" / leaf).mkdir(parents=True)
@@ -444,6 +462,7 @@ uvloop.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_stays_flat(kind: str, tmp_path: Path) -> None:
     """256 MiB up and down cost the client hardly more than 8 MiB do."""
@@ -466,7 +485,7 @@ def test_memory_stays_flat(kind: str, tmp_path: Path) -> None:
         (tmp_path / name).unlink()  # they are large
 
 
-def test_what_could_not_be_copied_is_raised_at_last(there: Machine, tmp_path: Path) -> None:
+def test_what_could_not_be_copied_is_raised_at_last(there: ClientTarget, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     os.mkfifo(tmp_path / "a" / "fifo")
     os.mkfifo(tmp_path / "a" / "other")

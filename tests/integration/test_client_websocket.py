@@ -6,19 +6,19 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.support.client import KINDS, start_server
+from tests.support.client_sessions import COUNTED, Recorder, exercise, outcome, ready, until_lost
+from tests.support.client_targets import LOOPS, Proxy, Run, bounded
 
-from client_sessions import COUNTED, Recorder, exercise, outcome, ready, until_lost
-from clients import LOOPS, Proxy, Run, bounded
-from exec_server.client import session as session_module
-from exec_server.client.dialers import WebSocketDialer
-from exec_server.client.session import ClientSession
+from exec_server.client.engine import session as session_module
+from exec_server.client.engine.dialers import WebSocketDialer
+from exec_server.client.engine.session import ClientSession
 from exec_server.errors import ConnectFailed, ConnectionLost, SessionLost
 from exec_server.protocol import process
 from exec_server.protocol.process import ProcessId
-from relaying import KINDS
-from wire import start_server
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("run", LOOPS)
 def test_a_session_over_a_websocket(kind: str, run: Run) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-
-from inside import own_processes, start_unprivileged
-from wire import (
+from tests.support.client import (
     Client,
     Disconnected,
     Server,
+    StdioLink,
     WebSocketLink,
     b64,
     descendants,
@@ -27,6 +29,14 @@ from wire import (
     server_environment,
     start_server,
     survivors,
+    uri,
+)
+from tests.support.sandbox import workspace_write
+from tests.support.server_internals import (
+    eventually,
+    own_processes,
+    start_prepared,
+    start_unprivileged,
 )
 
 _LOOPBACK = "ws://127.0.0.1:0"
@@ -35,6 +45,7 @@ _LOOPBACK = "ws://127.0.0.1:0"
 # ---- help and flags -------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_help_teaches() -> None:
     ended = run_command("ours", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -73,7 +84,7 @@ def test_every_example_of_the_help_starts(tmp_path: Path) -> None:
 def test_version() -> None:
     ended = run_command("ours", "--version")
     assert ended.returncode == 0
-    assert re.fullmatch(r"exec-server \d+\.\d+\.\d+\n", ended.stdout)
+    assert re.fullmatch(r"exec-server \d+\.\d+\.\d+(\.dev\d+)?\n", ended.stdout)
 
 
 @pytest.mark.parametrize(
@@ -238,36 +249,107 @@ def test_exit_on_stdin_close(flags: list[str], environment: dict[str, str]) -> N
         server.release()
 
 
-def test_missing_standard_streams_are_no_pitfall(tmp_path: Path) -> None:
-    """Started with 0, 1 and 2 closed, no socket may get one of these numbers."""
+_CLOSED = {0: "<&-", 1: ">&-", 2: "2>&-"}
+
+
+def _with_closed(closed: tuple[int, ...], *flags: str) -> list[str]:
+    """The words that start a server with some of its standard descriptors closed."""
+    redirections = " ".join(_CLOSED[descriptor] for descriptor in closed)
+    return ["/bin/sh", "-c", f'exec "$@" {redirections}', "sh", *server_command("ours"), *flags]
+
+
+def _assert_serves(client: Client, workspace: Path) -> None:
+    """Commands and file operations work, with and without a sandbox."""
+    argv = ["sh", "-c", "readlink /proc/self/fd/0; ls /proc/self/fd | head -n 3; echo bad >&2"]
+    run = client.run(argv)
+    assert (run.stdout, run.stderr) == (b"/dev/null\n0\n1\n2\n", b"bad\n")
+    sandbox = workspace_write(workspace)
+    run = client.run(["sh", "-c", "echo good; echo bad >&2"], sandbox=sandbox)
+    assert (run.stdout, run.stderr) == (b"good\n", b"bad\n")
+    written = {"path": uri(workspace / "file"), "dataBase64": b64("text"), "sandbox": sandbox}
+    assert client.call("fs/writeFile", written) == {}
+    assert (workspace / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize("closed", [(0,), (2,), (0, 2), (0, 1, 2)], ids=str)
+def test_a_listener_works_without_standard_streams(closed: tuple[int, ...], tmp_path: Path) -> None:
+    """No socket may get the number of a closed stream, in the server or in its helpers."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
-    command = [*server_command("ours"), "--listen", f"ws://127.0.0.1:{port}"]
+        url = f"ws://127.0.0.1:{holder.getsockname()[1]}"
     process = subprocess.Popen(
-        ["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command],
+        _with_closed(closed, "--listen", url),
         env=server_environment("ours"),
+        stdout=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + scaled(10)
-        while True:
-            try:
-                client = _connect(f"ws://127.0.0.1:{port}")
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-        with client:
-            seen = client.run(["readlink", "/proc/self/fd/0", "/proc/self/fd/2"]).stdout
-            assert seen.splitlines()[0] == b"/dev/null"
+        with eventually("it listens", lambda: _try_to_connect(url)) as client:
+            _assert_serves(client, tmp_path)
     finally:
         process.terminate()
         assert process.wait(scaled(10)) == 0
 
 
-def _connect(url: str) -> Client:
-    client = Client(WebSocketLink(url))
+def _try_to_connect(url: str) -> Client | None:
+    try:
+        client = Client(WebSocketLink(url))
+    except OSError:
+        return None
     client.initialize()
     return client
+
+
+def test_a_server_on_stdio_works_without_stderr(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        _with_closed((2,), "--listen", "stdio"),
+        env=server_environment("ours"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with Client(StdioLink(process)) as client:
+        client.initialize()
+        _assert_serves(client, tmp_path)
+    assert process.wait(scaled(10)) == 0
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (0, 1), (0, 1, 2)], ids=str)
+def test_a_server_on_closed_stdio_ends_at_once(closed: tuple[int, ...]) -> None:
+    ended = subprocess.run(
+        _with_closed(closed, "--listen", "stdio"),
+        env=server_environment("ours"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=scaled(20),
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+
+
+def test_an_error_is_not_printed_to_stdout_without_stderr() -> None:
+    ended = subprocess.run(
+        _with_closed((2,), "--listen", "nowhere"),
+        env=server_environment("ours"),
+        capture_output=True,
+        timeout=scaled(20),
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (1, b"")
+
+
+def test_a_url_that_cannot_be_printed_is_an_error() -> None:
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [*server_command("ours"), "--listen", _LOOPBACK],
+            env=server_environment("ours"),
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=scaled(20),
+            check=False,
+        )
+    text = b"Error: cannot write the URL to stdout: No space left on device (os error 28)\n"
+    assert (ended.returncode, ended.stderr) == (1, text)
 
 
 # ---- signals --------------------------------------------------------------------------
@@ -314,6 +396,7 @@ def test_clients_are_told_before_the_end() -> None:
         bare.close()
 
 
+@pytest.mark.alone
 def test_end_does_not_wait_for_silent_clients() -> None:
     with start_server("ours") as server:
         silent = [server.connect() for _ in range(5)]
@@ -335,6 +418,93 @@ def test_second_signal_changes_nothing() -> None:
             server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(scaled(5)) == 0
         client.close()
+
+
+def test_signals_after_the_end_of_the_loop_change_nothing() -> None:
+    """The rest of the clean-up is not interrupted by an impatient supervisor."""
+    preparation = """
+import os, signal
+from exec_server.process import descendants
+kill_all = descendants.kill_all_descendants
+def interrupted(spared):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        os.kill(os.getpid(), number)
+    kill_all(spared)
+descendants.kill_all_descendants = interrupted
+"""
+    with start_prepared(preparation) as server:
+        server.stop()
+        assert server.stderr() == ""
+
+
+def test_a_signal_during_the_start_shows_no_traceback() -> None:
+    preparation = """
+import os, signal
+import exec_server.cli.serve_command as module
+module.parse = lambda words: os.kill(os.getpid(), signal.SIGINT)
+"""
+    code = f"{preparation}\nfrom exec_server.cli.main import main\nmain()"
+    argv = [sys.executable, "-c", code]
+    ended = subprocess.run(
+        argv, env=server_environment("ours"), capture_output=True, timeout=scaled(20), check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def test_signals_without_an_action_disturb_no_process_of_the_server(tmp_path: Path) -> None:
+    numbers = (*_UNUSED_SIGNALS, signal.SIGRTMIN + 5)
+    with start_server("ours", "--log-level", "warning") as server, server.connect() as client:
+        _assert_serves(client, tmp_path)
+        family = {pid: _name_of(pid) for pid in descendants(server.process.pid)}
+        assert {"exec-guardian", "exec-launcher", "exec-worker"} <= set(family.values())
+        for pid in (*family, server.process.pid):
+            for number in numbers:
+                os.kill(pid, number)
+        _assert_serves(client, tmp_path)
+        left = descendants(server.process.pid)
+        assert [
+            name for pid, name in family.items() if pid not in left and name != "exec-init"
+        ] == []
+        server.stop()
+        lines = server.stderr().splitlines()
+    told = [line.partition(" exec_server.cli.signal_handlers: ")[2] for line in lines]
+    names = [number.name for number in _UNUSED_SIGNALS] + [f"signal {signal.SIGRTMIN + 5}"]
+    assert set(told) == {f"ignored {name}: the server has no action for it" for name in names}
+
+
+_UNUSED_SIGNALS = (
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+    *(signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT),
+)
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""  # it has ended
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_helpers_that_are_killed_are_replaced(number: signal.Signals, tmp_path: Path) -> None:
+    """Idle ones: an operation in a worker that is killed fails."""
+    with start_server("ours") as server, server.connect() as client:
+        _assert_serves(client, tmp_path)
+        for name in ("exec-launcher", "exec-worker", "exec-init"):
+            found = eventually("it waits", partial(_helpers, server, name))
+            for pid in found:
+                os.kill(pid, number)
+            if number == signal.SIGKILL:
+                assert survivors(found) == []
+            _assert_serves(client, tmp_path)
+        server.stop()
+        assert server.stderr() == ""
+
+
+def _helpers(server: Server, name: str) -> dict[int, str]:
+    """The helper processes with this name, and their start times."""
+    family = descendants(server.process.pid)
+    return {pid: start for pid, start in family.items() if _name_of(pid) == name}
 
 
 # ---- logs -----------------------------------------------------------------------------
@@ -429,6 +599,16 @@ def test_secrets_of_the_environment_do_not_reach_children() -> None:
         assert "ORDINARY=yes" in seen
         assert not [name for name in secrets if name in seen]
         assert "hush" not in seen
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may read the files of its processes")
+def test_children_of_root_find_no_secret_of_the_environment_in_proc() -> None:
+    variables = {"NODE_REPL_AUTH_TOKEN": "hush-1", "EXEC_SERVER_API_KEY": "hush-2", "NAME": "x"}
+    with start_server("ours", env=variables) as server, server.connect() as client:
+        for pid in own_processes(server):
+            seen = client.run(["cat", f"/proc/{pid}/environ", f"/proc/{pid}/cmdline"]).stdout
+            assert seen
+            assert b"hush" not in seen
 
 
 def test_children_of_the_same_user_cannot_look_into_the_server() -> None:

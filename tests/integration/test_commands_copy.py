@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
+from tests.support.cli import Ended, client_environment, run_client, stderr_text
+from tests.support.client import KINDS, scaled, server_command
+from tests.support.client_targets import ClientTarget, bounded
+from tests.support.limited_server import LIMITED, limited_server
 
-from clients import Machine, bounded
-from commanding import Ended, client_environment, run_client, stderr_text
 from exec_server import connect
 from exec_server.errors import InternalError
-from relaying import KINDS
-from wire import scaled, server_command, start_server
-
-# Root may read everything, unless it cannot.
-_LIMITED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
 
 
 def run_limited(*words: str, cwd: Path | None = None) -> Ended:
     """A client to whom permissions mean something."""
-    prefix = _LIMITED if os.geteuid() == 0 else []
+    prefix = LIMITED if os.geteuid() == 0 else []
     return subprocess.run(
         [*prefix, *server_command("ours"), *words],
         env=client_environment(None),
@@ -35,26 +30,6 @@ def run_limited(*words: str, cwd: Path | None = None) -> Ended:
         timeout=scaled(30),
         check=False,
     )
-
-
-@contextlib.contextmanager
-def limited_server(kind: str, folder: Path) -> Iterator[str]:
-    """The URL of a server to whom permissions mean something."""
-    prefix = _LIMITED if os.geteuid() == 0 else []
-    command = server_command(kind)
-    changed = {"EXEC_SERVER_COMMAND": shlex.join([*prefix, *command])}
-    if kind == "reference":
-        wrapper = folder / "reference"
-        wrapper.write_text(f'#!/bin/sh\nexec {shlex.join([*prefix, *command[:-1]])} "$@"\n')
-        wrapper.chmod(0o755)
-        changed = {"EXEC_SERVER_REFERENCE": str(wrapper)}
-    with mock.patch.dict(os.environ, changed):
-        server = start_server(kind)
-        running = server.__enter__()
-    try:
-        yield running.url
-    finally:
-        server.__exit__(None, None, None)
 
 
 @pytest.fixture
@@ -71,8 +46,9 @@ def guarded(tmp_path: Path) -> Iterator[Path]:
     (top / "closed").chmod(0o700)
 
 
+@pytest.mark.quick
 def test_one_file_that_cannot_be_read_does_not_end_an_upload(
-    there: Machine, guarded: Path, tmp_path: Path
+    there: ClientTarget, guarded: Path, tmp_path: Path
 ) -> None:
     ended = run_limited("cp", "tree", f"{there.url}:{tmp_path}/copy", cwd=tmp_path)
     assert ended.returncode == 1
@@ -108,34 +84,34 @@ def test_what_cannot_be_read_is_known_without_commands(
     async def scene(url: str) -> None:
         async with connect(url) as env:
 
-            async def run(*args: object, **options: object) -> None:
+            def start(*args: object, **options: object) -> None:
                 raise InternalError("there are none")
 
-            with mock.patch.object(env, "run", run):
+            with mock.patch.object(env, "start", start):
                 got = await env.files.download(guarded, tmp_path / "copy", check=False)
             assert sorted(each.path for each in got.failed) == ["closed", "large", "secret"]
             for each in got.failed:
                 assert str(each.error).startswith(f"{guarded}/{each.path}: Permission denied")
-            assert got.left_out == ("modes and links: the machine has no GNU find",)
+            assert got.left_out == ("modes and symlinks: the machine has no GNU find",)
 
     with limited_server(kind, tmp_path) as url:
         bounded(scene(url))
     assert {path.name for path in (tmp_path / "copy").rglob("*")} == {"a", "z", "closed"}
 
 
-def test_what_is_no_file_is_no_success(there: Machine, tmp_path: Path) -> None:
+def test_what_is_no_file_is_no_success(there: ClientTarget, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for words, name in (
         (["fifo", f"{there.url}:{tmp_path}/x"], "fifo"),
         ([f"{there.url}:/dev/null", "x"], f"{there.url}:/dev/null"),
     ):
         ended = run_client("cp", *words, cwd=tmp_path)
-        text = f"exec-server: {name}: neither file, directory nor link\n"
+        text = f"exec-server: {name}: neither file, directory nor symlink\n"
         assert (ended.returncode, stderr_text(ended)) == (1, text)
     assert [path.name for path in tmp_path.iterdir()] == ["fifo"]
 
 
-def test_a_file_is_not_copied_onto_itself(there: Machine, tmp_path: Path) -> None:
+def test_a_file_is_not_copied_onto_itself(there: ClientTarget, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("content")
     (tmp_path / "link").symlink_to("a")
     (tmp_path / "hard").hardlink_to(tmp_path / "a")
@@ -152,7 +128,7 @@ def test_a_file_is_not_copied_onto_itself(there: Machine, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("size", [3, 3_000_000])
 def test_errors_name_the_side_and_no_file_of_ours(
-    there: Machine, tmp_path: Path, size: int
+    there: ClientTarget, tmp_path: Path, size: int
 ) -> None:
     (tmp_path / "f").write_bytes(bytes(size))
     (tmp_path / "d" / "f").mkdir(parents=True)
@@ -174,7 +150,7 @@ def test_errors_name_the_side_and_no_file_of_ours(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
-def test_a_full_disk_is_named_and_ends_it(there: Machine, tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_ends_it(there: ClientTarget, tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / str(number)).write_bytes(os.urandom(3_000_000))
     full = tmp_path / "full"

@@ -10,40 +10,40 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from clients import Machine
-from commanding import next_line, run_client, start_client, stderr_text, wait_gone
-from inside import eventually, stat_fields
-from relaying import KINDS
-from wire import (
-    PATIENCE,
+from tests.support.cli import next_line, run_client, start_client, stderr_text, wait_gone
+from tests.support.client import (
+    DEFAULT_TIMEOUT,
+    KINDS,
     descendants,
     scaled,
     server_command,
     server_environment,
     start_server,
 )
+from tests.support.client_targets import ClientTarget
+from tests.support.server_internals import eventually, stat_fields
 
 # ---- streams and exit codes -----------------------------------------------------------
 
 
-def test_output_and_exit_code_are_the_commands(there: Machine) -> None:
+@pytest.mark.quick
+def test_output_and_exit_code_are_the_commands(there: ClientTarget) -> None:
     ended = run_client("exec", there.url, "--", "sh", "-c", "echo out; echo err >&2; exit 3")
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, b"out\n", b"err\n")
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 255", 255), ("kill $$", 143)])
-def test_exit_codes(there: Machine, script: str, code: int) -> None:
+def test_exit_codes(there: ClientTarget, script: str, code: int) -> None:
     assert run_client("exec", there.url, "--", "sh", "-c", script).returncode == code
 
 
-def test_words_reach_the_command_as_they_are(there: Machine) -> None:
+def test_words_reach_the_command_as_they_are(there: ClientTarget) -> None:
     words = ["a b", "", "--", "-t", "'\"$HOME*", "żółć", "\n"]
     ended = run_client("exec", there.url, "--", "printf", "<%s>", *words)
     assert ended.stdout.decode() == "".join(f"<{word}>" for word in words)
 
 
-def test_all_bytes_pass_both_ways(ours: Machine) -> None:
+def test_all_bytes_pass_both_ways(ours: ClientTarget) -> None:
     data = os.urandom(3_000_000)
     ended = run_client("exec", ours.url, "--", "sh", "-c", "tee /dev/stderr", input=data)
     assert ended.returncode == 0
@@ -51,13 +51,13 @@ def test_all_bytes_pass_both_ways(ours: Machine) -> None:
     assert ended.stderr == data
 
 
-def test_all_bytes_pass_without_the_end_of_input(there: Machine) -> None:
+def test_all_bytes_pass_without_the_end_of_input(there: ClientTarget) -> None:
     data = os.urandom(1_000_000)
     ended = run_client("exec", there.url, "--", "head", "-c", str(len(data)), input=data)
     assert (ended.returncode, ended.stdout) == (0, data)
 
 
-def test_input_may_be_a_file(ours: Machine, tmp_path: Path) -> None:
+def test_input_may_be_a_file(ours: ClientTarget, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"x" * 200_000)
     with (tmp_path / "data").open("rb") as file:
         ended = run_client("exec", ours.url, "--", "wc", "-c", stdin=file)
@@ -66,20 +66,20 @@ def test_input_may_be_a_file(ours: Machine, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("-n",)])
 def test_without_input_the_command_reads_the_end_at_once(
-    there: Machine, flags: tuple[str, ...]
+    there: ClientTarget, flags: tuple[str, ...]
 ) -> None:
     ended = run_client("exec", *flags, there.url, "--", "cat")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
 
 
-def test_a_command_need_not_read_its_input(there: Machine) -> None:
+def test_a_command_need_not_read_its_input(there: ClientTarget) -> None:
     ended = run_client("exec", there.url, "--", "true", input=b"x" * 5_000_000)
     assert (ended.returncode, ended.stderr) in [(0, b""), (0, _NO_END)]
 
 
 _NO_END = (
-    b"exec-server: this server cannot tell the command that its input has ended; "
-    b"if it waits for that, end it with Ctrl-C\n"
+    b"exec-server: this server cannot close the command's stdin; "
+    b"if the command waits for the end of its input, end it with Ctrl-C\n"
 )
 
 
@@ -97,16 +97,16 @@ def test_a_server_that_cannot_end_input_is_told_of_once(kind: str) -> None:
             assert client.stderr.readline() == _NO_END
             assert next_line(client) == b"hello\n"
             client.send_signal(signal.SIGINT)
-            assert client.wait(scaled(PATIENCE)) == 130
+            assert client.wait(scaled(DEFAULT_TIMEOUT)) == 130
 
 
-def test_output_is_passed_on_at_once(there: Machine) -> None:
+def test_output_is_passed_on_at_once(there: ClientTarget) -> None:
     with start_client("exec", there.url, "--", "sh", "-c", "printf begun; sleep 1000") as client:
         assert client.stdout is not None
         assert client.stdout.read(5) == b"begun"
 
 
-def test_directory_and_variables(there: Machine, tmp_path: Path) -> None:
+def test_directory_and_variables(there: ClientTarget, tmp_path: Path) -> None:
     ended = run_client(
         *("exec", "--cwd", str(tmp_path), "--env", "A=b=c", "--env", "HERE", there.url),
         *("--", "sh", "-c", 'echo "$PWD $A $HERE ${PATH:+inherited}"'),
@@ -115,25 +115,25 @@ def test_directory_and_variables(there: Machine, tmp_path: Path) -> None:
     assert ended.stdout.decode() == f"{tmp_path} b=c there inherited\n"
 
 
-def test_nobody_is_left_when_nobody_reads(there: Machine) -> None:
+def test_nobody_is_left_when_nobody_reads(there: ClientTarget) -> None:
     with start_client("exec", there.url, "--", "sh", "-c", "echo $$; exec yes") as client:
         pid = int(next_line(client))
         assert client.stdout is not None
         client.stdout.close()
         client.stdout = None
-        assert client.wait(scaled(PATIENCE)) == 141
+        assert client.wait(scaled(DEFAULT_TIMEOUT)) == 141
         wait_gone(pid)
 
 
-def test_a_command_that_takes_too_long_is_ended(there: Machine) -> None:
+def test_a_command_that_takes_too_long_is_ended(there: ClientTarget) -> None:
     words = ("exec", "--timeout", "0.3", there.url, "--", "sh", "-c", "echo $$; exec sleep 1000")
     ended = run_client(*words)
     assert ended.returncode == 124
-    assert stderr_text(ended) == "exec-server: the command was ended after 0.3 s\n"
+    assert stderr_text(ended) == "exec-server: the command was killed after 0.3 s\n"
     wait_gone(int(ended.stdout))
 
 
-def test_a_terminal_without_one_here(there: Machine) -> None:
+def test_a_terminal_without_one_here(there: ClientTarget) -> None:
     words = ("exec", "-t", there.url, "--", "sh", "-c", "tty; echo $TERM; cat")
     ended = run_client(*words, input=b"abc\n")
     assert ended.returncode == 0
@@ -154,28 +154,28 @@ def _trap(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2"])
-def test_signals_reach_the_command(ours: Machine, name: str) -> None:
+def test_signals_reach_the_command(ours: ClientTarget, name: str) -> None:
     with start_client("exec", ours.url, "--", *_trap(name)) as client:
         assert next_line(client) == b"begun\n"
         client.send_signal(getattr(signal, f"SIG{name}"))
         assert next_line(client) == f"{name}\n".encode()
-        assert client.wait(scaled(PATIENCE)) == 7
+        assert client.wait(scaled(DEFAULT_TIMEOUT)) == 7
 
 
-def test_where_only_ctrl_c_can_be_sent_the_others_kill(there: Machine) -> None:
+def test_where_only_ctrl_c_can_be_sent_the_others_kill(there: ClientTarget) -> None:
     with start_client("exec", there.url, "--", *_trap("INT")) as client:
         assert next_line(client) == b"begun\n"
         client.send_signal(signal.SIGINT)
         assert next_line(client) == b"INT\n"
-        assert client.wait(scaled(PATIENCE)) == 7
+        assert client.wait(scaled(DEFAULT_TIMEOUT)) == 7
     with start_client("exec", there.url, "--", "sh", "-c", "echo begun; exec sleep 1000") as client:
         assert next_line(client) == b"begun\n"
         client.send_signal(signal.SIGTERM)
         expected = 143 if there.kind == "ours" else 137
-        assert client.wait(scaled(PATIENCE)) == expected
+        assert client.wait(scaled(DEFAULT_TIMEOUT)) == expected
 
 
-def test_who_insists_gets_an_end(there: Machine) -> None:
+def test_who_insists_gets_an_end(there: ClientTarget) -> None:
     script = (
         "trap 'echo ignored' INT; echo $$; while :; do sleep 1000 > /dev/null 2>&1 & wait; done"
     )
@@ -184,11 +184,11 @@ def test_who_insists_gets_an_end(there: Machine) -> None:
         client.send_signal(signal.SIGINT)
         assert next_line(client) == b"ignored\n"
         client.send_signal(signal.SIGINT)
-        assert client.wait(scaled(PATIENCE)) == 130
+        assert client.wait(scaled(DEFAULT_TIMEOUT)) == 130
         wait_gone(pid)
 
 
-def test_stopping_the_client_stops_the_command(ours: Machine) -> None:
+def test_stopping_the_client_stops_the_command(ours: ClientTarget) -> None:
     words = ("exec", ours.url, "--", "sh", "-c", "echo $$; exec cat")
     with start_client(*words, stdin=subprocess.PIPE) as client:
         assert client.stdin is not None
@@ -201,7 +201,7 @@ def test_stopping_the_client_stops_the_command(ours: Machine) -> None:
         client.stdin.close()
         client.stdin = None
         assert next_line(client) == b"on\n"
-        assert client.wait(scaled(PATIENCE)) == 0
+        assert client.wait(scaled(DEFAULT_TIMEOUT)) == 0
 
 
 def test_a_signal_before_the_command_ends_the_client(tmp_path: Path) -> None:
@@ -210,13 +210,15 @@ def test_a_signal_before_the_command_ends_the_client(tmp_path: Path) -> None:
     with start_client(
         "exec", f"stdio:sh -c 'echo $$ > {pid_file}; exec sleep 1000'", "--", "x"
     ) as client:
-        pid = int(eventually("pid", lambda: pid_file.exists() and pid_file.read_text().strip()))
+        pid = int(
+            eventually("pid", lambda: (pid_file.exists() and pid_file.read_text().strip()) or None)
+        )
         client.send_signal(signal.SIGTERM)
-        assert client.wait(scaled(PATIENCE)) == 143
+        assert client.wait(scaled(DEFAULT_TIMEOUT)) == 143
         wait_gone(pid)
 
 
-def test_a_signal_that_our_starter_ignores_is_ignored(there: Machine) -> None:
+def test_a_signal_that_our_starter_ignores_is_ignored(there: ClientTarget) -> None:
     """As nohup has it, and a shell for what it starts in the background."""
     ignored = ("HUP", "INT", "QUIT")
     trap = f"trap '' {' '.join(ignored)}; exec \"$@\""
@@ -231,7 +233,7 @@ def test_a_signal_that_our_starter_ignores_is_ignored(there: Machine) -> None:
             assert next_line(client) == b"begun\n"
             for name in ignored * 2:
                 client.send_signal(getattr(signal, f"SIG{name}"))
-            assert client.communicate(b"on\n", scaled(PATIENCE))[0] == b"on\n"
+            assert client.communicate(b"on\n", scaled(DEFAULT_TIMEOUT))[0] == b"on\n"
             assert client.returncode == 0
         finally:
             client.kill()
@@ -242,10 +244,10 @@ _QUICK = """
 import os, signal, sys
 class Quick:
     def find_spec(self, name, path=None, target=None):
-        if name == "exec_server.commands.dispatch":
+        if name == "exec_server.cli.commands.dispatch":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Quick())
-from exec_server.cli import main
+from exec_server.cli.main import main
 main()
 """
 
@@ -266,18 +268,18 @@ def test_an_interrupt_while_it_is_loaded(before: str, code: int) -> None:
 @pytest.mark.parametrize(
     ("words", "texts"),
     [
-        (["ws://127.0.0.1:1"], ["cannot connect", "refused", "Is it running"]),
-        (["ws://nowhere.invalid"], ["cannot connect", "spelt correctly"]),
+        (["ws://127.0.0.1:1"], ["cannot connect", "refused", "Check that the server is running"]),
+        (["ws://nowhere.invalid"], ["cannot connect", "Check the spelling"]),
         (["ws://user:pw@127.0.0.1"], ["must not contain a user name"]),
-        (["nobody"], ["unknown target `nobody`", "targets.toml has none"]),
+        (["nobody"], ["unknown target `nobody`", "targets.toml defines no targets"]),
         (["stdio:/no/such/program"], ["cannot start /no/such/program"]),
         (["stdio:true"], ["must speak the protocol"]),
         (["stdio:cat"], ["cannot connect to stdio:cat", "must speak the protocol"]),
         (["--ca-file", "/etc/passwd", "wss://127.0.0.1"], ["no certificates in /etc/passwd"]),
         (["--token-env", "UNSET", "ws://127.0.0.1"], ["environment variable UNSET"]),
-        (["--env", "=x", "ws://127.0.0.1"], ["there is no name"]),
+        (["--env", "=x", "ws://127.0.0.1"], ["has no name"]),
         (["--env", "UNSET", "ws://127.0.0.1"], ["UNSET=VALUE"]),
-        (["relay:https://127.0.0.1/e"], ["wants a token"]),
+        (["relay:https://127.0.0.1/e"], ["requires a token"]),
         (["-x"], ["try 'exec-server exec -h'"]),
     ],
 )
@@ -291,7 +293,7 @@ def test_failures_say_what_to_do(words: list[str], texts: list[str]) -> None:
     assert "Traceback" not in said
 
 
-def test_commands_that_cannot_be_run(there: Machine) -> None:
+def test_commands_that_cannot_be_run(there: ClientTarget) -> None:
     ended = run_client("exec", there.url, "--", "no-such-program")
     assert ended.returncode == 255
     assert "cannot start no-such-program: No such file or directory\n" in stderr_text(ended)
@@ -308,12 +310,12 @@ def test_a_lost_session_is_a_failure(tmp_path: Path) -> None:
     with start_client("exec", target, "--", "sh", "-c", "echo begun; sleep 1000") as client:
         assert next_line(client) == b"begun\n"
         os.kill(int(pid_file.read_text()), signal.SIGKILL)
-        assert client.wait(scaled(PATIENCE)) == 255
+        assert client.wait(scaled(DEFAULT_TIMEOUT)) == 255
         assert client.stderr is not None
-        assert b"the connection is lost" in client.stderr.read()
+        assert b"connection lost" in client.stderr.read()
 
 
-def test_a_client_needs_no_guardian(ours: Machine) -> None:
+def test_a_client_needs_no_watchdog(ours: ClientTarget) -> None:
     with start_client("exec", ours.url, "--", "sh", "-c", "echo begun; sleep 1000") as client:
         assert next_line(client) == b"begun\n"
         assert descendants(client.pid) == {}

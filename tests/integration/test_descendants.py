@@ -10,22 +10,27 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
-
-from inside import (
+from tests.support.client import Client, Server, descendants, start_server, survivors
+from tests.support.server_internals import (
     commands,
     eventually,
-    guardian_pid,
     own_processes,
     start_patched,
     start_unprivileged,
     stat_fields,
+    watchdog_pid,
 )
-from wire import Client, Server, descendants, start_server, survivors
 
 Python = Callable[[str], list[str]]
 Family = dict[int, str]
 
 _numbers = itertools.count(1)  # told apart by how long they sleep
+
+
+@pytest.fixture
+def server(fresh_server: Server) -> Server:
+    """A server for each test: its descendants are counted."""
+    return fresh_server
 
 
 def _script(number: int) -> str:
@@ -140,6 +145,7 @@ def _assert_no_zombies(server: Server) -> None:
 # ---- the ways to end ------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("tty", [False, True])
 def test_terminate_kills_the_whole_family(client: Client, server: Server, tty: bool) -> None:
     name, family = _start_family(client, server, tty=tty)
@@ -216,9 +222,9 @@ def test_sigkill_leaves_nobody(server: Server, whole_group: bool) -> None:
         assert survivors(everybody) == [], "of the server's own processes"
 
 
-def test_killed_guardian_harms_nobody(server: Server) -> None:
+def test_killed_watchdog_harms_nobody(server: Server) -> None:
     with server.connect() as client:
-        os.kill(guardian_pid(server), signal.SIGKILL)
+        os.kill(watchdog_pid(server), signal.SIGKILL)
         name, family = _start_family(client, server)
         client.call("process/terminate", {"processId": name})
         assert survivors(family) == []
@@ -283,7 +289,7 @@ def test_orphans_are_reaped_while_their_command_runs(client: Client, server: Ser
 
 
 def test_daemon_outlives_its_forgotten_command_but_not_the_session() -> None:
-    constants = {"core.processes.RETENTION_SECONDS": 0.05}
+    constants = {"process.table.RETENTION_SECONDS": 0.05}
     with start_patched(constants, "--session-retention", "0") as server:
         client = server.connect()
         name = client.start(["/bin/sh", "-c", "(setsid sleep 1000 > /dev/null 2>&1 &)"])

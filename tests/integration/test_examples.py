@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from wire import PATIENCE, Server, scaled, server_environment
+from tests.support.client import DEFAULT_TIMEOUT, Server, scaled, server_environment
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -48,7 +47,7 @@ def _run(name: str, *arguments: str) -> list[str]:
         env=server_environment("ours"),
         capture_output=True,
         text=True,
-        timeout=scaled(3 * PATIENCE),
+        timeout=scaled(3 * DEFAULT_TIMEOUT),
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -66,6 +65,7 @@ def test_an_example_talks_to_a_server(name: str, server: Server) -> None:
     assert _run(name, server.url) == [line.rstrip() for line in EXPECTED[name]]
 
 
+@pytest.mark.quick
 def test_every_example_is_run_and_described() -> None:
     names = {path.stem for path in EXAMPLES.glob("*.py")}
     assert names == set(EXPECTED)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.client import Client, Server, assemble, b64, descendants, start_server
+from tests.support.sandbox import read_only
+from tests.support.server_internals import eventually, open_descriptors, start_patched, stat_fields
 
-from exec_server.core.processes import LISTED_ARGV
-from inside import eventually, open_descriptors, start_patched, stat_fields
-from sandboxing import read_only
-from wire import Client, Server, assemble, b64, descendants
+from exec_server.process.process import LISTED_ARGV
 
 Python = Callable[[str], list[str]]
 Json = dict[str, Any]
@@ -78,6 +78,7 @@ def test_closed_stdin_ends_a_child_that_has_read_all(client: Client, confined: J
     assert hashlib.sha256(run.stdout).digest() == hashlib.sha256(b"".join(blocks)).digest()
 
 
+@pytest.mark.quick
 def test_end_of_input_waits_for_the_writes_before_it_and_holds_nobody_up(
     client: Client, tmp_path: Path
 ) -> None:
@@ -167,12 +168,12 @@ def test_stdin_that_cannot_be_closed(client: Client) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may count the server's descriptors")
-def test_closed_stdin_gives_its_descriptor_back(server: Server) -> None:
-    with server.connect() as client:
+def test_closed_stdin_gives_its_descriptor_back(fresh_server: Server) -> None:
+    with fresh_server.connect() as client:
         name = _shell(client, "cat; sleep 60", pipeStdin=True)
-        before = open_descriptors(server)
+        before = open_descriptors(fresh_server)
         assert client.call("process/closeStdin", {"processId": name}) == {}
-        assert open_descriptors(server) == before - 1
+        assert open_descriptors(fresh_server) == before - 1
         client.call("process/terminate", {"processId": name})
         client.collect(name)
 
@@ -222,7 +223,7 @@ def test_terminals_that_cannot_be_resized(client: Client) -> None:
 def test_refused_size_leaves_the_id_free(client: Client) -> None:
     params = {"processId": "p", "argv": ["/bin/true"], "cwd": "/", "env": {}, "tty": False}
     sized = params | {"ttySize": {"rows": 5, "columns": 6}}
-    text = "ttySize is only for a process with tty"
+    text = "ttySize requires tty: true"
     assert client.failure("process/start", sized) == (-32602, text)
     assert client.call("process/start", params)["processId"] == "p"
     assert client.collect("p").exit_code == 0
@@ -406,7 +407,7 @@ def test_long_command_line_is_cut(client: Client, argv: list[str], shown: list[s
 
 
 def test_list_leaves_out_what_closed_first_beyond_its_limit() -> None:
-    limits = {"core.processes.MAX_LISTED": 3}
+    limits = {"process.table.MAX_LISTED": 3}
     with start_patched(limits) as server, server.connect() as client:
         client.start(["sleep", "60"], process_id="first")
         for name in ("a", "b"):
@@ -479,7 +480,10 @@ for number in range(60):
     print("x" * number, flush=True)
     sys.stdin.readline()
 """
-    with start_patched({"core.output.RETAINED_CHUNKS": 10}) as server, server.connect() as client:
+    with (
+        start_patched({"process.output.RETAINED_CHUNKS": 10}) as server,
+        server.connect() as client,
+    ):
         name = client.start(python(code), pipeStdin=True)
         for number in range(60):
             _until(client, name, b"x" * number + b"\n")
@@ -492,7 +496,7 @@ for number in range(60):
 
 
 def test_loss_that_is_too_long_ago_has_no_size() -> None:
-    limits = {"core.output.DROPPED_SIZES": 16}
+    limits = {"process.output.DROPPED_SIZES": 16}
     with start_patched(limits) as server, server.connect() as own:
         name = own.start(["head", "-c", "2500000", "/dev/zero"])
         own.collect(name)
@@ -501,3 +505,20 @@ def test_loss_that_is_too_long_ago_has_no_size() -> None:
         read = own.call("process/read", {"processId": name, "afterSeq": first - 20})
         assert read["firstSeq"] == first
         assert "lostBytes" not in read
+
+
+@pytest.mark.parametrize("flag", ["--legacy-sandbox-forms", "--older-sandbox-forms"])
+def test_flag_translates_legacy_sandbox_forms(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    params = {"path": str(tmp_path / "file"), "sandboxPolicy": {"type": "read-only"}}
+    with start_server("ours", flag) as server, server.connect() as client:
+        assert client.call("fs/readFile", params) == {"dataBase64": b64("content")}
+
+
+def test_legacy_sandbox_forms_are_refused_without_the_flag(client: Client) -> None:
+    params = {"path": "/", "sandboxPolicy": {"type": "read-only"}}
+    code, text = client.failure("fs/getMetadata", params)
+    assert (code, text.partition(":")[0]) == (
+        -32602,
+        "`sandboxPolicy` is obsolete and confines nothing",
+    )

@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from inside import start_patched
-from wire import TEXT, Client, NothingArrived, Server, b64, frame_bytes, scaled, start_server, uri
+from tests.support.client import (
+    TEXT,
+    Client,
+    NothingArrived,
+    Server,
+    b64,
+    frame_bytes,
+    scaled,
+    start_server,
+    uri,
+)
+from tests.support.server_internals import start_patched
 
 _MANY = 5000
 
@@ -89,6 +98,7 @@ def _mixed(folder: Path, count: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("flags", [(), ("--concurrent-requests", "8")], ids=["one", "eight"])
 def test_thousands_of_requests_are_all_answered(flags: tuple[str, ...], tmp_path: Path) -> None:
     """All sent before anything is read. The reference hangs at about 600."""
@@ -158,7 +168,7 @@ def test_long_polls_step_aside(client: Client) -> None:
 def test_more_long_polls_than_may_step_aside() -> None:
     """Beyond the limit they queue in order; all are answered when there is news."""
     with (
-        start_patched({"rpc.connection.ASIDE_REQUESTS": 50}) as server,
+        start_patched({"server.lanes.PARKED_REQUESTS": 50}) as server,
         server.connect() as client,
         server.connect() as other,
     ):

@@ -1,9 +1,10 @@
-"""The README's example session, typed into the client that it names, works as printed."""
+"""The commands, scripts and figures of README.md and docs/first-steps.md are true as printed."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -11,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.client import DEFAULT_TIMEOUT, Server, scaled, start_server
 
-from wire import PATIENCE, Server, scaled, start_server
-
-_README = Path(__file__).resolve().parents[2] / "README.md"
+_ROOT = Path(__file__).resolve().parents[2]
+_README = _ROOT / "README.md"
+_URL = "ws://127.0.0.1:7700"
 _ESCAPES = re.compile(r"\x1b(?:[78]|\[[0-9]*[A-Z])")
 
 
@@ -40,7 +42,7 @@ class _Terminal:
 
     def message(self) -> str:
         """The next line that starts with `< `."""
-        deadline = time.monotonic() + scaled(PATIENCE)
+        deadline = time.monotonic() + scaled(DEFAULT_TIMEOUT)
         while True:
             lines = re.findall(r"< (.*)\n", _ESCAPES.sub("", self._shown))
             if len(lines) > self._seen:
@@ -61,7 +63,7 @@ class _Terminal:
         """Types the end of the input; returns what the client says about it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(scaled(PATIENCE))
+        self._process.wait(scaled(DEFAULT_TIMEOUT))
         self._read()
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -73,8 +75,9 @@ class _Terminal:
 
 
 def _session() -> tuple[str, list[str]]:
-    """The command of the README's console block, and the lines of its session."""
-    block = re.search(r"```console\n\$ (.*?)\n(.*?)```", _README.read_text(), re.DOTALL)
+    """The command of the console block in docs/first-steps.md, and the lines of its session."""
+    text = (_ROOT / "docs" / "first-steps.md").read_text()
+    block = re.search(r"```console\n\$ (.*?)\n(.*?)```", text, re.DOTALL)
     assert block is not None
     return block[1], block[2].splitlines()
 
@@ -89,9 +92,11 @@ def server() -> Iterator[Server]:
     """Ours, without the files that the session leaves."""
     with start_server("ours") as running:
         yield running
-    Path("/tmp/hello.txt").unlink(missing_ok=True)
+    for name in ("hello.txt", "notes.txt", "README.md"):
+        Path("/tmp", name).unlink(missing_ok=True)
 
 
+@pytest.mark.quick
 def test_session_works_as_printed(server: Server) -> None:
     command, lines = _session()
     assert re.fullmatch(r"\.venv/bin/python -m websockets ws://127\.0\.0\.1:7700", command)
@@ -111,7 +116,54 @@ def test_session_works_as_printed(server: Server) -> None:
         terminal.kill()
 
 
+def _blocks(language: str) -> list[str]:
+    """The code blocks of the README in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", _README.read_text(), re.DOTALL)
+
+
+def _run(argv: list[str], server: Server, text: str = "") -> str:
+    """The output of a command in the root of the repository; it has to succeed."""
+    folder = os.path.dirname(sys.executable)
+    done = subprocess.run(
+        [word.replace(_URL, server.url) for word in argv],
+        input=text.replace(_URL, server.url),
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=scaled(DEFAULT_TIMEOUT),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_shell_and_python_work_as_printed(server: Server) -> None:
+    (block,) = [block for block in _blocks("sh") if "activate" in block]
+    activate, uname, copy, shell = block.splitlines()
+    assert activate == ". .venv/bin/activate"
+    assert "Linux" in _run(shlex.split(uname), server)
+    _run(shlex.split(copy), server)
+    assert Path("/tmp/README.md").read_bytes() == _README.read_bytes()
+    assert _run(shlex.split(shell.replace(" -t ", " ")), server, "echo it is $((6 * 7))") == (
+        "it is 42\n"
+    )
+    (script,) = _blocks("python")
+    assert "0 -rw" in _run([sys.executable, "-"], server, script)
+    assert Path("/tmp/notes.txt").read_bytes() == b"it works"
+
+
+def test_figures_are_those_that_the_benchmark_printed() -> None:
+    reasons = re.findall(r"^- \*\*.*?(?=\n\n|\n- )", _README.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(reasons) == 3
+    printed = set(re.findall(r"[\d.,]+x?", (_ROOT / "docs" / "performance.md").read_text()))
+    for reason in reasons:
+        figures = re.findall(r"\d[\d.,]*\d(?= (?:ms|µs|KiB))|[\d.]+x", reason)
+        assert len(figures) >= 3
+        assert set(figures) <= printed
+
+
 def test_commands_exist() -> None:
-    makefile = (_README.parent / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)$", _README.read_text(), re.MULTILINE):
+    makefile = (_ROOT / "Makefile").read_text()
+    for target in re.findall(r"\bmake ([a-z-]+)[`\n]", _README.read_text()):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

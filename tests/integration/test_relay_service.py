@@ -13,9 +13,30 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-
-from peers import make_certificate
-from relay_ends import (
+from tests.relay_service import (
+    TO_EXECUTOR,
+    Form,
+    Kind,
+    ThreadedRelayService,
+    build,
+    reset,
+    reset_reason,
+)
+from tests.support.client import (
+    CONTINUATION,
+    DEFAULT_TIMEOUT,
+    PING,
+    Frame,
+    HandshakeRefused,
+    frame_bytes,
+    http,
+    reference_binary,
+    scaled,
+    server_environment,
+)
+from tests.support.raw_servers import make_certificate
+from tests.support.relay import post
+from tests.support.relay_ends import (
     ENVIRONMENT_PATH,
     Ends,
     connect,
@@ -27,28 +48,6 @@ from relay_ends import (
     key,
     message,
 )
-from relay_service import (
-    TO_EXECUTOR,
-    Form,
-    Kind,
-    ThreadedRelayService,
-    build,
-    reset,
-    reset_reason,
-)
-from relaying import post
-from wire import (
-    CONTINUATION,
-    PATIENCE,
-    PING,
-    Frame,
-    HandshakeRefused,
-    frame_bytes,
-    http,
-    reference_binary,
-    scaled,
-    server_environment,
-)
 
 pytestmark = pytest.mark.usefixtures("closed_links")
 
@@ -56,6 +55,7 @@ pytestmark = pytest.mark.usefixtures("closed_links")
 # ---- routing --------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_frames_reach_the_owner_of_their_stream_unchanged(ends: Ends) -> None:
     one, two = ends.stream("one"), ends.stream("two")
     # Known fields in an unusual order, fields that nobody knows, a version with a long varint.
@@ -136,7 +136,7 @@ def test_a_message_above_the_limit_ends_the_connection(ends: Ends) -> None:
 def test_peers_are_pinged() -> None:
     with ThreadedRelayService(ping_seconds=0.01) as eager:
         ends = Ends(eager)
-        assert ends.executor.receive_frame(scaled(PATIENCE)) == Frame(PING, b"")
+        assert ends.executor.receive_frame(scaled(DEFAULT_TIMEOUT)) == Frame(PING, b"")
 
 
 def test_traffic_is_recorded_as_it_arrived(ends: Ends) -> None:
@@ -167,10 +167,10 @@ def test_a_plain_client_is_joined_to_its_executor() -> None:
         assert "role=harness" not in url
         client = dial(url)
         client.send_text("question")
-        assert executor.receive_frame(scaled(PATIENCE)) == Frame(0x1, b"question")
+        assert executor.receive_frame(scaled(DEFAULT_TIMEOUT)) == Frame(0x1, b"question")
         executor.send_fragments([b"an", b"swer"], opcode=0x2)
-        assert client.receive_frame(scaled(PATIENCE)) == Frame(0x2, b"an", fin=False)
-        assert client.receive_frame(scaled(PATIENCE)) == Frame(CONTINUATION, b"swer")
+        assert client.receive_frame(scaled(DEFAULT_TIMEOUT)) == Frame(0x2, b"an", fin=False)
+        assert client.receive_frame(scaled(DEFAULT_TIMEOUT)) == Frame(CONTINUATION, b"swer")
         with pytest.raises(HandshakeRefused):
             dial(url)
         client.sock.close()
@@ -200,7 +200,7 @@ def test_a_direct_executor_is_joined_to_its_client(service: ThreadedRelayService
     client = dial(service.plain_url("env-1"))
     big = b"x" * (3 * 1024 * 1024)
     client.send_text(big)
-    assert executor.receive_frame(scaled(PATIENCE)) == Frame(0x1, big)
+    assert executor.receive_frame(scaled(DEFAULT_TIMEOUT)) == Frame(0x1, big)
     executor.sock.close()
     assert ending(client) == 1001
 
@@ -211,7 +211,7 @@ def test_a_direct_executor_is_joined_to_its_client(service: ThreadedRelayService
 def _over_tls(port: int, trust: ssl.SSLContext, request: bytes, expected: bytes) -> bytes:
     raw = socket.create_connection(("127.0.0.1", port))
     with trust.wrap_socket(raw, server_hostname="127.0.0.1") as sock:
-        sock.settimeout(scaled(PATIENCE))
+        sock.settimeout(scaled(DEFAULT_TIMEOUT))
         sock.sendall(request)
         received = b""
         while expected not in received:
@@ -264,10 +264,9 @@ def test_an_ended_service_leaves_nothing_open() -> None:
 
 
 def test_the_program_serves_until_its_input_ends() -> None:
-    tests = str(Path(__file__).resolve().parent.parent)
     process = subprocess.Popen(
-        [sys.executable, "-m", "relay_service", "--plaintext"],
-        env={**os.environ, "PYTHONPATH": tests},
+        [sys.executable, "-m", "tests.relay_service", "--plaintext"],
+        cwd=Path(__file__).resolve().parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -278,11 +277,10 @@ def test_the_program_serves_until_its_input_ends() -> None:
         request = b"POST /cloud/executor/e/register HTTP/1.1\r\nhost: a\r\nauthorization: b\r\n\r\n"
         assert http(url, request).status == 200
         process.stdin.close()
-        assert process.wait(scaled(PATIENCE)) == 0
+        assert process.wait(scaled(DEFAULT_TIMEOUT)) == 0
 
 
 @pytest.mark.reference
-@pytest.mark.skipif(reference_binary() is None, reason="there is no reference binary")
 def test_the_reference_executor_attaches(service: ThreadedRelayService) -> None:
     command = [str(reference_binary()), "exec-server", "--remote", service.url]
     process = subprocess.Popen(
@@ -305,4 +303,4 @@ def test_the_reference_executor_attaches(service: ThreadedRelayService) -> None:
         service.wait_for_executor("env-1")
     finally:
         process.terminate()
-        assert process.wait(scaled(PATIENCE)) == 0
+        assert process.wait(scaled(DEFAULT_TIMEOUT)) == 0

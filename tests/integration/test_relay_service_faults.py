@@ -7,8 +7,19 @@ import socket
 from urllib.parse import urlsplit
 
 import pytest
-
-from relay_ends import (
+from tests.relay_service import TEXT, TO_HARNESS, Endpoint, Kind, ThreadedRelayService, build, reset
+from tests.support.client import (
+    DEFAULT_TIMEOUT,
+    PING,
+    PONG,
+    Disconnected,
+    Frame,
+    HandshakeRefused,
+    frame_bytes,
+    scaled,
+)
+from tests.support.relay import post
+from tests.support.relay_ends import (
     ENVIRONMENT_PATH,
     REASON_HEADER,
     Ends,
@@ -20,18 +31,6 @@ from relay_ends import (
     message,
     register,
 )
-from relay_service import TEXT, TO_HARNESS, Endpoint, Kind, ThreadedRelayService, build, reset
-from relaying import post
-from wire import (
-    PATIENCE,
-    PING,
-    PONG,
-    Disconnected,
-    Frame,
-    HandshakeRefused,
-    frame_bytes,
-    scaled,
-)
 
 pytestmark = pytest.mark.usefixtures("closed_links")
 
@@ -39,6 +38,7 @@ pytestmark = pytest.mark.usefixtures("closed_links")
 # ---- answers --------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_an_answer_can_be_replaced_a_number_of_times(service: ThreadedRelayService) -> None:
     fault = service.faults.http.answer(
         Endpoint.REGISTER, 503, code="registration_conflict", skip=1, times=2
@@ -151,7 +151,7 @@ def test_anything_can_be_sent_to_either_side(ends: Ends) -> None:
     ends.service.executor("env-1").send(b"\xffgarbage")
     assert message(ends.executor) == b"\xffgarbage"
     ends.service.harness("one").send(b"text", TEXT)
-    assert one.receive_frame(scaled(PATIENCE)) == Frame(0x1, b"text")
+    assert one.receive_frame(scaled(DEFAULT_TIMEOUT)) == Frame(0x1, b"text")
 
 
 def test_a_socket_can_be_aborted_or_closed(ends: Ends) -> None:
@@ -172,7 +172,7 @@ def test_a_frozen_socket_stays_open_and_silent(ends: Ends) -> None:
     ends.service.until(lambda: len(ends.service.service.frames) == 2)
     # What was sent meanwhile is lost; the ping is read and answered after the thaw.
     frozen.thaw()
-    assert ends.executor.receive_frame(scaled(PATIENCE)) == Frame(PONG, b"1")
+    assert ends.executor.receive_frame(scaled(DEFAULT_TIMEOUT)) == Frame(PONG, b"1")
 
 
 def test_pings_can_be_swallowed(ends: Ends) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-
-from relay_ends import (
+from tests.relay_service import ThreadedRelayService
+from tests.support.client import DEFAULT_TIMEOUT, HandshakeRefused, scaled
+from tests.support.relay import post
+from tests.support.relay_ends import (
     ENVIRONMENT_PATH,
     REASON_HEADER,
     Ends,
@@ -19,13 +21,11 @@ from relay_ends import (
     register,
     validate,
 )
-from relay_service import ThreadedRelayService
-from relaying import post
-from wire import PATIENCE, HandshakeRefused, scaled
 
 pytestmark = pytest.mark.usefixtures("closed_links")
 
 
+@pytest.mark.quick
 def test_an_authorization_is_good_once_for_one_key_and_registration(ends: Ends) -> None:
     registration = ends.registered["executor_registration_id"]
     text = connect(ends.service)["harness_key_authorization"]
@@ -145,7 +145,7 @@ def test_a_connection_carries_several_requests(service: ThreadedRelayService) ->
     parts = urlsplit(service.url)
     with socket.create_connection((parts.hostname, parts.port)) as sock:
         sock.sendall(request * 3)
-        sock.settimeout(scaled(PATIENCE))
+        sock.settimeout(scaled(DEFAULT_TIMEOUT))
         received = b""
         while received.count(b"environment_offline") < 3:
             received += sock.recv(65536)

@@ -12,17 +12,10 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-
-from inside import eventually
-from relay_service import Endpoint, Request, ThreadedRelayService
-from relaying import (
-    ENVIRONMENT,
-    dial,
-    run_executor,
-    start_executor,
-    wait_attached,
-)
-from wire import TEXT, Client
+from tests.relay_service import Endpoint, Request, ThreadedRelayService
+from tests.support.client import TEXT, Client
+from tests.support.relay import ENVIRONMENT, dial, run_executor, start_executor, wait_attached
+from tests.support.server_internals import eventually
 
 DIRECT = ("--remote-transport", "direct", "--aws-sigv4", "--aws-region", "eu-test-1")
 KEY_ID, SECRET, TOKEN = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "session-token"
@@ -36,7 +29,7 @@ AWS: Mapping[str, str | None] = {
 READY = {"status": "ready"}
 # Waits between attempts, on paper only.
 QUICK_RETRIES = """
-import exec_server.remote as remote
+import exec_server.server.remote as remote
 remote.retry_delay = lambda attempt, uniform: 0.01
 """
 
@@ -90,6 +83,7 @@ def service() -> Iterator[ThreadedRelayService]:
         yield running
 
 
+@pytest.mark.quick
 def test_registration_and_upgrade_are_signed(service: ThreadedRelayService) -> None:
     with start_executor(service, *DIRECT, env={**AWS, "CODEX_API_KEY": "ignored"}):
         register, upgrade = service.requests
@@ -200,7 +194,7 @@ def test_a_connection_that_fails_is_tried_again(service: ThreadedRelayService, f
         http.reject(Endpoint.EXECUTOR_SOCKET, 503, times=3)
     else:
         getattr(http, fault)(Endpoint.EXECUTOR_SOCKET, times=3)
-    constants = {"remote.OPEN_SECONDS": 0.2} if fault == "hang" else {}
+    constants = {"server.remote.OPEN_SECONDS": 0.2} if fault == "hang" else {}
     options: dict[str, Any] = {"preparation": QUICK_RETRIES, "constants": constants}
     with start_executor(service, *DIRECT, env=AWS, **options):
         upgrades = service.requests_to(Endpoint.EXECUTOR_SOCKET)

@@ -10,16 +10,14 @@ import contextlib
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from exec_server.errors import RelayError
-from exec_server.relay.frames import Kind as FrameKind
-from exec_server.relay.frames import decode, encode
-from relay_service import TO_EXECUTOR, TO_HARNESS, Endpoint, Kind, ThreadedRelayService
-from relaying import (
+from tests.relay_service import TO_EXECUTOR, TO_HARNESS, Endpoint, Kind, ThreadedRelayService
+from tests.support.client import Client, Server, b64, uri
+from tests.support.relay import (
     ENVIRONMENT,
     RESET_REASON,
     RelayLink,
@@ -28,10 +26,13 @@ from relaying import (
     relay_link,
     start_executor,
 )
-from wire import Client, Server, b64, uri
+
+from exec_server.errors import RelayError
+from exec_server.relay.frames import Kind as FrameKind
+from exec_server.relay.frames import decode, encode
 
 READY = {"status": "ready"}
-NO_PAUSE = {"relay.streams.MAX_FAILURES": 1_000_000}
+NO_PAUSE = {"relay.multiplexer.MAX_FAILURES": 1_000_000}
 # As many as make a gap before them end the stream.
 ENOUGH = 70
 
@@ -116,6 +117,7 @@ class Victim:
         return [f"{self.link.stream_id}/{number}" for number in range(self._sent)]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("direction", [TO_EXECUTOR, TO_HARNESS])
 @pytest.mark.parametrize("fault", _FAULTS)
 def test_a_spoilt_frame_ends_only_its_own_stream(
@@ -223,7 +225,7 @@ def test_a_spoilt_first_message_leads_nowhere(
             arm = _FAULTS[fault](service.faults.frames)
             armed = arm(direction=TO_EXECUTOR, kind=Kind.HANDSHAKE, stream_id=link.stream_id)
             link.begin()
-            service.until(lambda armed=armed: armed.hits)
+            service.until(partial(getattr, armed, "hits"))
             assert is_served(service)  # after a whole handshake of another client ours is over too
             assert [decode(data).kind for data in link.drain()] in _FIRST_MESSAGES[fault]
 
@@ -238,10 +240,10 @@ def test_a_spoilt_second_message_costs_no_stream(
         with RelayLink(service, handshake=False) as link:
             armed = arm(direction=TO_HARNESS, kind=Kind.HANDSHAKE, stream_id=link.stream_id)
             attempt = link.begin()
-            service.until(lambda armed=armed: armed.hits)
+            service.until(partial(getattr, armed, "hits"))
             for data in link.drain():
                 with contextlib.suppress(RelayError):
-                    attempt.second(decode(data).payload)
+                    attempt.read_second(decode(data).payload)
                     pytest.fail("a spoilt message was taken")
     assert is_served(service)
 

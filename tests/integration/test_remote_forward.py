@@ -14,28 +14,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-
-from exec_server.relay.frames import Kind
-from inside import eventually, resident_bytes
-from links import Inbox
-from relay_service import Endpoint, ThreadedRelayService
-from relaying import (
-    ENVIRONMENT,
-    KINDS,
-    QUICK_BACKOFF,
-    RESET_REASON,
-    RelayLink,
-    connect,
-    relay_link,
-    start_executor,
-    wait_attached,
-    wait_logged,
-)
-from wire import (
+from tests.relay_service import Endpoint, ThreadedRelayService
+from tests.support.client import (
     BINARY,
     CLOSE,
     CONTINUATION,
-    PATIENCE,
+    DEFAULT_TIMEOUT,
+    KINDS,
     PING,
     PONG,
     TEXT,
@@ -48,6 +33,21 @@ from wire import (
     start_server,
     uri,
 )
+from tests.support.raw_links import Inbox
+from tests.support.relay import (
+    ENVIRONMENT,
+    QUICK_BACKOFF,
+    RESET_REASON,
+    RelayLink,
+    connect,
+    relay_link,
+    start_executor,
+    wait_attached,
+    wait_logged,
+)
+from tests.support.server_internals import eventually, resident_bytes
+
+from exec_server.relay.frames import Kind
 
 MIB = 1_048_576
 
@@ -61,7 +61,7 @@ class Peer:
         self.head = self._inbox.until(b"\r\n\r\n", self._deadline()).decode().split("\r\n")
 
     def _deadline(self) -> float:
-        return time.monotonic() + scaled(PATIENCE)
+        return time.monotonic() + scaled(DEFAULT_TIMEOUT)
 
     def header(self, name: str) -> str | None:
         found = (line.partition(":") for line in self.head[1:])
@@ -118,7 +118,7 @@ class Destination:
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(scaled(PATIENCE))
+        self._listener.settimeout(scaled(DEFAULT_TIMEOUT))
         self._peers: list[Peer] = []
         port = self._listener.getsockname()[1]
         self.host = f"127.0.0.1:{port}"
@@ -147,7 +147,7 @@ class Destination:
         except BlockingIOError:
             return True
         finally:
-            self._listener.settimeout(scaled(PATIENCE))
+            self._listener.settimeout(scaled(DEFAULT_TIMEOUT))
         return False
 
 
@@ -178,6 +178,7 @@ def joined(started: Started) -> Iterator[tuple[RelayLink, Peer]]:
         yield link, peer
 
 
+@pytest.mark.quick
 def test_the_destination_is_called_after_a_handshake_and_once(started: Started) -> None:
     service, destination = started
     with RelayLink(service, handshake=False) as link:
@@ -206,12 +207,12 @@ def test_messages_pass_unchanged_and_unread(joined: tuple[RelayLink, Peer]) -> N
         assert peer.message() == (BINARY, message)
     for message in messages:
         peer.send(BINARY, message)
-        assert link.receive(scaled(PATIENCE)) == message
+        assert link.receive(scaled(DEFAULT_TIMEOUT)) == message
     peer.send(TEXT, "grüße".encode())
-    assert link.receive(scaled(PATIENCE)) == "grüße".encode()
+    assert link.receive(scaled(DEFAULT_TIMEOUT)) == "grüße".encode()
     peer.send(BINARY, b"in ", fin=False)
     peer.send(CONTINUATION, b"pieces")
-    assert link.receive(scaled(PATIENCE)) == b"in pieces"
+    assert link.receive(scaled(DEFAULT_TIMEOUT)) == b"in pieces"
 
 
 def test_what_is_said_before_the_destination_answers_is_kept(started: Started) -> None:
@@ -238,7 +239,7 @@ def test_an_empty_message_of_the_destination_ends_the_stream(
     link, peer = joined
     peer.send(TEXT, b"last words")
     peer.send(TEXT, b"")
-    assert link.receive(scaled(PATIENCE)) == b"last words"
+    assert link.receive(scaled(DEFAULT_TIMEOUT)) == b"last words"
     assert link.wait_reset() == RESET_REASON
 
 
@@ -249,7 +250,7 @@ def test_a_destination_that_closes_has_its_last_words_delivered(
     for number in range(20):
         peer.send(TEXT, str(number).encode())
     peer.send(CLOSE, struct.pack("!H", 1000) + b"done")
-    received = [link.receive(scaled(PATIENCE)) for _ in range(20)]
+    received = [link.receive(scaled(DEFAULT_TIMEOUT)) for _ in range(20)]
     assert received == [str(number).encode() for number in range(20)]
     assert link.wait_reset() == RESET_REASON
     assert peer.ending() == 1000
@@ -312,7 +313,7 @@ def test_streams_have_connections_of_their_own(started: Started) -> None:
         assert peer.message() == (BINARY, f"question {number}".encode())
         peer.send(TEXT, f"answer {number}".encode())
     for number, link in enumerate(links):
-        assert link.receive(scaled(PATIENCE)) == f"answer {number}".encode()
+        assert link.receive(scaled(DEFAULT_TIMEOUT)) == f"answer {number}".encode()
         link.close()
     for peer in peers:
         assert peer.ending() is None
@@ -331,7 +332,7 @@ def test_large_messages_pass_both_ways(joined: tuple[RelayLink, Peer]) -> None:
 
 
 def test_a_destination_that_does_not_answer_ends_the_stream() -> None:
-    constants = {"transports.forward.CONNECT_SECONDS": scaled(0.3)}
+    constants = {"net.forward.CONNECT_SECONDS": scaled(0.3)}
     with _forwarding(constants=constants) as (service, destination), RelayLink(service) as link:
         peer = destination.next()
         assert link.wait_reset() == RESET_REASON

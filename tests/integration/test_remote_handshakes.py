@@ -7,18 +7,15 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 import pytest
-
-from exec_server.relay.frames import Kind
-from exec_server.relay.noise import Identity
-from inside import eventually
-from relay_service import Endpoint, ThreadedRelayService
-from relaying import (
+from tests.relay_service import Endpoint, ThreadedRelayService
+from tests.support.client import KINDS, Client, scaled
+from tests.support.relay import (
     ENVIRONMENT,
-    KINDS,
     RESET_REASON,
     RelayLink,
     StreamReset,
@@ -29,11 +26,14 @@ from relaying import (
     start_executor,
     wait_logged,
 )
-from wire import Client, scaled
+from tests.support.server_internals import eventually
+
+from exec_server.relay.frames import Kind
+from exec_server.relay.noise import Identity
 
 READY = {"status": "ready"}
 # No test here is about the pause, except where it says so.
-NO_PAUSE = {"relay.streams.MAX_FAILURES": 1_000_000}
+NO_PAUSE = {"relay.multiplexer.MAX_FAILURES": 1_000_000}
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,7 @@ def _validations(service: ThreadedRelayService) -> int:
 # ---- what the registry is asked ---------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("stream_id", ["4d2b3b0e-4f0a-4b8e-9d57-3a2f1c0d9e8f", "my stream"])
 def test_the_registry_is_asked_about_the_key(service: ThreadedRelayService, stream_id: str) -> None:
     with RelayLink(service, stream_id=stream_id) as link:
@@ -168,7 +169,7 @@ def test_an_answer_that_never_comes_refuses_the_client() -> None:
 
 def _unreadable(link: RelayLink) -> dict[str, Callable[[], bytes]]:
     def good(**mistakes: Any) -> bytes:
-        return link.initiator(**mistakes).first(link.bundle.authorization.encode())
+        return link.initiator(**mistakes).write_first(link.bundle.authorization.encode())
 
     def flipped(position: int) -> bytes:
         message = bytearray(good())
@@ -209,7 +210,7 @@ def test_an_unreadable_handshake_is_reset_without_asking(
 def test_a_handshake_cannot_be_used_twice(service: ThreadedRelayService, other: Client) -> None:
     with RelayLink(service, stream_id="once", handshake=False) as link:
         initiator = link.initiator()
-        first = initiator.first(link.bundle.authorization.encode())
+        first = initiator.write_first(link.bundle.authorization.encode())
         link.send_kind(Kind.HANDSHAKE, first)
         link.finish(initiator)
     service.until(lambda: service.service.harness("once") is None)
@@ -404,6 +405,10 @@ def _pending(service: ThreadedRelayService) -> int:
     return len(service.service.requests_to(Endpoint.VALIDATE))
 
 
+def _pending_above(service: ThreadedRelayService, count: int) -> bool:
+    return _pending(service) > count
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_most_128_streams_are_served(kind: str) -> None:
     with ThreadedRelayService(record=False) as service, start_executor(service, kind=kind):
@@ -433,7 +438,7 @@ def _fail(service: ThreadedRelayService) -> None:
 
 
 def test_after_eight_failures_handshakes_pause_and_streams_go_on() -> None:
-    pause = {"relay.streams.PAUSE_SECONDS": scaled(1.0)}
+    pause = {"relay.multiplexer.PAUSE_SECONDS": scaled(1.0)}
     with (
         ThreadedRelayService() as service,
         start_executor(service, "--log-level", "warning", constants=pause) as executor,
@@ -486,7 +491,7 @@ def test_eight_failures_of_any_kind_are_too_many(kind: str) -> None:
             with RelayLink(service, handshake=False) as eager:
                 before = _validations(service)
                 eager.begin()
-                service.until(lambda before=before: _pending(service) > before)
+                service.until(partial(_pending_above, service, before))
                 eager.send_kind(kind_of_frame, b"x")
                 assert eager.wait_reset() == RESET_REASON
         service.faults.http.clear()

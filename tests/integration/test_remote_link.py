@@ -9,11 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from exec_server.relay.frames import data_frame, stream_prefix
-from inside import eventually
-from relay_service import Endpoint, ThreadedRelayService
-from relaying import (
+from tests.relay_service import Endpoint, ThreadedRelayService
+from tests.support.client import DEFAULT_TIMEOUT, Client, Server, descendants, scaled, survivors
+from tests.support.relay import (
     ENVIRONMENT,
     QUICK_BACKOFF,
     RelayLink,
@@ -28,7 +26,9 @@ from relaying import (
     wait_attached,
     wait_logged,
 )
-from wire import PATIENCE, Client, Server, descendants, scaled, survivors
+from tests.support.server_internals import eventually
+
+from exec_server.relay.frames import data_frame, stream_prefix
 
 READY = {"status": "ready"}
 GONE = "executor_disconnected"
@@ -49,6 +49,7 @@ def _asked(service: ThreadedRelayService) -> list[str]:
 # ---- opening ----------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_an_executor_says_little_and_listens_nowhere() -> None:
     with ThreadedRelayService() as service, start_executor(service) as executor:
         assert is_served(service)
@@ -111,7 +112,7 @@ _UPGRADE_FAULTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("fault", _UPGRADE_FAULTS)
 def test_any_other_failure_is_tried_again_at_the_same_address(fault: str) -> None:
-    constants = {"remote.OPEN_SECONDS": scaled(0.5)}
+    constants = {"server.remote.OPEN_SECONDS": scaled(0.5)}
     with ThreadedRelayService() as service:
         _UPGRADE_FAULTS[fault](service.faults.http)
         with start_executor(service, constants=constants, preparation=QUICK_BACKOFF) as executor:
@@ -231,7 +232,7 @@ def test_waits_grow_over_short_links_and_shrink_after_a_good_one() -> None:
             _lose(service, executor, lambda socket: socket.abort())
         assert is_served(service)  # which makes none of them a good one
         assert backoff_bases(backoffs(executor)) == [1.0, 2.0, 4.0]
-    constants = {"remote.GOOD_LINK_SECONDS": 0.0}
+    constants = {"server.remote.STABLE_LINK_SECONDS": 0.0}
     with (
         ThreadedRelayService() as service,
         start_executor(service, constants=constants, preparation=QUICK_BACKOFF) as executor,
@@ -263,8 +264,8 @@ def test_handshakes_of_a_lost_link_are_forgotten() -> None:
 # ---- silence ----------------------------------------------------------------------------
 
 _QUICK_PINGS = {
-    "transports.relay_socket.PING_SECONDS": 0.05,
-    "transports.relay_socket.PONG_SECONDS": scaled(0.5),
+    "net.relay_socket.PING_SECONDS": 0.05,
+    "net.relay_socket.PONG_SECONDS": scaled(0.5),
 }
 
 
@@ -275,13 +276,14 @@ def test_pings_go_on_while_they_are_answered() -> None:
         connect(service) as client,
     ):
         executor = service.call(service.service.executor, ENVIRONMENT)
+        assert executor is not None
         eventually("many pings", lambda: executor.pings >= 12)
         assert client.call("environment/status") == READY
         assert _asked(service) == ["register", "socket 1"]
 
 
 def _served_until_reset(client: Client) -> str:
-    deadline = time.monotonic() + scaled(PATIENCE)
+    deadline = time.monotonic() + scaled(DEFAULT_TIMEOUT)
     try:
         while time.monotonic() < deadline:
             assert client.call("environment/status") == READY
@@ -297,6 +299,7 @@ def test_without_a_pong_the_link_is_dropped_although_messages_pass() -> None:
         connect(service) as client,
     ):
         deaf = service.call(service.service.executor, ENVIRONMENT)
+        assert deaf is not None
         service.call(deaf.swallow_pings)
         before = deaf.pings
         assert _served_until_reset(client) == GONE
@@ -321,7 +324,7 @@ def test_a_relay_that_is_there_no_more_is_noticed() -> None:
 
 
 def test_a_relay_that_takes_nothing_is_given_up() -> None:
-    constants = {"transports.relay_socket.WRITE_SECONDS": scaled(0.3)}
+    constants = {"net.relay_socket.WRITE_SECONDS": scaled(0.3)}
     with (
         ThreadedRelayService() as service,
         start_executor(
@@ -369,7 +372,7 @@ def test_a_signal_ends_the_executor_whatever_it_is_doing(state: str) -> None:
             fault = service.faults.http.hang(Endpoint.REGISTER)
         else:
             fault = service.faults.http.hang(Endpoint.EXECUTOR_SOCKET)
-        constants = {"remote.OPEN_SECONDS": 0.1} if state == "waiting" else {}
+        constants = {"server.remote.OPEN_SECONDS": 0.1} if state == "waiting" else {}
         flags = ("--log-level", "warning")
         with start_executor(service, *flags, constants=constants, attached=False) as executor:
             service.until(lambda: fault.hits)

@@ -11,12 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-import relay_service.streams
-from exec_server.relay.frames import Kind
-from inside import eventually, resident_bytes
-from relay_service import Endpoint, ThreadedRelayService
-from relaying import (
+from tests.relay_service import Endpoint, ThreadedRelayService, streams
+from tests.support.client import DEFAULT_TIMEOUT, Client, RpcFailure, Server, b64, scaled, uri
+from tests.support.relay import (
     ENVIRONMENT,
     RESET_REASON,
     RelayLink,
@@ -26,7 +23,11 @@ from relaying import (
     relay_link,
     start_executor,
 )
-from wire import PATIENCE, Client, RpcFailure, Server, b64, scaled, uri
+from tests.support.server_internals import eventually, resident_bytes
+
+from exec_server.relay.frames import Kind
+
+pytestmark = pytest.mark.alone
 
 MIB = 1_048_576
 MESSAGE_BYTES = 64 * MIB
@@ -119,7 +120,7 @@ def test_too_many_requests_behind_a_slow_one_end_the_stream(
     with contextlib.suppress(StreamReset), _slow_write(client, tmp_path):
         for _ in range(257):
             client.request("fs/getMetadata", {"path": "file:///"})
-        relay_link(client).receive(scaled(PATIENCE))  # nothing but the reset
+        relay_link(client).receive(scaled(DEFAULT_TIMEOUT))  # nothing but the reset
         pytest.fail("a request was answered before the slow one")
     assert other.call("environment/status") == READY
 
@@ -180,7 +181,7 @@ def test_a_client_that_does_not_read_is_given_up_by_the_relay_alone(
     other: Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relay_service.streams, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(streams, "STALL_SECONDS", 0.2)
     before = resident_bytes(server)
     with connect(service) as stalled:
         stalled.start(["sh", "-c", "yes 0123456"], process_id="flood")
@@ -267,7 +268,7 @@ def _half(link: RelayLink, size: int, sent: int) -> None:
 
 
 def test_half_messages_of_many_clients_share_a_room() -> None:
-    constants = {"transports.rendezvous.RECEIVING_BYTES": 40 * MIB}
+    constants = {"net.relay_executor.RECEIVING_BYTES": 40 * MIB}
     size = 8 * MIB
     with (
         ThreadedRelayService(record=False) as service,
@@ -293,7 +294,7 @@ def test_half_messages_of_many_clients_share_a_room() -> None:
         for start in range(0, missing, 60_000):
             piece = text.rjust(missing)[start : start + 60_000]
             accepted[0].send_frame(accepted[0].seal(piece))
-        assert json.loads(accepted[0].receive(scaled(PATIENCE)))["id"] == 9
+        assert json.loads(accepted[0].receive(scaled(DEFAULT_TIMEOUT)))["id"] == 9
         for link in accepted[1:]:
             link.send_kind(Kind.RESET, reason="done")
             assert link.outcome(other) == []
@@ -308,7 +309,7 @@ def _is_reset(link: RelayLink, other: Client) -> bool:
 
 
 def test_a_large_message_that_stops_half_way_ends_its_stream() -> None:
-    constants = {"transports.relay_stream.STALL_SECONDS": scaled(0.3)}
+    constants = {"net.relay_stream.STALL_SECONDS": scaled(0.3)}
     with (
         ThreadedRelayService() as service,
         start_executor(service, constants=constants),

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from exec_server.relay.frames import Frame, Kind, encode
-from relay_service import Endpoint, Form, ThreadedRelayService
-from relaying import (
+from tests.relay_service import Endpoint, Form, ThreadedRelayService
+from tests.support.client import TEXT, Client, b64, uri
+from tests.support.relay import (
     ENVIRONMENT,
     QUICK_BACKOFF,
     RESET_REASON,
@@ -25,12 +24,13 @@ from relaying import (
     start_executor,
     wait_attached,
 )
-from wire import TEXT, Client, b64, uri
+
+from exec_server.relay.frames import Frame, Kind, encode
 
 READY = {"status": "ready"}
 BEARER = "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"
 WARNING = (
-    "Warning: --relay-security {} is not encrypted: whoever runs the relay can read and change "
+    "Warning: --relay-security {} is not encrypted: the operator of the relay can read and change "
     "everything, and run commands here\n"
 )
 TEXT_FORM = ("--relay-security", "text")
@@ -51,6 +51,7 @@ def service() -> Iterator[ThreadedRelayService]:
 # ---- messages as text -------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_the_oldest_command_line_works(service: ThreadedRelayService) -> None:
     env = {BEARER: "token-1", "CODEX_API_KEY": "not used"}
     with start_executor(service, *_executor_id(service), "--name", "old", env=env) as executor:
@@ -255,5 +256,5 @@ def test_a_registry_that_wants_encryption_refuses(flags: tuple[str, ...]) -> Non
 
 
 def test_clients_that_encrypt_are_told_that_there_is_no_key(plain: ThreadedRelayService) -> None:
-    body = {"harness_public_key": {}}
+    body: dict[str, object] = {"harness_public_key": {}}
     assert post(plain, f"/cloud/environment/{ENVIRONMENT}/connect", body).status in (400, 409)

@@ -7,15 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-
-from relay_service import Endpoint, ThreadedRelayService
-from relaying import (
-    ENVIRONMENT,
-    is_served,
-    run_executor,
-    start_executor,
-)
-from wire import run_command, scaled
+from tests.relay_service import Endpoint, ThreadedRelayService
+from tests.support.client import run_command, scaled
+from tests.support.relay import ENVIRONMENT, is_served, run_executor, start_executor
 
 REGISTER = Endpoint.REGISTER
 
@@ -23,6 +17,7 @@ REGISTER = Endpoint.REGISTER
 # ---- what is sent -----------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_each_process_has_a_key_of_its_own() -> None:
     with ThreadedRelayService() as service:
         for _ in range(2):

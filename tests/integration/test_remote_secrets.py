@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from inside import eventually, own_processes
-from peers import make_certificate
-from relay_service import Endpoint, ThreadedRelayService
-from relaying import (
+from tests.relay_service import Endpoint, ThreadedRelayService
+from tests.support.client import Server, descendants, uri
+from tests.support.raw_servers import make_certificate
+from tests.support.relay import (
     ENVIRONMENT,
     QUICK_BACKOFF,
     RelayLink,
@@ -30,22 +29,27 @@ from relaying import (
     wait_attached,
     wait_logged,
 )
-from wire import Server
+from tests.support.sandbox import workspace_write
+from tests.support.server_internals import eventually, own_processes
+
+from exec_server.host.secret_variables import STRIPPED_NAMES
+from exec_server.registry.secrets import SECRET_NAMES
 
 CREDENTIAL = "--executor-credential-stdin"
 NO_KEY = {"CODEX_API_KEY": None}
 READY = {"status": "ready"}
 # No test here is about the pause after failed handshakes.
-NO_PAUSE = {"relay.streams.MAX_FAILURES": 1_000_000}
+NO_PAUSE = {"relay.multiplexer.MAX_FAILURES": 1_000_000}
 
 _AS_NOBODY = """
 import ctypes, os
 # Nobody may not read the files of the interpreter, so everything is loaded before.
-import encodings.idna, exec_server.daemon, exec_server.remote_command, shutil
+import encodings.idna, shutil, exec_server.cli.main, exec_server.cli.watchdog
+import exec_server.cli.serve_command, exec_server.cli.remote_mode
 from exec_server.relay.noise import Identity, Initiator, Responder, prologue
 identity, context = Identity.generate(), prologue("e", "r", "s")
 initiator, responder = Initiator(identity, identity.public, context), Responder(identity, context)
-responder.first(initiator.first(b"")); initiator.second(responder.second()[0])
+responder.read_first(initiator.write_first(b"")); initiator.read_second(responder.write_second()[0])
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, as every program of a user is at its start
 """
@@ -84,6 +88,7 @@ def _start(service: ThreadedRelayService, *flags: str, **options: Any) -> Any:
 # ---- the credential on stdin ------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_each_request_carries_the_newest_credential(service: ThreadedRelayService) -> None:
     with _start(service) as executor:
         _write(executor, _line("token-1").replace(b"\n", b"\r\n"))
@@ -107,7 +112,9 @@ def _validated_with(service: ThreadedRelayService, token: str) -> bool:
     return service.requests_to(_VALIDATE)[-1].header("authorization") == f"Bearer {token}"
 
 
-@pytest.mark.parametrize("line", [b"\n", _line("late", environment_id="env-2")])
+@pytest.mark.parametrize(
+    "line", [b"\n", _line("late", environment_id="env-2")], ids=["no JSON", "another environment"]
+)
 def test_a_wrong_credential_ends_the_executor_at_any_time(
     service: ThreadedRelayService, line: bytes
 ) -> None:
@@ -130,12 +137,26 @@ def test_a_supervisor_that_says_nothing_ends_the_executor(service: ThreadedRelay
         assert executor.stderr() == f"Error: {text}\n"
 
 
-def test_an_expired_credential_cannot_register_again(service: ThreadedRelayService) -> None:
-    with _start(service, preparation=QUICK_BACKOFF) as executor:
-        expires = int(time.time()) + 2
-        _write(executor, _line("short", expires_at=expires))
+# The clock of the executor is two hours fast while a file exists.
+_CLOCK = """
+import os, time
+import exec_server.registry.executor_credential as module
+def now():
+    return time.time() + (7200 if os.path.exists({path!r}) else 0)
+descriptor, _ = module.ExecutorCredential.__init__.__defaults__
+module.ExecutorCredential.__init__.__defaults__ = (descriptor, now)
+"""
+
+
+def test_an_expired_credential_cannot_register_again(
+    service: ThreadedRelayService, tmp_path: Path
+) -> None:
+    later = tmp_path / "later"
+    clock = _CLOCK.format(path=str(later))
+    with _start(service, preparation=QUICK_BACKOFF + clock) as executor:
+        _write(executor, _line("short", expires_in=3600))
         wait_attached(service, executor)
-        eventually("it has expired", lambda: time.time() > expires)
+        later.touch()
         service.faults.http.reject(Endpoint.EXECUTOR_SOCKET, 401, "expired")
         service.executor(ENVIRONMENT).abort()
         assert exit_code(executor) == 1
@@ -212,6 +233,41 @@ def test_children_inherit_everything_but_secrets(service: ThreadedRelayService) 
             assert value.encode() not in run.stdout
 
 
+# Prints what the kernel shows of processes and their threads, each name before its content.
+_SHOW = """
+for file in $(ls -d /proc/{pid}/environ /proc/{pid}/cmdline /proc/{pid}/task/*/environ); do
+    echo "$file"; cat "$file"; echo
+done
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may read the files of its processes")
+def test_children_of_root_find_no_secret_of_the_server_in_proc(
+    service: ThreadedRelayService, tmp_path: Path
+) -> None:
+    """Neither those that it uses nor those that it only keeps from children."""
+    hidden = {name: f"hush-{secrets.token_hex(8)}" for name in STRIPPED_NAMES | SECRET_NAMES}
+    # The credential that is used, and a name that counts in any case.
+    hidden |= {"EXEC_SERVER_API_KEY": service.token, "Node_Repl_Auth_Token": "hush-mixed"}
+    with (
+        start_executor(service, env={**hidden, "HARMLESS": "yes"}) as executor,
+        connect(service) as client,
+    ):
+        sandbox = workspace_write(tmp_path)
+        assert client.run(["true"], sandbox=sandbox).exit_code == 0
+        written = {"path": uri(tmp_path / "file"), "dataBase64": "", "sandbox": sandbox}
+        assert client.call("fs/writeFile", written) == {}
+        family = [executor.process.pid, *descendants(executor.process.pid)]
+        names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in family}
+        assert {"exec-guardian", "exec-launcher", "exec-worker"} <= names
+        for pid in family:
+            shown = client.run(["/bin/sh", "-c", _SHOW.format(pid=pid)]).stdout
+            assert f"/proc/{pid}/task/{pid}/environ".encode() in shown
+            if pid == executor.process.pid:
+                assert b"HARMLESS=yes" in shown
+            assert [name for name, value in hidden.items() if value.encode() in shown] == []
+
+
 def test_the_log_at_its_loudest_tells_no_secret(service: ThreadedRelayService) -> None:
     variables = _secret_variables()
     canary = f"canary-{secrets.token_hex(16)}"
@@ -270,7 +326,7 @@ def test_children_of_the_same_user_cannot_look_into_the_executor(
         wait_attached(service, executor)
         with connect(service) as client:
             own = own_processes(executor)
-            assert len(own) == 2  # and its guardian
+            assert len(own) == 2  # and its watchdog
             for pid in own:
                 status = client.run(["/bin/cat", f"/proc/{pid}/status"]).stdout.decode()
                 assert int(status.split("Uid:")[1].split()[0]) == 65534

@@ -5,15 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
-
-from inside import commands, eventually
-from relay_service import Endpoint, ThreadedRelayService
-from relaying import (
+from tests.relay_service import Endpoint, ThreadedRelayService
+from tests.support.client import KINDS, Client, RpcFailure, Server, scaled
+from tests.support.relay import (
     ENVIRONMENT,
-    KINDS,
     QUICK_BACKOFF,
     RESET_REASON,
     connect,
@@ -21,7 +18,7 @@ from relaying import (
     start_executor,
     wait_attached,
 )
-from wire import Client, RpcFailure, Server, scaled
+from tests.support.server_internals import commands, eventually
 
 READY = {"status": "ready"}
 
@@ -98,6 +95,7 @@ def _output(client: Client, process_id: str, after: int = 0) -> bytes:
         after = answer["nextSeq"] - 1
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("loss", _LOSSES)
 def test_a_session_goes_on_after_a_loss(
     running: tuple[Service, Server], loss: str, tmp_path: Path
@@ -138,7 +136,7 @@ def _resumed(service: Service, session_id: str) -> Client:
                 raise
             return None
 
-    return cast("Client", eventually("the session is free", attempt))
+    return eventually("the session is free", attempt)
 
 
 def test_a_session_survives_many_losses(running: tuple[Service, Server]) -> None:
@@ -187,7 +185,7 @@ def _has_resumed(client: Client, session_id: str) -> bool:
 
 
 def test_a_silent_stream_loses_its_session_to_who_asks_for_it() -> None:
-    constants = {"transports.relay_stream.PROBE_SECONDS": scaled(0.3)}
+    constants = {"net.relay_stream.PROBE_SECONDS": scaled(0.3)}
     with (
         ThreadedRelayService() as service,
         start_executor(service, constants=constants),
@@ -206,7 +204,7 @@ def test_a_silent_stream_loses_its_session_to_who_asks_for_it() -> None:
 
 
 def test_a_stream_that_speaks_keeps_its_session() -> None:
-    constants = {"transports.relay_stream.PROBE_SECONDS": scaled(1.0)}
+    constants = {"net.relay_stream.PROBE_SECONDS": scaled(1.0)}
     with (
         ThreadedRelayService() as service,
         start_executor(service, constants=constants),

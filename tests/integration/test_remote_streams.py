@@ -7,12 +7,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-
-from exec_server.relay.frames import Frame, Kind, data_frame, decode, encode, stream_prefix
-from relay_service import TEXT, Endpoint, ThreadedRelayService
-from relaying import (
+from tests.relay_service import TEXT, Endpoint, ThreadedRelayService
+from tests.support.client import KINDS, Client, Server
+from tests.support.relay import (
     ENVIRONMENT,
-    KINDS,
     RESET_REASON,
     RelayLink,
     StreamReset,
@@ -20,7 +18,8 @@ from relaying import (
     relay_link,
     start_executor,
 )
-from wire import Client, Server
+
+from exec_server.relay.frames import Frame, Kind, data_frame, decode, encode, stream_prefix
 
 RECORD_BYTES = 61_440
 READY = {"status": "ready"}
@@ -99,6 +98,7 @@ def test_an_unacceptable_frame_is_dropped(
     assert other.call("environment/status") == READY
 
 
+@pytest.mark.quick
 def test_an_unacceptable_frame_of_an_unknown_stream_is_dropped(
     service: ThreadedRelayService, other: Client
 ) -> None:

@@ -1,4 +1,4 @@
-"""File operations under policies: what they may not reach, and that the rest works as ever."""
+"""File operations under policies: denied paths are refused, granted ones work."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from sandboxing import (
+from tests.support.client import Client, RpcFailure, b64, scaled, uri
+from tests.support.sandbox import (
     BASE_STEPS,
     MARKER,
     PROTECTED,
-    USERS,
     Json,
     Stage,
     entry,
@@ -25,36 +23,19 @@ from sandboxing import (
     policy,
     run,
     special,
-    start_stage,
 )
-from wire import Client, RpcFailure, b64, scaled, uri
 
 _READ_ONLY = (-32603, "Read-only file system (os error 30)")
 _DENIED = (-32600, "Permission denied (os error 13)")
 _ABSENT = (-32004, "No such file or directory (os error 2)")
 _WALK = {"maxDepth": 9, "maxDirectories": 99, "maxEntries": 999}
 
-# More blocks than a pipe holds at once, so that a worker that serves them has to be asked often.
+# More blocks than a socket buffers at once, so that a worker gets many requests.
 _BLOCKS = 40
 
 
-@pytest.fixture(scope="module", params=USERS)
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """One server for all tests of a user."""
-    with start_stage(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[Client]:
-    """A connection, and the tree as it is at the beginning."""
-    stage.scratch.reset(BASE_STEPS)
-    with stage.server.connect() as connected:
-        yield connected
-
-
 def _params(stage: Stage, name: str, method: str, path: str) -> Json:
-    """A request that would make or change a path."""
+    """A request that would create or change a path."""
     place = uri(stage.base / path)
     requests: dict[str, Json] = {
         "fs/writeFile": {"path": place, "dataBase64": b64("new")},
@@ -71,7 +52,7 @@ def _params(stage: Stage, name: str, method: str, path: str) -> Json:
 
 
 def _answer(client: Client, method: str, params: Json) -> Any:
-    """The result, or what the error says."""
+    """The result, or the text of the error."""
     try:
         return client.call(method, params)
     except RpcFailure as failure:
@@ -154,6 +135,7 @@ def test_changes_are_refused(
     assert answer == (_ABSENT if missing else error)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", ["WW", "MINW", "RODEEP", "DENYFILE"])
 def test_changes_that_are_allowed_work(stage: Stage, client: Client, name: str) -> None:
     sandbox = stage.policy(name)
@@ -246,12 +228,12 @@ def test_reading_is_refused(
     content = {"path": uri(stage.base / path), "sandbox": sandbox}
     assert _answer(client, "fs/readFile", content) == error
     assert _answer(client, "fs/open", content | {"handleId": "h"}) == error
-    # What a denied file itself is called may be known, but nothing below a denied folder.
+    # The name of a denied file may be visible, but nothing below a denied folder.
     if error == _ABSENT or "sub/s" in path or "none" in path:
         assert _answer(client, "fs/getMetadata", content) == error
         assert _answer(client, "fs/canonicalize", content) == error
     if name == "MINR" or (stage.base / path).is_symlink():
-        return  # nothing may be written; a symbolic link is copied as such
+        return  # nothing may be written; a symbolic link is copied as a link
     copy = {"sourcePath": content["path"], "destinationPath": uri(stage.ws / "copied")}
     assert _answer(client, "fs/copy", copy | {"recursive": False, "sandbox": sandbox}) == error
     assert not (stage.ws / "copied").exists() or (stage.ws / "copied").read_bytes() == b""
@@ -366,22 +348,27 @@ def test_nothing_blocks_on_what_is_not_a_file(stage: Stage, client: Client) -> N
     stage.scratch.apply([{"fifo": "ws/fifo"}])
     stage.scratch.listen("ws/socket", socket.SOCK_STREAM)
     stage.scratch.give_away()
-    began = time.monotonic()
+
+    def answer(method: str, params: Json) -> Any:
+        began = time.monotonic()
+        result = _answer(client, method, params)
+        assert time.monotonic() - began < scaled(5.0), (method, params)
+        return result
+
     for name in ("WW", "MINW", "RO"):
         for path in (stage.ws / "fifo", stage.ws / "socket", "/dev/tty", "/dev/ptmx"):
             params = {"path": uri(path), "sandbox": stage.policy(name)}
             data = {"dataBase64": b64("x")}
             copy = {"sourcePath": uri(path), "destinationPath": uri(stage.ws / "c")}
             back = {"sourcePath": uri(stage.ws / "a.txt"), "destinationPath": uri(path)}
-            _answer(client, "fs/writeFile", params | data)
-            assert isinstance(_answer(client, "fs/readFile", params), tuple)
+            answer("fs/writeFile", params | data)
+            assert isinstance(answer("fs/readFile", params), tuple)
             for copied in (copy, back):
                 sandbox = {"recursive": False, "sandbox": params["sandbox"]}
-                _answer(client, "fs/copy", copied | sandbox)
+                answer("fs/copy", copied | sandbox)
             for mode in ("read", "replace"):
-                _answer(client, "fs/open", params | {"mode": mode, "handleId": f"{path}{mode}"})
-                _answer(client, "fs/close", {"handleId": f"{path}{mode}"})
-    assert time.monotonic() - began < scaled(5.0)
+                answer("fs/open", params | {"mode": mode, "handleId": f"{path}{mode}"})
+                answer("fs/close", {"handleId": f"{path}{mode}"})
 
 
 def test_a_file_that_is_a_root_is_all_that_can_be_written(stage: Stage, client: Client) -> None:
@@ -444,7 +431,7 @@ def test_landlock_of_the_old_kind_is_refused(stage: Stage, client: Client) -> No
 
 
 def test_everything_but_a_part_may_be_written(stage: Stage, client: Client) -> None:
-    """The root itself is writable; what is narrower, and the kernel's settings, are not."""
+    """The root itself is writable; narrower entries and kernel settings are not."""
     sandbox = policy(
         special("root", "write"),
         entry(stage.base / "outside", "read"),

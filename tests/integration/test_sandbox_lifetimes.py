@@ -1,4 +1,4 @@
-"""How confined commands live and end, and that nothing of them is left in any ending."""
+"""The lifetime of confined commands: nothing of them is left after any kind of end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import ctypes
 import os
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from circumstances import User, start_server_as
-from exec_server.sandbox.globs import MAX_MATCHES
-from inside import eventually, launcher_pid
-from sandboxing import (
-    BASE_STEPS,
+from tests.support.barriers import User, start_server_as
+from tests.support.client import Client, Server, b64, descendants, survivors, uri
+from tests.support.sandbox import (
     MARKER,
     NEEDS_ROOT,
     PROTECTED,
@@ -31,38 +27,25 @@ from sandboxing import (
     start_stage,
     workspace_write,
 )
-from wire import Client, Server, b64, descendants, survivors, uri
+from tests.support.server_internals import eventually, launcher_pid
 
-# Policies that a test uses at once; many more than a server keeps workers for.
+from exec_server.sandbox.runtime.glob_scan import MAX_MATCHES
+
+# Policies that a test uses at once: many more than a server keeps workers.
 _POLICIES = 100
-# Sixteen workers, four sandboxes kept in reserve, and what every server has; two may be ending.
+# Sixteen workers, four prebuilt sandboxes, the processes of every server; two may be ending.
 _PROCESSES_AT_MOST = 24
 
 
 @pytest.fixture(params=USERS)
 def user(request: pytest.FixtureRequest) -> User:
-    """Whose server it is."""
+    """The user of the server."""
     name: User = request.param
     return name
 
 
-@pytest.fixture(scope="module", params=USERS)
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """One server for all tests of a user that do not end it."""
-    with start_stage(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[Client]:
-    """A connection, and the tree as it is at the beginning."""
-    stage.scratch.reset(BASE_STEPS)
-    with stage.server.connect() as connected:
-        yield connected
-
-
 class Shell:
-    """A confined shell that carries out one line after the other."""
+    """A confined shell that runs one line after the other."""
 
     def __init__(self, client: Client, sandbox: Json | None, ws: Path, **params: Any) -> None:
         self.client = client
@@ -74,7 +57,7 @@ class Shell:
         self._lines = 0
 
     def output(self) -> str:
-        """All it has said so far, on its standard output or terminal."""
+        """The output so far, of stdout or the terminal."""
         result = self.client.call("process/read", {"processId": self.id})
         return "".join(
             base64.b64decode(chunk["chunk"]).decode()
@@ -83,7 +66,7 @@ class Shell:
         )
 
     def do(self, line: str) -> str:
-        """Carries out a line and returns what it printed."""
+        """Run a line and return its output."""
         self._lines += 1
         mark = f"end of {self._lines}\n"
         before = len(self.output())
@@ -96,13 +79,13 @@ class Shell:
         return said.removesuffix(mark)
 
     def terminate(self) -> None:
-        """Ends it, and waits until the server says that it is over."""
+        """End the shell, and wait until the server reports it closed."""
         self.client.call("process/terminate", {"processId": self.id})
         finish(self.client, self.start)
 
 
 def _tag() -> str:
-    """A time to sleep that no other process has on its command line."""
+    """A duration for sleep that no other process has on its command line."""
     return f"4000.{random.randrange(10**9)}"
 
 
@@ -121,7 +104,7 @@ def _running(tag: str) -> list[int]:
 
 
 def _daemon(tag: str) -> str:
-    """A script that leaves three orphans behind, in sessions of their own, and says so."""
+    """A script that starts three orphans in their own sessions and then prints a line."""
     quiet = "</dev/null >/dev/null 2>&1"
     return (
         f"setsid sh -c 'setsid sleep {tag} {quiet} & exit 0' & setsid sleep {tag} {quiet} & "
@@ -142,6 +125,7 @@ def test_orphans_die_with_their_command(stage: Stage, client: Client, terminal: 
     assert _running(tag) == []
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", ["WW", "WWNET", "MINW"])
 def test_orphans_die_when_the_command_is_terminated(
     stage: Stage, client: Client, name: str
@@ -181,7 +165,7 @@ def test_a_session_is_resumed_with_its_confined_command(stage: Stage, client: Cl
 
 
 def _resumed(server: Server, client: Client) -> list[Client]:
-    """A connection to the same session, as soon as it has lost its first one."""
+    """A connection to the same session, as soon as the first one is lost."""
     other = server.connect(initialize=False)
     answer = other.answer(
         other.request("initialize", {"clientName": "t", "resumeSessionId": client.session_id})
@@ -205,7 +189,7 @@ def test_nothing_survives_a_server_that_is_killed(user: User) -> None:
         stage.server.process.wait()
         assert survivors(family) == []
         assert _running(tag) == []
-        # What the killed server could not remove, the next one does when it comes by.
+        # Placeholders of the killed server are removed by the next server that finds them.
         with start_server_as("ours", user) as server, server.connect() as other:
             Stage(server, stage.scratch).shell(other, "DENYMISSING", "true")
         assert _placeholders(stage.ws) == []
@@ -336,7 +320,7 @@ def test_a_name_that_appears_while_a_command_runs_is_protected(
 def test_a_command_meets_the_tree_as_it_is_now(
     stage: Stage, client: Client, name: str, steps: list[Json], path: str
 ) -> None:
-    """Whatever the server prepared after the commands before this one."""
+    """A prebuilt sandbox of an older tree is not used."""
     for _ in range(3):
         assert stage.shell(client, name, "true").exit_code == 0
     stage.scratch.apply(steps)
@@ -420,9 +404,9 @@ echo x > a.txt && cat a.txt
         pytest.param("masked-proc", marks=[pytest.mark.root, NEEDS_ROOT]),
     ],
 )
-def test_lesser_means_confine_as_well(barrier: str, user: User) -> None:
+def test_weaker_kernels_confine_as_well(barrier: str, user: User) -> None:
     if barrier == "no-user-namespaces" and user != "root":
-        pytest.skip("an ordinary user has no other means")
+        pytest.skip("only root does without user namespaces")
     with start_stage(user, barrier=barrier) as stage, stage.server.connect() as client:
         before = guarded(stage.base)
         argv = ["/bin/sh", "-c", _INSIDE, "sh", str(stage.server.process.pid)]
@@ -450,7 +434,7 @@ print(buffer.raw[:max(size, 0)].decode())
 @pytest.mark.root
 @NEEDS_ROOT
 def test_keys_of_the_server_are_out_of_reach() -> None:
-    """A child does it, because its keyring ends with it."""
+    """A child process does the test, because its keyring ends with it."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -465,7 +449,7 @@ def test_keys_of_the_server_are_out_of_reach() -> None:
 def _reach_for_keys() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     keyctl, add_key = {"x86_64": (250, 248)}.get(os.uname().machine, (219, 217))
-    libc.syscall(keyctl, 1, None)  # a session keyring of its own
+    libc.syscall(keyctl, 1, None)  # a new session keyring
     key = libc.syscall(add_key, b"user", b"exec-server-test", b"secret", 6, -3)
     assert key > 0
     argv = [interpreter(), "-I", "-S", "-c", _KEYS, str(keyctl), str(key)]

@@ -1,8 +1,8 @@
-"""The tree changes while it is being worked on under a policy: nothing guarded ever changes.
+"""The tree changes while requests run under a policy: guarded files never change.
 
-A second thread, or a process of its own where the interpreter's lock would slow it down, turns
-links, folders and names to and fro while requests run. Requests may succeed or fail as the
-moment has it; what counts is the host, looked at after each of them.
+A second thread, or a process where the GIL would slow it down, swaps links, folders and names
+while requests run. Each request may succeed or fail; the test checks the files of the host
+afterwards.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from circumstances import User, in_private_mounts, mount, unmount
-from sandboxing import (
-    BASE_STEPS,
+from tests.support.barriers import User, in_private_mounts, mount, unmount
+from tests.support.client import Client, b64, uri
+from tests.support.sandbox import (
     MARKER,
     PROTECTED,
     USERS,
@@ -31,42 +30,26 @@ from sandboxing import (
     guarded,
     start_stage,
 )
-from wire import Client, b64, uri
 
-# Enough for thousands of turns of the other side, and about a second for each test.
+# Enough for thousands of changes by the other side, and about a second per test.
 _REQUESTS = 300
-# Requests that find another tree each time, so that a worker has to be made for each.
+# Requests that find another tree each time, so that each needs a new worker.
 _REBUILDS = 40
-# Between two new trees: shorter than a worker takes to be made, and no flood of folders.
+# Seconds between two new trees: shorter than building a worker, and few folders.
 _MOMENT = 0.001
 _MOUNTS = 20
 
 
-@pytest.fixture(scope="module", params=USERS)
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """One server for all tests of a user."""
-    with start_stage(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[Client]:
-    """A connection, and the tree as it is at the beginning."""
-    stage.scratch.reset(BASE_STEPS)
-    with stage.server.connect() as connected:
-        yield connected
-
-
 @contextlib.contextmanager
-def _turning(turn: Callable[[], None], *, pause: float = 0.0) -> Iterator[None]:
-    """Does something over and over in a thread; what it raises fails the test."""
+def _repeating(action: Callable[[], None], *, pause: float = 0.0) -> Iterator[None]:
+    """Repeat an action in a thread; its exception fails the test."""
     over = threading.Event()
     trouble: list[BaseException] = []
 
     def work() -> None:
         try:
             while not over.wait(pause):
-                turn()
+                action()
         except BaseException as error:  # reported by the test's own thread
             trouble.append(error)
 
@@ -81,16 +64,16 @@ def _turning(turn: Callable[[], None], *, pause: float = 0.0) -> Iterator[None]:
 
 
 def _point(link: Path, *targets: str) -> Callable[[], None]:
-    """Turns a symbolic link from target to target, never missing in between."""
+    """Point a symbolic link at one target after the other; it is never missing."""
     spare = link.with_name(f"{link.name}.spare")
 
-    def turn() -> None:
+    def action() -> None:
         for target in targets:
             spare.symlink_to(target)
             spare.replace(link)
 
-    turn()
-    return turn
+    action()
+    return action
 
 
 _EXCHANGER = """
@@ -114,7 +97,7 @@ def _exchanging(one: Path, other: Path) -> Iterator[None]:
 
 
 def _requests(stage: Stage, path: Path, name: str = "WW") -> list[tuple[str, Json]]:
-    """One request of every kind that makes something at a path."""
+    """One request of every kind that creates an entry at a path."""
     place, sandbox = uri(path), {"sandbox": stage.policy(name)}
     copy = {"sourcePath": uri(stage.ws / "a.txt"), "destinationPath": place, "recursive": False}
     return [
@@ -130,7 +113,7 @@ def _requests(stage: Stage, path: Path, name: str = "WW") -> list[tuple[str, Jso
 def _race(
     stage: Stage, client: Client, requests: list[tuple[str, Json]], *names: str
 ) -> dict[str, int]:
-    """Sends requests in turn; returns how many of each succeeded."""
+    """Send requests in rotation; returns the number of successes of each."""
     before = guarded(stage.base, *names)
     successes: dict[str, int] = {}
     for number in range(_REQUESTS):
@@ -145,32 +128,32 @@ def _race(
 
 
 def test_a_protected_name_behind_a_link_that_turns(stage: Stage, client: Client) -> None:
-    """`flip` is at one moment the workspace, where .codex is protected, and not at the next."""
-    turn = _point(stage.ws / "flip", ".", "sub")
-    with _turning(turn):
+    """`flip` alternates between the workspace, where .codex is protected, and another folder."""
+    action = _point(stage.ws / "flip", ".", "sub")
+    with _repeating(action):
         for name in (".codex", ".codex/inside"):
             successes = _race(stage, client, _requests(stage, stage.ws / "flip" / name))
             assert successes.get("fs/writeFile" if name == ".codex" else "fs/remove"), "no race"
 
 
 def test_a_dangling_link_that_turns_to_a_protected_name(stage: Stage, client: Client) -> None:
-    turn = _point(stage.ws / "flip", ".codex", "sub/plain")
-    with _turning(turn):
+    action = _point(stage.ws / "flip", ".codex", "sub/plain")
+    with _repeating(action):
         successes = _race(stage, client, _requests(stage, stage.ws / "flip")[:5])
     assert successes.get("fs/writeFile"), "no race"
 
 
 def test_a_dangling_link_that_turns_to_the_outside(stage: Stage, client: Client) -> None:
-    turn = _point(stage.ws / "flip", str(stage.base / "outside/new"), "sub/plain")
-    with _turning(turn):
+    action = _point(stage.ws / "flip", str(stage.base / "outside/new"), "sub/plain")
+    with _repeating(action):
         successes = _race(stage, client, _requests(stage, stage.ws / "flip")[:5])
     assert successes.get("fs/writeFile"), "no race"
 
 
 @pytest.mark.parametrize("target", ["outside/dir", "ws/.git"])
 def test_a_folder_link_that_turns(stage: Stage, client: Client, target: str) -> None:
-    turn = _point(stage.ws / "flip", str(stage.base / target), "sub")
-    with _turning(turn):
+    action = _point(stage.ws / "flip", str(stage.base / target), "sub")
+    with _repeating(action):
         for name in ("x.txt", "config", "new/deeper"):
             _race(stage, client, _requests(stage, stage.ws / "flip" / name))
 
@@ -179,14 +162,14 @@ def test_a_folder_link_that_turns(stage: Stage, client: Client, target: str) -> 
 def test_a_link_that_turns_to_a_carve_out(stage: Stage, client: Client, name: str) -> None:
     stage.scratch.apply([{"mkdir": "ws/free"}])
     kept = "sub/deep" if name == "RODEEP" else "sub"
-    turn = _point(stage.ws / "flip", kept, "free")
-    with _turning(turn):
+    action = _point(stage.ws / "flip", kept, "free")
+    with _repeating(action):
         for file in ("d.txt", "s.txt", "new"):
             _race(stage, client, _requests(stage, stage.ws / "flip" / file, name), kept)
 
 
 def test_folders_that_change_places(stage: Stage, client: Client) -> None:
-    """A folder of the workspace and a link to the outside take each other's name."""
+    """A folder of the workspace and a link to the outside exchange their names."""
     stage.scratch.apply(
         [{"mkdir": "ws/one/dir"}, {"symlink": [str(stage.base / "outside"), "ws/two"]}]
     )
@@ -196,12 +179,12 @@ def test_folders_that_change_places(stage: Stage, client: Client) -> None:
 
 
 def _replacing(stage: Stage, name: str, content: tuple[str, str]) -> Callable[[], None]:
-    """Moves what is at a name of the workspace away, and puts a new folder there, each time."""
+    """Moves the entry at a name of the workspace away and creates a new folder there."""
     count = itertools.count()
     (stage.base / "new").mkdir()
     (stage.base / "old").mkdir()
 
-    def turn() -> None:
+    def action() -> None:
         number = str(next(count))
         fresh = stage.base / "new" / number
         fresh.mkdir()
@@ -212,21 +195,21 @@ def _replacing(stage: Stage, name: str, content: tuple[str, str]) -> Callable[[]
         fresh.rename(stage.ws / name)
 
     stage.scratch.give_away()
-    turn()
-    return turn
+    action()
+    return action
 
 
 @pytest.mark.parametrize(("name", "policy"), [(".git", "WW"), ("sub", "DENYSUB"), ("sub", "ROSUB")])
 def test_a_carve_out_that_is_replaced(stage: Stage, client: Client, name: str, policy: str) -> None:
-    """No folder that ever had the name is written to, neither there nor where it went after."""
-    turn = _replacing(stage, name, ("s.txt", "sub"))
-    with _turning(turn, pause=_MOMENT):
+    """No folder that ever had the name is written to, before or after it was moved away."""
+    action = _replacing(stage, name, ("s.txt", "sub"))
+    with _repeating(action, pause=_MOMENT):
         for number in range(_REBUILDS):
             path = stage.ws / name / ("s.txt", "forged")[number % 2]
             requests = _requests(stage, path, policy)
             client.answer(client.request(*requests[number % len(requests)]))
             client.answer(client.request("fs/close", {"handleId": "race"}))
-    # The first that was moved away is the original, which has other contents.
+    # The first folder that was moved away is the original, which has other contents.
     moved = (folder for folder in (stage.base / "old").iterdir() if folder.name != "0")
     found = [path for folder in (stage.ws / name, *moved) for path in folder.iterdir()]
     assert {path.name for path in found} == {"s.txt"}
@@ -234,9 +217,9 @@ def test_a_carve_out_that_is_replaced(stage: Stage, client: Client, name: str, p
 
 
 def test_a_denied_folder_that_is_replaced_is_not_read(stage: Stage, client: Client) -> None:
-    turn = _replacing(stage, "sub", ("s.txt", "secret"))
+    action = _replacing(stage, "sub", ("s.txt", "secret"))
     params = {"path": uri(stage.ws / "sub/s.txt"), "sandbox": stage.policy("DENYSUB")}
-    with _turning(turn, pause=_MOMENT):
+    with _repeating(action, pause=_MOMENT):
         for _ in range(_REBUILDS):
             answer = client.answer(client.request("fs/readFile", params))
             assert "result" not in answer
@@ -244,8 +227,9 @@ def test_a_denied_folder_that_is_replaced_is_not_read(stage: Stage, client: Clie
             assert "result" not in opened
 
 
+@pytest.mark.quick
 def test_the_workspace_changes_places_with_the_outside(stage: Stage, client: Client) -> None:
-    """The policy names a path: what is there is granted, if it was there before the request."""
+    """The policy names a path: the entry there before the request is granted."""
     stage.scratch.apply([{"mkdir": "spare/dir"}, {"write": ["spare/o.txt", "spare"]}])
     with _exchanging(stage.ws, stage.base / "spare"):
         for _ in range(_REBUILDS):
@@ -255,10 +239,10 @@ def test_the_workspace_changes_places_with_the_outside(stage: Stage, client: Cli
 
 
 def test_protected_names_come_and_go(stage: Stage, client: Client) -> None:
-    """What the host itself makes under a protected name is not changed through the server."""
+    """An entry that the host creates at a protected name is not changed through the server."""
     forged: list[str] = []
 
-    def turn() -> None:
+    def action() -> None:
         for name in PROTECTED:
             if os.path.lexists(stage.ws / name):
                 forged.append(name)
@@ -272,7 +256,7 @@ def test_protected_names_come_and_go(stage: Stage, client: Client) -> None:
             (stage.ws / name / "config").unlink()
             (stage.ws / name).rmdir()
 
-    with _turning(turn):
+    with _repeating(action):
         for number in range(_REBUILDS):
             name = PROTECTED[number % len(PROTECTED)]
             method, params = _requests(stage, stage.ws / name / "forged")[number % 5]
@@ -283,10 +267,10 @@ def test_protected_names_come_and_go(stage: Stage, client: Client) -> None:
 
 def test_a_denied_file_behind_a_link_that_turns_is_not_read(stage: Stage, client: Client) -> None:
     secret = b64("sub")
-    turn = _point(stage.ws / "flip", "sub", "../outside/dir")
+    action = _point(stage.ws / "flip", "sub", "../outside/dir")
     stage.scratch.apply([{"write": ["outside/dir/s.txt", "open"]}])
     path = uri(stage.ws / "flip/s.txt")
-    with _turning(turn):
+    with _repeating(action):
         for _ in range(_REQUESTS):
             params = {"path": path, "sandbox": stage.policy("DENYSUB")}
             answer = client.answer(client.request("fs/readFile", params))
@@ -299,8 +283,8 @@ def test_a_denied_file_behind_a_link_that_turns_is_not_read(stage: Stage, client
 
 
 def test_the_server_is_not_read_behind_a_link_that_turns(stage: Stage, client: Client) -> None:
-    turn = _point(stage.ws / "flip", "/proc/self/environ", "a.txt")
-    with _turning(turn):
+    action = _point(stage.ws / "flip", "/proc/self/environ", "a.txt")
+    with _repeating(action):
         for number in range(_REQUESTS):
             params = {
                 "path": uri(stage.ws / "flip"),
@@ -319,12 +303,12 @@ def test_the_server_is_not_read_behind_a_link_that_turns(stage: Stage, client: C
 
 
 def test_a_command_starts_while_its_workspace_is_rearranged(stage: Stage, client: Client) -> None:
-    """A command may be refused or find anything, but never writes what is guarded."""
-    turn = _point(stage.ws / "flip", ".", "sub")
+    """A command may be refused or find any tree, but never writes guarded files."""
+    action = _point(stage.ws / "flip", ".", "sub")
     script = "echo x > .git/new; mkdir .codex; echo x > .codex/f; echo x > flip/.codex/f; exit 0"
     stage.scratch.apply([{"mkdir": "ws/one"}, {"mkdir": "ws/two"}])
     before = guarded(stage.base)
-    with _turning(turn), _exchanging(stage.ws / "one", stage.ws / "two"):
+    with _repeating(action), _exchanging(stage.ws / "one", stage.ws / "two"):
         for _ in range(20):
             stage.shell(client, "WW", script)
             assert guarded(stage.base) == before

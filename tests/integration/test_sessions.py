@@ -9,9 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from inside import eventually, own_processes, start_patched
-from wire import (
+from tests.support.client import (
     CLOSE,
     PING,
     TEXT,
@@ -24,8 +22,15 @@ from wire import (
     start_server,
     survivors,
 )
+from tests.support.server_internals import eventually, own_processes, start_patched
 
 _MIB = 1_048_576
+
+
+@pytest.fixture
+def server(fresh_server: Server) -> Server:
+    """A server for each test: detached sessions and their processes live on."""
+    return fresh_server
 
 
 def _try_resume(server: Server, session_id: str) -> Client | int:
@@ -58,6 +63,18 @@ def _output(read: dict[str, list[dict[str, str]]]) -> bytes:
     return b"".join(base64.b64decode(chunk["chunk"]) for chunk in read["chunks"])
 
 
+def test_sessions_of_clients_that_left_do_not_lock_out_others() -> None:
+    with start_patched({"server.session.MAX_SESSIONS": 4}) as server:
+        with server.connect() as busy:
+            busy.start(["sleep", "60"])
+            session_id = busy.session_id
+        for _ in range(12):
+            server.connect().close()
+        # Sessions without processes gave way, and this one was older than all of them.
+        _resume(server, session_id).close()
+
+
+@pytest.mark.quick
 def test_session_ids_are_different(server: Server) -> None:
     with server.connect() as one, server.connect() as two:
         assert one.session_id != two.session_id
@@ -180,7 +197,7 @@ def test_vanished_client_that_had_stopped_reading_is_found_out(server: Server) -
 
 def test_living_client_keeps_its_session() -> None:
     with (
-        start_patched({"transports.websocket.PROBE_SECONDS": 0.3}) as server,
+        start_patched({"net.websocket.server.PROBE_SECONDS": 0.3}) as server,
         server.connect() as client,
     ):
         assert _try_resume(server, client.session_id) == -32010
@@ -194,7 +211,7 @@ def test_living_client_keeps_its_session() -> None:
 
 
 def test_silent_client_loses_its_session_when_it_is_wanted() -> None:
-    with start_patched({"transports.websocket.PROBE_SECONDS": 0.3}) as server:
+    with start_patched({"net.websocket.server.PROBE_SECONDS": 0.3}) as server:
         client = server.connect()
         with _resume(server, client.session_id) as again:
             assert again.call("environment/status") == {"status": "ready"}

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from inside import eventually, resident_bytes, start_patched
-from wire import Client, Server, assemble, b64
+import pytest
+from tests.support.client import Client, Server, assemble, b64
+from tests.support.server_internals import eventually, resident_bytes, start_patched
 
 Python = Callable[[str], list[str]]
 _BLOCK = bytes(65_536)
@@ -29,6 +30,7 @@ def _stdout(client: Client, process_id: str, size: int) -> bytes:
     return found
 
 
+@pytest.mark.quick
 def test_thousand_pipelined_writes_keep_their_order(client: Client) -> None:
     name = client.start(["cat"], pipeStdin=True)
     lines = [f"line {number}\n".encode() for number in range(1000)]
@@ -58,7 +60,7 @@ def test_repeated_write_is_accepted_and_written_once(client: Client) -> None:
 
 
 def test_oldest_write_ids_are_forgotten() -> None:
-    with start_patched({"core.processes.WRITE_IDS": 3}) as server, server.connect() as client:
+    with start_patched({"process.process.WRITE_IDS": 3}) as server, server.connect() as client:
         name = client.start(["cat"], pipeStdin=True)
         for write_id in "1234" + "2341":  # 2, 3 and 4 are remembered, 1 is not
             assert client.write(name, write_id.encode(), write_id) == "accepted"

@@ -9,11 +9,10 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
-
-from inside import resident_bytes
-from wire import (
+from tests.support.client import (
     Client,
     Disconnected,
     Server,
@@ -27,6 +26,7 @@ from wire import (
     survivors,
     uri,
 )
+from tests.support.server_internals import resident_bytes
 
 _STATUS = b'{"id":9,"method":"environment/status"}'
 _READY = b'{"id":9,"result":{"status":"ready"}}'
@@ -43,6 +43,7 @@ def _answer(client: Client, seconds: float = 10) -> bytes:
     return client.link.receive(scaled(seconds))
 
 
+@pytest.mark.quick
 def test_lines_end_in_lf_or_crlf() -> None:
     with start_stdio("ours") as (_, client):
         client.initialize()
@@ -150,15 +151,27 @@ def test_unterminated_last_line_is_not_a_message() -> None:
 
 
 def _run_stdio(
-    stdin: object, stdout: object = subprocess.PIPE, flags: tuple[str, ...] = ()
+    stdin: IO[bytes] | int, stdout: IO[bytes] | int = subprocess.PIPE, flags: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [*server_command("ours"), "--listen", "stdio", *flags],
         env=server_environment("ours"),
-        stdin=stdin,  # type: ignore[call-overload]
-        stdout=stdout,  # type: ignore[call-overload]
+        stdin=stdin,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         timeout=scaled(20),
+        check=False,
+    )
+
+
+def _run_piped(lines: bytes, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[bytes]:
+    """A server whose stdin is a pipe with these lines, then its end."""
+    return subprocess.run(
+        [*server_command("ours"), "--listen", "stdio", *flags],
+        env=server_environment("ours"),
+        input=lines,
+        capture_output=True,
+        timeout=scaled(30),
         check=False,
     )
 
@@ -199,6 +212,76 @@ def test_answers_are_complete_when_the_reader_is_slower_than_the_end() -> None:
             server.process.wait(scaled(0.2))
         assert [_answer(client) for _ in range(5000)] == [_READY] * 5000
         assert server.process.wait(scaled(5)) == 0
+
+
+def test_every_request_before_the_end_of_stdin_is_answered(tmp_path: Path) -> None:
+    """Requests that take a thread each, far more than run at a time, then at once the end."""
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    path = uri(tmp_path / "file")
+    count = 2000
+    lines = [_HELLO]
+    for number in range(2, count + 2):
+        method = "fs/readFile" if number % 2 else "fs/writeFile"
+        params = {"path": path} if number % 2 else {"path": path + "2", "dataBase64": "eHh4"}
+        request = {"id": number, "method": method, "params": params}
+        lines.append(json.dumps(request).encode() + b"\n")
+    ended = _run_piped(b"".join(lines))
+    answers = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [answer["id"] for answer in answers] == list(range(1, count + 2))
+    assert all("result" in answer for answer in answers)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_large_answer_is_complete_when_stdin_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(20 * _MIB))
+    params = {"path": uri(tmp_path / "big")}
+    request = {"id": 2, "method": "fs/readFile", "params": params}
+    ended = _run_piped(_HELLO + json.dumps(request).encode() + b"\n")
+    answer = json.loads(ended.stdout.splitlines()[1])
+    assert len(answer["result"]["dataBase64"]) > 26 * _MIB
+    assert ended.returncode == 0
+
+
+def test_silent_host_does_not_keep_the_server_after_the_end_of_stdin() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        params = {"method": "GET", "url": url, "requestId": "r", "headers": []}
+        request = {"id": 2, "method": "http/request", "params": params}
+        ended = _run_piped(_HELLO + json.dumps(request).encode() + b"\n")
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("flags", [(), ("--concurrent-requests", "8")])
+def test_end_of_stdin_kills_processes_and_long_polls_return(flags: tuple[str, ...]) -> None:
+    """Also a process whose start was requested, but not begun, when stdin ended."""
+    start = {"processId": "p", "argv": ["sleep", "600"], "cwd": "/", "env": {}, "tty": False}
+    poll = {"processId": "p", "waitMs": 60_000}
+    requests = [
+        {"id": 2, "method": "process/start", "params": start},
+        {"id": 3, "method": "process/read", "params": poll},
+        {"id": 4, "method": "process/read", "params": poll},
+        {"id": 5, "method": "environment/status"},
+    ]
+    lines = b"".join(json.dumps(request).encode() + b"\n" for request in requests)
+    began = time.monotonic()
+    ended = _run_piped(_HELLO + lines, flags)
+    assert time.monotonic() - began < scaled(10)
+    answers = [json.loads(line) for line in ended.stdout.splitlines()]
+    by_id = {answer["id"]: answer for answer in answers if "id" in answer}
+    assert sorted(by_id) == [1, 2, 3, 4, 5]
+    assert by_id[2]["result"]["processId"] == "p"
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_reader_that_takes_nothing_ends_the_server_after_stdin(tmp_path: Path) -> None:
+    """Far more answers than the server holds, so that it cannot even make them all."""
+    (tmp_path / "big").write_bytes(bytes(_MIB))
+    request = {"id": 2, "method": "fs/readFile", "params": {"path": uri(tmp_path / "big")}}
+    with start_stdio("ours") as (server, client):
+        client.initialize()
+        _link(client).send_bytes((json.dumps(request).encode() + b"\n") * 40)
+        client.close()
+        assert server.process.wait(scaled(8)) == 0
 
 
 def test_reader_that_never_comes_does_not_keep_the_server() -> None:
@@ -286,8 +369,8 @@ def test_standard_streams_may_be_one_socket() -> None:
         process = subprocess.Popen(
             [*server_command("ours"), "--listen", "stdio"],
             env=server_environment("ours"),
-            stdin=theirs,
-            stdout=theirs,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
         )
         theirs.close()
         ours.settimeout(scaled(10))

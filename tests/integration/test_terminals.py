@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from inside import eventually, open_descriptors, start_prepared
-from wire import Client, Server, assemble, uri
+from tests.support.client import Client, Server, assemble, uri
+from tests.support.server_internals import eventually, open_descriptors, start_prepared
 
 Python = Callable[[str], list[str]]
 
@@ -27,6 +26,7 @@ def _until(client: Client, process_id: str, text: bytes) -> bytes:
     return shown
 
 
+@pytest.mark.quick
 def test_terminal_is_24_by_80_with_kernel_default_modes(client: Client) -> None:
     run = client.run(["/bin/sh", "-c", "stty size; stty -a; tty; ls -l /proc/self/fd"], tty=True)
     assert run.exit_code == 0
@@ -182,10 +182,10 @@ def test_six_hundred_terminals_in_a_row() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may count the server's descriptors")
-def test_descriptors_are_given_back(server: Server) -> None:
-    with server.connect() as client:
+def test_descriptors_are_given_back(fresh_server: Server) -> None:
+    with fresh_server.connect() as client:
         client.run(["/bin/true"], tty=True)
-        before = open_descriptors(server)
+        before = open_descriptors(fresh_server)
         for number in range(100):
             client.start(["/bin/sh", "-c", f"echo {number}"], tty=True, process_id=f"t{number}")
             client.start(["cat"], pipeStdin=True, process_id=f"cat{number}")
@@ -197,4 +197,4 @@ def test_descriptors_are_given_back(server: Server) -> None:
         for number in range(50):
             more = {"processId": str(number), "tty": number % 2 == 0, "pipeStdin": True}
             client.failure("process/start", params | more)
-        eventually("descriptors are closed", lambda: open_descriptors(server) <= before)
+        eventually("descriptors are closed", lambda: open_descriptors(fresh_server) <= before)

@@ -1,4 +1,4 @@
-"""The WebSocket listener on the wire: HTTP, framing, close codes, liveness."""
+"""The WebSocket listener on the wire: framing, close codes, liveness."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from inside import eventually, start_patched
-from wire import (
+from tests.support.client import (
     BINARY,
     CLOSE,
     CONTINUATION,
@@ -28,29 +26,17 @@ from wire import (
     Server,
     WebSocketLink,
     frame_bytes,
-    http,
     scaled,
     start_server,
     upgrade_request,
     uri,
 )
+from tests.support.raw_links import try_send
+from tests.support.server_internals import eventually, start_patched, start_prepared
 
 _MIB = 1_048_576
 _STATUS = b'{"id":9,"method":"environment/status"}'
 _READY = b'{"id":9,"result":{"status":"ready"}}'
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """One server for all tests that need no other."""
-    with start_server("ours") as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with server.connect() as connected:
-        yield connected
 
 
 @pytest.fixture
@@ -66,11 +52,6 @@ def bare(server: Server) -> Iterator[WebSocketLink]:
     link.close()
 
 
-def _dial(server: Server) -> socket.socket:
-    port = int(server.url.rpartition(":")[2])
-    return socket.create_connection(("127.0.0.1", port), scaled(10))
-
-
 def _end(link: WebSocketLink) -> tuple[int | None, str]:
     """How the server ends the connection: its close frame, and then TCP too."""
     with pytest.raises(Disconnected) as end:
@@ -79,155 +60,6 @@ def _end(link: WebSocketLink) -> tuple[int | None, str]:
         with pytest.raises(Disconnected):
             link.receive_frame(scaled(1))
     return end.value.close_code, end.value.reason
-
-
-# ---- HTTP -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("request_line", "headers", "status", "body"),
-    [
-        ("GET /readyz", [], 200, b""),
-        ("HEAD /readyz", [], 200, b""),
-        ("GET /readyz?x=1", [], 200, b""),
-        ("POST /readyz", [], 405, b""),
-        ("GET /healthz", [], 404, b""),
-        ("POST /healthz", [], 404, b""),
-        ("POST /", [], 405, b"Request method must be `GET`"),
-        ("GET /", [], 400, b"Connection header did not include 'upgrade'"),
-        ("HEAD /", [], 405, b""),
-        (
-            "GET /",
-            ["Connection: upgrade"],
-            400,
-            b"`Upgrade` header did not include 'websocket'",
-        ),
-        (
-            "GET /",
-            ["Connection: upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 12"],
-            400,
-            b"`Sec-WebSocket-Version` header did not include '13'",
-        ),
-        (
-            "GET /",
-            ["Connection: upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"],
-            400,
-            b"`Sec-WebSocket-Key` header missing",
-        ),
-        ("GET /readyz", ["Origin: http://127.0.0.1"], 403, b""),
-        ("GET /nope", ["Origin: null"], 403, b""),
-        ("POST /", ["Origin:"], 403, b""),
-        ("GET /", ["no header at all"], 400, b""),
-        ("GET", [], 400, b""),
-    ],
-)
-def test_http_answers(
-    server: Server, request_line: str, headers: list[str], status: int, body: bytes
-) -> None:
-    lines = [f"{request_line} HTTP/1.1", "Host: 127.0.0.1", *headers, "", ""]
-    reply = server.http("\r\n".join(lines).encode())
-    assert (reply.status, reply.body) == (status, body)
-    if not request_line.startswith("HEAD"):
-        assert reply.header("content-length") == str(len(body))
-    if body:
-        assert reply.header("content-type") == "text/plain; charset=utf-8"
-    if request_line == "POST /readyz":
-        assert reply.header("allow") == "GET,HEAD"
-
-
-def test_several_requests_on_one_connection(server: Server) -> None:
-    with _dial(server) as sock:
-        sock.sendall(b"GET /readyz HTTP/1.1\r\n\r\n" * 3 + b"GET /x HTTP/1.1\r\n\r\n")
-        received = b""
-        while received.count(b"HTTP/1.1 ") < 4 or not received.endswith(b"\r\n\r\n"):
-            received += sock.recv(65536)
-        assert received.count(b"HTTP/1.1 200 OK") == 3
-        sock.sendall(upgrade_request() + frame_bytes(TEXT, _STATUS))
-        answer = b""
-        while b"client must call initialize" not in answer:
-            answer += sock.recv(65536)
-        assert answer.startswith(b"HTTP/1.1 101 ")
-
-
-def test_thousands_of_requests_at_once_are_no_burden(server: Server) -> None:
-    """Enough for any recursion to show; and who does not read the answers is hung up on."""
-    request = b"GET /readyz HTTP/1.1\r\n\r\n"
-    with _dial(server) as sock:
-        sock.sendall(request * 5000)
-        received = 0
-        while received < 5000:
-            received += sock.recv(_MIB).count(b"HTTP/1.1 200")
-    with _dial(server) as sock:
-        eventually("hung up on", lambda: not _sends(sock, request * 1000))
-    assert server.http(request).status == 200
-
-
-def _sends(sock: socket.socket, data: bytes) -> bool:
-    try:
-        sock.sendall(data)
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1", "null", ""])
-def test_origin_is_refused_before_anything_else(server: Server, origin: str) -> None:
-    reply = http(server.url, upgrade_request("/", [("Origin", origin)]))
-    assert (reply.status, reply.body) == (403, b"")
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:80", "localhost:7700", "[::1]:1"])
-def test_own_hosts_are_accepted(server: Server, host: str) -> None:
-    assert server.http(upgrade_request(host=host)).status == 101
-
-
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:7700", "127.0.0.1.evil.example"])
-def test_foreign_hosts_are_refused(server: Server, host: str) -> None:
-    """A web page that rebinds its name to our address is its own origin, and may send none."""
-    assert server.http(upgrade_request(host=host)).status == 403
-    readyz = f"GET /readyz HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
-    assert server.http(readyz).status == 403
-
-
-def test_allowed_hosts_are_accepted() -> None:
-    with start_server("ours", "--allow-host", "Box.Example", "--allow-host", "two") as server:
-        for host in ("box.example", "BOX.example:7700", "two:1"):
-            assert server.http(upgrade_request(host=host)).status == 101
-        assert server.http(upgrade_request(host="three")).status == 403
-
-
-@pytest.mark.parametrize("ended", [True, False])
-def test_long_heads_are_refused(server: Server, ended: bool) -> None:
-    """The answer arrives although the client is still sending, and sends no end."""
-    head = b"GET / HTTP/1.1\r\nX: " + b"x" * 400_000 + (b"\r\n\r\n" if ended else b"")
-    assert server.http(head).status == 431
-
-
-def test_head_in_small_pieces(server: Server) -> None:
-    with _dial(server) as sock:
-        for byte in upgrade_request():
-            sock.send(bytes([byte]))
-        assert sock.recv(1000).startswith(b"HTTP/1.1 101 ")
-
-
-def test_no_extension_or_subprotocol_is_agreed_on(server: Server) -> None:
-    headers = [
-        ("Sec-WebSocket-Extensions", "permessage-deflate"),
-        ("Sec-WebSocket-Protocol", "chat"),
-    ]
-    link = server.link(headers=headers)
-    assert link.handshake.header("sec-websocket-extensions") is None
-    assert link.handshake.header("sec-websocket-protocol") is None
-    link.close()
-
-
-def test_delays_of_the_kernel_are_switched_off(client: Client) -> None:
-    """Without TCP_NODELAY each exchange of two small messages waits for 40 ms."""
-    began = time.monotonic()
-    for _ in range(50):
-        client.request("environment/status")
-        client.call("environment/status")
-    assert time.monotonic() - began < scaled(1)
 
 
 # ---- framing --------------------------------------------------------------------------
@@ -441,15 +273,14 @@ def _wait_until_stuck(client: Client) -> None:
     import fcntl
     import termios
 
-    seen = -1
-    while True:
+    seen, quiet = -1, 0
+    while quiet < 10:
         buffer = bytearray(4)
         fcntl.ioctl(client.websocket.sock.fileno(), termios.FIONREAD, buffer)
         now = struct.unpack("i", buffer)[0]
-        if now == seen and now > 100_000:
-            return
+        quiet = quiet + 1 if now == seen and now > 100_000 else 0
         seen = now
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 # ---- time -----------------------------------------------------------------------------
@@ -457,9 +288,9 @@ def _wait_until_stuck(client: Client) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n", b"GET /readyz HTTP/1.1\r\n\r\n"])
 def test_unfinished_handshakes_are_cut(sent: bytes) -> None:
-    with start_patched({"transports.websocket.HANDSHAKE_SECONDS": 0.3}) as server:
+    with start_patched({"net.websocket.server.HANDSHAKE_SECONDS": 0.3}) as server:
         upgraded = server.connect()
-        with _dial(server) as sock:
+        with server.dial() as sock:
             sock.sendall(sent)
             eventually("cut", lambda: _is_dead(sock), timeout=3)
         # Nobody who made it is affected.
@@ -468,15 +299,15 @@ def test_unfinished_handshakes_are_cut(sent: bytes) -> None:
 
 
 def test_trickling_a_head_gains_no_time() -> None:
-    constants = {"transports.websocket.HANDSHAKE_SECONDS": 0.3}
-    with start_patched(constants) as server, _dial(server) as sock:
+    constants = {"net.websocket.server.HANDSHAKE_SECONDS": 0.3}
+    with start_patched(constants) as server, server.dial() as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nX: ")
-        eventually("cut", lambda: not _sends(sock, b"x"), timeout=3)
+        eventually("cut", lambda: not try_send(sock, b"x"), timeout=3)
 
 
 _QUICK_PINGS = {
-    "transports.websocket.PING_SECONDS": 0.2,
-    "transports.websocket._TICK_SECONDS": 0.05,
+    "net.websocket.server.PING_SECONDS": 0.2,
+    "net.websocket.server._TICK_SECONDS": 0.05,
 }
 
 
@@ -512,20 +343,48 @@ def test_talking_clients_are_not_pinged() -> None:
         assert not [frame for frame in client.websocket.frames if frame.opcode == PING]
 
 
-def test_slow_clients_are_not_taken_for_dead(python: Callable[[str], list[str]]) -> None:
-    with start_patched(_QUICK_PINGS) as server, server.connect() as client:
+# Connections are checked only while a file exists.
+_CHECKED_WHILE = """
+import os
+import exec_server.net.websocket.server as module
+module.PING_SECONDS, module._TICK_SECONDS = 0.2, 0.05
+tick = module.WebSocketStream.tick
+def tick_if_told(stream, now):
+    if os.path.exists({path!r}):
+        tick(stream, now)
+module.WebSocketStream.tick = tick_if_told
+"""
+
+
+@pytest.mark.alone
+def test_slow_clients_are_not_taken_for_dead(
+    python: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    with (
+        start_prepared(_CHECKED_WHILE.format(path=str(told))) as server,
+        server.connect() as client,
+    ):
         size = 20_000_000
         process = client.start(python(f"import os, sys; sys.stdout.write('x' * {size})"))
         _wait_until_stuck(client)
-        time.sleep(1.5)  # several times the patience with a quiet client
+        told.touch()
+        # A quiet client is found dead three times before the slow one reads on.
+        for _ in range(3):
+            quiet = server.connect()
+            quiet.websocket.answer_pings = False
+            with pytest.raises(Disconnected):
+                quiet.receive()
+            quiet.close()
+        told.unlink()  # a busy machine may keep this test from answering its own pings in time
         assert len(client.collect(process, timeout=30).stdout) == size
 
 
 def test_stalled_large_message_gives_its_room_back() -> None:
     constants = {
-        "transports.websocket.STALL_SECONDS": 0.3,
-        "transports.websocket._TICK_SECONDS": 0.05,
-        "transports.websocket.RECEIVING_BYTES": 70 * _MIB,
+        "net.websocket.server.STALL_SECONDS": 0.3,
+        "net.websocket.server._TICK_SECONDS": 0.05,
+        "net.websocket.server.RECEIVING_BYTES": 70 * _MIB,
     }
     with start_patched(constants) as server:
         stalled = server.connect()
@@ -541,10 +400,10 @@ def test_stalled_large_message_gives_its_room_back() -> None:
 
 def test_trickling_large_message_gives_its_room_back_to_those_who_wait() -> None:
     constants = {
-        "transports.websocket.STALL_SECONDS": 0.5,
-        "transports.websocket.TRICKLE_BYTES_PER_SECOND": 1000 * _MIB,
-        "transports.websocket._TICK_SECONDS": 0.05,
-        "transports.websocket.RECEIVING_BYTES": 70 * _MIB,
+        "net.websocket.server.STALL_SECONDS": 0.5,
+        "net.websocket.server.TRICKLE_BYTES_PER_SECOND": 1000 * _MIB,
+        "net.websocket.server._TICK_SECONDS": 0.05,
+        "net.websocket.server.RECEIVING_BYTES": 70 * _MIB,
     }
     with start_patched(constants) as server, server.connect() as other:
         trickler = server.connect()
@@ -563,7 +422,7 @@ def test_trickling_large_message_gives_its_room_back_to_those_who_wait() -> None
             assert time.monotonic() < deadline, "it trickles on"
             with pytest.raises((NothingArrived, Disconnected)):
                 trickler.websocket.receive(0.02)
-            _sends(trickler.websocket.sock, b"x")
+            try_send(trickler.websocket.sock, b"x")
         sender.join()
         assert trickler.websocket.close_code == 1008
         assert other.link.receive(scaled(10)) == _READY
@@ -572,15 +431,15 @@ def test_trickling_large_message_gives_its_room_back_to_those_who_wait() -> None
 
 def test_too_many_connections_are_told_so() -> None:
     constants = {
-        "transports.websocket.MAX_CONNECTIONS": 3,
-        "transports.websocket.REFUSED_CONNECTIONS": 2,
+        "net.websocket.server.MAX_CONNECTIONS": 3,
+        "net.websocket.server.REFUSED_CONNECTIONS": 2,
     }
     with start_patched(constants) as server:
         clients = [server.connect() for _ in range(3)]
         with pytest.raises(HandshakeRefused) as refused:
             server.link()
         assert (refused.value.status, refused.value.reply.body) == (503, b"too many connections")
-        refused_sockets = [_dial(server) for _ in range(6)]
+        refused_sockets = [server.dial() for _ in range(6)]
         eventually("hung up on", lambda: any(_is_dead(sock) for sock in refused_sockets))
         for sock in refused_sockets:
             sock.close()
@@ -613,14 +472,14 @@ def test_broken_clients_leave_no_trace_in_the_log() -> None:
     """What a client does wrong is no error of ours: nothing at the default level."""
     with start_server("ours") as server:
         for data in (b"", b"\x00" * 100, b"GET / HTTP/1.1\r\n", upgrade_request()[:-2]):
-            with _dial(server) as sock:
+            with server.dial() as sock:
                 sock.sendall(data)
         for payload in (b"\x81", b"\x81\x80", frame_bytes(TEXT, b"{")):
             link = server.link()
             link.send_bytes(payload)
             link.abort()
         for _ in range(20):
-            sock = _dial(server)
+            sock = server.dial()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.close()
         with server.connect() as client:

@@ -4,13 +4,13 @@ An independent reading of the protocol: nothing here imports the product. See `s
 how to run it, `faults` and `sockets.Socket` for what can be made to go wrong.
 """
 
-from relay_service.envelope import Envelope, Kind, build, read, reset, reset_reason
-from relay_service.faults import TO_EXECUTOR, TO_HARNESS, FrameFault, HttpFault
-from relay_service.journal import Message, Request
-from relay_service.registry import Answer, Endpoint
-from relay_service.service import RelayService, ThreadedRelayService
-from relay_service.sockets import BINARY, TEXT, Socket
-from relay_service.state import Form
+from tests.relay_service.envelope import Envelope, Kind, build, read, reset, reset_reason
+from tests.relay_service.faults import TO_EXECUTOR, TO_HARNESS, FrameFault, HttpFault
+from tests.relay_service.journal import Message, Request
+from tests.relay_service.registry import Answer, Endpoint
+from tests.relay_service.service import RelayService, ThreadedRelayService
+from tests.relay_service.sockets import BINARY, TEXT, Socket
+from tests.relay_service.state import Form
 
 __all__ = [
     "BINARY",

@@ -15,8 +15,8 @@ import sys
 
 import uvloop
 
-from relay_service.service import RelayService
-from relay_service.state import Form
+from tests.relay_service.service import RelayService
+from tests.relay_service.state import Form
 
 
 def _arguments() -> argparse.Namespace:
@@ -55,7 +55,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     }
     async with RelayService(**settings) as service:
         print(json.dumps({"url": service.url, "token": service.token}), flush=True)
-        # A file or the null device cannot be waited for, and says nothing about the parent.
+        # A file or the null device cannot be waited for; its end is not the end of the parent.
         with contextlib.suppress(OSError):
             loop.add_reader(0, read_stdin)
         await stop.wait()

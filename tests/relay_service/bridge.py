@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from picows import WSFrame, WSMsgType, WSTransport
 
-from relay_service.faults import TO_EXECUTOR, TO_HARNESS
-from relay_service.journal import Message
-from relay_service.sockets import (
+from tests.relay_service.faults import TO_EXECUTOR, TO_HARNESS
+from tests.relay_service.journal import Message
+from tests.relay_service.sockets import (
     BRIDGE_MESSAGE_BYTES,
     GOING_AWAY,
     MESSAGE_TOO_BIG,
     REPLACED,
     Socket,
 )
-from relay_service.state import Registration
-from relay_service.streams import Exchange, Route
+from tests.relay_service.state import Registration
+from tests.relay_service.streams import Exchange, Route
 
 
 class _Bridged(Socket):

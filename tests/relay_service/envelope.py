@@ -18,7 +18,7 @@ _VARINT_BYTES = 10
 
 
 class Kind(StrEnum):
-    """What a frame carries."""
+    """The kinds of frames."""
 
     DATA = "data"
     ACK = "ack_frame"
@@ -52,7 +52,7 @@ class Envelope(NamedTuple):
 
 
 def read(frame: Buffer) -> Envelope | None:
-    """Look at a frame; None if it is not one that anybody could act on."""
+    """Parse a frame; None if no peer could act on it."""
     try:
         return _read_usual(frame) or _read_any(frame)
     except (IndexError, ValueError):
@@ -60,7 +60,7 @@ def read(frame: Buffer) -> Envelope | None:
 
 
 def _read_usual(frame: Buffer) -> Envelope | None:
-    # What both ends send nearly always: version 1, a short stream id, one body, nothing else.
+    # The usual frame of both ends: version 1, a short stream id, one body, nothing else.
     if frame[0] != 0x08 or frame[1] != 1 or frame[2] != 0x12 or not 0 < frame[3] < 0x80:
         return None
     end = 4 + frame[3]

@@ -1,4 +1,4 @@
-"""What may go wrong, on request: each fault is armed, hits what it was armed for, and counts.
+"""Faults on request: each is armed for a request or frame, hits it, and counts its hits.
 
 Deterministic: what is left to chance comes from one seeded generator. `HttpFaults` spoils
 answers of the registry and upgrades, `FrameFaults` what is forwarded. Faults of a whole
@@ -14,8 +14,8 @@ from enum import StrEnum
 from random import Random
 from typing import Any, NamedTuple
 
-from relay_service.envelope import Envelope, Kind, payload_start
-from relay_service.registry import Answer, Endpoint, error_body
+from tests.relay_service.envelope import Envelope, Kind, payload_start
+from tests.relay_service.registry import Answer, Endpoint, error_body
 
 # Armed at the same time; a test that needs more has lost count.
 FAULTS_ARMED = 1000
@@ -51,7 +51,7 @@ class Fault:
         self.times = self.hits
 
 
-class Manner(StrEnum):
+class HttpFaultKind(StrEnum):
     """How an answer is sent."""
 
     WHOLE = "whole"
@@ -66,7 +66,7 @@ class HttpFault(Fault):
     """Another answer, or another way of sending it."""
 
     endpoint: Endpoint | None = None
-    manner: Manner = Manner.WHOLE
+    manner: HttpFaultKind = HttpFaultKind.WHOLE
     answer: Answer | None = None
     rewrite: Callable[[dict[str, Any]], Any] | None = None
     # Between two pieces of a dripping answer, and their size.
@@ -76,7 +76,7 @@ class HttpFault(Fault):
     @property
     def preempts(self) -> bool:
         """Whether the service behind does not even hear of the request."""
-        return self.answer is not None or self.manner in (Manner.HANG, Manner.GARBAGE)
+        return self.answer is not None or self.manner in (HttpFaultKind.HANG, HttpFaultKind.GARBAGE)
 
 
 class HttpFaults:
@@ -122,22 +122,24 @@ class HttpFaults:
 
     def hang(self, endpoint: Endpoint | None, **when: Any) -> HttpFault:
         """Take the request and never answer."""
-        return self._arm(HttpFault(endpoint=endpoint, manner=Manner.HANG, **when))
+        return self._arm(HttpFault(endpoint=endpoint, manner=HttpFaultKind.HANG, **when))
 
     def cut(self, endpoint: Endpoint | None, **when: Any) -> HttpFault:
         """Do the work, then abort the connection in the middle of the answer's body."""
-        return self._arm(HttpFault(endpoint=endpoint, manner=Manner.CUT, **when))
+        return self._arm(HttpFault(endpoint=endpoint, manner=HttpFaultKind.CUT, **when))
 
     def garbage(self, endpoint: Endpoint | None, **when: Any) -> HttpFault:
         """Answer something that is not HTTP, and hang up."""
-        return self._arm(HttpFault(endpoint=endpoint, manner=Manner.GARBAGE, **when))
+        return self._arm(HttpFault(endpoint=endpoint, manner=HttpFaultKind.GARBAGE, **when))
 
     def drip(
         self, endpoint: Endpoint | None, pause: float, *, piece: int = 1, **when: Any
     ) -> HttpFault:
         """Send the answer slowly. Not for upgrades."""
         return self._arm(
-            HttpFault(endpoint=endpoint, manner=Manner.DRIP, pause=pause, piece=piece, **when)
+            HttpFault(
+                endpoint=endpoint, manner=HttpFaultKind.DRIP, pause=pause, piece=piece, **when
+            )
         )
 
     def take(self, endpoint: Endpoint | None, *, upgrade: bool = False) -> HttpFault | None:
@@ -160,7 +162,7 @@ Change = Callable[[bytes, Envelope | None], list[bytes]]
 
 @dataclass(eq=False)
 class FrameFault(Fault):
-    """What happens to forwarded frames that match; None matches all."""
+    """A fault of forwarded frames that match; None matches all."""
 
     direction: str | None = None
     kind: Kind | None = None
@@ -169,7 +171,7 @@ class FrameFault(Fault):
     change: Change | None = None
     swaps: bool = False
     seconds: float = 0.0
-    # Of a swap: the frame that waits for its successor, and what it belongs to.
+    # Of a swap: the frame that waits for its successor, and its stream.
     kept: bytes | None = None
     kept_for: tuple[str, bytes] | None = None
 
@@ -186,14 +188,14 @@ class FrameFault(Fault):
 
 
 class Outcome(NamedTuple):
-    """What to forward instead of a frame, and for how long to hold it back."""
+    """The frames to forward instead of one, and the delay."""
 
     frames: list[bytes]
     seconds: float
 
 
 class FrameFaults:
-    """Faults of what is forwarded; selected by `direction`, `kind`, `stream_id`, `where`."""
+    """Faults of forwarded frames; selected by `direction`, `kind`, `stream_id`, `where`."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -206,7 +208,7 @@ class FrameFaults:
         return fault
 
     def alter(self, change: Change, **match: Any) -> FrameFault:
-        """Forward what `change` makes of the frame."""
+        """Forward the frame that `change` returns."""
         return self._arm(FrameFault(change=change, **match))
 
     def drop(self, **match: Any) -> FrameFault:
@@ -220,7 +222,7 @@ class FrameFaults:
         return self._arm(FrameFault(swaps=True, **match))
 
     def truncate(self, keep: int | None = None, **match: Any) -> FrameFault:
-        """Cut the frame off; where, is left to chance unless said."""
+        """Cut the frame off, at a random place unless `at` is given."""
 
         def cut(frame: bytes, _: Envelope | None) -> list[bytes]:
             return [frame[: self._random.randrange(len(frame)) if keep is None else keep]]
@@ -228,7 +230,7 @@ class FrameFaults:
         return self.alter(cut, **match)
 
     def corrupt_payload(self, **match: Any) -> FrameFault:
-        """Flip one bit of what the two ends exchange."""
+        """Flip one bit of the payload."""
 
         def flip(frame: bytes, envelope: Envelope | None) -> list[bytes]:
             start = 0 if envelope is None else payload_start(frame, envelope)
@@ -238,7 +240,7 @@ class FrameFaults:
         return self.alter(flip, **match)
 
     def corrupt_header(self, **match: Any) -> FrameFault:
-        """Flip one bit of what lies around the payload."""
+        """Flip one bit around the payload."""
 
         def flip(frame: bytes, envelope: Envelope | None) -> list[bytes]:
             end = len(frame) if envelope is None else payload_start(frame, envelope)
@@ -258,7 +260,7 @@ class FrameFaults:
         return self._arm(FrameFault(seconds=seconds, **match))
 
     def apply(self, direction: str, envelope: Envelope | None, frame: bytes) -> Outcome:
-        """What becomes of a frame."""
+        """The frames to forward for one that arrived."""
         frames, seconds = [frame], 0.0
         stream = (direction, envelope.stream_id if envelope is not None else b"")
         for fault in self.armed:

@@ -13,15 +13,17 @@ from typing import Any, Protocol, cast
 
 import h11
 from picows import WSAutoPingStrategy
-from picows.picows import WSProtocol  # what ws_create_server itself makes for each connection
 
-from relay_service.faults import GARBAGE, HttpFault, Manner
-from relay_service.journal import Request
-from relay_service.registry import Answer, Endpoint
-from relay_service.sockets import Socket
-from relay_service.tickets import Rejected
+# ws_create_server makes one of these for each connection; the stubs leave it out.
+from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
-# A key object and an authorization are far below; what is larger gets a 413.
+from tests.relay_service.faults import GARBAGE, HttpFault, HttpFaultKind
+from tests.relay_service.journal import Request
+from tests.relay_service.registry import Answer, Endpoint
+from tests.relay_service.sockets import Socket
+from tests.relay_service.tickets import Rejected
+
+# A key object and an authorization are far below; a larger body gets a 413.
 BODY_BYTES = 64 * 1024
 # Open connections of all kinds; further ones are dropped.
 CONNECTIONS_KEPT = 8192
@@ -29,8 +31,8 @@ _REJECTION_HEADER = "x-codex-rendezvous-rejection-reason"
 _LOGGER = logging.getLogger("relay_service")
 
 
-class Desk(Protocol):
-    """What a connection asks the service."""
+class ConnectionHandler(Protocol):
+    """The interface of the service for a connection."""
 
     def arrived(self, request: Request) -> None: ...
     def endpoint(self, request: Request) -> Endpoint | None: ...
@@ -66,7 +68,7 @@ class Connections:
             self._empty.set_result(None)
 
     async def end(self, grace: float) -> None:
-        """Close all, wait a moment for what is unsent, then abort the rest."""
+        """Close all, wait a moment until unsent bytes are sent, then abort the rest."""
         for transport in list(self._open):
             transport.close()
         for seconds in (grace, grace):
@@ -78,7 +80,7 @@ class Connections:
                 transport.abort()
 
 
-class _WebSocket(WSProtocol):
+class _WebSocket(WSProtocol):  # type: ignore[misc]
     """A picows connection that leaves the list of open ones when it ends."""
 
     def __init__(self, connections: Connections, socket: Socket) -> None:
@@ -94,7 +96,7 @@ class _WebSocket(WSProtocol):
             30,
             30,
             WSAutoPingStrategy.PING_WHEN_IDLE,
-            False,  # and answered by the socket, which may be told not to
+            False,  # pings are answered by the socket, unless a test stops that
             socket.largest_message,
             None,  # headers, of a client
             256 * 1024,  # the read buffer to begin with: one record and its frame
@@ -112,7 +114,7 @@ class _WebSocket(WSProtocol):
             self._connections.remove(self._wire)
 
     def feed(self, data: bytes) -> None:
-        """Take what has been read already, as if it came from the socket."""
+        """Take bytes that have been read already, as if they came from the socket."""
         rest = memoryview(data)
         while rest:
             room = self.get_buffer(-1)
@@ -125,7 +127,9 @@ class _WebSocket(WSProtocol):
 class Front(asyncio.Protocol):
     """One accepted connection, as long as it speaks HTTP."""
 
-    def __init__(self, desk: Desk, connections: Connections, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, desk: ConnectionHandler, connections: Connections, clock: Callable[[], float]
+    ) -> None:
         self._desk = desk
         self._connections = connections
         self._clock = clock
@@ -151,7 +155,7 @@ class Front(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        # Until the first head is complete, nobody knows for whom these bytes are.
+        # Until the first head is complete, the receiver of these bytes is unknown.
         if self._raw is not None:
             self._raw += data
         self._http.receive_data(data)
@@ -215,10 +219,10 @@ class Front(asyncio.Protocol):
             self._write(self._encode(self._desk.answer(request)))
             self._next_request()
             return
-        if fault.manner is Manner.HANG:
+        if fault.manner is HttpFaultKind.HANG:
             self._deaf = True
             return
-        if fault.manner is Manner.GARBAGE:
+        if fault.manner is HttpFaultKind.GARBAGE:
             self._write(GARBAGE)
             self._hang_up()
             return
@@ -229,11 +233,11 @@ class Front(asyncio.Protocol):
         self._misbehave(self._encode(answer), len(answer.content()), fault)
 
     def _misbehave(self, data: bytes, body_size: int, fault: HttpFault) -> None:
-        if fault.manner is Manner.CUT:
+        if fault.manner is HttpFaultKind.CUT:
             self._write(data[: len(data) - (body_size + 1) // 2])
             # Orderly, so that the half answer arrives: an abort could overtake it.
             self._hang_up()
-        elif fault.manner is Manner.DRIP:
+        elif fault.manner is HttpFaultKind.DRIP:
             self._drip(data, fault)
         else:
             self._write(data)
@@ -305,12 +309,12 @@ class Front(asyncio.Protocol):
         protocol.feed(raw)
 
     def _refuse_by(self, fault: HttpFault) -> None:
-        if fault.manner is Manner.HANG:
+        if fault.manner is HttpFaultKind.HANG:
             self._deaf = True
             return
-        if fault.manner is Manner.CUT and self._transport is not None:
+        if fault.manner is HttpFaultKind.CUT and self._transport is not None:
             self._transport.abort()
-        elif fault.manner is Manner.GARBAGE:
+        elif fault.manner is HttpFaultKind.GARBAGE:
             self._write(GARBAGE)
             self._hang_up()
         elif fault.answer is not None:

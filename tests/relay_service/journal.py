@@ -1,4 +1,4 @@
-"""What the service saw, kept within bounds for tests to look at, and waiting for more of it."""
+"""Requests and traffic of the service, kept within bounds for tests, and waiting for more."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from relay_service.envelope import Kind
+from tests.relay_service.envelope import Kind
 
 # Far more than a test causes; the oldest are forgotten.
 REQUESTS_KEPT = 10_000
-# Of a test that moves more, the newest traffic is kept; `Traffic.forgotten` tells.
+# Of a test that moves more, the newest traffic is kept; `Traffic.forgotten` counts the rest.
 TRAFFIC_BYTES = 64 * 1024 * 1024
-# What each recorded message costs beside its bytes, so that empty ones have a bound too.
+# The cost of a recorded message beside its bytes, so that empty ones have a bound too.
 _MESSAGE_OVERHEAD = 256
 
 
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What arrived for forwarding, before any fault; `kind` is None on a bridge."""
+    """A message to forward, before any fault; `kind` is None on a bridge."""
 
     direction: str
     environment_id: str
@@ -68,7 +68,7 @@ class Traffic:
 
 
 class Journal:
-    """Requests, traffic, and those who wait for something to happen."""
+    """Requests, traffic, and the tasks that wait for more of them."""
 
     def __init__(self, *, record: bool) -> None:
         self.requests: deque[Request] = deque(maxlen=REQUESTS_KEPT)
@@ -78,11 +78,11 @@ class Journal:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody wants to know of each single message."""
+        """Whether a task waits for single messages."""
         return self.recording or bool(self._waiters)
 
     def changed(self) -> None:
-        """Something happened; look who waited for it."""
+        """Wake the tasks whose condition is now true."""
         if not self._waiters:
             return
         for waiter in list(self._waiters):

@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import unquote
 
-from relay_service.journal import Request
-from relay_service.state import (
+from tests.relay_service.journal import Request
+from tests.relay_service.state import (
     PROFILE,
     Authorizations,
     Callers,
@@ -21,7 +21,7 @@ from relay_service.state import (
     Refused,
     Registration,
 )
-from relay_service.tickets import Tickets
+from tests.relay_service.tickets import Tickets
 
 DIRECT_TRANSPORT = "direct_jsonrpc_v1"
 # The executor refuses longer ones; nothing that this registry issued is near that.
@@ -31,7 +31,7 @@ _SIGNED = "AWS4-HMAC-SHA256 "
 
 
 class Endpoint(StrEnum):
-    """What can be asked of the service, to name it in faults; the last two are upgrades."""
+    """The endpoints of the service, as faults name them; the last two are upgrades."""
 
     REGISTER = "register"
     CONNECT = "connect"

@@ -1,14 +1,14 @@
-"""The rendezvous: who may open which WebSocket, and keeping those alive."""
+"""The rendezvous: which WebSockets may be opened, and their keep-alive."""
 
 from __future__ import annotations
 
 import asyncio
 
-from relay_service.bridge import BridgedClient, BridgedExecutor
-from relay_service.sockets import BRIDGE_MESSAGE_BYTES, GOING_AWAY, Socket
-from relay_service.state import Directory, Form, Registration
-from relay_service.streams import Exchange, ExecutorSocket, HarnessSocket, Route
-from relay_service.tickets import EXECUTOR, Rejected, Ticket
+from tests.relay_service.bridge import BridgedClient, BridgedExecutor
+from tests.relay_service.sockets import BRIDGE_MESSAGE_BYTES, GOING_AWAY, Socket
+from tests.relay_service.state import Directory, Form, Registration
+from tests.relay_service.streams import Exchange, ExecutorSocket, HarnessSocket, Route
+from tests.relay_service.tickets import EXECUTOR, Rejected, Ticket
 
 # Client sockets of one environment; an executor has 128 streams, the rest are attempts.
 HARNESSES_KEPT = 1024

@@ -14,14 +14,13 @@ from typing import Any, Self, TypeVar
 import aiofastnet
 import uvloop
 
-from links import PATIENCE, scaled
-from relay_service.faults import Faults, FrameFaults, HttpFault, HttpFaults
-from relay_service.front import Connections, Front
-from relay_service.journal import Journal, Message, Request
-from relay_service.registry import Answer, Endpoint, Registry
-from relay_service.rendezvous import Rendezvous
-from relay_service.sockets import Socket
-from relay_service.state import (
+from tests.relay_service.faults import Faults, FrameFaults, HttpFault, HttpFaults
+from tests.relay_service.front import Connections, Front
+from tests.relay_service.journal import Journal, Message, Request
+from tests.relay_service.registry import Answer, Endpoint, Registry
+from tests.relay_service.rendezvous import Rendezvous
+from tests.relay_service.sockets import Socket
+from tests.relay_service.state import (
     AUTHORIZATION_SECONDS,
     Authorizations,
     Callers,
@@ -29,11 +28,12 @@ from relay_service.state import (
     Directory,
     Form,
 )
-from relay_service.streams import Exchange
-from relay_service.tickets import EXECUTOR, Rejected, Tickets
+from tests.relay_service.streams import Exchange
+from tests.relay_service.tickets import EXECUTOR, Rejected, Tickets
+from tests.support.raw_links import DEFAULT_TIMEOUT, scaled
 
-# For peers to take our goodbye, and once more for the loop to close what was aborted.
-FAREWELL_SECONDS = 0.5
+# Time for peers to read the close frame, and again for the loop to close aborted sockets.
+CLOSE_SECONDS = 0.5
 T = TypeVar("T")
 
 
@@ -56,7 +56,7 @@ class Settings:
     plaintext: bool = False
     executor_form: Form = Form.TEXT
     authorization_seconds: float = AUTHORIZATION_SECONDS
-    # Keep what is forwarded; slows it down.
+    # Record forwarded messages; slows forwarding down.
     record: bool = True
     # For https and wss.
     tls: ssl.SSLContext | None = None
@@ -106,7 +106,7 @@ class RelayService:
     async def __aexit__(self, *_: object) -> None:
         self.deafen()
         self._rendezvous.stop()
-        await self._connections.end(FAREWELL_SECONDS)
+        await self._connections.end(CLOSE_SECONDS)
 
     async def listen(self) -> None:
         """Accept connections, at the same port as before if there was one."""
@@ -128,7 +128,7 @@ class RelayService:
             self._server.close()
             self._server = None
 
-    # ---- what connections ask, as `front.Desk` ------------------------------------------
+    # ---- for connections, as `front.ConnectionHandler` ------------------------------------------
 
     def arrived(self, request: Request) -> None:
         self.journal.requests.append(request)
@@ -151,7 +151,7 @@ class RelayService:
     def accept(self, request: Request) -> Socket:
         return self._rendezvous.accept(self._tickets.check(request.target))
 
-    # ---- what tests ask -----------------------------------------------------------------
+    # ---- for tests -----------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -169,7 +169,7 @@ class RelayService:
 
     @property
     def frames(self) -> list[Message]:
-        """What arrived for forwarding, the oldest first."""
+        """Messages to forward, the oldest first."""
         return list(self.journal.traffic.messages)
 
     @property
@@ -177,12 +177,14 @@ class RelayService:
         """How many connections of any kind are open."""
         return len(self._connections)
 
-    async def until(self, predicate: Callable[[], T], seconds: float = PATIENCE) -> T:
+    async def until(self, predicate: Callable[[], T], seconds: float = DEFAULT_TIMEOUT) -> T:
         """Wait until the predicate is true, asked anew whenever something happened here."""
         found: T = await self.journal.until(predicate, scaled(seconds))
         return found
 
-    async def wait_for_executor(self, environment_id: str, seconds: float = PATIENCE) -> Socket:
+    async def wait_for_executor(
+        self, environment_id: str, seconds: float = DEFAULT_TIMEOUT
+    ) -> Socket:
         """Wait until an executor with the current registration is attached."""
         found = await self.until(lambda: self.executor(environment_id), seconds)
         assert found is not None
@@ -212,7 +214,7 @@ _PARTS = (HttpFaults, FrameFaults)
 
 
 class _OnLoop:
-    """Something of the service's thread: what is called here, runs there."""
+    """An object of the service's thread: methods called here run there."""
 
     def __init__(self, call: Callable[..., Any], target: Any) -> None:
         self._call = call
@@ -249,7 +251,7 @@ class ThreadedRelayService:
         assert self._loop is not None
         assert self._stop is not None
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(scaled(PATIENCE))
+        self._thread.join(scaled(DEFAULT_TIMEOUT))
         assert not self._thread.is_alive(), "the relay service does not end"
         if self._failure is not None:
             raise self._failure
@@ -283,11 +285,11 @@ class ThreadedRelayService:
 
         return self._await(run())
 
-    def _await(self, waiting: Coroutine[Any, Any, T], seconds: float = PATIENCE) -> T:
+    def _await(self, waiting: Coroutine[Any, Any, T], seconds: float = DEFAULT_TIMEOUT) -> T:
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(waiting, self._loop)
         # Later than the limit within, so that that one is reported.
-        return future.result(scaled(seconds) + scaled(PATIENCE))
+        return future.result(scaled(seconds) + scaled(DEFAULT_TIMEOUT))
 
     @property
     def url(self) -> str:
@@ -313,11 +315,11 @@ class ThreadedRelayService:
     def requests_to(self, endpoint: Endpoint) -> list[Request]:
         return self.call(self.service.requests_to, endpoint)
 
-    def until(self, predicate: Callable[[], T], seconds: float = PATIENCE) -> T:
+    def until(self, predicate: Callable[[], T], seconds: float = DEFAULT_TIMEOUT) -> T:
         """Wait until the predicate, run in the service's thread, is true."""
         return self._await(self.service.until(predicate, seconds), seconds)
 
-    def wait_for_executor(self, environment_id: str, seconds: float = PATIENCE) -> Any:
+    def wait_for_executor(self, environment_id: str, seconds: float = DEFAULT_TIMEOUT) -> Any:
         """Wait for the executor and give its `Socket`, to be used from any thread."""
         found = self._await(self.service.wait_for_executor(environment_id, seconds), seconds)
         return _OnLoop(self.call, found)

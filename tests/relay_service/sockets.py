@@ -11,11 +11,11 @@ from collections import deque
 
 from picows import WSFrame, WSListener, WSMsgType, WSTransport
 
-from relay_service.envelope import Buffer
+from tests.relay_service.envelope import Buffer
 
 # Both ends of the relay refuse more, and no frame that they build is half as large.
 RELAY_MESSAGE_BYTES = 262_144
-# What a bridge carries are whole JSON-RPC messages.
+# A bridge carries whole JSON-RPC messages.
 BRIDGE_MESSAGE_BYTES = 64 * 1024 * 1024
 # Unsent bytes of one socket. Above the first, the sockets that feed it are not read; below
 # the second they are read again.
@@ -196,7 +196,8 @@ class Socket(WSListener):
         """Say goodbye and hang up."""
         if self._transport is not None and self.is_open:
             if not self._frozen:
-                self._transport.send_close(code, reason)
+                # Any number is a code on the wire; the stubs know only those with a name.
+                self._transport.send_close(code, reason)  # type: ignore[arg-type]
             self._transport.disconnect()
             self._end()
 
@@ -214,7 +215,7 @@ class Socket(WSListener):
         self.hold_reading("frozen")
 
     def thaw(self) -> None:
-        """Go on; what was to be sent meanwhile is lost."""
+        """Go on; messages sent in the meantime are lost."""
         self._frozen = False
         self.release_reading("frozen")
 
@@ -223,12 +224,12 @@ class Socket(WSListener):
         self.answers_pings = self.hears_pongs = False
 
     def stall(self) -> None:
-        """Hold back what is to be sent, and when that is much, whoever sends it."""
+        """Hold back messages to send, and beyond a bound pause their sender."""
         if self._held is None:
             self._held = deque()
 
     def release(self) -> None:
-        """Send what was held back."""
+        """Send the held back messages."""
         held, self._held, self._held_bytes = self._held, None, 0
         for kind, data, final in held or ():
             self.send(data, kind, final=final)

@@ -1,4 +1,4 @@
-"""What the registry remembers: registrations, authorizations, tokens. No sockets, no HTTP.
+"""The state of the registry: registrations, authorizations, tokens. No sockets, no HTTP.
 
 Time comes in as a clock. Everything lives in memory behind a few methods, so that a shared
 store can take its place.
@@ -109,7 +109,7 @@ class Callers:
             raise Refused(401, "invalid_token")
         if self._accepted is None:
             return _SOMEBODY
-        # Found by its hash, so that the time this takes says nothing about the value.
+        # Found by its hash, so that the time of the search reveals nothing about the value.
         subject = self._accepted.get(_digest(authorization))
         if subject is None:
             raise Refused(401, "invalid_token")
@@ -169,7 +169,7 @@ class Directory:
         return self._current.get(environment_id)
 
     def forget(self, environment_id: str) -> None:
-        """As if nobody had ever registered; an executor that comes back must register anew."""
+        """Forget all registrations; an executor that reconnects must register again."""
         self._current.pop(environment_id, None)
 
 

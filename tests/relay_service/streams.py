@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from picows import WSMsgType
 
-from relay_service import envelope as relay
-from relay_service.envelope import Buffer, Envelope, Kind
-from relay_service.faults import TO_EXECUTOR, TO_HARNESS, Faults
-from relay_service.journal import Journal, Message
-from relay_service.sockets import REPLACED, UNSUPPORTED_DATA, Socket
-from relay_service.state import Registration
+from tests.relay_service import envelope as relay
+from tests.relay_service.envelope import Buffer, Envelope, Kind
+from tests.relay_service.faults import TO_EXECUTOR, TO_HARNESS, Faults
+from tests.relay_service.journal import Journal, Message
+from tests.relay_service.sockets import REPLACED, UNSUPPORTED_DATA, Socket
+from tests.relay_service.state import Registration
 
 # A client that takes nothing for so long loses its stream: the others wait for it.
 STALL_SECONDS = 30.0
@@ -41,7 +41,7 @@ class Route:
 
 
 class Exchange:
-    """What every socket of the rendezvous has to do with: recording and faults."""
+    """Shared by the sockets of the rendezvous: recording and faults."""
 
     def __init__(self, journal: Journal, faults: Faults) -> None:
         self.journal = journal
@@ -50,7 +50,7 @@ class Exchange:
     def forward(
         self, target: Socket, direction: str, route: Route, envelope: Envelope, frame: Buffer
     ) -> None:
-        """Send a frame on; the short way if nobody looks."""
+        """Send a frame on; without parsing if neither recording nor a fault needs it."""
         if not self.faults.frames.armed and not self.journal.is_watched:
             target.send(frame)
             return
@@ -89,7 +89,7 @@ class ExecutorSocket(Socket):
             self.close(UNSUPPORTED_DATA, "binary messages only")
             return
         envelope = relay.read(data)
-        # Of an unreadable frame, and one for a client that has just left, nobody needs to know.
+        # Unreadable frames, and those of a client that has just left, are dropped silently.
         if envelope is None or (harness := self._route.streams.get(envelope.stream_id)) is None:
             return
         if envelope.kind is Kind.RESET:

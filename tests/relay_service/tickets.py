@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from relay_service.state import Clock, Registration
+from tests.relay_service.state import Clock, Registration
 
 # An executor keeps its address for as long as it reconnects; expiry costs it a registration.
 EXECUTOR_SECONDS = 86_400.0
@@ -43,7 +43,7 @@ class Rejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What an address entitles to; without a registration id to any current one."""
+    """The rights of an address; without a registration id it is good for any current one."""
 
     environment_id: str
     role: str
@@ -100,7 +100,7 @@ class Tickets:
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
     def check(self, target: str) -> Ticket:
-        """What the target entitles to; raises Rejected. A single-use one is now used."""
+        """The rights of the target; raises Rejected. A single-use one is now used."""
         path, _, query = target.partition("?")
         _, _, rest = path.partition("/")
         section, _, name = rest.partition("/")

@@ -1,7 +1,7 @@
-"""The layers as data: who may import whom, how long a module may be, what documents must say.
+"""Imports follow the layers, modules and functions are short, documents match the code.
 
-From the ground up. A module may import its own layer and the ones that its layer names; no
-import, not even a lazy or a type-checking one, may close a circle.
+The layers are data in `tests/support/layers.py`. No import, not even a lazy or a type-checking
+one, may close a cycle.
 """
 
 from __future__ import annotations
@@ -9,123 +9,22 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from scripts import module_list
+from tests.support.layers import LAYERS, layer_of
 
-from exec_server.core.files import OPERATIONS
-from exec_server.rpc.methods import METHODS
+from exec_server.filesystem.operation_table import OPERATIONS
+from exec_server.server.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "exec_server"
+UNIT_TESTS = ROOT / "tests" / "unit"
+# About the package as a whole: its structure, and its types as a user's type checker sees them.
+UNIT_TESTS_OF_NO_MODULE = {"test_architecture.py", "test_prose.py", "client/test_types.py"}
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60  # with its signature and docstring; the guide says 40 of code
-
-_IO = {"asyncio", "os", "socket", "subprocess", "threading", "time", "random", "signal", "select"}
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Modules, what of the package they may import beside each other, and what not at all."""
-
-    name: str
-    modules: tuple[str, ...]
-    below: tuple[str, ...]
-    banned: frozenset[str] = frozenset()
-
-
-LAYERS = [
-    Layer("errors", ("errors",), (), frozenset(_IO | {"websockets", "msgspec"})),
-    Layer("protocol", ("protocol", "protocol.*"), ("errors",), frozenset(_IO | {"websockets"})),
-    Layer("relay", ("relay", "relay.*"), ("errors",), frozenset(_IO | {"websockets"})),
-    Layer("output", ("core.output",), ("errors", "protocol"), frozenset(_IO | {"websockets"})),
-    Layer(
-        "core",
-        ("core", "core.*"),
-        ("errors", "protocol", "output", "version"),
-        frozenset({"websockets"}),
-    ),
-    # What a policy means is found out without looking at the machine.
-    Layer(
-        "policy",
-        tuple(f"sandbox.{name}" for name in ("plan", "policy", "layout", "filter", "denial")),
-        ("errors", "protocol", "sandbox"),
-        frozenset(_IO | {"websockets"}),
-    ),
-    Layer(
-        "sandbox",
-        ("sandbox", "sandbox.*"),
-        ("errors", "protocol", "core", "policy"),
-        frozenset({"websockets"}),
-    ),
-    Layer("stream", ("rpc.stream",), (), frozenset({"websockets", "asyncio", "msgspec"})),
-    Layer(
-        "rpc",
-        ("rpc", "rpc.*"),
-        ("errors", "protocol", "output", "core", "sandbox", "stream"),
-        frozenset({"websockets", "subprocess", "socket"}),
-    ),
-    Layer("transports", ("transports", "transports.*"), ("errors", "relay", "stream")),
-    Layer("registry", ("registry", "registry.*"), ("errors", "relay", "transports")),
-    Layer("remote", ("remote",), ("errors", "relay", "stream", "transports", "registry")),
-    Layer(
-        "client",
-        ("client", "client.*"),
-        ("errors", "protocol", "relay", "stream", "transports", "registry"),
-    ),
-    # The one place that knows both the machine and the connections: it puts them together.
-    Layer(
-        "server",
-        ("server",),
-        ("errors", "core", "sandbox", "stream", "rpc", "transports"),
-    ),
-    Layer("logs", ("logs",), ()),
-    Layer("arguments", ("arguments",), ("logs", "version")),
-    # The guardian stays small, and that is checked by what it imports.
-    Layer("guardian", ("guardian",), ("core",), frozenset({"asyncio", "msgspec"})),
-    Layer(
-        "remote command",
-        ("remote_command",),
-        ("errors", "transports", "registry", "remote", "server"),
-    ),
-    Layer(
-        "daemon",
-        ("daemon",),
-        (
-            "errors",
-            "protocol",
-            "core",
-            "transports",
-            "registry",
-            "server",
-            "logs",
-            "arguments",
-            "remote command",
-        ),
-    ),
-    Layer(
-        "sandbox command",
-        ("sandbox_command", "sandbox_check"),
-        ("errors", "protocol", "core", "policy", "sandbox", "arguments"),
-    ),
-    # What people type: it knows the client, and of the server only its flags.
-    Layer(
-        "commands",
-        ("commands", "commands.*"),
-        ("errors", "protocol", "transports", "client", "arguments"),
-    ),
-    Layer(
-        "cli",
-        ("cli", "__main__"),
-        ("core", "guardian", "daemon", "sandbox command", "commands"),
-    ),
-    Layer("embedding", ("embedding",), ("errors",)),
-    Layer("sync", ("sync", "sync.*"), ("errors", "protocol", "client", "embedding")),
-    # What everybody may import for its version, and users for the names that it imports lazily.
-    Layer("version", ("",), ("errors", "client", "embedding")),
-]
 
 
 def _modules() -> dict[str, Path]:
@@ -138,13 +37,6 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
-
-
-def _layer_of(module: str) -> Layer:
-    for layer in LAYERS:
-        if any(fnmatchcase(module, pattern) for pattern in layer.modules):
-            return layer
-    raise AssertionError(f"{module} belongs to no layer")
 
 
 def _imported(path: Path) -> Iterator[str]:
@@ -173,28 +65,30 @@ def _own_imports(module: str) -> set[str]:
 
 
 def test_there_is_something_to_check() -> None:
-    assert {"errors", "protocol.jsonrpc", "core.spawn", "rpc.connection", "cli"} <= set(MODULES)
-    below = {"core.descendants", "core.system", "guardian", "daemon", "sandbox_command"}
-    below.add("commands.dispatch")
-    assert _own_imports("cli") == below
-    assert "asyncio" in {name.split(".")[0] for name in _imported(MODULES["rpc.connection"])}
+    some = {"errors", "protocol.jsonrpc", "process.spawn", "server.connection", "cli.main"}
+    assert some <= set(MODULES)
+    commands = {"cli.serve_command", "cli.sandbox_command", "cli.commands.dispatch"}
+    host = {"host.libc", "host.secret_variables", "host.standard_streams"}
+    below = {"process.descendants", "cli.watchdog", "registry.secrets"} | host | commands
+    assert _own_imports("cli.main") == below
+    assert "asyncio" in {name.split(".")[0] for name in _imported(MODULES["server.connection"])}
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_downwards(module: str) -> None:
-    layer = _layer_of(module)
+    layer = layer_of(module)
     allowed = {layer.name, *layer.below}
     offences = {
-        f"{module} ({layer.name}) imports {other} ({_layer_of(other).name})"
+        f"{module} ({layer.name}) imports {other} ({layer_of(other).name})"
         for other in _own_imports(module)
-        if _layer_of(other).name not in allowed
+        if layer_of(other).name not in allowed
     }
     assert not offences
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_layers_keep_away_from_what_is_not_theirs(module: str) -> None:
-    banned = _layer_of(module).banned
+    banned = layer_of(module).banned
     # websockets.speedups is one C function without a socket.
     used = {name.split(".")[0] for name in _imported(MODULES[module])}
     assert not used & banned
@@ -230,7 +124,6 @@ def test_functions_are_short(module: str) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
-        and module != "arguments"  # a parser is a table written as calls
     ]
     assert not long
 
@@ -250,6 +143,43 @@ def test_documented_methods_are_the_methods() -> None:
 
 def test_every_file_operation_is_a_method() -> None:
     assert {call.name for call in OPERATIONS} <= set(METHODS)
+
+
+def _source_of(test: Path) -> str:
+    """The module that a unit test is about: `test_module.py` or `test_module_subject.py`."""
+    folder, name = test.relative_to(UNIT_TESTS).parent, test.stem.removeprefix("test_")
+    while name:
+        module = ".".join((*folder.parts, name))
+        if module in MODULES:
+            return module
+        name = name.rpartition("_")[0]
+    return ""
+
+
+def test_unit_tests_mirror_the_source() -> None:
+    strangers = [
+        str(test.relative_to(UNIT_TESTS))
+        for test in sorted(UNIT_TESTS.rglob("test_*.py"))
+        if not _source_of(test)
+    ]
+    assert set(strangers) == UNIT_TESTS_OF_NO_MODULE
+
+
+def test_layers_name_no_layer_above_them() -> None:
+    numbers = {layer.name: layer.number for layer in LAYERS}
+    # Every layer may import the package for its version; users import the client from it.
+    upwards = {
+        (layer.name, other)
+        for layer in LAYERS
+        for other in layer.below
+        if numbers[other] > layer.number and layer.name != "version"
+    }
+    assert not upwards
+
+
+def test_the_document_lists_every_module() -> None:
+    document = module_list.DOCUMENT.read_text()
+    assert document == module_list.updated(document), "run: make module-list"
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -28,6 +28,13 @@ def test_codes(kind: type[errors.RpcError], code: int) -> None:
     assert issubclass(kind, errors.RpcError)
 
 
+def test_texts_are_harmless_to_a_terminal() -> None:
+    """A traceback prints them, and a server may have chosen them."""
+    error = errors.InternalError("one\ntwo \x1b[2J")
+    assert (str(error), error.message) == ("one\ntwo \\x1b[2J", "one\ntwo \x1b[2J")
+    assert str(errors.StdinClosed("\x9b")) == "\\x9b"
+
+
 def test_there_is_one_tree() -> None:
     classes = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
     kinds = [kind for kind in classes if issubclass(kind, BaseException)]
@@ -97,3 +104,24 @@ def test_translation(number: int, kind: type[errors.RpcError]) -> None:
     error = errors.rpc_error_from_os(OSError(number, "text"))
     assert type(error) is kind
     assert error.message.endswith(f"(os error {number})")
+
+
+def test_explained_error_keeps_code_and_data() -> None:
+    error = errors.InvalidParams("short")
+    error.code, error.data = -1, {"a": 1}
+    longer = error.explained("long text")
+    assert type(longer) is errors.InvalidParams
+    assert (longer.code, longer.data, longer.message) == (-1, {"a": 1}, "long text")
+
+
+def test_failed_connect_has_the_http_response_if_any() -> None:
+    plain = errors.ConnectFailed("refused")
+    assert (str(plain), plain.status, plain.headers) == ("refused", None, [])
+    answered = errors.ConnectFailed("status 503", 503, [("retry-after", "1")])
+    assert (answered.status, answered.headers) == (503, [("retry-after", "1")])
+
+
+def test_unsupported_names_capability_and_hint() -> None:
+    error = errors.Unsupported("process/list", "keep the ids")
+    assert str(error) == "the server does not offer process/list: keep the ids"
+    assert (error.capability, error.hint) == ("process/list", "keep the ids")

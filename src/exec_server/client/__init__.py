@@ -1,1 +1,1 @@
-"""The client: dialers that open a connection to a server, and sessions that outlive it."""
+"""The client: the modules that users import; `engine` and `transfer` are internal."""

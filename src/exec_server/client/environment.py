@@ -1,47 +1,43 @@
-"""Environment: everything that can be done on the machine of one server."""
+"""Environment: commands, files and HTTP requests on the machine of one server."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from exec_server.client.dialers import Dialer
+from exec_server.client.engine.dialers import Dialer
+from exec_server.client.engine.recovery import RemoteProcesses
+from exec_server.client.engine.session import CLIENT_NAME, ClientSession
+from exec_server.client.engine.start_params import AnySandbox, StartParamsBuilder, argv_list
+from exec_server.client.engine.stdio import StdioDialer
+from exec_server.client.exceptions import CommandDenied, CommandFailed
 from exec_server.client.files import Files
 from exec_server.client.http import Headers, HttpStream, fetch
-from exec_server.client.launch import AnySandbox, Launcher, words_of
-from exec_server.client.places import AnyPath, Places
-from exec_server.client.process import Process
-from exec_server.client.processes import Processes
-from exec_server.client.program import StdioDialer
+from exec_server.client.paths import AnyPath, PathResolver, path_text
+from exec_server.client.process import OUTPUT_BYTES, Process, run_to_end
 from exec_server.client.results import Response, Result
-from exec_server.client.running import OUTPUT_BYTES, Run
-from exec_server.client.session import CLIENT_NAME, ClientSession
-from exec_server.client.traffic import Traffic
 from exec_server.errors import Unsupported
 from exec_server.protocol.method import Call
-from exec_server.protocol.process import LIST, Listed
+from exec_server.protocol.process import LIST, Listed, StartParams
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 P = TypeVar("P")
 R = TypeVar("R")
 
-# The attributes that an environment gets when it is entered.
-_MADE = frozenset({"files", "_traffic", "_processes", "_launcher"})
+# The attributes that are set when an environment is entered.
+_SET_ON_ENTRY = frozenset({"files", "_connected", "_processes", "_start_params"})
 
 
 class Environment:
     """A machine with an exec-server, for `async with`; `connect` and `local` make one.
 
-    Entering connects; it raises ConnectFailed, RegistryError or RpcError. Leaving kills what
-    was started and still runs, and closes the connection. In between a lost connection is made
-    again and the session resumed, without anybody noticing but for the time that it takes. Calls
-    that may not be repeated raise ConnectionLost then. When a session cannot be resumed
-    everything raises SessionLost.
+    Entering connects; it raises ConnectFailed, RegistryError or RpcError. Leaving kills all
+    running processes and closes the connection. A connection that is lost meanwhile is opened
+    again and the session is resumed, which callers notice only by the time it takes; calls that
+    may not be repeated raise ConnectionLost. If the session cannot be resumed, everything raises
+    SessionLost.
     """
 
     files: Files
@@ -50,27 +46,23 @@ class Environment:
     def __init__(self, dialer: Dialer, *, client_name: str = CLIENT_NAME) -> None:
         self.session = ClientSession(dialer, client_name=client_name)
         """The layer below: subscribe to notifications, answer requests of the server."""
-        self._tasks = asyncio.TaskGroup()
-        self._exits = AsyncExitStack()
 
     @classmethod
     def local(cls, *arguments: str, env: Mapping[str, str] | None = None) -> Environment:
-        """This machine, through a server of its own that ends with the environment; no socket.
+        """This machine, through a server on pipes that ends with the environment.
 
-        `arguments` are flags of the server, `env` is its environment (default: ours). It is a
-        process of its own because a server reaps every child of the process it is in.
+        `arguments` are flags of the server, `env` is its environment (default: that of this
+        process). The server is a process of its own, because it reaps every child of its process.
         """
-        words = [sys.executable, "-m", "exec_server", "--listen", "stdio", *arguments]
-        return cls(StdioDialer(words, env))
+        argv = [sys.executable, "-m", "exec_server", "--listen", "stdio", *arguments]
+        return cls(StdioDialer(argv, env))
 
     async def __aenter__(self) -> Self:
-        await self._exits.enter_async_context(self.session)
-        await self._tasks.__aenter__()
-        self._traffic = Traffic(self.session, self._tasks)
-        self._processes = Processes(self._traffic)
-        places = Places(self.info)
-        self._launcher = Launcher(places, self.capabilities)
-        self.files = Files(self._traffic, places, self.capabilities, self)
+        self._connected = await self.session.__aenter__()
+        self._processes = RemoteProcesses(self.session)
+        paths = PathResolver(self.info)
+        self._start_params = StartParamsBuilder(paths, self.capabilities)
+        self.files = Files(self.session, paths, self)
         return self
 
     async def __aexit__(
@@ -79,21 +71,17 @@ class Environment:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        processes = self._processes
         try:
-            await self._processes.close()
+            await processes.close()
         finally:
-            try:
-                self._traffic.close()
-                await self.session.close()  # so that no task waits for an answer
-                await self._tasks.__aexit__(None, None, None)
-            finally:
-                await self._exits.aclose()
+            await self.session.__aexit__(None, None, None)
 
-    if not TYPE_CHECKING:  # which would take every name for right
+    if not TYPE_CHECKING:  # a type checker would accept every name
 
         def __getattr__(self, name: str) -> object:
-            """For what is not there: so no method needs to look whether it was entered."""
-            if name in _MADE:
+            """Explain a missing attribute, so that no method checks whether it was entered."""
+            if name in _SET_ON_ENTRY:
                 raise RuntimeError(
                     "the environment is not connected: use it inside of its `async with`"
                 )
@@ -101,21 +89,21 @@ class Environment:
 
     @property
     def info(self) -> EnvironmentInfo:
-        """What the server says of its machine: shell, directories, version."""
-        return self._traffic.session.environment_info
+        """The server's description of its machine: shell, directories, version."""
+        return self._connected.environment_info
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the server offers beyond what all do."""
+        """The optional features of the server."""
         return self.info.capabilities
 
     async def call(self, call: Call[P, R], params: P, *, is_retryable: bool = False) -> R:
-        """Any method of the protocol, with its structs from `exec_server.protocol`.
+        """Call any method of the protocol, with its structs from `exec_server.protocol`.
 
-        A request that `is_retryable` is sent again when its answer was lost with a connection;
-        otherwise that raises ConnectionLost.
+        If the answer was lost with a connection, a request that `is_retryable` is sent again;
+        for others ConnectionLost is raised.
         """
-        return await self._traffic.call(call, params, is_retryable=is_retryable)
+        return await self._connected.call(call, params, is_retryable=is_retryable)
 
     # ---- processes --------------------------------------------------------------------
 
@@ -126,8 +114,8 @@ class Environment:
         cwd: AnyPath | None = None,
         env: Mapping[str, AnyPath] | None = None,
         clean_env: bool = False,
-        timeout: float | None = None,  # noqa: ASYNC109 - whose end has an output to carry
-        input: bytes | None = None,  # noqa: A002 - as subprocess calls it
+        timeout: float | None = None,  # noqa: ASYNC109 - Timeout carries the output
+        input: bytes | None = None,  # noqa: A002 - the name in subprocess
         sandbox: AnySandbox | None = None,
         tty: bool = False,
         check: bool = False,
@@ -135,40 +123,33 @@ class Environment:
     ) -> Result:
         """Run a command to its end, and return its output and exit code.
 
-        It runs in `cwd`, or where the server does, with the server's environment and `env` laid
-        over it, or with nothing but `env` if that is to be `clean_env`. Without `input` its stdin
-        is empty. A `sandbox` is "read-only", "workspace-write" (of `cwd`) or an object of the
-        protocol. Raises RpcError if it cannot be started (ProgramNotFound if there is no such
-        program or `cwd`), Timeout with its output until then after `timeout` seconds, and
-        CommandFailed if its exit code is not 0 and `check` is set. Cancelled or failed in any
-        way, it is killed with all its descendants.
+        The command runs in `cwd` (default: the server's directory) with the server's environment
+        updated by `env`, or with `env` alone if `clean_env` is set. Without `input` its stdin is
+        empty. A `sandbox` is "read-only", "workspace-write" (with `cwd` as workspace) or an object
+        of the protocol. Raises RpcError if the command cannot be started (ProgramNotFound if the
+        program or `cwd` does not exist), Timeout with the output so far after `timeout` seconds,
+        and CommandFailed if `check` is set and the exit code is not 0. If the call is cancelled
+        or fails, the command is killed with all its descendants.
         """
         if input is not None and not isinstance(input, bytes | bytearray | memoryview):
             raise TypeError(f"input must be bytes, not {type(input).__name__}")
         data = bytes(input) if input else None
-        words = words_of(argv)
-        params = self._launcher.params(
+        words = argv_list(argv)
+        params = self._start_params.build(
             words,
             cwd=cwd,
             env=env,
             clean_env=clean_env,
             tty=tty,
-            size=None,
-            stdin=False,
             sandbox=sandbox,
+            input_size=None if data is None or tty else len(data),
         )
-        if data is not None and not tty:
-            params = self._launcher.with_input(params, len(data))
-        run = Run(
-            self._traffic,
-            self._processes,
-            params,
-            argv=tuple(words),
-            name=_name(words, cwd),
-            output_limit=output_limit,
-        )
-        can_close = self.capabilities.process_close_stdin or tty
-        return await run.result(data=data, can_close=can_close, seconds=timeout, check=check)
+        process = self._process(words, cwd, params)
+        result = await run_to_end(process, data, seconds=timeout, output_limit=output_limit)
+        if check and result.exit_code:
+            is_denied = result.sandbox_denied or result.sandbox_denial is not None
+            raise CommandDenied(result) if is_denied else CommandFailed(result)
+        return result
 
     def start(
         self,
@@ -182,13 +163,13 @@ class Environment:
         stdin: bool = False,
         sandbox: AnySandbox | None = None,
     ) -> Process:
-        """A command that runs while its `async with` lasts; see Process.
+        """A command that runs during its `async with`; see Process.
 
-        `size` is rows and columns of its terminal, `stdin` whether a command without one can be
-        written to; the rest is as in `run`.
+        `size` is the rows and columns of its terminal, `stdin` opens a pipe for writing to a
+        command without a terminal; the other arguments are those of `run`.
         """
-        words = words_of(argv)
-        params = self._launcher.params(
+        words = argv_list(argv)
+        params = self._start_params.build(
             words,
             cwd=cwd,
             env=env,
@@ -198,20 +179,18 @@ class Environment:
             stdin=stdin,
             sandbox=sandbox,
         )
-        return Process(
-            self._traffic,
-            self._processes,
-            self.capabilities,
-            params,
-            argv=tuple(words),
-            name=_name(words, cwd),
-        )
+        return self._process(words, cwd, params)
+
+    def _process(self, argv: list[str], cwd: AnyPath | None, params: StartParams) -> Process:
+        # An error of the start names both: either may be missing.
+        name = argv[0] if cwd is None else f"{argv[0]} in {path_text(cwd)}"
+        return Process(self.session, self._processes, params, argv=tuple(argv), name=name)
 
     async def processes(self) -> list[Listed]:
-        """All processes of this session that the server knows; raises Unsupported if it cannot."""
+        """List the processes of this session; raises Unsupported if the server cannot."""
         if not self.capabilities.process_list:
-            raise Unsupported("processList", "it cannot say what runs; keep what start() returned")
-        return (await self._traffic.call(LIST, None, is_retryable=True)).processes
+            raise Unsupported("processList", "keep the processes that start() returns instead")
+        return (await self._connected.call(LIST, None, is_retryable=True)).processes
 
     # ---- HTTP -------------------------------------------------------------------------
 
@@ -222,15 +201,15 @@ class Environment:
         *,
         headers: Headers = (),
         body: bytes | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - it is the server that keeps it
+        timeout: float | None = None,  # noqa: ASYNC109 - the server enforces it
         follow_redirects: bool = True,
     ) -> Response:
-        """Have the server make an HTTP request from its machine; any status is an answer.
+        """Make an HTTP request from the server's machine; returns a response of any status.
 
-        Raises RpcError if there is none, and Unsupported if the server makes no requests.
+        Raises RpcError if there is no response, Unsupported if the server makes no requests.
         """
         return await fetch(
-            self._traffic,
+            self._connected,
             method,
             url,
             headers=headers,
@@ -249,9 +228,9 @@ class Environment:
         timeout: float | None = None,
         follow_redirects: bool = True,
     ) -> HttpStream:
-        """The same for `async with`: status and headers, and the body piece by piece."""
+        """An HTTP request for `async with`: status and headers, and the body in pieces."""
         return HttpStream(
-            self._traffic,
+            self._connected,
             method,
             url,
             headers=headers,
@@ -259,8 +238,3 @@ class Environment:
             timeout=timeout,
             follow_redirects=follow_redirects,
         )
-
-
-def _name(words: list[str], cwd: AnyPath | None) -> str:
-    """What a command is called if it cannot be started: either of the two may be missing."""
-    return words[0] if cwd is None else f"{words[0]} in {os.fspath(cwd)}"

@@ -1,124 +1,187 @@
-"""Files: everything about files on the server's machine."""
+"""Files: operations on files of the server's machine."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Final, Literal, TypeVar, overload
 
 import pybase64
 
-from exec_server.client.download import Download
-from exec_server.client.failures import NotAllCopied, SandboxDenied
-from exec_server.client.launch import AnySandbox, sandbox_object
-from exec_server.client.open_file import FileReader, FileWriter
-from exec_server.client.places import AnyPath, Places, explained, native
+from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.exceptions import NotAllCopied, SandboxDenied
+from exec_server.client.file_changes import FileChanges
+from exec_server.client.file_errors import (
+    AlreadyExists,
+    LinkLoop,
+    NotADirectory,
+    NotFound,
+    already_exists,
+    is_a_directory,
+)
+from exec_server.client.paths import AnyPath, native, path_text
 from exec_server.client.results import Entry, Progress, Stat, Transfer
-from exec_server.client.traffic import Traffic
-from exec_server.client.transfer import Commands
-from exec_server.client.upload import Upload
+from exec_server.client.transfer.download import Download
+from exec_server.client.transfer.open_file import (
+    READ_BYTES,
+    FileReader,
+    FileWriter,
+    too_large_error,
+)
+from exec_server.client.transfer.placement import Placement
+from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES
+from exec_server.client.transfer.upload import Upload
 from exec_server.errors import (
     InternalError,
     InvalidRequest,
-    NotFound,
+    MalformedAnswer,
     RpcError,
     Unsupported,
 )
 from exec_server.protocol import files as wire
-from exec_server.protocol.method import Call
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.session import Capabilities
 
 P = TypeVar("P")
 R = TypeVar("R")
 
-# Of one request and one answer, so that no message comes near its limit. What is larger goes
-# through an open file.
+# File content of one request or answer, well below the limit of a message. Larger files are
+# opened and transferred in blocks.
 WHOLE_BYTES: Final = 4 * 1_048_576
-# A page of a walk: some seconds of work for a server at most.
+# Limits of one walk request: at most some seconds of work for the server.
 WALK_DEPTH: Final = 64
 WALK_DIRECTORIES: Final = 10_000
 WALK_ENTRIES: Final = 50_000
 
-# Errors that say that a path leads nowhere: ENOTDIR, ELOOP.
-_NOWHERE: Final = ("(os error 20)", "(os error 40)")
-_SAME: Final = '[ "$1" -ef "$2" ]'
+# Directories that a walk remembers, if it needs a request for each.
+MAX_DIRECTORIES: Final = 1_000_000
+# Of an URI: a path of 4096 bytes, each of them escaped.
+MAX_URI: Final = 3 * 4096 + 64
+# Sizes and times are signed 64-bit integers.
+MAX_NUMBER: Final = 2**63 - 1
+
+_NOT_IN_NAMES: Final = re.compile("[/\0]")
+_IS_SAME_FILE: Final = '[ "$1" -ef "$2" ]'
 
 
-class Files:
+class Files(FileChanges):
     """The files of an environment, as `env.files`.
 
-    Paths are strings or path-like; relative ones begin where the server runs, `~` is the home of
-    its user. Where nothing else is said NotFound is raised if something does not exist, RpcError
-    if the server cannot do it, and SandboxDenied if its sandbox is the reason.
+    Paths are strings or path-like; relative ones start at the server's directory, `~` is the
+    home of its user. Methods raise NotFound if a path does not exist, RpcError if the operation
+    fails, and SandboxDenied if the sandbox is the reason.
     """
 
-    def __init__(
-        self,
-        traffic: Traffic,
-        places: Places,
-        capabilities: Capabilities,
-        commands: Commands,
-        sandbox: AnySandbox | None = None,
-    ) -> None:
-        self._traffic = traffic
-        self._places = places
-        self._capabilities = capabilities
-        self._commands = commands
-        self._sandbox = sandbox_object(sandbox, places)
-
     def sandboxed(self, sandbox: AnySandbox) -> Files:
-        """The same files, with every operation confined to what this sandbox allows."""
-        return Files(self._traffic, self._places, self._capabilities, self._commands, sandbox)
+        """The same files, with every operation confined by this sandbox."""
+        return Files(self._session, self._paths, self._commands, sandbox)
 
     # ---- whole files ------------------------------------------------------------------
 
-    async def read(self, path: AnyPath) -> bytes:
-        """The content of a file."""
-        if (await self.stat(path)).size > WHOLE_BYTES:
+    async def read(self, path: AnyPath, *, limit: int = READ_BYTES) -> bytes:
+        """Read a file; raises InvalidRequest if it has more than `limit` bytes."""
+        found = await self.stat(path)
+        if found.is_directory:
+            raise is_a_directory(path_text(path))
+        if found.size > limit:
+            raise too_large_error(path, limit)
+        if found.size > WHOLE_BYTES:
             async with self.open(path) as file:
-                return await file.read()
-        params = wire.ReadFileParams(self._places.uri(path), sandbox=self._sandbox)
-        return (await self._call(wire.READ_FILE, params, path)).data_base64
+                data = await file.read(limit + 1)
+        else:
+            params = wire.ReadFileParams(self._paths.uri(path), sandbox=self._sandbox)
+            data = (await self._call(wire.READ_FILE, params, path)).data_base64
+        if len(data) > limit:
+            raise too_large_error(path, limit)
+        return data
 
-    async def write(self, path: AnyPath, data: bytes) -> None:
-        """Make this the content of a file, which need not exist; its directory must."""
+    async def read_text(
+        self, path: AnyPath, encoding: str = "utf-8", errors: str = "strict"
+    ) -> str:
+        """Read a text file; line ends stay as they are."""
+        return (await self.read(path)).decode(encoding, errors)
+
+    async def write_text(
+        self,
+        path: AnyPath,
+        text: str,
+        encoding: str = "utf-8",
+        errors: str = "strict",
+        *,
+        parents: bool = False,
+    ) -> None:
+        """Write a text file; line ends stay as they are. See `write`."""
+        if not isinstance(text, str):
+            raise TypeError(f"text must be str, not {type(text).__name__}: use write() for bytes")
+        await self.write(path, text.encode(encoding, errors), parents=parents)
+
+    async def write(
+        self, path: AnyPath, data: bytes, *, parents: bool = False, in_place: bool = False
+    ) -> None:
+        """Write a file, creating it if needed, and with `parents` missing directories too.
+
+        Large data is put in place when it is complete; see `open`.
+        """
+        if isinstance(data, str):
+            raise TypeError("data must be bytes: use write_text() for text")
+        try:
+            await self._write(path, data, in_place)
+        except NotFound:
+            if not parents:
+                raise
+            directory = self._absolute(path).rpartition("/")[0]
+            await self.mkdir(directory or "/", parents=True, exist_ok=True)
+            await self._write(path, data, in_place)
+
+    async def _write(self, path: AnyPath, data: bytes, in_place: bool) -> None:
         if len(data) > WHOLE_BYTES and self._capabilities.file_write_streaming:
-            async with self.open(path, "wb") as file:
+            async with self.open(path, "wb", in_place=in_place) as file:
                 await file.write(data)
             return
         text = pybase64.b64encode_as_string(data)
-        params = wire.WriteFileParams(self._places.uri(path), text, sandbox=self._sandbox)
+        params = wire.WriteFileParams(self._paths.uri(path), text, sandbox=self._sandbox)
         await self._call(wire.WRITE_FILE, params, path)
 
     @overload
     def open(self, path: AnyPath, mode: Literal["rb"] = "rb", *, offset: int = 0) -> FileReader: ...
 
     @overload
-    def open(self, path: AnyPath, mode: Literal["wb"]) -> FileWriter: ...
+    def open(self, path: AnyPath, mode: Literal["wb"], *, in_place: bool = False) -> FileWriter: ...
 
-    def open(self, path: AnyPath, mode: str = "rb", *, offset: int = 0) -> FileReader | FileWriter:
-        """A file of any size for `async with`, to be read (`rb`) or written anew (`wb`).
+    def open(
+        self, path: AnyPath, mode: str = "rb", *, offset: int = 0, in_place: bool = False
+    ) -> FileReader | FileWriter:
+        """A file of any size for `async with`, to read (`rb`) or to replace (`wb`).
 
-        Reading begins at `offset`.
+        Reading starts at `offset`. A new content is written beside the file and takes its place
+        at the end of the block; after an exception the file is unchanged. With `in_place` the file
+        itself is truncated and written.
         """
-        uri = self._places.uri(path)
+        uri = self._paths.uri(path)
         if mode == "rb":
             params = wire.OpenParams(wire.HandleId(""), uri, "read", self._sandbox)
-            return FileReader(self._traffic, params, os.fspath(path), offset)
+            return FileReader(self._session, params, path_text(path), offset)
         if mode != "wb":
-            raise ValueError(f"the mode of a file is 'rb' or 'wb', not {mode!r}")
+            raise ValueError(f"mode must be 'rb' or 'wb', not {mode!r}")
         if not self._capabilities.file_write_streaming:
-            raise Unsupported("fileWriteStreaming", "write the file at once, with files.write()")
+            raise Unsupported("fileWriteStreaming", "write the whole file with files.write()")
         params = wire.OpenParams(wire.HandleId(""), uri, "replace", self._sandbox)
-        return FileWriter(self._traffic, params, os.fspath(path))
+        placement = None
+        if not in_place:
+            target = self._paths.absolute(path)
+            spawn = self._session.spawn
+            placement = Placement(self, self._commands, self._sandbox, target, spawn)
+        return FileWriter(self._session, params, path_text(path), placement)
 
-    # ---- what there is ----------------------------------------------------------------
+    # ---- metadata and directories -----------------------------------------------------
 
     async def stat(self, path: AnyPath) -> Stat:
-        """What is at this path."""
-        params = wire.GetMetadataParams(self._places.uri(path), sandbox=self._sandbox)
+        """The metadata of a path."""
+        params = wire.GetMetadataParams(self._paths.uri(path), sandbox=self._sandbox)
         found = await self._call(wire.GET_METADATA, params, path)
+        numbers = (found.size, abs(found.created_at_ms), abs(found.modified_at_ms))
+        if not all(0 <= number <= MAX_NUMBER for number in numbers):
+            raise MalformedAnswer(f"{path_text(path)}: the server sent an impossible size or time")
         return Stat(
             is_directory=found.is_directory,
             is_file=found.is_file,
@@ -129,22 +192,22 @@ class Files:
         )
 
     async def exists(self, path: AnyPath) -> bool:
-        """Whether there is something at this path, not counting links that lead nowhere."""
+        """Whether a path exists; False for a link that leads nowhere."""
         try:
             await self.stat(path)
-        except NotFound:
+        except (NotFound, NotADirectory, LinkLoop):
             return False
-        except InternalError as error:
-            if error.message.endswith(_NOWHERE):
-                return False
-            raise
         return True
 
     async def list(self, path: AnyPath = ".") -> list[Entry]:
-        """What is in a directory, by name; without links that lead nowhere."""
-        params = wire.ReadDirectoryParams(self._places.uri(path), sandbox=self._sandbox)
+        """The entries of a directory by name, without links that lead nowhere."""
+        params = wire.ReadDirectoryParams(self._paths.uri(path), sandbox=self._sandbox)
         found = await self._call(wire.READ_DIRECTORY, params, path)
-        base = self._places.absolute(path).rstrip("/")
+        base = self._paths.absolute(path).rstrip("/")
+        for entry in found.entries:
+            if entry.file_name in ("", ".", "..") or _NOT_IN_NAMES.search(entry.file_name):
+                text = f"the server lists an entry {entry.file_name!r}"
+                raise MalformedAnswer(f"{path_text(path)}: {text}")
         entries = (
             Entry(f"{base}/{entry.file_name}", entry.is_directory, entry.is_file)
             for entry in found.entries
@@ -158,19 +221,20 @@ class Files:
         follow_links: bool = False,
         on_error: Callable[[RpcError], None] | None = None,
     ) -> AsyncIterator[Entry]:
-        """Everything below a directory, directories before what is in them.
+        """Everything below a directory, each directory before its entries.
 
-        Without `follow_links` there are no links; with it, those that lead to directories count
-        as such. Special files are left out, and what cannot be read, of which `on_error` is told.
+        Links are left out, unless `follow_links` is set; then a link to a directory counts as
+        a directory. Special files are left out, and so are unreadable entries, whose errors are
+        passed to `on_error`.
         """
-        root = self._places.uri(path)
+        root = self._paths.uri(path)
         options = wire.WalkOptions(WALK_DEPTH, WALK_DIRECTORIES, WALK_ENTRIES, follow_links)
-        found = await self._call(wire.WALK, wire.WalkParams(root, options, self._sandbox), path)
-        if found.truncated:  # too large for one answer
+        found = await self._walk(wire.WalkParams(root, options, self._sandbox), path_text(path))
+        if found.truncated:  # it has more entries than one answer
             async for entry in self._walk_one_by_one(root, follow_links, on_error):
                 yield entry
             return
-        _tell(on_error, found.errors)
+        _report(on_error, found.errors)
         deepest = []
         for each in found.entries:
             entry = _entry(each)
@@ -184,57 +248,75 @@ class Files:
     async def _walk_one_by_one(
         self, root: PathUri, follow_links: bool, on_error: Callable[[RpcError], None] | None
     ) -> AsyncIterator[Entry]:
-        """The same, with a request for each directory."""
+        """Walk with one request for each directory."""
         options = wire.WalkOptions(0, 1, WALK_ENTRIES, follow_links)
         seen = set()
-        waiting = [root.uri]
-        while waiting:
-            uri = waiting.pop()
-            if follow_links:  # which may lead round in circles
+        unvisited = [root.uri]
+        while unvisited:
+            uri = unvisited.pop()
+            if follow_links:  # links may form a cycle
                 canonical = await self.realpath(uri)
                 if canonical in seen:
                     continue
                 seen.add(canonical)
-            params = wire.WalkParams(PathUri.from_wire(uri), options, self._sandbox)
-            found = await self._call(wire.WALK, params, native(uri))
-            _tell(on_error, found.errors)
+            params = wire.WalkParams(PathUri.from_text(uri), options, self._sandbox)
+            found = await self._walk(params, native(uri))
+            _report(on_error, found.errors)
             for each in found.entries:
                 yield _entry(each)
             below = [each.path for each in found.entries if each.kind == "directory"]
-            waiting += reversed(below)
+            unvisited += reversed(below)
+            if len(unvisited) + len(seen) > MAX_DIRECTORIES:
+                text = f"more than {MAX_DIRECTORIES} directories: walk those in it one by one"
+                raise InvalidRequest(f"{native(root.uri)}: {text}")
+
+    async def _walk(self, params: wire.WalkParams, path: str) -> wire.WalkResult:
+        """Walk once; the answer has paths below the root alone."""
+        found = await self._call(wire.WALK, params, path)
+        prefix = params.path.uri.rstrip("/") + "/"
+        for entry in found.entries:
+            if not entry.path.startswith(prefix) or len(entry.path) > MAX_URI:
+                text = f"the server lists {entry.path[:100]!r}"
+                raise MalformedAnswer(f"{path}: {text}, which is not below it")
+        return found
 
     async def realpath(self, path: AnyPath) -> str:
         """The path with all links resolved; it must exist."""
-        params = wire.CanonicalizeParams(self._places.uri(path), sandbox=self._sandbox)
+        params = wire.CanonicalizeParams(self._paths.uri(path), sandbox=self._sandbox)
         return native((await self._call(wire.CANONICALIZE, params, path)).path)
 
-    # ---- changing what there is -------------------------------------------------------
+    # ---- changes ----------------------------------------------------------------------
 
     async def copy(self, source: AnyPath, target: AnyPath, *, recursive: bool = False) -> None:
         """Copy a file, a link, or with `recursive` a directory, on the server's machine.
 
-        Raises InvalidRequest if both are the same, which some servers would empty.
+        Raises InvalidRequest if both are the same file, which some servers would truncate.
         """
+        names = f"{path_text(source)} to {path_text(target)}"
         if await self._are_same(source, target):
-            raise InvalidRequest(f"{source} to {target}: they are the same file")
+            raise InvalidRequest(f"{names}: they are the same file")
         params = wire.CopyParams(
-            self._places.uri(source), self._places.uri(target), recursive, sandbox=self._sandbox
+            self._paths.uri(source), self._paths.uri(target), recursive, sandbox=self._sandbox
         )
-        await self._call(wire.COPY, params, f"{source} to {target}", is_retryable=False)
+        await self._call(wire.COPY, params, names, is_retryable=False)
 
     async def _are_same(self, source: AnyPath, target: AnyPath) -> bool:
-        """Whether two paths lead to one file; what cannot be found out is for the server to say."""
+        """Whether two paths lead to one file; False if unknown, so that the server decides."""
         try:
             if await self.realpath(target) == await self.realpath(source):
                 return True
-            ours, theirs = await self.stat(source), await self.stat(target)
-            # Two names of one file have all of this in common, and hardly any others do.
-            looks = [(found.size, found.modified, found.created) for found in (ours, theirs)]
-            if ours.is_directory or looks[0] != looks[1]:
+            stats = [await self.stat(source), await self.stat(target)]
+            # Hard links of one file have these in common, and hardly any other files do.
+            first, second = [(stat.size, stat.modified, stat.created) for stat in stats]
+            if stats[0].is_directory or first != second:
                 return False
-            paths = (self._places.absolute(source), self._places.absolute(target))
-            words = ["/bin/sh", "-c", _SAME, "sh", *paths]
-            return bool(await self._commands.run(words, cwd="/", sandbox=self._sandbox))
+            paths = (self._paths.absolute(source), self._paths.absolute(target))
+            argv = ["/bin/sh", "-c", _IS_SAME_FILE, "sh", *paths]
+            return bool(
+                await self._commands.run(
+                    argv, cwd="/", sandbox=self._sandbox, output_limit=HELPER_OUTPUT_BYTES
+                )
+            )
         except (RpcError, SandboxDenied, UnicodeEncodeError):
             return False
 
@@ -243,27 +325,27 @@ class Files:
     ) -> None:
         """Remove a file, a link, an empty directory, or with `recursive` any directory."""
         params = wire.RemoveParams(
-            self._places.uri(path), recursive, missing_ok, sandbox=self._sandbox
+            self._paths.uri(path), recursive, missing_ok, sandbox=self._sandbox
         )
         await self._call(wire.REMOVE, params, path, is_retryable=missing_ok)
 
     async def mkdir(self, path: AnyPath, *, parents: bool = False, exist_ok: bool = False) -> None:
-        """Make a directory, with `parents` those above it too; RpcError if it is there already."""
-        uri = self._places.uri(path)
+        """Create a directory, with `parents` also those above it; AlreadyExists if there is one."""
+        uri = self._paths.uri(path)
         if parents:
             if not exist_ok and await self.exists(path):
-                raise InternalError(f"{path}: File exists (os error 17)")
+                raise already_exists(path_text(path))
             params = wire.CreateDirectoryParams(uri, recursive=True, sandbox=self._sandbox)
             await self._call(wire.CREATE_DIRECTORY, params, path)
             return
         params = wire.CreateDirectoryParams(uri, recursive=False, sandbox=self._sandbox)
         try:
             await self._call(wire.CREATE_DIRECTORY, params, path, is_retryable=exist_ok)
-        except InternalError:
+        except AlreadyExists:
             if not exist_ok or not (await self.stat(path)).is_directory:
                 raise
 
-    # ---- between the machines ---------------------------------------------------------
+    # ---- transfers --------------------------------------------------------------------
 
     async def upload(
         self,
@@ -273,19 +355,18 @@ class Files:
         progress: Callable[[Progress], None] | None = None,
         check: bool = True,
     ) -> Transfer:
-        """Copy a local file or directory to this path of the server's machine.
+        """Copy a local file or directory to a path of the server's machine.
 
-        A directory is merged into one that is there. Modes and links are kept where the machine
-        has the usual commands for that; what could not be is in `left_out`. A large file appears
-        under its name when it is complete; if that fails, the next attempt goes on where this
-        one ended.
+        A directory is merged into an existing one. Modes and links are kept if the machine has
+        the usual commands for that; `left_out` names those that could not be kept. A large file
+        gets its name when it is complete; after a failure the next attempt continues it.
 
-        What cannot be copied does not keep the rest of a tree from it. At last it is raised as
-        NotAllCopied or, without `check`, only named in `failed`. Raises RpcError or OSError if
-        that is the top itself, or if a disk is full.
+        If an entry of a tree cannot be copied, the others are. At the end NotAllCopied is raised
+        or, without `check`, the entry is only named in `failed`. Raises RpcError or OSError if
+        the top itself cannot be copied, or if a disk is full.
         """
         upload = Upload(self, self._commands, progress, self._sandbox)
-        done = await upload.copy(os.fspath(local), self._places.absolute(remote))
+        done = await upload.copy(os.fspath(local), self._paths.absolute(remote))
         return _checked(done) if check else done
 
     async def download(
@@ -296,20 +377,10 @@ class Files:
         progress: Callable[[Progress], None] | None = None,
         check: bool = True,
     ) -> Transfer:
-        """The same in the other direction."""
+        """Copy a file or directory of the server's machine to a local path, as `upload` does."""
         download = Download(self, self._commands, progress, self._sandbox)
-        done = await download.copy(self._places.absolute(remote), os.fspath(local))
+        done = await download.copy(self._paths.absolute(remote), os.fspath(local))
         return _checked(done) if check else done
-
-    # ---- calls ------------------------------------------------------------------------
-
-    async def _call(
-        self, call: Call[P, R], params: P, path: AnyPath, *, is_retryable: bool = True
-    ) -> R:
-        try:
-            return await self._traffic.call(call, params, is_retryable=is_retryable)
-        except RpcError as error:
-            raise explained(error, path, is_confined=self._sandbox is not None) from None
 
 
 def _checked(done: Transfer) -> Transfer:
@@ -322,7 +393,7 @@ def _entry(found: wire.WalkEntry) -> Entry:
     return Entry(native(found.path), found.kind == "directory", found.kind == "file")
 
 
-def _tell(on_error: Callable[[RpcError], None] | None, errors: list[wire.WalkError]) -> None:
+def _report(on_error: Callable[[RpcError], None] | None, errors: list[wire.WalkError]) -> None:
     if on_error is not None:
         for error in errors:
             on_error(InternalError(f"{native(error.path)}: {error.message}"))

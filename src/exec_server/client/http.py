@@ -1,4 +1,4 @@
-"""HTTP requests that the server makes from its machine, with bodies that come piece by piece."""
+"""HTTP requests that the server makes from its machine, with streamed response bodies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from exec_server.client.parties import Party, reading_party
+from exec_server.client.engine.flow_control import Consumer, current_consumer
+from exec_server.client.engine.session import ClientSession
 from exec_server.client.results import Response
-from exec_server.client.traffic import Traffic
 from exec_server.errors import (
     ConnectionLost,
     ExecServerError,
@@ -20,27 +20,29 @@ from exec_server.errors import (
     SessionLost,
     Unsupported,
 )
-from exec_server.protocol.base64text import Base64
+from exec_server.protocol.base64_text import Base64
 from exec_server.protocol.http import REQUEST, BodyDeltaParams, Header, RequestParams
 from exec_server.protocol.method import Notice
 
-# Of a body that nobody reads fast enough: reading from the server stops and goes on.
+# Unread bytes of a body: reading from the server stops at the first and continues below the second.
 FULL_BYTES: Final = 2 * 1_048_576
-FREE_BYTES: Final = 524_288
-# What may come while somebody waits for an answer to something else. The rest cannot be asked for
-# again, so beyond this the body is given up.
-BURSTING_BYTES: Final = 64 * 1_048_576
-# Of the body of a whole response. Larger ones are for `http_stream`.
+DRAINED_BYTES: Final = 524_288
+# The memory that a piece takes beside its bytes, which counts as well.
+PIECE_COST: Final = 256
+# Unread bytes while a task waits for another answer. Body data cannot be requested again, so the
+# body is given up beyond this.
+OVERFLOW_BYTES: Final = 64 * 1_048_576
+# Body of a complete response. A larger one needs `http_stream`.
 BODY_BYTES: Final = 256 * 1_048_576
 
-# A name may be there more than once only in pairs.
+# Only pairs can contain a name more than once.
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
 
 class HttpStream:
-    """An answer whose body is still coming, for `async with`; iterating gives its pieces.
+    """A response with a streamed body, for `async with`; iterating gives its pieces.
 
-    A connection that is lost meanwhile takes the body with it: iterating raises ConnectionLost.
+    If the connection is lost, the rest of the body is lost: iterating raises ConnectionLost.
     """
 
     status: int
@@ -48,7 +50,7 @@ class HttpStream:
 
     def __init__(
         self,
-        traffic: Traffic,
+        session: ClientSession,
         method: str,
         url: str,
         *,
@@ -58,7 +60,7 @@ class HttpStream:
         follow_redirects: bool,
     ) -> None:
         pairs = headers.items() if isinstance(headers, Mapping) else headers
-        self._traffic = traffic
+        self._session = session
         self._params = RequestParams(
             method=method,
             url=url,
@@ -72,23 +74,23 @@ class HttpStream:
         self._is_entered = False
         self._unsubscribe: Callable[[], None] = lambda: None
         self._pieces: deque[bytes] = deque()
-        self._weight = 0
-        self._next = 1
-        self._reader: Party | None = None
+        self._unread_bytes = 0
+        self._next_seq = 1
+        self._consumer: Consumer | None = None
         self._is_done = False
         self._failure: ExecServerError | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         if self._is_entered:
-            raise RuntimeError("a request can be entered only once: make another instead")
+            raise RuntimeError("a request can be entered only once: make another one")
         self._is_entered = True
-        self._unsubscribe = self._traffic.session.subscribe(self)
+        self._unsubscribe = self._session.subscribe(self)
         try:
-            answer = await self._traffic.call(REQUEST, self._params)
+            answer = await self._session.call(REQUEST, self._params)
         except MethodNotFound:
             self._unsubscribe()
-            hint = "it makes no requests; run curl or the like there"
+            hint = "run a program such as curl on its machine instead"
             raise Unsupported("http/request", hint) from None
         except BaseException:
             self._unsubscribe()
@@ -105,10 +107,10 @@ class HttpStream:
     ) -> None:
         self._unsubscribe()
         self._pieces.clear()
-        self._traffic.queue_free(self)
+        self._session.flow_control.queue_drained(self)
 
     def header(self, name: str) -> str | None:
-        """The first header of that name."""
+        """The value of the first header with this name."""
         return Response(self.status, self.headers).header(name)
 
     def __aiter__(self) -> Self:
@@ -116,51 +118,53 @@ class HttpStream:
 
     async def __anext__(self) -> bytes:
         if not self._is_entered:
-            raise RuntimeError("the request is not made: use it inside of its `async with`")
-        self._reader = reading_party()
+            raise RuntimeError("the request is not open: use it inside of its `async with`")
+        self._consumer = current_consumer()
         while not self._pieces:
             if self._failure is not None:
                 raise self._failure
             if self._is_done:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         piece = self._pieces.popleft()
-        self._weight -= len(piece)
-        if self._weight < FREE_BYTES:
-            self._traffic.queue_free(self)
+        self._unread_bytes -= len(piece) + PIECE_COST
+        if self._unread_bytes < DRAINED_BYTES:
+            self._session.flow_control.queue_drained(self)
         else:
-            self._traffic.queue_moves(self, self._reader)
+            self._session.flow_control.queue_read(self, self._consumer)
         return piece
 
-    # ---- what the session tells -------------------------------------------------------
+    # ---- events of the session --------------------------------------------------------
 
     def on_notice(self, notice: Notice[Any], params: Any) -> None:
         if not isinstance(params, BodyDeltaParams) or params.request_id != self._params.request_id:
             return
-        if params.seq != self._next:
+        if self._is_done or self._failure is not None:
+            return
+        if params.seq != self._next_seq:
             self._fail(InternalError("a part of the body is missing"))
             return
-        self._next += 1
+        self._next_seq += 1
         if params.delta_base64:
             self._pieces.append(params.delta_base64)
-            self._weight += len(params.delta_base64)
-        if self._weight >= FULL_BYTES:
-            self._traffic.queue_full(self, self._reader)
-        if self._weight >= BURSTING_BYTES:
-            self._fail(InternalError("the body came faster than it was read, and was given up"))
+            self._unread_bytes += len(params.delta_base64) + PIECE_COST
+        if self._unread_bytes >= FULL_BYTES:
+            self._session.flow_control.queue_full(self, self._consumer)
+        if self._unread_bytes >= OVERFLOW_BYTES:
+            self._fail(InternalError("the body was given up: it was read too slowly"))
         if params.done:
             self._is_done = True
             if params.error is not None:
                 self._fail(InternalError(params.error))
-        self._news.set()
+        self._changed.set()
 
     def on_disconnected(self) -> None:
         if not self._is_done:
-            self._fail(ConnectionLost("the connection was lost while a body was coming"))
+            self._fail(ConnectionLost("the connection was lost while a body was received"))
 
     def on_resumed(self) -> None:
-        """Nothing comes back: streams end with their connection."""
+        """A body cannot be resumed: it ends with its connection."""
 
     def on_lost(self, error: SessionLost) -> None:
         if not self._is_done:
@@ -170,18 +174,18 @@ class HttpStream:
         self._failure = self._failure or error
         self._unsubscribe()
         self._unsubscribe = lambda: None
-        self._news.set()
+        self._changed.set()
 
 
-async def fetch(traffic: Traffic, method: str, url: str, **options: Any) -> Response:
-    """The same with the whole body; raises InternalError if that is too large."""
+async def fetch(session: ClientSession, method: str, url: str, **options: Any) -> Response:
+    """Make a request and read the whole body; raises InternalError if it is too large."""
     body: list[bytes] = []
     size = 0
-    async with HttpStream(traffic, method, url, **options) as stream:
+    async with HttpStream(session, method, url, **options) as stream:
         async for piece in stream:
             size += len(piece)
             if size > BODY_BYTES:
                 limit = BODY_BYTES // 1_048_576
-                raise InternalError(f"the body has more than {limit} MiB; use http_stream")
+                raise InternalError(f"the body has more than {limit} MiB: use http_stream")
             body.append(piece)
         return Response(stream.status, stream.headers, b"".join(body))

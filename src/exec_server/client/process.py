@@ -1,24 +1,26 @@
-"""Process: one command on the server while it runs, with its output as it comes.
+"""Process: one command on the server while it runs; `run_to_end` collects all of its output.
 
-Output waits in a queue until somebody takes it. A queue that is full stops the reading from the
-server, except while somebody waits for an answer (see `traffic`). What comes in that way may take
-sixteen times the room; beyond that notifications are ignored, and when there is room again the
-server is asked for what it still has. Only then can output be lost, and `lost_bytes` says so.
+Output is queued until it is read. A full queue stops the reading from the server, except while a
+task waits for an answer (see `flow_control`). The queue may then grow to sixteen times its limit;
+beyond that notifications are ignored, and once there is space the server is asked for the output
+that it still has. Output can be lost only in that case, and `lost_bytes` counts it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections import deque
 from types import TracebackType
 from typing import Final, Self
 
-from exec_server.client.input import ProcessInput
-from exec_server.client.parties import Party, reading_party
-from exec_server.client.processes import KILL_SECONDS, Feed, Processes
-from exec_server.client.results import Chunk
-from exec_server.client.traffic import Traffic
+from exec_server.client.engine.flow_control import Consumer, current_consumer
+from exec_server.client.engine.input import ProcessInput
+from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
+from exec_server.client.engine.session import ClientSession
+from exec_server.client.exceptions import Timeout
+from exec_server.client.results import Chunk, Result
 from exec_server.errors import (
     ExecServerError,
     InvalidParams,
@@ -38,36 +40,46 @@ from exec_server.protocol.process import (
     StartParams,
 )
 from exec_server.protocol.sandbox import Denial
-from exec_server.protocol.session import Capabilities
 
-# Weights of a queue, which are the bytes and what a chunk costs beside them: reading stops, goes
-# on, and must not go on whoever waits.
+# Weights of the queue: its bytes, and for each chunk the memory that it takes beside them. Reading
+# from the server stops at the first, continues below the second; beyond the third notifications
+# are ignored even while a task waits for an answer.
 FULL_BYTES: Final = 1_048_576
-FREE_BYTES: Final = 262_144
-BURSTING_BYTES: Final = 16 * 1_048_576
+DRAINED_BYTES: Final = 262_144
+OVERFLOW_BYTES: Final = 16 * 1_048_576
 CHUNK_COST: Final = 256
+
+# Output that `run_to_end` keeps by default: more than a caller can use, less than would exhaust
+# the memory of this machine. The rest is counted in `lost_bytes`.
+OUTPUT_BYTES: Final = 256 * 1_048_576
+# Servers count queued input in pieces, and some stop answering if there are too many. So
+# `run_to_end` sends at most INPUT_PIECES pieces, each but the last of at least INPUT_PIECE_BYTES.
+INPUT_PIECES: Final = 64
+INPUT_PIECE_BYTES: Final = 262_144
+
+# The exit code of a killed command whose exit event was not received.
+_KILLED: Final = 128 + signal.SIGKILL
 
 
 class Process:
-    """A command that runs, for `async with`; leaving that kills it with all its descendants.
+    """A running command, for `async with`; leaving kills it with all its descendants.
 
-    Iterating gives its output in order, and ends with it. Raises SessionLost or ProcessLost if
-    it cannot be known how it goes on.
+    Iterating gives its output in order. Raises SessionLost or ProcessLost if the further output
+    cannot be known.
     """
 
     def __init__(
         self,
-        traffic: Traffic,
-        processes: Processes,
-        capabilities: Capabilities,
+        session: ClientSession,
+        processes: RemoteProcesses,
         params: StartParams,
         *,
         argv: tuple[str, ...],
         name: str,
     ) -> None:
-        """`params` are those of the start, except for the id.
+        """Prepare a start with `params`, whose process id is replaced by an unused one.
 
-        `name` is what it is called if it cannot be started.
+        `name` names the command in the error of a failed start.
         """
         self.argv = argv
         self._name = name
@@ -75,36 +87,35 @@ class Process:
         self.sandbox_denied = False
         self.sandbox_denial: Denial | None = None
         self.lost_bytes = 0
-        self._traffic = traffic
+        self._session = session
         self._processes = processes
-        self._capabilities = capabilities
+        self._capabilities = session.environment_info.capabilities
         self._params = params
-        self._feed: Feed | None = None
+        self._remote: RemoteProcess | None = None
         self._input: ProcessInput | None = None
         self._queue: deque[Chunk] = deque()
         self._weight = 0
         self._unread_gap = 0
+        self._collected: _CollectedOutput | None = None  # used instead of the queue
         self._is_closed = False
-        self._is_abandoned = False
-        self._reader: Party | None = None
-        self._failure: ExecServerError | None = None
-        self._news = asyncio.Event()
+        self._is_output_discarded = False
+        self._consumer: Consumer | None = None
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
 
-    # ---- its life ---------------------------------------------------------------------
+    # ---- lifetime ---------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._feed is not None:
-            raise RuntimeError("a process can be entered only once: start another instead")
-        feed = self._feed = self._processes.open(self)
+        remote = self._open()
         is_terminal = self._params.tty
         if is_terminal or self._params.pipe_stdin:
-            self._input = ProcessInput(self._traffic, feed.id, is_terminal=is_terminal)
+            self._input = ProcessInput(self._session, remote.id, is_terminal=is_terminal)
         try:
-            await self._processes.start(feed, self._params, self._name)
+            await self._processes.start(remote, self._params, self._name)
         except BaseException:
-            if feed.may_run:
-                self._processes.kill(feed)
-            self._let_go(feed)
+            if remote.may_run:
+                self._processes.kill(remote)
+            self._forget(remote)
             raise
         return self
 
@@ -114,39 +125,44 @@ class Process:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        feed = self._entered()
-        self._abandon()
+        remote = self._entered()
+        self._discard_output()
         try:
             if not self.is_over:
                 async with asyncio.timeout(KILL_SECONDS):
                     await self.terminate()
                     while not self.is_over and self.exit_code is None:
-                        await self._wait_for_news()
+                        await self._wait_for_change()
         except TimeoutError:
-            pass  # it is out of our hands
+            pass  # the kill was requested; nothing else can be done
         finally:
-            self._let_go(feed)
+            self._forget(remote)
 
-    def _let_go(self, feed: Feed) -> None:
-        """Nobody will hear more of it; who waits for its end is told so if that is unknown."""
-        self._processes.forget(feed)
+    def _open(self) -> RemoteProcess:
+        if self._remote is not None:
+            raise RuntimeError("a process can be entered only once: start another instead")
+        self._remote = self._processes.open(self)
+        return self._remote
+
+    def _forget(self, remote: RemoteProcess) -> None:
+        """Receive no more events; pending waits fail if the exit is unknown."""
+        self._processes.forget(remote)
         if self.exit_code is None:
-            self.on_failed(ProcessLost("the process was given up before it was seen to end"))
+            self.on_failed(ProcessLost("the process was abandoned before its exit was received"))
 
-    def _entered(self) -> Feed:
-        """Its feed, without which nothing can be done; raises RuntimeError if it has none yet."""
-        if self._feed is None:
+    def _entered(self) -> RemoteProcess:
+        if self._remote is None:
             raise RuntimeError("the process is not started: use it inside of its `async with`")
-        return self._feed
+        return self._remote
 
     @property
     def id(self) -> ProcessId:
-        """What it is called on the wire."""
+        """The id of the process in the protocol."""
         return self._entered().id
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended and nothing more can come of it."""
+        """Whether the process has ended and all its output was received, or it was lost."""
         return self._is_closed or self._failure is not None
 
     # ---- output -----------------------------------------------------------------------
@@ -156,18 +172,18 @@ class Process:
 
     async def __anext__(self) -> Chunk:
         self._entered()
-        self._reader = reading_party()
+        self._consumer = current_consumer()
         while not self._queue:
-            self._refill()
+            self._recover_skipped()
             if self._failure is not None:
                 raise self._failure
-            if self._is_closed or self._is_abandoned:
+            if self._is_closed or self._is_output_discarded:
                 raise StopAsyncIteration
-            await self._wait_for_news()
+            await self._wait_for_change()
         return self._pop()
 
     async def read_some(self) -> list[Chunk]:
-        """All output that is there, or else the next that comes; an empty list at the end."""
+        """All queued output, or else the next chunk; an empty list at the end."""
         try:
             chunks = [await anext(self)]
         except StopAsyncIteration:
@@ -177,95 +193,106 @@ class Process:
         return chunks
 
     async def wait(self) -> int:
-        """Wait until it has exited, and return its exit code.
+        """Wait for the exit and return the exit code.
 
-        Output can be taken before, after, or at the same time. If nobody takes any, as much as
-        there is room for is kept.
+        Output can be read before, after, or at the same time. Unread output is kept as far as
+        the queue has space for it.
         """
         self._entered()
-        parties = self._traffic.wait_begins()
+        consumers = self._session.flow_control.begin_wait()
         try:
             while self.exit_code is None:
                 if self._failure is not None:
                     raise self._failure
-                await self._wait_for_news()
+                await self._wait_for_change()
         finally:
-            self._traffic.wait_ends(parties)
+            self._session.flow_control.end_wait(consumers)
         return self.exit_code
 
     def _pop(self) -> Chunk:
-        assert self._reader is not None
+        assert self._consumer is not None
         chunk = self._queue.popleft()
         before = self._weight
         self._weight -= len(chunk.data) + CHUNK_COST
-        if self._weight < FREE_BYTES <= before:
-            self._traffic.queue_free(self)
-            self._refill()
+        if self._weight < DRAINED_BYTES <= before:
+            self._session.flow_control.queue_drained(self)
+            self._recover_skipped()
         else:
-            self._traffic.queue_moves(self, self._reader)
+            self._session.flow_control.queue_read(self, self._consumer)
         return chunk
 
-    def _refill(self) -> None:
-        """There is room again: ask for what was ignored, if that was so."""
-        feed = self._entered()
-        if feed.is_skipping:
-            self._processes.recover(feed)
+    def _recover_skipped(self) -> None:
+        """Request the output of ignored notifications: the queue has space again."""
+        remote = self._entered()
+        if remote.is_skipping:
+            self._processes.recover(remote)
 
-    def _abandon(self) -> None:
-        """Nobody wants the output any more."""
-        self._is_abandoned = True
+    def _discard_output(self) -> None:
+        """Discard queued and future output."""
+        self._is_output_discarded = True
         self._queue.clear()
         self._weight = 0
-        self._traffic.queue_free(self)
-        self._refill()
-        self._news.set()
+        self._session.flow_control.queue_drained(self)
+        self._recover_skipped()
+        self._changed.set()
 
-    async def _wait_for_news(self) -> None:
-        self._news.clear()
-        await self._news.wait()
+    async def _wait_until_over(self) -> None:
+        consumers = self._session.flow_control.begin_wait()
+        try:
+            while not self.is_over:
+                await self._wait_for_change()
+        finally:
+            self._session.flow_control.end_wait(consumers)
+        if self._failure is not None:
+            raise self._failure
 
-    # ---- what is done to it -----------------------------------------------------------
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    # ---- input and signals ------------------------------------------------------------
 
     async def write(self, data: bytes) -> None:
-        """Send this to its stdin or terminal, after all that was written before.
+        """Send data to stdin or the terminal, after all earlier writes.
 
-        Waits only while too much is under way. Raises StdinClosed, perhaps for an earlier write.
+        Waits only while too much is unacknowledged. Raises StdinClosed, perhaps for an earlier
+        write.
         """
         await self._stdin().write(data)
 
     async def close_stdin(self) -> None:
-        """Let it read the end of its input; of a terminal that is Ctrl-D.
+        """Let the process read the end of its input; for a terminal, send Ctrl-D.
 
-        Raises Unsupported if the server cannot do that to a pipe.
+        Raises Unsupported if the server cannot close a pipe.
         """
-        await self._stdin().close(is_offered=self._capabilities.process_close_stdin)
+        await self._stdin().close()
 
     def _stdin(self) -> ProcessInput:
         self._entered()
         if self._input is None:
-            raise StdinClosed("the process was started without: use start(..., stdin=True)")
+            raise StdinClosed("the process has no stdin: use start(..., stdin=True)")
         return self._input
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Tell its terminal how large it is; raises Unsupported if the server cannot."""
+        """Change the size of the terminal; raises Unsupported if the server cannot."""
         if not self._capabilities.process_resize:
-            raise Unsupported("processResize", "the terminal keeps the size that it started with")
-        await self._traffic.call(RESIZE, ResizeParams(self.id, rows, columns), is_retryable=True)
+            raise Unsupported("processResize", "the terminal keeps its initial size")
+        await self._session.call(RESIZE, ResizeParams(self.id, rows, columns), is_retryable=True)
 
     async def interrupt(self) -> None:
-        """Send SIGINT to its process group, as Ctrl-C does."""
-        await self._traffic.call(SIGNAL, SignalParams(self.id, "interrupt"))
+        """Send SIGINT to the process group, as Ctrl-C does."""
+        await self._session.call(SIGNAL, SignalParams(self.id, "interrupt"))
 
     async def signal(self, name: str | int) -> None:
-        """Send a signal to its process group, by its name with or without `SIG`, or its number.
+        """Send a signal to the process group: a name with or without `SIG`, or a number.
 
         A number is one of this machine. Raises Unsupported if the server knows only INT and KILL.
         """
         self._entered()
         full = _signal_name(name)
         if self._capabilities.process_signals:
-            known: Signal = full  # type: ignore[assignment]  # the server says if there is none
-            await self._traffic.call(SIGNAL, SignalParams(self.id, known))
+            known: Signal = full  # type: ignore[assignment]  # the server refuses unknown ones
+            await self._session.call(SIGNAL, SignalParams(self.id, known))
         elif full == "SIGINT":
             await self.interrupt()
         elif full == "SIGKILL":
@@ -274,27 +301,27 @@ class Process:
             raise Unsupported("processSignals", f"{full} cannot be sent, only INT and KILL")
 
     async def terminate(self) -> None:
-        """Kill it with all its descendants, at once; nothing to do if it is over."""
-        feed = self._entered()
+        """Kill the process with all its descendants, unless it is over."""
+        remote = self._entered()
         if not self.is_over:
-            await asyncio.wait([self._processes.kill(feed)])
+            await asyncio.wait([self._processes.kill(remote)])
 
-    # ---- what its feed tells ----------------------------------------------------------
+    # ---- events of the process --------------------------------------------------------
 
     def on_output(self, event: OutputParams) -> None:
-        if self._is_abandoned:
+        if self._collected is not None:
+            self._collected.add(event)
+            return
+        if self._is_output_discarded:
             return
         self._queue.append(Chunk(event.stream, event.chunk, self._unread_gap))
         self._unread_gap = 0
         self._weight += len(event.chunk) + CHUNK_COST
         if self._weight >= FULL_BYTES:
-            self._grow_full()
-        self._news.set()
-
-    def _grow_full(self) -> None:
-        self._traffic.queue_full(self, self._reader)
-        if self._weight >= BURSTING_BYTES:
-            self._entered().is_skipping = True
+            self._session.flow_control.queue_full(self, self._consumer)
+            if self._weight >= OVERFLOW_BYTES:
+                self._entered().is_skipping = True
+        self._changed.set()
 
     def on_gap(self, size: int) -> None:
         self.lost_bytes += size
@@ -307,18 +334,111 @@ class Process:
             self.sandbox_denial = event.sandbox_denial
             if self._input is not None:
                 self._input.fail(StdinClosed("the process has ended"))
-        self._news.set()
+        self._changed.set()
 
     def on_closed(self) -> None:
         self._is_closed = True
-        self._news.set()
+        self._changed.set()
 
     def on_failed(self, error: ExecServerError) -> None:
         if not self._is_closed:
             self._failure = self._failure or error
             if self._input is not None:
                 self._input.fail(error)
-        self._news.set()
+        self._changed.set()
+
+    def _input_written(self, writing: asyncio.Future[None]) -> None:
+        """Fail if the input was not written: the command could wait for it forever."""
+        if not writing.cancelled() and (error := writing.exception()) is not None:
+            self._failure = self._failure or error
+            self._changed.set()
+
+
+class _CollectedOutput:
+    """The output of a command up to a limit; the rest is counted."""
+
+    def __init__(self, limit: int) -> None:
+        self._remaining = limit
+        # Not lists of chunks: chunks of one byte would take fifty times their size.
+        self.stdout = bytearray()
+        self.stderr = bytearray()
+        self.lost_bytes = 0
+
+    def add(self, event: OutputParams) -> None:
+        data = event.chunk[: self._remaining]
+        self._remaining -= len(data)
+        self.lost_bytes += len(event.chunk) - len(data)
+        output = self.stderr if event.stream == "stderr" else self.stdout
+        output += data
+
+
+async def run_to_end(
+    process: Process, data: bytes | None, *, seconds: float | None, output_limit: int
+) -> Result:
+    """Start a process whose `async with` was not entered, send `data` to it, and wait for its end.
+
+    Raises Timeout. Whatever is raised, the process is killed.
+    """
+    if output_limit < 0:
+        raise InvalidParams(f"output_limit must not be negative: {output_limit}")
+    began = asyncio.get_running_loop().time()
+    output = process._collected = _CollectedOutput(output_limit)
+    remote = process._open()
+    writing: asyncio.Future[None] | None = None
+    scope = asyncio.timeout(seconds)
+    try:
+        async with scope:
+            await process._processes.start(remote, process._params, process._name)
+            if data is not None:
+                writing = process._session.spawn(_write_input(process, data))
+                writing.add_done_callback(process._input_written)
+            await process._wait_until_over()
+    except BaseException as error:
+        await _kill(process, remote)
+        if isinstance(error, TimeoutError) and scope.expired():
+            assert seconds is not None
+            raise Timeout(seconds, _result(process, output, began)) from None
+        raise
+    finally:
+        if writing is not None:
+            writing.cancel()
+        process._processes.forget(remote)
+    return _result(process, output, began)
+
+
+async def _write_input(process: Process, data: bytes) -> None:
+    stdin = ProcessInput(process._session, process.id, is_terminal=process._params.tty)
+    piece_bytes = max(INPUT_PIECE_BYTES, -(-len(data) // INPUT_PIECES))
+    try:
+        await stdin.write(data, piece_bytes)
+        if stdin.can_close:
+            await stdin.close()
+    except StdinClosed:
+        pass  # a command need not read all of its input
+
+
+async def _kill(process: Process, remote: RemoteProcess) -> None:
+    """Kill a process that may run, and wait for the rest of its output."""
+    if process._is_closed or not remote.may_run:
+        return
+    await asyncio.wait([process._processes.kill(remote)], timeout=KILL_SECONDS)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(KILL_SECONDS):
+            while not process.is_over:
+                await process._wait_for_change()
+
+
+def _result(process: Process, output: _CollectedOutput, began: float) -> Result:
+    return Result(
+        argv=process.argv,
+        stdout=bytes(output.stdout),
+        stderr=bytes(output.stderr),
+        exit_code=_KILLED if process.exit_code is None else process.exit_code,
+        duration=asyncio.get_running_loop().time() - began,
+        sandbox_denied=process.sandbox_denied,
+        sandbox_denial=process.sandbox_denial,
+        lost_bytes=process.lost_bytes + output.lost_bytes,
+    )
 
 
 def _signal_name(name: str | int) -> str:
@@ -329,4 +449,4 @@ def _signal_name(name: str | int) -> str:
     try:
         return signal.Signals(name).name
     except ValueError:
-        raise InvalidParams(f"there is no signal {name}") from None
+        raise InvalidParams(f"unknown signal number {name}") from None

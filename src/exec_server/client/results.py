@@ -1,22 +1,26 @@
-"""What the client's methods return: plain values without a connection behind them."""
+"""Return values of the client: plain data without a connection."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from exec_server.protocol.process import Stream
 from exec_server.protocol.sandbox import Denial
+
+T = TypeVar("T")
 
 Kind = Literal["file", "directory", "link", "other"]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a process's output, as the server read it: no line or character is kept whole.
+    """A piece of a process's output as the server read it; it may end inside a line or character.
 
-    `lost_before` is how many bytes are missing between the piece before and this one; it is 0
-    unless a connection was away for so long that the server had to forget them.
+    `lost_before` is the number of bytes missing before this piece; it is 0 unless the connection
+    was lost for so long that the server discarded output. After several losses in a row it may
+    include bytes missing after this piece; the sum over all pieces is exact.
     """
 
     stream: Stream
@@ -26,10 +30,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A command that has ended, with all that it printed.
+    """A command that has ended, with its output.
 
-    With a terminal everything is in `stdout`. `exit_code` is 128 plus the number of the signal
-    that ended it, if one did. `sandbox_denied` is a guess of the server, by the output.
+    With a terminal all output is in `stdout`. `exit_code` is 128 plus the signal number if a
+    signal ended the command. `sandbox_denied` is the server's guess from the output of a failed
+    command. `sandbox_denial` is more reliable, and known for successful commands too.
     """
 
     argv: tuple[str, ...]
@@ -43,12 +48,12 @@ class Result:
 
     @property
     def text(self) -> str:
-        """`stdout` as text; what is no UTF-8 becomes U+FFFD."""
+        """`stdout` as text; invalid UTF-8 becomes U+FFFD."""
         return self.stdout.decode(errors="replace")
 
     @property
     def error_text(self) -> str:
-        """`stderr` as text, in the same way."""
+        """`stderr` as text; invalid UTF-8 becomes U+FFFD."""
         return self.stderr.decode(errors="replace")
 
     def __bool__(self) -> bool:
@@ -58,19 +63,19 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What a path is. Of a link it is what it leads to; times are seconds since 1970."""
+    """Metadata of a path, for a symlink that of its target; times are seconds since 1970."""
 
     is_directory: bool
     is_file: bool
     is_symlink: bool
     size: int
     modified: float
-    created: float | None  # None if the server does not know
+    created: float | None  # None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something in a directory, with the whole path to it; links count as what they lead to."""
+    """An entry of a directory with its whole path; a symlink counts as its target."""
 
     path: str
     is_directory: bool
@@ -82,10 +87,35 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a transfer is: `path` is the file that got further last.
+class ChangedFile:
+    """A file that a patch has changed; `path` is relative to the root of the patch."""
 
-    `done_bytes` includes `resumed_bytes`, which were there from an earlier attempt.
+    path: str
+    kind: Literal["added", "modified", "deleted"]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """Bytes of a file system; `available` excludes the blocks that are reserved for root."""
+
+    total: int
+    free: int
+    available: int
+
+
+class Found(list[T]):
+    """The results of a search; `truncated` if there are more than its limit."""
+
+    def __init__(self, items: Iterable[T], *, truncated: bool = False) -> None:
+        super().__init__(items)
+        self.truncated = truncated
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a transfer; `path` is the file that advanced last.
+
+    `done_bytes` includes `resumed_bytes`, which an earlier attempt had copied.
     """
 
     path: str
@@ -98,10 +128,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class NotCopied:
-    """Something in a tree that could not be copied, a directory with all that is in it.
+    """An entry of a tree that could not be copied, a directory with everything in it.
 
-    `path` is below the top. `error` names the whole path; it is an OSError for what cannot be
-    read or written here, and anything else for the server's machine.
+    `path` is relative to the top. `error` names the whole path; it is an OSError for this machine
+    and any other exception for the server's machine.
     """
 
     path: str
@@ -110,9 +140,9 @@ class NotCopied:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a transfer has copied, and what it could not.
+    """The result of a transfer: counts, and the entries that could not be copied.
 
-    In `left_out` is what was copied but could not be kept, a mode or a link, as texts for people.
+    `left_out` describes modes and symlinks that could not be kept, as messages.
     """
 
     files: int
@@ -126,18 +156,18 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer that the server got for us over HTTP; names of headers are in lower case."""
+    """An HTTP response that the server received; header names are in lower case."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes = b""
 
     def header(self, name: str) -> str | None:
-        """The first header of that name."""
+        """The value of the first header with this name."""
         wanted = name.lower()
         return next((value for found, value in self.headers if found.lower() == wanted), None)
 
     @property
     def text(self) -> str:
-        """The body as text; what is no UTF-8 becomes U+FFFD."""
+        """The body as text; invalid UTF-8 becomes U+FFFD."""
         return self.body.decode(errors="replace")

@@ -1,1 +1,1 @@
-"""What is on the wire: frozen structs and pure functions."""
+"""The wire protocol: frozen structs and pure functions."""

@@ -1,23 +1,23 @@
-"""fs/*: structs, calls and the one notification.
+"""fs/*: structs, calls and the notification.
 
-A flag of type `bool | None` is true when it is absent or null; the reference takes both.
+A flag of type `bool | None` is true if it is absent or null, as in the reference.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal, NewType
 
+from exec_server.protocol.decoding import U64, Base64, Params, Result, Usize
 from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Confinable, Sandbox
-from exec_server.protocol.wire import U64, Base64, Params, Result, Usize
 
 HandleId = NewType("HandleId", str)
 EntryKind = Literal["directory", "file"]
 
 
 class Done(Result, frozen=True):
-    """The answer `{}`."""
+    """The result `{}`."""
 
 
 class ReadFileParams(Confinable, frozen=True):
@@ -33,7 +33,7 @@ class ReadFileResult(Result, frozen=True):
 
 
 class WriteFileParams(Confinable, frozen=True):
-    """`data_base64` stays text: its errors have a code and a wording of their own."""
+    """`data_base64` stays text: its errors have their own code and text."""
 
     wire_name: ClassVar[str] = "WireFsWriteFileParams"
     omissible: ClassVar[tuple[str, ...]] = ("follow_symlinks",)

@@ -1,4 +1,4 @@
-"""http/request: structs, the call and the notification of a body's parts."""
+"""http/request: structs, the call, and the notification of streamed bodies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import msgspec
 import pybase64
 
+from exec_server.protocol.decoding import U64, Base64, Params, Result
 from exec_server.protocol.method import Call, Notice
-from exec_server.protocol.wire import U64, Base64, Params, Result
 
 
 class Header(Params, frozen=True):
@@ -32,14 +32,14 @@ class RequestParams(Params, frozen=True, kw_only=True):
     stream_response: bool = False
 
 
-class AnswerHeader(Result, frozen=True, gc=False):
+class ResponseHeader(Result, frozen=True, gc=False):
     name: str
     value: str
 
 
 class RequestResult(Result, frozen=True):
     status: int
-    headers: list[AnswerHeader]
+    headers: list[ResponseHeader]
     body_base64: bytes
 
 
@@ -52,7 +52,7 @@ class BodyDeltaParams(Result, frozen=True, gc=False):
 
 
 def encode_body_delta(params: BodyDeltaParams) -> bytes:
-    """The JSON text of a delta's params: a struct's, but with the faster base64."""
+    """Encode params as msgspec would, but with the faster base64 of pybase64."""
     return b'{"requestId":%b,"seq":%d,"deltaBase64":"%b","done":%b,"error":%b}' % (
         msgspec.json.encode(params.request_id),
         params.seq,

@@ -1,4 +1,4 @@
-"""The envelope: JSON-RPC without its version member, decoded and encoded."""
+"""Decodes and encodes the envelope: JSON-RPC without its version member."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TypeGuard
 import msgspec
 
 from exec_server.errors import InvalidParams, MalformedMessage, RpcError
-from exec_server.protocol.jsontext import TrailingCharacters, describe, parse
+from exec_server.protocol.decoding import I64, decode_value
+from exec_server.protocol.json_text import TrailingCharacters, describe, parse
 from exec_server.protocol.method import Notice
-from exec_server.protocol.wire import I64, decode_value
 
 RequestId = int | str
 
@@ -18,7 +18,7 @@ encode = msgspec.json.Encoder().encode
 _NO_ID = b"-1"
 
 
-# Structs without a place in the collector's lists: the cheapest objects there are.
+# gc=False: not tracked by the garbage collector, which makes them cheap to create.
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -33,7 +33,7 @@ class Notification(msgspec.Struct, frozen=True, gc=False):
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
-    """An answer of the client, success or error."""
+    """A response of the client, success or error."""
 
     id: RequestId
 
@@ -42,11 +42,11 @@ Message = Request | Notification | Response
 
 
 def decode(data: bytes) -> Message:
-    """Decode one message; raises MalformedMessage with the text that the client gets."""
+    """Decode one message; raises MalformedMessage with the text for the client."""
     try:
         value = parse(data)
     except TrailingCharacters as error:
-        _decode_unusual(error.value)  # what is wrong with the message itself comes first
+        _decode_unusual(error.value)  # errors of the message itself come first
         raise
     if type(value) is dict and "trace" not in value:
         method = value.get("method")
@@ -61,7 +61,7 @@ def _is_id(value: object) -> TypeGuard[RequestId]:
 
 
 def _decode_unusual(value: object) -> Message:
-    """All but plain requests, and everything that is wrong, worded as the reference does."""
+    """Decode all but plain requests; errors have the texts of the reference."""
     if type(value) is not dict:
         raise MalformedMessage("expected a JSON-RPC object")
     if "method" in value:
@@ -126,17 +126,17 @@ def _check_error(error: object) -> None:
 
 
 def encode_result(request_id: RequestId, text: bytes) -> bytes:
-    """An answer around the JSON text of its result."""
+    """Encode a response from the JSON text of its result."""
     return b'{"id":%b,"result":%b}' % (encode(request_id), text)
 
 
 def result_frame(request_id: RequestId) -> tuple[bytes, bytes]:
-    """The same in two halves, for a result that is sent piece by piece."""
+    """The text before and after a result that is sent in parts."""
     return b'{"id":%b,"result":' % encode(request_id), b"}"
 
 
 def encode_error(request_id: RequestId | None, error: RpcError) -> bytes:
-    """An error answer; without an id it is about a message that had none."""
+    """Encode an error response; without an id, it is about a message that had none."""
     identifier = _NO_ID if request_id is None else encode(request_id)
     message = encode(error.message)
     if error.data is not None:

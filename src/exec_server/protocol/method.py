@@ -1,4 +1,4 @@
-"""How a method is described: its name and the structs of both directions."""
+"""Descriptions of methods: the name, and the structs of both directions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N_co = TypeVar("N_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[P, R]):
-    """A request with an answer; `params` is None for the methods that take none."""
+    """A request with a response; `params` is None for methods without params."""
 
     name: str
     params: type[P] | None
@@ -24,7 +24,7 @@ class Call(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Generic[N_co]):
-    """A notification; nobody answers it. `encode` makes the JSON text of its params."""
+    """A notification, without a response; `encode` makes the JSON text of its params."""
 
     name: str
     params: type[N_co]

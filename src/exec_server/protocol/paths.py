@@ -1,25 +1,29 @@
-"""Paths on the wire: `file:` URIs, native absolute paths, and the way between the two.
+"""Paths on the wire: `file:` URIs and native absolute paths, and their conversion.
 
-The URI rules are WHATWG's with the habits of the reference's parser, so that a client sees
-the same normalised text in answers and errors. Native paths are `str` in which bytes that
-are no UTF-8 are lone surrogates, as `os` functions take them.
+The URI rules are the WHATWG's with the deviations of the reference's parser, so that a client
+gets the same normalised text in responses and errors. In native paths, bytes that are not UTF-8
+are lone surrogates, as in the `os` module.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
 import re
 from functools import partial
 from typing import Final, Self
 from urllib.parse import unquote_to_bytes
 
 from exec_server.errors import InvalidParams, InvalidRequest, RpcError
-from exec_server.protocol.jsontext import describe
+from exec_server.protocol.json_text import describe
+from exec_server.protocol.url_host import parse_host
 
-# What stands for itself both in a URI and in a file name. `:` and `|` do too, but a first
-# segment like `C:` makes a Windows path, so they take the long way.
+# The longest text of a path that is not plain. The kernel takes 4,096 bytes, which may be three
+# times as many characters in a URI; a longer text is refused before it is normalised.
+PATH_CHARACTERS: Final = 65_536
+
+# Characters that are not escaped in URIs and file names. `:` and `|` are not either, but a first
+# segment like `C:` makes a Windows path, so they take the slow path.
 _SAFE: Final = r"A-Za-z0-9_\-!$&'()*+,;=@~^\[\]"
 _plain_uri = re.compile(rf"file://(/[{_SAFE}./]*)").fullmatch
 _plain_path = re.compile(rf"/[{_SAFE}./]*").fullmatch
@@ -27,30 +31,29 @@ _plain_name = re.compile(rf"[{_SAFE}.:|]*").fullmatch
 # `.`, `..`, empty segments and a trailing slash need normalising; hidden names do not.
 _needs_normalising = re.compile(r"//|/\.{0,2}(?:/|\Z)").search
 
-# Rarely needed: compiled when they are, because that takes longer than loading this module.
+# Compiled at the first use: they are rarely needed, and compiling is slower than this import.
 _scheme = partial(re.match, r"([A-Za-z][A-Za-z0-9+.\-]*):")
+_mark = partial(re.search, r"[?#]")
 _drive = partial(re.fullmatch, r"[A-Za-z][:|]")
 _drive_at_start = partial(re.match, r"[A-Za-z][:|](?=[/?#]|\Z)")
 _windows_path = partial(re.match, r"/([A-Za-z])(:|%3[Aa])(?=/|\Z)")
 _native_drive = partial(re.match, rb"/[A-Za-z]:(?=/|\Z)")
-_DOT: Final = partial(re.fullmatch, r"(?i)\.|%2e")
-_DOT_DOT: Final = partial(re.fullmatch, r"(?i)(?:\.|%2e){2}")
+_DOT: Final = frozenset({".", "%2e"})  # in lower case
+_DOT_DOT: Final = frozenset({"..", ".%2e", "%2e.", "%2e%2e"})
 _TRIMMED: Final = "".join(map(chr, range(0x21)))
-_REMOVED: Final = str.maketrans("", "", "\t\n\r")
-_ENCODED_IN_PATH: Final = re.compile(r"[\x00-\x20\"<>`{}\x7f-\U0010ffff]")
-_ENCODED_IN_NAME: Final = re.compile(rb"[^A-Za-z0-9!$&'()*+,\-./:;=@\[\]^_|~]")
-_FORBIDDEN_IN_HOST: Final = partial(re.search, r"[\x00-\x20#%/:<>?@\[\\\]^|\x7f]")
-_IPV4_PART: Final = partial(re.fullmatch, r"0[xX][0-9a-fA-F]*|[0-9]+")
+# Runs, not single characters: a path may consist of them.
+_ENCODED_IN_PATH: Final = re.compile(r"[\x00-\x20\"<>`{}\x7f-\U0010ffff]+")
+_ENCODED_IN_NAME: Final = re.compile(rb"[^A-Za-z0-9!$&'()*+,\-./:;=@\[\]^_|~]+")
 
-# Native paths that no plain URI can say are spelled as base64url below this impossible path.
+# Native paths without a plain URI are base64url text below this path, which cannot exist.
 _OPAQUE_PREFIX: Final = "file:///%00/bad/path/"
 _opaque_uri = partial(re.fullmatch, rf"{_OPAQUE_PREFIX}([A-Za-z0-9_\-]+)")
 
 
 class PathUri:
-    """A path as the client named it: normalised URI text, and the native path it means."""
+    """A path from a client: normalised URI text, and its native path."""
 
-    # Final for the type checker only: a guard in __setattr__ would double the cost of parsing.
+    # Final for the type checker only: a check in __setattr__ would double the time of parsing.
     __slots__ = ("_native", "uri")
 
     def __init__(self, uri: str, native: str | None) -> None:
@@ -59,22 +62,31 @@ class PathUri:
 
     @classmethod
     def from_wire(cls, value: object) -> Self:
-        """The path a client sent: a `file:` URI or a native absolute path."""
+        """Parse the JSON value of a path from a client."""
         if not isinstance(value, str):
             raise InvalidParams(f"invalid type: {describe(value)}, expected a string")
-        plain = _plain_uri(value)
+        return cls.from_text(value)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Parse a `file:` URI or a native absolute path."""
+        plain = _plain_uri(text)
         if plain is not None:
             native = plain[1]
             if native[-1] != "/" and (
                 ("/." not in native and "//" not in native) or not _needs_normalising(native)
             ):
-                return cls(value, native)
-        elif value[:1] == "/":
-            return cls._from_native(value)
-        return cls._parse(value)
+                return cls(text, native)
+        elif text[:1] == "/":
+            return cls._from_native(text)
+        return cls._parse(text)
 
     @classmethod
     def _from_native(cls, path: str) -> Self:
+        _check_length(path)
+        if path[2:3] != ":" and "\0" not in path and not _needs_normalising(path):
+            encoded = _encode_name(path.encode("utf-8", "surrogateescape"))
+            return cls(f"file://{encoded}", path)
         uri = path_to_uri(path)
         if uri[7:] == path:
             return cls(uri, path)  # nothing was escaped or normalised
@@ -84,6 +96,7 @@ class PathUri:
 
     @classmethod
     def _parse(cls, text: str) -> Self:
+        _check_length(text)
         host, path = _parse_file_uri(text)
         uri = f"file://{host}{path}"
         if "%00" in uri:
@@ -96,7 +109,7 @@ class PathUri:
         return cls(uri, _normalised(unquote_to_bytes(path)))
 
     def native(self, error: type[RpcError] = InvalidRequest) -> str:
-        """The native path; raises `error` when the URI means a path of another platform."""
+        """The native path; raises `error` if the URI is a path of another platform."""
         if self._native is None:
             raise _foreign(self.uri, error)
         if "\0" in self._native:
@@ -116,8 +129,13 @@ class PathUri:
         return self.uri
 
 
+def _check_length(text: str) -> None:
+    if len(text) > PATH_CHARACTERS:
+        raise InvalidParams(f"path exceeds {PATH_CHARACTERS} characters")
+
+
 def path_to_uri(path: str | bytes) -> str:
-    """The URI of a native absolute path, in the spelling the reference answers with."""
+    """The URI of a native absolute path, as the reference writes it."""
     if isinstance(path, str):
         if _plain_path(path) and not _needs_normalising(path):
             return f"file://{path}"
@@ -138,11 +156,15 @@ def child_uri(directory: str, name: str) -> str:
 
 
 def _encode_name(name: bytes) -> str:
-    return _ENCODED_IN_NAME.sub(lambda match: b"%%%02X" % match[0][0], name).decode("ascii")
+    return _ENCODED_IN_NAME.sub(lambda match: _percent_encode(match[0]), name).decode("ascii")
+
+
+def _percent_encode(data: bytes) -> bytes:
+    return b"%" + data.hex("%").upper().encode()
 
 
 def _normalised(path: bytes) -> str:
-    """The path without empty, `.` and `..` segments; lexically, no link is looked at."""
+    """The path without empty, `.` and `..` segments; symbolic links are not resolved."""
     segments: list[bytes] = []
     for segment in path.split(b"/"):
         if segment == b"..":
@@ -158,7 +180,7 @@ def _foreign(uri: str, error: type[RpcError]) -> RpcError:
 
 
 def _opaque_native(uri: str) -> str | None:
-    """The native path in an opaque URI, None if that path has a plain URI of its own."""
+    """The native path in an opaque URI, None if that path has a plain URI."""
     match = _opaque_uri(uri)
     if match is None:
         raise _foreign(uri, InvalidParams)
@@ -167,7 +189,7 @@ def _opaque_native(uri: str) -> str | None:
         path = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
     except binascii.Error:
         raise _foreign(uri, InvalidParams) from None
-    # Python ignores stray bits at the end of the text, the reference does not.
+    # Unlike the reference, Python ignores unused bits at the end of the text.
     if base64.urlsafe_b64encode(path).rstrip(b"=").decode("ascii") != text:
         raise _foreign(uri, InvalidParams)
     if path[:1] != b"/" or path_to_uri(path) != uri:
@@ -177,7 +199,9 @@ def _opaque_native(uri: str) -> str | None:
 
 def _parse_file_uri(text: str) -> tuple[str, str]:
     """Host and normalised path of a `file:` URI."""
-    text = text.strip(_TRIMMED).translate(_REMOVED)
+    text = text.strip(_TRIMMED)
+    for removed in "\t\n\r":
+        text = text.replace(removed, "")
     scheme = _scheme(text)
     if scheme is None:
         raise InvalidParams("invalid URI: relative URL without a base")
@@ -186,7 +210,7 @@ def _parse_file_uri(text: str) -> tuple[str, str]:
     rest, mark = _split_at_mark(text[scheme.end() :])
     rest = rest.replace("\\", "/")
     host = ""
-    # The reference turns `C|` into `C:` only where it did not just skip an empty host.
+    # The reference turns `C|` into `C:`, but not after an empty host.
     pipe_is_drive = True
     if rest[:2] == "//":
         rest = rest[2:]
@@ -204,79 +228,41 @@ def _parse_file_uri(text: str) -> tuple[str, str]:
 
 def _split_at_mark(text: str) -> tuple[str, str]:
     """The text before the first `?` or `#`, and that character."""
-    for index, character in enumerate(text):
-        if character in "?#":
-            return text[:index], character
-    return text, ""
+    mark = _mark(text)
+    return (text[: mark.start()], mark[0]) if mark else (text, "")
 
 
 def _normalised_path(text: str, *, pipe_is_drive: bool) -> tuple[str, bool]:
     """The path with escapes added and dots resolved, and whether it begins with a drive."""
     segments: list[str] = []
     is_drive = False
-    parts = text[text[:1] == "/" :].split("/")
-    for number, part in enumerate(parts, 1):
-        if _DOT_DOT(part):
-            # A drive letter is never removed, wherever it stands.
+    encoded = _ENCODED_IN_PATH.sub(_percent_encode_text, text[text[:1] == "/" :])
+    parts = encoded.split("/")
+    for part in parts:
+        name = part.lower() if part[:1] in (".", "%") else ""
+        if name in _DOT_DOT:
+            # A drive letter is never removed.
             if segments and not _drive(segments[-1]):
                 segments.pop()
-        elif not _DOT(part):
+        elif name not in _DOT:
             if not segments and _drive(part) and (part[1] == ":" or pipe_is_drive):
                 part, is_drive = f"{part[0]}:", True  # noqa: PLW2901
-            segments.append(_ENCODED_IN_PATH.sub(_percent_encode, part))
-            continue
-        if number == len(parts):
-            segments.append("")
+            segments.append(part)
+    if name in _DOT_DOT or name in _DOT:
+        segments.append("")
     return "/" + "/".join(segments).lstrip("/"), is_drive
 
 
-def _percent_encode(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogateescape"))
+def _percent_encode_text(match: re.Match[str]) -> str:
+    return _percent_encode(match[0].encode("utf-8", "surrogateescape")).decode("ascii")
 
 
 def _host(text: str) -> str:
-    """The host as WHATWG serialises it, empty for none and for localhost."""
-    if text[:1] == "[":
-        try:
-            if text[-1] != "]":
-                raise ValueError
-            return f"[{ipaddress.IPv6Address(text[1:-1])}]"
-        except ValueError:
-            raise InvalidParams("invalid URI: invalid IPv6 address") from None
+    """The normalised host; empty if there is none, or if it is localhost."""
+    if not text:
+        return ""
     try:
-        host = unquote_to_bytes(text).decode("utf-8").lower()
-        if not host.isascii():
-            # Label by label, because the codec refuses the empty ones that WHATWG allows.
-            host = ".".join(label.encode("idna").decode("ascii") for label in host.split("."))
-    except UnicodeError:
-        host = "%"
-    if _FORBIDDEN_IN_HOST(host) or host == "xn--":
-        raise InvalidParams("invalid URI: invalid international domain name")
-    return "" if host == "localhost" else _ipv4(host)
-
-
-def _ipv4(host: str) -> str:
-    """The dotted form if the host ends in a number, else the host itself."""
-    parts = host.removesuffix(".").split(".")
-    if not _IPV4_PART(parts[-1]):
-        return host
-    try:
-        if len(parts) > 4:
-            raise ValueError
-        numbers = [_ipv4_number(part) for part in parts]
-        if any(number > 255 for number in numbers[:-1]) or numbers[-1] >= 256 ** (5 - len(parts)):
-            raise ValueError
-    except ValueError:
-        raise InvalidParams("invalid URI: invalid IPv4 address") from None
-    address = numbers[-1]
-    for index, number in enumerate(numbers[:-1]):
-        address += number << (8 * (3 - index))
-    return str(ipaddress.IPv4Address(address))
-
-
-def _ipv4_number(text: str) -> int:
-    if not _IPV4_PART(text):
-        raise ValueError(text)
-    if text[:2].lower() == "0x":
-        return int(text[2:] or "0", 16)
-    return int(text, 8) if text[0] == "0" and len(text) > 1 else int(text)
+        host = parse_host(text)
+    except ValueError as error:
+        raise InvalidParams(f"invalid URI: {error}") from None
+    return "" if host == "localhost" else host

@@ -1,4 +1,4 @@
-"""Policies with a name, as the `sandbox` object of a request: what most callers want."""
+"""Named policies as the `sandbox` object of a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, get_args
 PresetName = Literal["read-only", "workspace-write"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
 
-# Beside reading everything: the workspace, and where programs keep what is not for long.
+# Writable directories: the workspace and those for temporary files.
 _WRITABLE: Final = {
     "read-only": (),
     "workspace-write": ("project_roots", "slash_tmp", "tmpdir"),
@@ -18,12 +18,12 @@ _WRITABLE: Final = {
 def preset(
     name: PresetName, *, cwd: str, roots: Sequence[str], network: bool = False
 ) -> dict[str, Any]:
-    """Everything can be read, and what the name says be written; paths are file: URIs."""
+    """Everything is readable; the preset selects the writable directories. Paths are file: URIs."""
     return surroundings(cwd, roots) | {"permissions": _permissions(_WRITABLE[name], network)}
 
 
 def surroundings(cwd: str, roots: Sequence[str]) -> dict[str, Any]:
-    """What a `sandbox` object has beside its permissions."""
+    """The members of a `sandbox` object beside its permissions."""
     return {"cwd": cwd, "workspaceRoots": list(roots), "windowsSandboxLevel": "disabled"}
 
 

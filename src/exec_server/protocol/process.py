@@ -8,10 +8,7 @@ from typing import Any, ClassVar, Literal, NewType
 import msgspec
 import pybase64
 
-from exec_server.protocol.method import Call, Notice
-from exec_server.protocol.paths import PathUri
-from exec_server.protocol.sandbox import Confinable, Denial, Sandbox
-from exec_server.protocol.wire import (
+from exec_server.protocol.decoding import (
     U16,
     U64,
     Base64,
@@ -22,11 +19,14 @@ from exec_server.protocol.wire import (
     Uuid,
     decode_value,
 )
+from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.paths import PathUri
+from exec_server.protocol.sandbox import Confinable, Denial, Sandbox
 
 ProcessId = NewType("ProcessId", str)
 Stream = Literal["stdout", "stderr", "pty"]
 SandboxType = Literal["none", "linuxSeccomp"]
-# The reference knows the first; the others are ours, and spelled in this one way.
+# The reference has the first; the others are an extension, with these exact names.
 Signal = Literal[
     "interrupt",
     "SIGHUP",
@@ -97,7 +97,7 @@ class ManagedNetwork(Params, frozen=True):
 
 
 class NetworkProxy(Params, frozen=True):
-    """Only recognised, so that it can be refused: this server starts no proxy."""
+    """Decoded only to be refused: this server starts no proxy."""
 
     wire_name: ClassVar[str] = "RemoteNetworkProxyLaunchConfig"
     proxy: dict[str, object]
@@ -156,10 +156,10 @@ class ReadResult(Result, frozen=True, omit_defaults=True):
     closed: bool
     failure: str | None
     sandbox_denied: bool
-    # Ours alone, and only written where there is one.
+    # Extensions, encoded only if present. The first one is for people.
     sandbox_denial: Denial | None = None
-    # The same, where output that was asked for is no longer kept: the first chunk that is, and
-    # how many bytes are gone, if that is still known.
+    # If requested output is no longer kept: the first kept chunk, and the number of lost bytes
+    # if that is known.
     first_seq: int | None = None
     lost_bytes: int | None = None
 
@@ -196,15 +196,15 @@ class ResizeResult(Result, frozen=True):
 
 
 class _InterruptParams(Params, frozen=True):
-    """SignalParams as the reference has them."""
+    """SignalParams of the reference."""
 
     wire_name: ClassVar[str] = "SignalParams"
     process_id: ProcessId
     signal: Literal["interrupt"]
 
 
-def _prepare_signal(value: dict[str, Any]) -> dict[str, Any]:
-    """Have what is no name in capitals refused in the words of the reference, if at all."""
+def _prepare_signal(value: dict[str, Any], _: bool) -> dict[str, Any]:
+    """Check signals that are not upper case names as the reference does, with its texts."""
     name = value.get("signal")
     if not (isinstance(name, str) and name.isupper()):
         decode_value(_InterruptParams, value)
@@ -213,7 +213,9 @@ def _prepare_signal(value: dict[str, Any]) -> dict[str, Any]:
 
 class SignalParams(Params, frozen=True):
     wire_name: ClassVar[str] = "SignalParams"
-    prepare: ClassVar[Callable[[dict[str, Any]], dict[str, Any]]] = staticmethod(_prepare_signal)
+    prepare: ClassVar[Callable[[dict[str, Any], bool], dict[str, Any]]] = staticmethod(
+        _prepare_signal
+    )
     process_id: ProcessId
     signal: Signal
 
@@ -233,7 +235,7 @@ class TerminateResult(Result, frozen=True):
 
 class Listed(Result, frozen=True):
     process_id: ProcessId
-    argv: list[str]  # the beginning of it, if it is long
+    argv: list[str]  # truncated if it is long
     tty: bool
     running: bool
     exit_code: int | None
@@ -267,9 +269,9 @@ class ClosedParams(Result, frozen=True):
 
 
 def encode_output(params: OutputParams) -> bytes:
-    """The JSON text of an output notification's params.
+    """Encode params as msgspec would, but with the faster base64 of pybase64.
 
-    The same as a struct's, but with the faster base64: every byte of output passes here.
+    Every byte of process output passes through this function.
     """
     chunk = pybase64.b64encode(params.chunk)
     return b'{"processId":%b,"seq":%d,"stream":"%b","chunk":"%b"}' % (

@@ -1,4 +1,4 @@
-"""The `sandbox` member of requests: what a client wants a process or file call confined to."""
+"""The `sandbox` member of requests: the confinement of a process or file operation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, Self
 import msgspec
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol import older_sandbox
+from exec_server.protocol import legacy_sandbox
+from exec_server.protocol.decoding import NonZeroUsize, Params, Result
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.wire import NonZeroUsize, Params, Result
 
 Access = Literal["read", "write", "deny", "none"]
 Network = Literal["restricted", "enabled"]
@@ -20,8 +20,8 @@ Operation = Literal["read", "write", "network", "syscall"]
 class FileUri(PathUri):
     """A path inside a `sandbox` object: only a URI, as in the reference.
 
-    Elsewhere a native path is welcome. Here it is the mark of an older form of the object, whose
-    other members may have meant something else too: see `older_sandbox`.
+    Elsewhere a native path is accepted. Here it is a sign of a legacy form of the object, whose
+    other members may have another meaning: see `legacy_sandbox`.
     """
 
     __slots__ = ()
@@ -127,7 +127,7 @@ class PolicyContext(Params, frozen=True):
 
 
 class Sandbox(Params, frozen=True, kw_only=True):
-    """The confinement asked for; `permissions` decides whether anything is confined at all."""
+    """The requested confinement; without `managed` permissions nothing is confined."""
 
     wire_name: ClassVar[str] = "WireFileSystemSandboxContext"
     omissible: ClassVar[tuple[str, ...]] = (
@@ -152,17 +152,17 @@ class Sandbox(Params, frozen=True, kw_only=True):
 
 
 class Confinable(Params, frozen=True):
-    """The params of a method that takes a `sandbox`."""
+    """Params with a `sandbox`."""
 
-    prepare: ClassVar[Callable[[dict[str, Any]], dict[str, Any]]] = staticmethod(
-        older_sandbox.prepare
+    prepare: ClassVar[Callable[[dict[str, Any], bool], dict[str, Any]]] = staticmethod(
+        legacy_sandbox.prepare
     )
 
 
 class Denial(Result, frozen=True):
-    """What a confined process was denied, as far as that is known; for people, not programs."""
+    """The operation that a confined process was denied, as far as known; for people."""
 
-    text: str | None  # the line of its output that says so
+    text: str | None  # the line of output that reports it
     path: str | None
     operation: Operation | None
-    rule: str | None  # of the policy; None if none is known to forbid it
+    rule: str | None  # of the policy; None if no rule is known to forbid it

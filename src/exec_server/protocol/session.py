@@ -1,11 +1,11 @@
-"""initialize, and the environment a server describes in its answer."""
+"""initialize, and the description of the environment in its result."""
 
 from __future__ import annotations
 
 from typing import ClassVar, NewType
 
+from exec_server.protocol.decoding import Params, Result
 from exec_server.protocol.method import Call
-from exec_server.protocol.wire import Params, Result
 
 SessionId = NewType("SessionId", str)
 
@@ -16,7 +16,7 @@ class Shell(Result, frozen=True):
 
 
 class Capabilities(Result, frozen=True):
-    """Only what works is true; clients take an absent flag as false."""
+    """Features of the server; clients treat an absent flag as false."""
 
     network_proxy_launch: bool = False
     network_proxy_review_domains: bool = False
@@ -33,12 +33,21 @@ class Capabilities(Result, frozen=True):
     windows_mxc: bool = False
     linux_root_write_preserves_devices: bool = False
     linux_approved_root_write_preserves_restrictions: bool = False
-    # From here on ours alone: see the extensions in docs/protocol.md.
+    # Extensions: see docs/protocol.md.
     process_close_stdin: bool = False
     process_resize: bool = False
     process_signals: bool = False
     process_list: bool = False
     process_read_loss: bool = False
+    fs_append: bool = False
+    fs_apply_patch: bool = False
+    fs_chmod: bool = False
+    fs_disk_usage: bool = False
+    fs_edit: bool = False
+    fs_glob: bool = False
+    fs_rename: bool = False
+    fs_set_times: bool = False
+    fs_symlink: bool = False
 
 
 class EnvironmentInfo(Result, frozen=True):

@@ -1,1 +1,1 @@
-"""The registry as its clients see it: HTTP requests, and what proves who is asking."""
+"""Requests to a registry over HTTP, and the credentials for them."""

@@ -1,7 +1,7 @@
 """An agent's own identity: a signed token that carries its key, and assertions made with it.
 
-The token is checked against the issuer's key set, then the agent's key registers a task, and
-then signs each request for that task. What goes wrong is logged; the user reads one line.
+The token is verified with the issuer's key set. The agent's key then registers a task and signs
+each request for that task. Details of a failure are logged; the error text is one line.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_der_private_key
 
 from exec_server.errors import StartupError
-from exec_server.registry.destination import Reach
-from exec_server.registry.http import HttpClient, HttpFailed, Reply
+from exec_server.registry.destination import Destinations
+from exec_server.registry.http import CompleteResponse, HttpClient, HttpFailed
 from exec_server.registry.sealed_box import open_sealed
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,10 @@ TASK_BASE = "https://auth.openai.com/api/accounts"
 KEY_SET_VARIABLE = "CODEX_AGENT_IDENTITY_JWKS_BASE_URL"
 TASK_VARIABLE = "CODEX_AGENT_IDENTITY_AUTHAPI_BASE_URL"
 
-# For registering the task; other mistakes than a busy service do not get better by asking again.
+# Of registering the task, for a service that is unavailable; other errors are final.
 ATTEMPTS = 3
 RETRY_SECONDS = 0.2
-# How far the clocks of issuer and machine may differ.
+# Allowed difference between the clocks of the issuer and of this machine.
 CLOCK_SKEW_SECONDS = 60
 
 _UNAVAILABLE = "Agent Identity authentication is unavailable"
@@ -43,7 +43,7 @@ _ACCEPT = ("accept", "*/*")
 
 
 class _Claims(msgspec.Struct, frozen=True):
-    """What must be in the token; its signature and the registered claims are PyJWT's work."""
+    """The private claims of the token; PyJWT checks the signature and the registered claims."""
 
     agent_runtime_id: str
     agent_private_key: str
@@ -54,7 +54,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 class _Task(msgspec.Struct, frozen=True):
-    """The answer to a registration, in any of its spellings."""
+    """The response to a registration, in any of its spellings."""
 
     task_id: str | None = None
     camel_task_id: str | None = msgspec.field(default=None, name="taskId")
@@ -66,14 +66,14 @@ class _Agent(NamedTuple):
     runtime_id: str
     task_id: str
     key: Ed25519PrivateKey
-    about: tuple[tuple[str, str], ...]  # headers beside the assertion
+    extra_headers: tuple[tuple[str, str], ...]  # beside the assertion
 
 
 class AgentIdentity:
-    """Assertions of an agent; of use only after `ready`."""
+    """A credential of signed assertions; usable after `ready`."""
 
-    hides_answers = False
-    reach = Reach.ANYWHERE
+    hides_responses = False
+    destinations = Destinations.ANYWHERE
 
     def __init__(
         self,
@@ -92,31 +92,31 @@ class AgentIdentity:
     async def ready(self) -> None:
         """Check the token and register a task; raises StartupError."""
         try:
-            self._agent = await self._introduced()
+            self._agent = await self._authenticate()
         except (ValueError, HttpFailed, msgspec.MsgspecError) as error:
             log.warning("agent identity: %s", error)
             raise StartupError(_UNAVAILABLE) from None
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
-        """An assertion with the time of now."""
-        assert self._agent is not None, "nobody has waited for it to be ready"
+        """Return an assertion with the current time."""
+        assert self._agent is not None, "headers() before ready()"
         timestamp = _timestamp(self._now())
         assertion = assertion_header(self._agent, timestamp)
-        return [("authorization", assertion), *self._agent.about]
+        return [("authorization", assertion), *self._agent.extra_headers]
 
-    async def _introduced(self) -> _Agent:
-        reply = await self._http.request("GET", self._key_set_url, [_ACCEPT])
-        if reply.status != 200:
-            raise ValueError(f"the key set was answered with status {reply.status}")
-        claims = verified_claims(self._token, reply.body)
+    async def _authenticate(self) -> _Agent:
+        response = await self._http.request("GET", self._key_set_url, [_ACCEPT])
+        if response.status != 200:
+            raise ValueError(f"request for the key set failed with status {response.status}")
+        claims = verified_claims(self._token, response.body)
         key = _private_key(claims.agent_private_key)
-        task_id = await self._registered_task(claims.agent_runtime_id, key)
-        about = [("chatgpt-account-id", claims.account_id)]
+        task_id = await self._register_task(claims.agent_runtime_id, key)
+        extra_headers = [("chatgpt-account-id", claims.account_id)]
         if claims.chatgpt_account_is_fedramp:
-            about.append(("X-OpenAI-Fedramp", "true"))
-        return _Agent(claims.agent_runtime_id, task_id, key, tuple(about))
+            extra_headers.append(("X-OpenAI-Fedramp", "true"))
+        return _Agent(claims.agent_runtime_id, task_id, key, tuple(extra_headers))
 
-    async def _registered_task(self, runtime_id: str, key: Ed25519PrivateKey) -> str:
+    async def _register_task(self, runtime_id: str, key: Ed25519PrivateKey) -> str:
         url = f"{self._task_base}/v1/agent/{quote(runtime_id, safe='')}/task/register"
         headers = [("content-type", "application/json"), _ACCEPT]
         for attempt in range(ATTEMPTS):
@@ -124,10 +124,12 @@ class AgentIdentity:
             signature = _signature(key, f"{runtime_id}:{timestamp}")
             body = msgspec.json.encode({"timestamp": timestamp, "signature": signature})
             try:
-                reply = await self._http.request("POST", url, headers, body)
-                if reply.status == 429 or reply.status >= 500:
-                    raise HttpFailed(f"the task was answered with status {reply.status}")
-                return _task_id(reply, key)
+                response = await self._http.request("POST", url, headers, body)
+                if response.status == 429 or response.status >= 500:
+                    raise HttpFailed(
+                        f"registration of the task failed with status {response.status}"
+                    )
+                return _task_id(response, key)
             except HttpFailed:
                 if attempt == ATTEMPTS - 1:
                     raise
@@ -136,21 +138,21 @@ class AgentIdentity:
 
 
 def key_set_url(base: str) -> str:
-    """Where the keys of the issuer are."""
+    """The URL of the issuer's key set."""
     base = base.rstrip("/")
     return f"{base}{'/wham' if '/backend-api' in base else ''}/agent-identities/jwks"
 
 
 def verified_claims(token: str, key_set: bytes) -> _Claims:
-    """What a token says, if one of these keys has signed it; raises ValueError."""
-    import jwt  # here, since few need it and it takes its time to load
+    """The claims of a token that one of these keys has signed; raises ValueError."""
+    import jwt  # here, because few servers need it and it is slow to import
 
     try:
         header = jwt.get_unverified_header(token)
         keys = jwt.PyJWKSet.from_json(key_set.decode()).keys
         key = next((key for key in keys if key.key_id == header.get("kid")), None)
         if key is None or key.key_id is None:
-            raise ValueError("no key of the issuer is the token's")
+            raise ValueError("the key set has no key for this token")
         claims = jwt.decode(
             token,
             key,
@@ -161,13 +163,13 @@ def verified_claims(token: str, key_set: bytes) -> _Claims:
             options={"require": ["iss", "aud", "iat", "exp"]},
         )
     except (jwt.PyJWTError, RecursionError, AttributeError, TypeError) as error:
-        # The last two are what a key set of another shape gives.
-        raise ValueError(f"the token is refused: {type(error).__name__}") from None
+        # PyJWT raises the last two for a key set of another shape.
+        raise ValueError(f"the token is invalid: {type(error).__name__}") from None
     return msgspec.convert(claims, _Claims)
 
 
 def assertion_header(agent: _Agent, timestamp: str) -> str:
-    """The value of an Authorization header that is good for one request."""
+    """The value of an Authorization header for one request."""
     signature = _signature(agent.key, f"{agent.runtime_id}:{agent.task_id}:{timestamp}")
     content = {
         "agent_runtime_id": agent.runtime_id,
@@ -181,19 +183,19 @@ def assertion_header(agent: _Agent, timestamp: str) -> str:
 def _private_key(text: str) -> Ed25519PrivateKey:
     key = load_der_private_key(b64decode(text, validate=True), password=None)
     if not isinstance(key, Ed25519PrivateKey):
-        raise ValueError("the agent's key is of another kind")
+        raise ValueError("the agent's key is not an Ed25519 key")
     return key
 
 
-def _task_id(reply: Reply, key: Ed25519PrivateKey) -> str:
-    if not 200 <= reply.status < 300:
-        raise ValueError(f"the task was answered with status {reply.status}")
-    task = msgspec.json.decode(reply.body, type=_Task)
+def _task_id(response: CompleteResponse, key: Ed25519PrivateKey) -> str:
+    if not 200 <= response.status < 300:
+        raise ValueError(f"registration of the task failed with status {response.status}")
+    task = msgspec.json.decode(response.body, type=_Task)
     if plain := task.task_id or task.camel_task_id:
         return plain
     sealed = task.encrypted or task.camel_encrypted
     if not sealed:
-        raise ValueError("the task was answered without an id")
+        raise ValueError("the response to the registration of the task has no id")
     return open_sealed(b64decode(sealed, validate=True), key).decode()
 
 

@@ -1,4 +1,4 @@
-"""The requests of executors and harnesses to a registry, one method each."""
+"""The requests of executors and clients to a registry, one method each."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from uuid import UUID
 
 import msgspec
 
-from exec_server.errors import RegistryBusy, RegistryError, StartupError
-from exec_server.registry import answers
-from exec_server.registry.answers import Refusal, decoded, protocol_error
+from exec_server.errors import RegistryError, RegistryUnavailable, StartupError
+from exec_server.registry import responses
 from exec_server.registry.credentials import Credential
 from exec_server.registry.destination import check_direct_url
-from exec_server.registry.http import HttpClient, HttpFailed, Reply
+from exec_server.registry.http import CompleteResponse, HttpClient, HttpFailed
 from exec_server.registry.keys import key_object, public_key
+from exec_server.registry.responses import ErrorResponse, decode_body, protocol_error
 from exec_server.relay.noise import PublicKey
 
 log = logging.getLogger(__name__)
 
 SECURITY_PROFILE = "noise_hybrid_ik_v1"
 DIRECT_TRANSPORT = "direct_jsonrpc_v1"
-# Of what a harness shows to the executor, which refuses more.
+# Of a client's authorization. Executors refuse a longer one.
 AUTHORIZATION_BYTES = 4096
 
 _FIRST_DELAY_SECONDS = 0.5
@@ -33,19 +33,19 @@ _LAST_DELAY_SECONDS = 5.0
 _ENVIRONMENT = "environment"
 _EXECUTOR = "executor"
 
-# The id under which a plain form registers, in its endpoint and in what the user reads.
+# The word for the id in the endpoint of a plain form, and in its error texts.
 _PLAIN_NOUNS = {"text": _EXECUTOR, "relay-plain": _ENVIRONMENT}
 
 
 class Registration(NamedTuple):
-    """Where the executor is to wait for harnesses, and what its registration is called."""
+    """The URL where an executor waits for clients, and the id of its registration."""
 
     url: str
     registration_id: str
 
 
-class Bundle(NamedTuple):
-    """What a harness needs for one connection, and for no second one."""
+class ConnectionBundle(NamedTuple):
+    """The data that a client needs for one connection; not valid for a second one."""
 
     url: str
     executor_key: PublicKey
@@ -54,19 +54,19 @@ class Bundle(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    reply: Reply
-    secrets: tuple[str, ...]  # what we have sent and nobody may read
+    response: CompleteResponse
+    secrets: tuple[str, ...]  # sent values that must not be shown
 
     @property
     def ok(self) -> bool:
-        return 200 <= self.reply.status < 300
+        return 200 <= self.response.status < 300
 
-    def refusal(self) -> Refusal:
-        return Refusal(self.reply, self.secrets)
+    def error_response(self) -> ErrorResponse:
+        return ErrorResponse(self.response, self.secrets)
 
 
 class Registry:
-    """One registry as one environment sees it; the HTTP client is the caller's."""
+    """The requests about one environment; the caller owns the HTTP client."""
 
     def __init__(
         self, base_url: str, environment_id: str, credential: Credential, http: HttpClient
@@ -90,61 +90,68 @@ class Registry:
     def environment_id(self) -> str:
         return self._id
 
-    # ---- the executor's side ----------------------------------------------------------
+    # ---- executor ---------------------------------------------------------------------
 
     async def register(self, key: PublicKey) -> Registration:
-        """Register once; raises RegistryBusy if it is worth trying again, or RegistryError."""
+        """Register once; raises RegistryUnavailable for transient errors, else RegistryError."""
         body = {"security_profile": SECURITY_PROFILE, "executor_public_key": key_object(key)}
-        exchange = await self._registering(_ENVIRONMENT, "register", msgspec.json.encode(body))
-        answer = self._registered(exchange, answers.Registered)
-        self._check_id(answer.environment_id, _ENVIRONMENT)
-        _check_profile(answer.security_profile)
-        return Registration(answer.url, answer.executor_registration_id)
+        exchange = await self._post_registration(
+            _ENVIRONMENT, "register", msgspec.json.encode(body)
+        )
+        registered = self._decode_registration(exchange, responses.RegistrationResponse)
+        self._check_id(registered.environment_id, _ENVIRONMENT)
+        _check_profile(registered.security_profile)
+        return Registration(registered.url, registered.executor_registration_id)
 
     async def register_until_accepted(self, key: PublicKey) -> Registration:
-        """Register, waiting for as long as the registry is busy; raises RegistryError."""
+        """Register, and retry after transient errors; raises RegistryError."""
         attempt = 0
         while True:
             try:
                 return await self.register(key)
-            except RegistryBusy as error:
+            except RegistryUnavailable as error:
                 delay = retry_delay(attempt, random.random)
-                log.info("%s; asking again in %.1f s", error, delay)
+                log.info("%s; retrying in %.1f s", error, delay)
             await asyncio.sleep(delay)
             attempt += 1
 
     async def register_direct(self) -> Registration:
         """Register for the direct transport; raises RegistryError."""
         body = msgspec.json.encode({"transport": DIRECT_TRANSPORT})
-        exchange = await self._registering(_ENVIRONMENT, "direct/register", body)
-        answer = self._registered(exchange, answers.RegisteredDirect)
-        self._check_id(answer.environment_id, _ENVIRONMENT)
-        if answer.transport != DIRECT_TRANSPORT:
+        exchange = await self._post_registration(_ENVIRONMENT, "direct/register", body)
+        registered = self._decode_registration(exchange, responses.DirectRegistrationResponse)
+        self._check_id(registered.environment_id, _ENVIRONMENT)
+        if registered.transport != DIRECT_TRANSPORT:
             raise protocol_error(
-                f"environment registry returned unsupported direct transport `{answer.transport}`"
+                "environment registry returned unsupported direct transport "
+                f"`{registered.transport}`"
             )
-        if not answer.registration_id.strip() or not answer.url.strip():
+        if not registered.registration_id.strip() or not registered.url.strip():
             raise protocol_error("environment registry returned incomplete direct connection data")
         try:
-            check_direct_url(answer.url)
+            check_direct_url(registered.url)
         except StartupError as error:
             raise RegistryError(str(error)) from None
-        return Registration(answer.url, answer.registration_id)
+        return Registration(registered.url, registered.registration_id)
 
     async def register_plain(self, *, form: Literal["text", "relay-plain"]) -> Registration:
-        """Register for a form without encryption, which knows no registration id."""
+        """Register for a form without encryption, which has no registration id."""
         noun = _PLAIN_NOUNS[form]
-        exchange = await self._registering(noun, "register", b"")
-        answer = self._registered(exchange, answers.RegisteredPlain)
-        # Between the two forms the id changed its name.
-        given = answer.executor_id if answer.executor_id is not None else answer.environment_id
+        exchange = await self._post_registration(noun, "register", b"")
+        registered = self._decode_registration(exchange, responses.PlainRegistrationResponse)
+        # The two forms have different names for the id.
+        given = (
+            registered.executor_id
+            if registered.executor_id is not None
+            else registered.environment_id
+        )
         self._check_id(given, noun)
-        return Registration(answer.url, "")
+        return Registration(registered.url, "")
 
     async def validate(
         self, registration_id: str, key: PublicKey, authorization: str, stream_id: str
     ) -> bool:
-        """Whether the registry knows this harness; whatever goes wrong means no."""
+        """Whether the registry accepts this client; every failure means no."""
         body = {
             "executor_registration_id": registration_id,
             "harness_public_key": key_object(key),
@@ -157,62 +164,62 @@ class Registry:
                 _ENVIRONMENT, "validate", msgspec.json.encode(body), extra=extra
             )
             if not exchange.ok:
-                log.warning("harness refused: the registry answered %d", exchange.reply.status)
+                log.warning("client refused: the registry responded %d", exchange.response.status)
                 return False
-            verdict = decoded(exchange.reply.body, answers.Verdict)
+            response = decode_body(exchange.response.body, responses.ValidationResponse)
         except (HttpFailed, RegistryError) as error:
-            log.warning("harness refused: %s", error)
+            log.warning("client refused: %s", error)
             return False
-        if not verdict.valid:
-            log.warning("harness refused by the registry")
-        return verdict.valid
+        if not response.valid:
+            log.warning("client refused by the registry")
+        return response.valid
 
-    async def _registering(self, noun: str, action: str, body: bytes) -> _Exchange:
-        """An exchange that was answered with 2xx; raises RegistryError or RegistryBusy."""
+    async def _post_registration(self, noun: str, action: str, body: bytes) -> _Exchange:
+        """Register, with a 2xx response; raises RegistryError or RegistryUnavailable."""
         try:
             exchange = await self._post(noun, action, body)
         except HttpFailed as failure:
-            raise RegistryError(answers.failure_text(failure, noun)) from None
+            raise RegistryError(responses.failure_text(failure, noun)) from None
         if exchange.ok:
             return exchange
-        refusal = exchange.refusal()
-        text = refusal.text(noun, hides_answers=self._credential.hides_answers)
-        if (refusal.status, refusal.code) in answers.BUSY_REGISTRATIONS:
-            raise RegistryBusy(text)
+        response = exchange.error_response()
+        text = response.text(noun, hides_responses=self._credential.hides_responses)
+        if (response.status, response.code) in responses.TRANSIENT_REGISTRATION_ERRORS:
+            raise RegistryUnavailable(text)
         raise RegistryError(text)
 
-    def _registered(self, exchange: _Exchange, kind: type[answers.T]) -> answers.T:
-        """The JSON of a registration; of a secret one nothing is shown that may repeat it."""
-        body = exchange.reply.body
-        if not self._credential.hides_answers:
-            return decoded(body, kind)
-        useless = protocol_error("invalid environment registry executor registration response")
+    def _decode_registration(self, exchange: _Exchange, kind: type[responses.T]) -> responses.T:
+        """Decode a registration; errors show nothing that may repeat a hidden secret."""
+        body = exchange.response.body
+        if not self._credential.hides_responses:
+            return decode_body(body, kind)
+        invalid = protocol_error("invalid environment registry executor registration response")
         if any(secret.encode() in body for secret in exchange.secrets):
-            raise useless
+            raise invalid
         try:
-            return decoded(body, kind)
+            return decode_body(body, kind)
         except RegistryError:
-            raise useless from None
+            raise invalid from None
 
-    # ---- the harness's side -----------------------------------------------------------
+    # ---- client -----------------------------------------------------------------------
 
-    async def connect(self, key: PublicKey) -> Bundle:
-        """Ask for one connection; raises RegistryBusy if it is worth trying again."""
+    async def connect(self, key: PublicKey) -> ConnectionBundle:
+        """Request one connection; raises RegistryUnavailable for transient errors."""
         body = msgspec.json.encode({"harness_public_key": key_object(key)})
         try:
             exchange = await self._post(_ENVIRONMENT, "connect", body)
         except HttpFailed as failure:
-            raise answers.unanswered(failure, _ENVIRONMENT) from None
+            raise responses.no_response_error(failure, _ENVIRONMENT) from None
         if not exchange.ok:
-            refusal = exchange.refusal()
-            kind = RegistryBusy if _is_passing(refusal) else RegistryError
-            raise kind(refusal.text(_ENVIRONMENT))
-        answer = decoded(exchange.reply.body, answers.Connection)
-        self._check_id(answer.environment_id, _ENVIRONMENT)
-        _check_profile(answer.security_profile)
-        return _bundle(answer)
+            response = exchange.error_response()
+            kind = RegistryUnavailable if _is_transient(response) else RegistryError
+            raise kind(response.text(_ENVIRONMENT))
+        registered = decode_body(exchange.response.body, responses.ConnectionResponse)
+        self._check_id(registered.environment_id, _ENVIRONMENT)
+        _check_profile(registered.security_profile)
+        return _connection_bundle(registered)
 
-    # ---- both sides -------------------------------------------------------------------
+    # ---- both -------------------------------------------------------------------------
 
     async def _post(
         self,
@@ -222,15 +229,15 @@ class Registry:
         *,
         extra: list[tuple[str, str]] | None = None,
     ) -> _Exchange:
-        """Ask once, whatever the answer; raises HttpFailed, or RegistryError if unsigned."""
-        # One segment of the path, whatever the id contains.
+        """Send one request; raises HttpFailed, or RegistryError without a valid credential."""
+        # All characters are quoted, so that the id stays one segment of the path.
         url = f"{self._base_url}/cloud/{noun}/{quote(self._id, safe='')}/{action}"
         proof = await self._credential.headers("POST", url, body)
         headers = [*proof, ("accept", "*/*"), *(extra or [])]
         if body:
             headers.insert(0, ("content-type", "application/json"))
-        reply = await self._http.request("POST", url, headers, body)
-        return _Exchange(reply, _secrets(proof))
+        response = await self._http.request("POST", url, headers, body)
+        return _Exchange(response, _secrets(proof))
 
     def _check_id(self, given: str | None, noun: str) -> None:
         if given != self._id:
@@ -238,8 +245,8 @@ class Registry:
 
 
 def retry_delay(attempt: int, uniform: Callable[[], float]) -> float:
-    """How long to wait after the attempt with this number, from 0; `uniform` gives 0 to 1."""
-    # The power is bounded before it is taken: attempts may go on for weeks.
+    """The delay after an attempt, counted from 0; `uniform` returns 0 to 1."""
+    # The exponent is limited, because attempts may go on for weeks.
     base = min(_FIRST_DELAY_SECONDS * 2.0 ** min(attempt, 16), _LAST_DELAY_SECONDS)
     return base + uniform() * base / 2
 
@@ -251,31 +258,31 @@ def _check_profile(given: str) -> None:
         )
 
 
-def _bundle(answer: answers.Connection) -> Bundle:
+def _connection_bundle(registered: responses.ConnectionResponse) -> ConnectionBundle:
     try:
-        key = public_key(answer.executor_public_key)
+        key = public_key(registered.executor_public_key)
     except ValueError as error:
         raise protocol_error(f"environment registry returned an invalid key: {error}") from None
-    authorization = answer.harness_key_authorization
-    needed = (answer.url, answer.executor_registration_id, authorization)
+    authorization = registered.harness_key_authorization
+    needed = (registered.url, registered.executor_registration_id, authorization)
     if not all(text.strip() for text in needed):
         raise protocol_error("environment registry returned incomplete Noise connection data")
     if len(authorization.encode()) > AUTHORIZATION_BYTES:
         raise protocol_error(
             f"environment registry returned an authorization above {AUTHORIZATION_BYTES} bytes"
         )
-    return Bundle(answer.url, key, answer.executor_registration_id, authorization)
+    return ConnectionBundle(registered.url, key, registered.executor_registration_id, authorization)
 
 
-def _is_passing(refusal: Refusal) -> bool:
-    """Whether a harness may hope for another answer."""
-    if refusal.status == 409:
-        return refusal.code == "environment_offline"
-    return refusal.status in (408, 429) or 500 <= refusal.status < 600
+def _is_transient(response: ErrorResponse) -> bool:
+    """Whether a client should retry."""
+    if response.status == 409:
+        return response.code == "environment_offline"
+    return response.status in (408, 429) or 500 <= response.status < 600
 
 
 def _uuid_of(text: str) -> str | None:
-    """The UUID that a text is in any of its spellings, in the usual one."""
+    """The canonical form of a UUID, None if the text is not one."""
     try:
         return str(UUID(text))
     except ValueError:
@@ -283,6 +290,6 @@ def _uuid_of(text: str) -> str | None:
 
 
 def _secrets(headers: list[tuple[str, str]]) -> tuple[str, ...]:
-    """The values that an answer must not repeat to the user, without their scheme."""
+    """The credentials in the headers, which must not be shown if a response repeats them."""
     values = [value.partition(" ")[2] for name, value in headers if name == "authorization"]
     return tuple(value for value in values if value)

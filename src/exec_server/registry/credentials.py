@@ -1,4 +1,4 @@
-"""What proves to a registry who we are: the kinds of it, and which one is used."""
+"""The credentials for a registry, and the choice of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from exec_server.errors import StartupError
 from exec_server.registry import sign_in
 from exec_server.registry.agent_identity import AgentIdentity
-from exec_server.registry.destination import Reach, check_reach
+from exec_server.registry.destination import Destinations, check_registry_url
 from exec_server.registry.executor_credential import ExecutorCredential
 from exec_server.registry.http import HttpClient
 from exec_server.registry.secrets import ACCESS_TOKEN, API_KEY, BEARER_TOKEN, OWN_API_KEY
@@ -24,56 +24,56 @@ _SENDABLE = re.compile(r"[\x21-\x7e\x80-\U0010ffff]+")
 
 
 class Credential(Protocol):
-    """Something that can be shown to a registry."""
+    """A credential for requests to a registry."""
 
     @property
-    def hides_answers(self) -> bool:
-        """Whether what the registry says is kept from the user, lest it repeat the secret."""
+    def hides_responses(self) -> bool:
+        """Whether error texts omit responses of the registry, which may repeat the secret."""
         ...
 
     @property
-    def reach(self) -> Reach:
-        """Where it may be sent."""
+    def destinations(self) -> Destinations:
+        """The destinations that it may be sent to."""
         ...
 
     async def ready(self) -> None:
-        """Wait until it can be used for the first time; raises StartupError."""
+        """Wait until `headers` can be called; raises StartupError."""
         ...
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
-        """The headers for this one request; raises RegistryError if there are none."""
+        """Return the headers for one request; raises RegistryError without a valid credential."""
         ...
 
 
 class _Token:
-    hides_answers = False
+    hides_responses = False
 
     def __init__(self, token: str) -> None:
         self._token = token
 
     async def ready(self) -> None:
-        """It always is."""
+        """Return at once."""
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
         return [("authorization", f"Bearer {self._token}")]
 
 
 class ApiKey(_Token):
-    """A key of the API."""
+    """An API key."""
 
-    reach = Reach.OWN_HOSTS
+    destinations = Destinations.OWN_HOSTS
 
 
 class Bearer(_Token):
-    """A token made for one registry."""
+    """A token for one registry."""
 
-    reach = Reach.ENCRYPTED
+    destinations = Destinations.ENCRYPTED
 
 
-class HarnessToken(_Token):
-    """The token of a harness, with the account that it belongs to."""
+class ClientToken(_Token):
+    """The token of a client, with the account that it belongs to."""
 
-    reach = Reach.ANYWHERE
+    destinations = Destinations.ANYWHERE
 
     def __init__(self, token: str, account_id: str | None = None) -> None:
         super().__init__(token)
@@ -86,7 +86,7 @@ class HarnessToken(_Token):
 
 @dataclass(frozen=True, slots=True)
 class AuthOptions:
-    """What the command line says about authentication."""
+    """The command line options about authentication."""
 
     executor_credential_stdin: bool = False
     use_agent_identity_auth: bool = False
@@ -94,14 +94,14 @@ class AuthOptions:
     aws_region: str | None = None
     aws_service: str | None = None
     aws_profile: str | None = None
-    needs_bearer_token: bool = False  # --executor-id, which knew nothing else
+    needs_bearer_token: bool = False  # --executor-id accepts nothing else
 
 
 def check_destination(
     credential: Credential, base_url: str, *, allow_any_https: bool = False
 ) -> None:
     """Raise StartupError unless the credential may be sent to this registry."""
-    check_reach(credential.reach, base_url, allow_any_https=allow_any_https)
+    check_registry_url(credential.destinations, base_url, allow_any_https=allow_any_https)
 
 
 def choose_credential(
@@ -112,9 +112,9 @@ def choose_credential(
     http: HttpClient,
     stdin: int = 0,
 ) -> Credential:
-    """The credential that options and environment ask for; raises StartupError.
+    """The credential that options and environment select; raises StartupError.
 
-    It is of use only after its `ready`. The environment may forget its secrets before that.
+    It is usable after its `ready`. The secrets may be removed from the environment before that.
     """
     if options.aws_sigv4:
         return SigV4(
@@ -131,27 +131,27 @@ def choose_credential(
             raise StartupError(f"{ACCESS_TOKEN} is required when --use-agent-identity-auth is set")
         return AgentIdentity(token, http, environ)
     if options.needs_bearer_token:
-        return Bearer(_historical_token(environ))
+        return Bearer(_required_bearer_token(environ))
     for name in (OWN_API_KEY, API_KEY):
         if key := _secret(environ, name):
             return ApiKey(key)
     if token := _secret(environ, BEARER_TOKEN):
         return Bearer(token)
-    stored = sign_in.StoredSignIn(sign_in.path_of(environ))
-    if not stored.usable:
+    stored = sign_in.StoredSignIn(sign_in.file_path(environ))
+    if not stored.is_usable:
         raise StartupError(_NO_CREDENTIAL)
     return stored
 
 
 def _secret(environ: Mapping[str, str], name: str) -> str:
-    """The value of a variable; raises StartupError if no header could carry it."""
+    """The value of a variable; raises StartupError if it cannot be sent in a header."""
     value = environ.get(name, "").strip()
     if value and not _SENDABLE.fullmatch(value):
         raise StartupError(f"{name} contains blanks or control characters")
     return value
 
 
-def _historical_token(environ: Mapping[str, str]) -> str:
+def _required_bearer_token(environ: Mapping[str, str]) -> str:
     state = "is empty" if BEARER_TOKEN in environ else "is not set"
     if token := _secret(environ, BEARER_TOKEN):
         return token

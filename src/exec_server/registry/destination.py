@@ -1,4 +1,4 @@
-"""Where secrets may be sent. Each kind of credential has its rule; nothing is sent before it."""
+"""The destinations that each kind of credential may be sent to, checked before it is sent."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import Enum
 from ipaddress import ip_address
 
 from exec_server.errors import StartupError
-from exec_server.transports.dial import Url, parse_url
+from exec_server.net.dial import Url, parse_url
 
 _HTTP = frozenset({"http", "https"})
 _WEBSOCKET = frozenset({"ws", "wss"})
-# Whose keys they are. A key of theirs has no business anywhere else.
+# The issuer of API keys; its keys are sent to no other host.
 _OWN_DOMAINS = ("openai.com", "openai.org")
 
 _API_KEY_TEXT = (
@@ -19,27 +19,29 @@ _API_KEY_TEXT = (
 )
 
 
-class Reach(Enum):
-    """How far a credential may travel."""
+class Destinations(Enum):
+    """The destinations that a credential may be sent to."""
 
     ANYWHERE = "anywhere"
     ENCRYPTED = "https, or this machine"
     OWN_HOSTS = "https to the hosts that gave it out, or this machine"
 
 
-def check_reach(reach: Reach, base_url: str, *, allow_any_https: bool = False) -> None:
+def check_registry_url(
+    destinations: Destinations, base_url: str, *, allow_any_https: bool = False
+) -> None:
     """Raise StartupError if a credential must not be sent to this registry.
 
-    `allow_any_https` is the user's word that an API key is meant for this registry.
+    `allow_any_https`: the user has confirmed that the API key is for this registry.
     """
-    url = _registry_url(reach, base_url)
-    if reach is Reach.ANYWHERE or is_loopback(url):
+    url = _registry_url(destinations, base_url)
+    if destinations is Destinations.ANYWHERE or is_loopback(url):
         return
-    if reach is Reach.ENCRYPTED:
+    if destinations is Destinations.ENCRYPTED:
         if not url.secure:
             raise StartupError(_encryption_text("https"))
     elif not url.secure:
-        hint = " (and --registry-auth api-key lifts this for https only)" * allow_any_https
+        hint = " (--registry-auth api-key lifts this for https only)" * allow_any_https
         raise StartupError(_API_KEY_TEXT + hint)
     elif not allow_any_https and not _is_own(url.host):
         raise StartupError(
@@ -48,7 +50,7 @@ def check_reach(reach: Reach, base_url: str, *, allow_any_https: bool = False) -
 
 
 def check_direct_url(text: str) -> None:
-    """Raise StartupError unless a signed upgrade, and plain JSON-RPC behind it, may go there."""
+    """Raise StartupError unless a signed upgrade and plain JSON-RPC may be sent to this URL."""
     try:
         url = parse_url(text, _WEBSOCKET | _HTTP)
     except ValueError as error:
@@ -60,7 +62,7 @@ def check_direct_url(text: str) -> None:
 
 
 def is_loopback(url: Url) -> bool:
-    """Whether the host is this machine by its own name, not by what a resolver says."""
+    """Whether the host is this machine by name or address; names are not resolved."""
     if url.host == "localhost":
         return True
     try:
@@ -69,19 +71,19 @@ def is_loopback(url: Url) -> bool:
         return False
 
 
-def _registry_url(reach: Reach, base_url: str) -> Url:
-    if reach is Reach.ANYWHERE and not base_url.strip():
+def _registry_url(destinations: Destinations, base_url: str) -> Url:
+    if destinations is Destinations.ANYWHERE and not base_url.strip():
         raise StartupError(
             "environment registry configuration error: environment registry base URL is required"
         )
     try:
         return parse_url(base_url, _HTTP)
     except ValueError as error:
-        if reach is Reach.ENCRYPTED:
-            what = "environment registry configuration error: invalid remote endpoint URL"
+        if destinations is Destinations.ENCRYPTED:
+            prefix = "environment registry configuration error: invalid remote endpoint URL"
         else:
-            what = "invalid remote exec-server registration URL"
-        raise StartupError(f"{what}: {error}") from None
+            prefix = "invalid remote exec-server registration URL"
+        raise StartupError(f"{prefix}: {error}") from None
 
 
 def _is_own(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""The rotating credential that a supervisor writes to our stdin, one JSON object per line."""
+"""The rotating credential that a supervisor writes to stdin, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from exec_server.errors import RegistryError, StartupError
-from exec_server.registry.destination import Reach
+from exec_server.registry.destination import Destinations
 
-# With the line end. A credential is some hundred bytes; more is a mistake and ends us.
+# Maximum line length including the newline; a credential is a few hundred bytes.
 LINE_BYTES = 16_384
-# For the first line: a supervisor that takes longer has forgotten us.
+# Time limit for the first line. Without one the server does not start.
 FIRST_SECONDS = 30.0
 
 _MEMBERS = {"version", "environment_id", "token", "expires_at"}
@@ -36,13 +36,13 @@ _UNSIGNED = (
 
 
 class ExecutorCredential:
-    """The newest token of the pipe; of use only after `ready`.
+    """The newest token of the pipe; usable after `ready`.
 
-    `follow` belongs in a task of the owner: it ends with the pipe, and raises what ends us.
+    The owner runs `wait_closed` in a task, which raises StartupError for an invalid line.
     """
 
-    hides_answers = True
-    reach = Reach.ENCRYPTED
+    hides_responses = True
+    destinations = Destinations.ENCRYPTED
 
     def __init__(
         self, environment_id: str, descriptor: int = 0, now: Callable[[], float] = time.time
@@ -54,23 +54,23 @@ class ExecutorCredential:
         self._expires = 0
         self._partial = bytearray()
         self._thread: threading.Thread | None = None
-        self._taken = threading.Event()
+        self._consumed = threading.Event()
         self._failed = False
         self._first: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] | None = None
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
-        """The newest token; raises RegistryError when it has expired."""
+        """Return the newest token; raises RegistryError if it has expired."""
         if self._now() >= self._expires:
             raise RegistryError(_UNSIGNED + _EXPIRED)
         return [("authorization", f"Bearer {self._token}")]
 
     async def ready(self) -> None:
-        """Begin to read and wait for a credential; raises StartupError."""
+        """Start reading, and wait for the first credential; raises StartupError."""
         loop = asyncio.get_running_loop()
         self._first, self._ended = loop.create_future(), loop.create_future()
-        # A thread, since stdin may be anything, and is shared with whoever started us: setting
-        # it to non-blocking would be felt there. It ends with the pipe or with the process.
+        # A thread, because stdin may be any kind of file and is shared with the parent process,
+        # which O_NONBLOCK would affect. The thread ends with the pipe or with the process.
         self._thread = threading.Thread(target=self._read, args=(loop,), daemon=True)
         self._thread.start()
         try:
@@ -79,9 +79,9 @@ class ExecutorCredential:
         except TimeoutError:
             raise StartupError(_SILENT) from None
 
-    async def follow(self) -> None:
-        """Take what else comes until the pipe closes; raises StartupError for what is invalid."""
-        assert self._ended is not None, "nobody has waited for it to be ready"
+    async def wait_closed(self) -> None:
+        """Wait until the pipe is closed; raises StartupError for an invalid line."""
+        assert self._ended is not None, "wait_closed() before ready()"
         await self._ended
 
     # ---- the pipe ---------------------------------------------------------------------
@@ -92,13 +92,13 @@ class ExecutorCredential:
             try:
                 data = os.read(self._descriptor, LINE_BYTES)
             except OSError:
-                data = b""  # a stdin that cannot be read has ended
+                data = b""  # an unreadable stdin counts as closed
             try:
                 loop.call_soon_threadsafe(self._received, data)
             except RuntimeError:
-                return  # the loop has ended before the pipe
-            self._taken.wait()  # so that never more than one piece is on its way
-            self._taken.clear()
+                return  # the loop is closed
+            self._consumed.wait()  # at most one chunk is in flight
+            self._consumed.clear()
 
     def _received(self, data: bytes) -> None:
         assert self._first is not None
@@ -110,10 +110,10 @@ class ExecutorCredential:
             for waiting in (self._first, self._ended):
                 if not waiting.done():
                     waiting.set_exception(error)
-                    waiting.exception()  # nobody may be waiting: that is no reason to complain
+                    waiting.exception()  # no warning if the future is never awaited
             return
         finally:
-            self._taken.set()
+            self._consumed.set()
         if self._token and not self._first.done():
             self._first.set_result(None)
         if not data:
@@ -124,7 +124,7 @@ class ExecutorCredential:
         while (end := self._partial.find(b"\n")) >= 0:
             line = bytes(self._partial[: end + 1])
             del self._partial[: end + 1]
-            self._take(line)
+            self._set_credential(line)
         if len(self._partial) > LINE_BYTES:
             raise StartupError(_TOO_LONG)
         if not data and self._partial:
@@ -132,7 +132,7 @@ class ExecutorCredential:
         if not data and not self._token:
             raise StartupError(_CLOSED)
 
-    def _take(self, line: bytes) -> None:
+    def _set_credential(self, line: bytes) -> None:
         if len(line) > LINE_BYTES:
             raise StartupError(_TOO_LONG)
         frame = _parse(line)
@@ -144,7 +144,7 @@ class ExecutorCredential:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """The members of a line, of the right types; raises StartupError, which never shows them."""
+    """The checked members of a line; raises StartupError, which never shows them."""
     try:
         frame = json.loads(line.decode(), object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError):
@@ -166,5 +166,5 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("a member occurs twice")
+        raise ValueError("duplicate member")
     return dict(pairs)

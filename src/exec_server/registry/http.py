@@ -1,4 +1,4 @@
-"""Short exchanges over HTTP: a request, a whole answer, in time; redirects are not followed."""
+"""Short HTTP exchanges with a time limit and whole responses; redirects are not followed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import ssl
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from exec_server.transports.http_client import Client, HttpFailed
+from exec_server.net.http_client import Client, HttpFailed
 
-__all__ = ["AnswerTooLarge", "HttpClient", "HttpFailed", "Reply"]
+__all__ = ["CompleteResponse", "HttpClient", "HttpFailed", "ResponseTooLarge"]
 
-# For a whole exchange, from the name of the host to the last byte of the answer.
+# For a whole exchange, from the name lookup to the last byte of the response.
 REQUEST_SECONDS = 10.0
-# Of an answer. The longest that makes sense is some kilobytes; more is not read.
+# Of a response. Valid ones have at most some kilobytes; more is not read.
 BODY_BYTES = 1_048_576
 
 
-class Reply(NamedTuple):
-    """A whole answer, whatever its status."""
+class CompleteResponse(NamedTuple):
+    """A whole response, of any status."""
 
     status: int
     reason: str
@@ -26,20 +26,20 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class AnswerTooLarge(HttpFailed):
-    """The answer was more than BODY_BYTES: asking again would not help."""
+class ResponseTooLarge(HttpFailed):
+    """The response has more than BODY_BYTES; a retry would not help."""
 
 
 class HttpClient:
-    """Makes requests, any number at a time; whoever makes it closes it."""
+    """Makes requests, any number at a time; must be closed."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._client = Client(tls)
 
     async def request(
         self, method: str, url: str, headers: Sequence[tuple[str, str]], body: bytes = b""
-    ) -> Reply:
-        """Ask once; raises HttpFailed unless an answer came whole and in time."""
+    ) -> CompleteResponse:
+        """Send a request; raises HttpFailed unless the whole response arrives in time."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 return await self._ask(method, url, headers, body)
@@ -47,20 +47,20 @@ class HttpClient:
             raise HttpFailed("route-aware request timed out") from None
 
     async def close(self) -> None:
-        """Close what is idle; requests under way end with their callers."""
+        """Close idle connections; pending requests end with their callers."""
         await self._client.close()
 
     async def _ask(
         self, method: str, url: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> Reply:
-        # A registry does the same when it is asked the same again.
+    ) -> CompleteResponse:
+        # All requests to a registry are idempotent.
         answer = await self._client.open(method, url, headers, body, repeatable=True)
         content = bytearray()
         try:
             while piece := await answer.read():
                 content += piece
                 if len(content) > BODY_BYTES:
-                    raise AnswerTooLarge(f"response body exceeds {BODY_BYTES} bytes")
+                    raise ResponseTooLarge(f"response body exceeds {BODY_BYTES} bytes")
         finally:
             answer.close()
-        return Reply(answer.status, answer.reason, answer.headers, bytes(content))
+        return CompleteResponse(answer.status, answer.reason, answer.headers, bytes(content))

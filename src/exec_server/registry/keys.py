@@ -1,4 +1,4 @@
-"""Public keys as registries write them: a JSON object, the same for both sides."""
+"""The JSON form of public keys in requests and responses of a registry."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def key_object(key: PublicKey) -> KeyObject:
     return KeyObject(SUITE, b64encode(key.x25519).decode(), b64encode(key.mlkem768).decode())
 
 
-def public_key(written: KeyObject) -> PublicKey:
-    """The key that was written; raises ValueError unless it is one that can be used."""
-    if written.suite != SUITE:
-        raise ValueError(f"unsupported suite `{written.suite}`")
+def public_key(encoded: KeyObject) -> PublicKey:
+    """Decode a key; raises ValueError unless it is valid."""
+    if encoded.suite != SUITE:
+        raise ValueError(f"unsupported suite `{encoded.suite}`")
     key = PublicKey(
-        b64decode(written.x25519_public_key, validate=True),
-        b64decode(written.mlkem768_public_key, validate=True),
+        b64decode(encoded.x25519_public_key, validate=True),
+        b64decode(encoded.mlkem768_public_key, validate=True),
     )
     key.check()
     return key

@@ -1,4 +1,4 @@
-"""The variables of the environment that hold secrets for a registry."""
+"""The environment variables that hold secrets for a registry."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ API_KEY = "CODEX_API_KEY"
 ACCESS_TOKEN = "CODEX_ACCESS_TOKEN"
 BEARER_TOKEN = "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"
 
-# Never passed on to children in remote mode. They may go from our own environment once the
-# credential is chosen: botocore looks for its keys there.
+# Never passed on to children in remote mode. The server removes them from its own environment
+# after the credential is chosen, because botocore reads its keys there.
 SECRET_NAMES = frozenset(
     {
         OWN_API_KEY,

@@ -1,4 +1,4 @@
-"""The sign-in that `codex login` keeps in a file, read anew whenever that file changes."""
+"""The sign-in that `codex login` stores in a file, read again when the file changes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 from exec_server.errors import RegistryError
-from exec_server.registry.destination import Reach
+from exec_server.registry.destination import Destinations
 
-# Far more than the tokens of one person take; a longer file is not what it should be.
+# Far more than the tokens of one user need; a longer file is invalid.
 FILE_BYTES = 1_048_576
 
 
@@ -38,53 +38,53 @@ class _IdClaims(msgspec.Struct, frozen=True):
 
 
 class SignIn(NamedTuple):
-    """What a file says: headers to send."""
+    """The headers of a sign-in file."""
 
     headers: tuple[tuple[str, str], ...]
     is_api_key: bool
 
 
 class StoredSignIn:
-    """An API key or the tokens of a ChatGPT account, whatever the file holds.
+    """The API key or the tokens of a ChatGPT account in the file.
 
-    Tokens expire and are refreshed by whoever signed in; here they are only read.
+    The program that signed in refreshes expired tokens; here the file is only read.
     """
 
-    hides_answers = False
+    hides_responses = False
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, ...] = ()
+        self._version: tuple[int, ...] = ()
         self._latest: SignIn | None = None
         first = self._read()
-        self.usable = first is not None
-        # Where a secret may go is decided once, so it stays of the kind that it was then.
+        self.is_usable = first is not None
+        # The destination is checked once, for this kind; a later change of the kind is an error.
         self._is_api_key = first is not None and first.is_api_key
 
     @property
-    def reach(self) -> Reach:
-        return Reach.OWN_HOSTS if self._is_api_key else Reach.ANYWHERE
+    def destinations(self) -> Destinations:
+        return Destinations.OWN_HOSTS if self._is_api_key else Destinations.ANYWHERE
 
     async def ready(self) -> None:
-        """It is, if it is usable."""
+        """Return at once: the file was read before."""
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
-        """What proves who we are; raises RegistryError if the file no longer says so."""
+        """Return the headers of the file; raises RegistryError if they are gone or changed kind."""
         latest = self._read()
         if latest is None or latest.is_api_key != self._is_api_key:
             raise RegistryError(
                 "environment registry authentication error: the stored sign-in is gone or of "
-                "another kind; start again"
+                "another kind; restart the server"
             )
         return list(latest.headers)
 
     def _read(self) -> SignIn | None:
-        """What the file says; it is small, local, and hardly ever another one."""
+        """Parse the file if it has changed; small and local, so it is read on the loop."""
         try:
             with open(self._path, "rb") as file:
                 status = os.fstat(file.fileno())
-                seen = (status.st_ino, status.st_size, status.st_mtime_ns)
-                if seen == self._seen:
+                version = (status.st_ino, status.st_size, status.st_mtime_ns)
+                if version == self._version:
                     return self._latest
                 content = file.read(FILE_BYTES)
         except OSError:
@@ -92,21 +92,21 @@ class StoredSignIn:
         try:
             self._latest = parse(content)
         except msgspec.DecodeError:
-            return self._latest  # no JSON: it is just being written
-        self._seen = seen
+            return self._latest  # not JSON: the file is being written
+        self._version = version
         return self._latest
 
 
-def path_of(environ: Mapping[str, str]) -> Path:
-    """Where the sign-in is kept."""
+def file_path(environ: Mapping[str, str]) -> Path:
+    """The path of the sign-in file."""
     home = environ.get("CODEX_HOME") or Path(environ.get("HOME") or "/") / ".codex"
     return Path(home) / "auth.json"
 
 
 def parse(content: bytes) -> SignIn | None:
-    """The sign-in in a file, None if there is none of a kind that we know.
+    """The sign-in in a file, None if it has none of a known kind.
 
-    Raises msgspec.DecodeError if it is no JSON at all.
+    Raises msgspec.DecodeError if the file is not JSON.
     """
     try:
         state = msgspec.json.decode(content, type=_State)

@@ -1,6 +1,6 @@
-"""Requests signed for Amazon's services (Signature Version 4), with botocore for the keys.
+"""Requests signed for AWS (Signature Version 4) by botocore.
 
-Profiles, roles and machine credentials are found as every other tool of theirs finds them.
+botocore finds profiles, roles and machine credentials as other AWS tools do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exec_server.errors import RegistryError, StartupError
-from exec_server.registry.destination import Reach
+from exec_server.registry.destination import Destinations
 
 DEFAULT_SERVICE = "execute-api"
 
@@ -22,14 +22,14 @@ _UNSIGNED = (
 
 
 class SigV4:
-    """Signs each request anew with credentials that are refreshed when they have to be.
+    """Signs each request, with credentials that botocore refreshes when needed.
 
-    Making it finds them, which may ask the machine's metadata: not to be done inside a loop.
-    The environment may forget its secrets afterwards.
+    The constructor finds the credentials and may query the metadata service, so it must not run
+    in an event loop. The secrets may be removed from the environment afterwards.
     """
 
-    hides_answers = False
-    reach = Reach.ENCRYPTED
+    hides_responses = False
+    destinations = Destinations.ENCRYPTED
 
     def __init__(
         self,
@@ -41,44 +41,44 @@ class SigV4:
     ) -> None:
         self._botocore = _modules()
         kinds = self._botocore["exceptions"]
-        self._failures = (kinds.BotoCoreError, kinds.ClientError, OSError)
+        self._errors = (kinds.BotoCoreError, kinds.ClientError, OSError)
         self._service = service or DEFAULT_SERVICE
         session = self._botocore["session"].Session(profile=profile)
         try:
-            # botocore itself looks at the second variable only.
+            # botocore itself reads the second variable only.
             found = region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
             self._region = found or session.get_config_variable("region")
-        except self._failures as error:
+        except self._errors as error:
             raise StartupError(f"{_UNSIGNED}: {error}") from None
         if not self._region:
             raise StartupError("AWS SDK config did not resolve a region")
-        self._found = self._find(session)
+        self._session_credentials = self._find(session)
 
     def _find(self, session: Any) -> Any:
         try:
             found = session.get_credentials()
-        except self._failures as error:
+        except self._errors as error:
             raise StartupError(f"{_UNSIGNED}: {error}") from None
         if found is None:
-            raise StartupError(f"{_UNSIGNED}: there are none")
+            raise StartupError(f"{_UNSIGNED}: none found")
         return found
 
     async def ready(self) -> None:
-        """Fetch what has only been found so far; raises StartupError."""
+        """Fetch the credentials for the first time; raises StartupError."""
         try:
             await asyncio.to_thread(self._credentials)
         except RegistryError as error:
             raise StartupError(str(error)) from None
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
-        """Headers that sign this request with its JSON body, or this upgrade without one."""
-        # In a thread: credentials may have to be fetched first, and signing is slow beside it.
+        """Return headers that sign a request with a JSON body, or an upgrade without one."""
+        # In a thread: signing is slow, and credentials may have to be fetched first.
         return await asyncio.to_thread(self._signed, method, url, body)
 
     def _signed(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
         credentials = self._credentials()
-        # The name of the host is signed without its port if that is the scheme's own, and for
-        # that the signer has to know the scheme.
+        # The host is signed without the default port of its scheme; the signer knows the ports
+        # of http and https only.
         if url.startswith(("ws:", "wss:")):
             url = "http" + url.removeprefix("ws")
         sent = {"content-type": "application/json"} if method == "POST" else {}
@@ -92,13 +92,13 @@ class SigV4:
 
     def _credentials(self) -> Any:
         try:
-            return self._found.get_frozen_credentials()
-        except self._failures as error:
+            return self._session_credentials.get_frozen_credentials()
+        except self._errors as error:
             raise RegistryError(f"{_UNSIGNED}: {error}") from None
 
 
 def _modules() -> dict[str, Any]:
-    """What is needed of botocore, loaded only here: it is large and an extra of its own."""
+    """The modules of botocore, imported only here: it is large, and an extra of its own."""
     names = ("session", "auth", "awsrequest", "exceptions")
     try:
         return {name: importlib.import_module(f"botocore.{name}") for name in names}

@@ -9,19 +9,19 @@ from exec_server.relay.frames import Frame, data_frame, stream_prefix
 from exec_server.relay.noise import Ciphers
 from exec_server.relay.records import (
     MESSAGE_BYTES,
-    Assembler,
-    Cutter,
+    MessageAssembler,
+    RecordSplitter,
     ReorderWindow,
-    cut,
-    framed,
-    prefix,
+    length_prefix,
+    split_records,
+    with_length_prefix,
 )
 
 _LAST_SEQ = 0xFFFF_FFFF
 
 
 class Channel:
-    """An encrypted stream. Whatever raises RelayError ends it."""
+    """An encrypted stream; a method that raises RelayError has ended it."""
 
     message_bytes = MESSAGE_BYTES
 
@@ -31,34 +31,38 @@ class Channel:
         self._prefix = stream_prefix(stream_id)
         self._seq = 0
         self._window = ReorderWindow()
-        self._assembler = Assembler()
+        self._assembler = MessageAssembler()
 
     def receive(self, frame: Frame) -> list[bytes]:
-        """The messages that a data frame completes."""
+        """Return the messages that a data frame completes."""
         if frame.is_segment:
-            return []  # as the reference: dropped, the stream goes on waiting for this number
+            return []  # dropped as by the reference: the stream keeps waiting for this number
         messages: list[bytes] = []
         for record in self._window.push(frame.seq, frame.payload):
             messages += self._assembler.feed(self._receiving.open(record))
         return messages
 
     @property
-    def announced(self) -> int:
-        """How large the message under way will be."""
-        return self._assembler.announced
+    def incoming_size(self) -> int:
+        """The size of the incomplete message, 0 if there is none or it is not known."""
+        return self._assembler.incoming_size
 
-    def pieces(self, message: bytes) -> Iterator[bytes | memoryview]:
-        """What has to be sealed for a message, one after the other."""
-        return cut(framed(message))
+    def drop_incoming(self) -> None:
+        """Free the memory of incomplete messages: no more frames are received."""
+        self._window, self._assembler = ReorderWindow(), MessageAssembler()
 
-    def cutter(self, size: int) -> Cutter:
-        """Makes what has to be sealed for a message of `size` bytes that comes in parts."""
-        return Cutter(size, start=prefix(size))
+    def records(self, message: bytes) -> Iterator[bytes | memoryview]:
+        """Split a message into records to seal."""
+        return split_records(with_length_prefix(message))
 
-    def seal(self, piece: bytes | memoryview) -> bytes:
-        """The next frame of the stream: at most a record of plaintext, encrypted."""
+    def splitter(self, size: int) -> RecordSplitter:
+        """Return a splitter for a message of `size` bytes that is passed in parts."""
+        return RecordSplitter(size, start=length_prefix(size))
+
+    def seal(self, record: bytes | memoryview) -> bytes:
+        """Encrypt a record into the next frame of the stream."""
         seq = self._seq
         if seq > _LAST_SEQ:
             raise RelayError("stream is exhausted")
         self._seq = seq + 1
-        return data_frame(self._prefix, seq, self._sending.seal(piece))
+        return data_frame(self._prefix, seq, self._sending.seal(record))

@@ -1,4 +1,4 @@
-"""The handshake of the relay, and the ciphers that come out of it.
+"""The Noise handshake of the relay, and the ciphers that it produces.
 
 Noise pattern IK with a post-quantum half beside each Diffie-Hellman half:
 
@@ -7,10 +7,9 @@ Noise pattern IK with a post-quantum half beside each Diffie-Hellman half:
     -> skem, e, es, s, ss, payload
     <- ekem, skem, e, ee, se, payload (empty)
 
-The harness initiates: it knows the executor's static key from the registry. Its own static key
-travels encrypted in the first message, and with it, as payload, what the registry gave it as a
-proof that it may connect. Each side's mistakes raise RelayError, which says nothing that would
-help an attacker.
+The client initiates, with the executor's static key from the registry. The first message carries
+the client's static key, encrypted, and as its payload the authorization from the registry. Errors
+of the peer raise RelayError, with a text that does not help an attacker.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from exec_server.errors import RelayError
 
-# The name that is hashed. The registry calls the same suite by SUITE, with one letter more.
+# The name that is hashed. The registry calls the same suite SUITE, with one letter more.
 PROTOCOL_NAME = b"Noise_hybridIK_25519+MLKEM768_AESGCM_SHA256"
 SUITE = "Noise_hybridIK_X25519+MLKEM768_AESGCM_SHA256"
 
@@ -40,14 +39,14 @@ SECOND_BYTES = 3424  # message 2
 MESSAGE_BYTES = 65_535  # the limit of Noise
 
 _CONTEXT = b"codex-exec-server-relay-noise/v1"
-_LAST_COUNTER = 2**64 - 2  # Noise keeps the last one for itself
+_LAST_COUNTER = 2**64 - 2  # Noise reserves 2**64 - 1
 
-# Secret and ciphertext for a public key. A seam: encapsulation is random, test vectors are not.
+# Returns secret and ciphertext for a public key. Replaced in tests: encapsulation is random.
 Encapsulate = Callable[[MLKEM768PublicKey], tuple[bytes, bytes]]
 
 
 def _encapsulate(key: MLKEM768PublicKey) -> tuple[bytes, bytes]:
-    return key.encapsulate()  # of the class that the key has: the one named here is abstract
+    return key.encapsulate()  # MLKEM768PublicKey itself is abstract
 
 
 class PublicKey(NamedTuple):
@@ -58,18 +57,18 @@ class PublicKey(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """What people compare: the SHA-256 of both halves."""
+        """The SHA-256 of both halves, for people to compare."""
         return f"sha256:{sha256(self.x25519 + self.mlkem768).hexdigest()}"
 
     def check(self) -> None:
-        """Raise ValueError unless both halves can be used."""
+        """Raise ValueError unless both halves are valid."""
         if len(self.x25519) != X25519_BYTES:
             raise ValueError("invalid X25519 public key")
         _kem_key(self.mlkem768)
 
 
 class Identity:
-    """Both private halves of a static or ephemeral key; lives in memory only."""
+    """Both private halves of a static or ephemeral key, in memory only."""
 
     def __init__(self, x25519: X25519PrivateKey, mlkem768: MLKEM768PrivateKey) -> None:
         self.x25519 = x25519
@@ -84,7 +83,7 @@ class Identity:
 
 
 class Cipher:
-    """One direction of a finished handshake: each call uses the next number."""
+    """The cipher of one direction; each call uses the next nonce."""
 
     __slots__ = ("_aead", "_counter")
 
@@ -110,20 +109,20 @@ class Cipher:
 
 
 class Ciphers(NamedTuple):
-    """What a side encrypts with, and what it decrypts with."""
+    """The ciphers of one side."""
 
     sending: Cipher
     receiving: Cipher
 
 
 def prologue(environment_id: str, registration_id: str, stream_id: str) -> bytes:
-    """What both sides must agree on before the first byte; a different one fails to decrypt."""
+    """The context that both sides hash first; if theirs differ, decryption fails."""
     parts = (_CONTEXT, environment_id.encode(), registration_id.encode(), stream_id.encode())
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
 class _Transcript:
-    """The symmetric state of Noise: `h` hashes all that was said, `ck` collects all secrets."""
+    """The symmetric state of Noise: `h` hashes the messages, `ck` is the chaining key."""
 
     def __init__(self, context: bytes, responder: PublicKey) -> None:
         self.h = self.ck = sha256(PROTOCOL_NAME).digest()
@@ -156,13 +155,13 @@ class _Transcript:
         return plaintext
 
     def split(self) -> tuple[Cipher, Cipher]:
-        """The ciphers from initiator to responder, and back."""
-        there, back = _hkdf(self.ck, b"", 2)
-        return Cipher(there), Cipher(back)
+        """The ciphers from initiator to responder and back."""
+        to_responder, to_initiator = _hkdf(self.ck, b"", 2)
+        return Cipher(to_responder), Cipher(to_initiator)
 
 
 class Initiator:
-    """The harness's side: `first`, then `second` with the answer."""
+    """The client's side: `write_first`, then `read_second`."""
 
     def __init__(
         self,
@@ -179,7 +178,7 @@ class Initiator:
         self._encapsulate = encapsulate
         self.transcript = _Transcript(context, responder)
 
-    def first(self, payload: bytes) -> bytes:
+    def write_first(self, payload: bytes) -> bytes:
         transcript, static, ephemeral = self.transcript, self._static, self._ephemeral
         if len(payload) > MESSAGE_BYTES - FIRST_BYTES:
             raise RelayError("handshake payload is too long")
@@ -200,10 +199,10 @@ class Initiator:
         transcript.mix_key(_exchange(static.x25519, self._responder.x25519))
         return message + transcript.encrypt(payload)
 
-    def second(self, message: bytes) -> Ciphers:
+    def read_second(self, message: bytes) -> Ciphers:
         if len(message) != SECOND_BYTES:
-            raise RelayError("handshake answer has a wrong length")
-        transcript, parts = self.transcript, _Parts(message)
+            raise RelayError("handshake response has a wrong length")
+        transcript, parts = self.transcript, _MessageReader(message)
         # ekem
         ciphertext = parts.take(KEM_CIPHERTEXT_BYTES)
         transcript.mix_hash(ciphertext)
@@ -219,12 +218,12 @@ class Initiator:
         transcript.mix_key(_exchange(self._ephemeral.x25519, ephemeral.x25519))
         transcript.mix_key(_exchange(self._static.x25519, ephemeral.x25519))
         transcript.decrypt(parts.take(TAG_BYTES))  # an empty payload
-        there, back = transcript.split()
-        return Ciphers(sending=there, receiving=back)
+        to_responder, to_initiator = transcript.split()
+        return Ciphers(sending=to_responder, receiving=to_initiator)
 
 
 class Responder:
-    """The executor's side: `first`, then, if the key it found may connect, `second`."""
+    """The executor's side: `read_first`, then `write_second` if the client's key is valid."""
 
     def __init__(
         self,
@@ -240,11 +239,11 @@ class Responder:
         self._peer_static = self._peer_ephemeral = PublicKey(b"", b"")
         self.transcript = _Transcript(context, static.public)
 
-    def first(self, message: bytes) -> tuple[PublicKey, bytes]:
-        """The initiator's static key, proved to be its own, and its payload."""
+    def read_first(self, message: bytes) -> tuple[PublicKey, bytes]:
+        """Return the static key that the initiator has proved to own, and its payload."""
         if not FIRST_BYTES <= len(message) <= MESSAGE_BYTES:
             raise RelayError("handshake has a wrong length")
-        transcript, parts = self.transcript, _Parts(message)
+        transcript, parts = self.transcript, _MessageReader(message)
         # skem
         ciphertext = transcript.decrypt(parts.take(KEM_CIPHERTEXT_BYTES))  # no key yet: plain
         transcript.mix_key_and_hash(_decapsulate(self._static, ciphertext))
@@ -263,10 +262,10 @@ class Responder:
         transcript.mix_key(_exchange(self._static.x25519, self._peer_static.x25519))
         return self._peer_static, transcript.decrypt(parts.rest())
 
-    def second(self) -> tuple[bytes, Ciphers]:
-        """The answer, and the ciphers of the stream that it opens."""
+    def write_second(self) -> tuple[bytes, Ciphers]:
+        """Return the response, and the ciphers of the stream that it opens."""
         transcript = self.transcript
-        # Made only now: most of what garbage costs us is saved.
+        # Generated only now, to spend less on invalid handshakes.
         ephemeral = self._given_ephemeral or Identity.generate()
         # ekem
         secret, ciphertext = self._encapsulate(_peer_kem_key(self._peer_ephemeral.mlkem768))
@@ -277,7 +276,7 @@ class Responder:
         secret, ciphertext = self._encapsulate(_peer_kem_key(self._peer_static.mlkem768))
         message += transcript.encrypt(ciphertext)
         transcript.mix_key_and_hash(secret)
-        # e: nobody will encapsulate to the second half, but both sides hash it
+        # e: its second half is never encapsulated to, but both sides hash it
         for half in ephemeral.public:
             transcript.mix_hash(half)
             message += half
@@ -285,12 +284,12 @@ class Responder:
         transcript.mix_key(_exchange(ephemeral.x25519, self._peer_ephemeral.x25519))
         transcript.mix_key(_exchange(ephemeral.x25519, self._peer_static.x25519))
         message += transcript.encrypt(b"")
-        there, back = transcript.split()
-        return message, Ciphers(sending=back, receiving=there)
+        to_responder, to_initiator = transcript.split()
+        return message, Ciphers(sending=to_initiator, receiving=to_responder)
 
 
-class _Parts:
-    """A message, taken apart from its start."""
+class _MessageReader:
+    """Reads the fields of a message in order."""
 
     def __init__(self, message: bytes) -> None:
         self._message = message
@@ -305,7 +304,7 @@ class _Parts:
 
 
 def _hkdf(chaining_key: bytes, secret: bytes, count: int) -> list[bytes]:
-    """HKDF as Noise spells it: `count` keys of 32 bytes."""
+    """HKDF as Noise defines it: `count` keys of 32 bytes."""
     extracted = hmac.digest(chaining_key, secret, "sha256")
     keys = [b""]
     for number in range(1, count + 1):
@@ -316,7 +315,7 @@ def _hkdf(chaining_key: bytes, secret: bytes, count: int) -> list[bytes]:
 def _exchange(private: X25519PrivateKey, public: bytes) -> bytes:
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:  # a result of zeros only: nobody's honest key
+    except ValueError:  # the shared secret is all zeros: a key of low order
         raise RelayError("invalid public key") from None
 
 
@@ -332,5 +331,5 @@ def _peer_kem_key(public: bytes) -> MLKEM768PublicKey:
 
 
 def _decapsulate(identity: Identity, ciphertext: bytes) -> bytes:
-    # A ciphertext for another key gives a wrong secret, not an error: the tags find it out.
+    # A ciphertext for another key gives a wrong secret, not an error; the tags detect it.
     return identity.mlkem768.decapsulate(ciphertext)

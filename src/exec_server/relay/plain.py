@@ -1,7 +1,7 @@
-"""The older form of the relay: frames with bare JSON-RPC messages, not encrypted.
+"""The historical form of the relay: frames with bare JSON-RPC messages, not encrypted.
 
-A stream begins with its first data frame. Numbers are written and not looked at; a message may
-come in segments. Spoken only where it was asked for.
+A stream begins with its first data frame. Sequence numbers are sent and ignored; a message may be
+sent in segments. Used only with `--relay-security plain`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from exec_server.errors import RelayError
-from exec_server.relay.active import ActiveStreams, Receiver
 from exec_server.relay.frames import Frame, Kind, data_frame, decode, stream_prefix
-from exec_server.relay.records import MESSAGE_BYTES, Cutter
-from exec_server.relay.streams import Attempt
+from exec_server.relay.multiplexer import PendingHandshake
+from exec_server.relay.records import MESSAGE_BYTES, RecordSplitter
+from exec_server.relay.stream_table import StreamReceiver, StreamTable
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _SEQ_MASK = 0xFFFF_FFFF
 
 
 class PlainChannel:
-    """One stream: each message is the payload of a frame."""
+    """One stream; each message is the payload of a frame."""
 
     message_bytes = MESSAGE_BYTES
 
@@ -34,7 +34,7 @@ class PlainChannel:
         self._next_segment = 0
 
     def receive(self, frame: Frame) -> list[bytes]:
-        """The message that a data frame completes."""
+        """Return the message that a data frame completes."""
         if frame.segment_count <= 1:
             return [frame.payload]
         if frame.segment_index == 0:
@@ -53,67 +53,71 @@ class PlainChannel:
         return [message]
 
     @property
-    def announced(self) -> int:
-        """What is held of a message whose size is not known yet."""
+    def incoming_size(self) -> int:
+        """The bytes held of an incomplete message, whose size is not known."""
         return len(self._segments)
 
-    def pieces(self, message: bytes) -> Iterator[bytes | memoryview]:
+    def drop_incoming(self) -> None:
+        """Free the memory of an incomplete message: no more frames are received."""
+        self._segments = bytearray()
+
+    def records(self, message: bytes) -> Iterator[bytes | memoryview]:
         if not 0 < len(message) <= MESSAGE_BYTES:
             raise RelayError(f"message of {len(message)} bytes")
         return iter((message,))
 
-    def cutter(self, size: int) -> Cutter:
-        """A message that comes in parts has to be collected: a frame carries all of it."""
+    def splitter(self, size: int) -> RecordSplitter:
+        """Return a splitter that collects the whole message, because one frame carries it."""
         assert size > 0
-        return Cutter(size, start=b"", record_bytes=size)
+        return RecordSplitter(size, start=b"", record_bytes=size)
 
-    def seal(self, piece: bytes | memoryview) -> bytes:
+    def seal(self, record: bytes | memoryview) -> bytes:
         seq, self._seq = self._seq, self._seq + 1 & _SEQ_MASK
-        return data_frame(self._prefix, seq, bytes(piece))
+        return data_frame(self._prefix, seq, bytes(record))
 
 
-class Owner(Protocol):
-    """The link, seen from here."""
+class PlainRelayLink(Protocol):
+    """The operations of a link that the multiplexer needs."""
 
     def send_frame(self, frame: bytes) -> None: ...
 
-    def stream_opened(self, channel: PlainChannel) -> Receiver: ...
+    def stream_opened(self, channel: PlainChannel) -> StreamReceiver: ...
 
 
-class PlainStreams:
-    """The streams of one rendezvous connection."""
+class PlainMultiplexer:
+    """The executor's streams on one link."""
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
-        self._active = ActiveStreams(owner.send_frame)
+    def __init__(self, link: PlainRelayLink) -> None:
+        self._link = link
+        self._streams = StreamTable(link.send_frame)
 
     def frame_received(self, data: bytes) -> None:
         try:
             frame = decode(data)
         except RelayError as error:
-            log.debug("dropped a frame: %s", error)
+            log.debug("dropped a relay frame: %s", error)
             return
         if frame.kind is Kind.RESET:
-            self._active.drop(frame.stream_id)
-        elif frame.kind is Kind.DATA and not self._active.deliver(frame):
+            self._streams.drop(frame.stream_id)
+        elif frame.kind is Kind.DATA and not self._streams.deliver(frame):
             self._open(frame)
 
     def _open(self, frame: Frame) -> None:
-        """Begin a stream with its first frame."""
-        if self._active.is_full:
-            self._active.refuse(frame.stream_id)
+        """Open a stream with its first frame."""
+        if self._streams.is_full:
+            self._streams.send_reset(frame.stream_id)
             return
         channel = PlainChannel(frame.stream_id)
-        self._active.add(channel, self._owner.stream_opened(channel))
-        self._active.deliver(frame)
+        self._streams.add(channel, self._link.stream_opened(channel))
+        self._streams.deliver(frame)
 
-    def settle(self, attempt: Attempt, *, is_valid: bool) -> None:
-        """There is nothing to validate without a handshake."""
+    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> None:
+        """Do nothing: streams have no handshake."""
 
     def end(self, stream_id: str) -> None:
-        """Forget a stream and tell its peer."""
-        self._active.end(stream_id)
+        """Remove a stream and send its peer a reset."""
+        self._streams.end(stream_id)
 
-    def lose_all(self) -> None:
-        """The link is gone, and all streams with it."""
-        self._active.lose_all()
+    def link_lost(self) -> None:
+        """Tell all streams that the link is lost."""
+        self._streams.link_lost()

@@ -1,4 +1,4 @@
-"""From messages to records and back: order, length prefixes, reassembly."""
+"""Messages to records and back: length prefixes, order, reassembly."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from exec_server.errors import RelayError
 
-# One record: what one data frame carries, before encryption. Both sides count on it.
+# Plaintext of one data frame. Both sides rely on this limit.
 RECORD_BYTES = 61_440
 # The limit of the protocol for one message. A larger one ends the stream.
 MESSAGE_BYTES = 64 * 1_048_576
-# How far ahead of the next record another may arrive, and what may wait for it in total. The
-# reference has the same numbers; beyond them the stream ends.
+# How far ahead of the next record another may arrive, and how many bytes may wait for a missing
+# record. The numbers are those of the reference; beyond them the stream ends.
 WINDOW = 64
 WAITING_BYTES = 1_048_576
 
@@ -20,20 +20,20 @@ _PREFIX_BYTES = 4
 ONE_RECORD_BYTES = RECORD_BYTES - _PREFIX_BYTES
 
 
-def framed(message: bytes) -> bytes:
-    """A message behind its length, as it is cut into records."""
-    return prefix(len(message)) + message
+def with_length_prefix(message: bytes) -> bytes:
+    """A message after its length, ready to be split into records."""
+    return length_prefix(len(message)) + message
 
 
-def prefix(size: int) -> bytes:
-    """The length of a message of `size` bytes as it precedes it."""
+def length_prefix(size: int) -> bytes:
+    """The prefix of a message of `size` bytes; raises RelayError for a size out of range."""
     if not 0 < size <= MESSAGE_BYTES:
         raise RelayError(f"message of {size} bytes")
     return size.to_bytes(_PREFIX_BYTES, "big")
 
 
-def cut(data: bytes | bytearray) -> Iterator[bytes | memoryview]:
-    """Pieces of at most a record."""
+def split_records(data: bytes | bytearray) -> Iterator[bytes | memoryview]:
+    """Split data into pieces of at most a record."""
     if len(data) <= RECORD_BYTES:
         yield bytes(data)
         return
@@ -42,8 +42,8 @@ def cut(data: bytes | bytearray) -> Iterator[bytes | memoryview]:
         yield view[start : start + RECORD_BYTES]
 
 
-class Cutter:
-    """Cuts a message of a known size that comes in parts."""
+class RecordSplitter:
+    """Splits a message of a known size that is passed in parts."""
 
     def __init__(self, size: int, *, start: bytes, record_bytes: int = RECORD_BYTES) -> None:
         self._missing = size
@@ -51,7 +51,7 @@ class Cutter:
         self._waiting = bytearray(start)
 
     def feed(self, part: bytes) -> Iterator[bytes]:
-        """The records that this part fills."""
+        """Return the records that this part completes."""
         self._missing -= len(part)
         self._waiting += part
         while len(self._waiting) >= self._record_bytes:
@@ -61,12 +61,12 @@ class Cutter:
             yield record
 
     def finish(self) -> bytes | None:
-        """What is left for the last record; None if the message was not of its size."""
+        """Return the last record, or None if the parts did not have the announced size."""
         return bytes(self._waiting) if self._missing == 0 else None
 
 
 class ReorderWindow:
-    """Puts encrypted records into the order of their numbers; of copies the first one counts."""
+    """Puts encrypted records into the order of their numbers; later copies are dropped."""
 
     __slots__ = ("_next", "_waiting", "_waiting_bytes")
 
@@ -76,7 +76,7 @@ class ReorderWindow:
         self._waiting_bytes = 0
 
     def push(self, seq: int, record: bytes) -> list[bytes]:
-        """What can be opened now, in order; RelayError when too much would have to wait."""
+        """Return the records that are next, in order; raises RelayError if too much has to wait."""
         if seq == self._next:
             self._next += 1
             return self._released([record]) if self._waiting else [record]
@@ -99,39 +99,39 @@ class ReorderWindow:
         return records
 
 
-class Assembler:
-    """Puts messages together from decrypted records, however they were cut."""
+class MessageAssembler:
+    """Assembles messages from decrypted records, wherever those were split."""
 
-    __slots__ = ("_buffer", "announced")
+    __slots__ = ("_buffer", "incoming_size")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self.announced = 0  # the size of the message under way, 0 if unknown or none
+        self.incoming_size = 0  # of the incomplete message; 0 if there is none or it is not known
 
     def feed(self, record: bytes) -> list[bytes]:
-        """The messages that this record completes."""
+        """Return the messages that this record completes."""
         if len(record) > RECORD_BYTES:
             raise RelayError("record is too long")
         if not self._buffer and len(record) > _PREFIX_BYTES:
             size = int.from_bytes(record[:_PREFIX_BYTES], "big")
-            if size == len(record) - _PREFIX_BYTES:  # nearly always: one message, whole
+            if size == len(record) - _PREFIX_BYTES:  # fast path: one whole message
                 return [record[_PREFIX_BYTES:]]
         self._buffer += record
-        if len(self._buffer) < self.announced + _PREFIX_BYTES:
+        if len(self._buffer) < self.incoming_size + _PREFIX_BYTES:
             return []
         return list(self._whole_messages())
 
     def _whole_messages(self) -> Iterator[bytes]:
-        """Take whole messages from the start of the buffer."""
+        """Remove whole messages from the start of the buffer."""
         buffer, offset = self._buffer, 0
-        self.announced = 0
+        self.incoming_size = 0
         while len(buffer) - offset >= _PREFIX_BYTES:
             size = int.from_bytes(buffer[offset : offset + _PREFIX_BYTES], "big")
             if not 0 < size <= MESSAGE_BYTES:
                 raise RelayError(f"message of {size} bytes")
             end = offset + _PREFIX_BYTES + size
             if end > len(buffer):
-                self.announced = size
+                self.incoming_size = size
                 break
             with memoryview(buffer) as view:
                 message = bytes(view[offset + _PREFIX_BYTES : end])

@@ -1,1 +1,4 @@
-"""Confines processes and file operations by means of the kernel; begin with `sandboxes`."""
+"""Confines processes and file operations with namespaces, Landlock and seccomp.
+
+Begin with `sandboxes`.
+"""

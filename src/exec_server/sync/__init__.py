@@ -5,9 +5,9 @@
     with sync.connect("ws://127.0.0.1:7700") as env:
         print(env.run(["uname", "-a"]).text)
 
-Every connection has a thread with an event loop of its own; calls are handed to it and waited for,
-from as many threads as one likes. An exception that comes while one waits, such as the
-KeyboardInterrupt of Ctrl-C, cancels what was asked for, and so kills what it had started.
+Every connection has a thread with an event loop of its own, which performs the calls of any number
+of threads. An exception during a call, such as the KeyboardInterrupt of Ctrl-C, cancels the call
+and so kills the process that it had started.
 """
 
 from exec_server.sync.environment import Environment, connect, serve

@@ -7,10 +7,10 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from exec_server import embedding
-from exec_server.client import connecting, environment
-from exec_server.client.session import CLIENT_NAME
-from exec_server.embedding import DEFAULT_LISTEN, RunningServer
+from exec_server.client import connect as client_connect
+from exec_server.client import environment, local_server
+from exec_server.client.engine.session import CLIENT_NAME
+from exec_server.client.local_server import DEFAULT_LISTEN, RunningServer
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 from exec_server.sync.files import Files
 from exec_server.sync.process import HttpStream, Process
@@ -18,22 +18,22 @@ from exec_server.sync.thread import Blocking, LoopThread, blocking, wrapped
 
 
 class Environment(Blocking[environment.Environment]):
-    """A machine with an exec-server; `connect` and `local` give one that is connected.
+    """A machine with an exec-server, connected by `connect` or `local`.
 
-    For `with`, or until `close`.
+    Use it with `with`, or `close` it.
     """
 
     def __init__(
         self, make: Callable[[], environment.Environment], *, has_children: bool = False
     ) -> None:
-        """Connect now, in a thread; `has_children` if that is to a program that is started."""
+        """Connect now, in a thread; `has_children` if that starts a program."""
         thread = LoopThread(make, has_children=has_children)
         super().__init__(thread, thread.value)
         self.files = Files(thread, thread.value.files)
 
     @classmethod
     def local(cls, *arguments: str, env: Mapping[str, str] | None = None) -> Environment:
-        """This machine, through a server of its own that ends with the environment."""
+        """This machine, through a server on pipes that ends with the environment."""
         return cls(lambda: environment.Environment.local(*arguments, env=env), has_children=True)
 
     def __enter__(self) -> Self:
@@ -43,7 +43,7 @@ class Environment(Blocking[environment.Environment]):
         self.close()
 
     def close(self) -> None:
-        """Kill what still runs and close the connection; calls under way raise SessionLost."""
+        """Kill all processes and close the connection; running calls raise SessionLost."""
         self._thread.close()
 
     @property
@@ -77,7 +77,7 @@ def connect(
 ) -> Environment:
     """Connect now; arguments and exceptions are those of `exec_server.connect`."""
     return Environment(
-        lambda: connecting.connect(
+        lambda: client_connect.connect(
             target,
             token=token,
             registry=registry,
@@ -92,7 +92,7 @@ def connect(
     )
 
 
-class serve:  # noqa: N801 - it is used like the function of the same name
+class serve:  # noqa: N801 - used like the async function
     """Run a server, for `with`; the arguments are those of `exec_server.serve`."""
 
     def __init__(
@@ -103,7 +103,7 @@ class serve:  # noqa: N801 - it is used like the function of the same name
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._make = lambda: embedding.serve(listen, *arguments, token=token, env=env, cwd=cwd)
+        self._make = lambda: local_server.serve(listen, *arguments, token=token, env=env, cwd=cwd)
 
     def __enter__(self) -> RunningServer:
         self._thread = LoopThread(self._make, has_children=True)

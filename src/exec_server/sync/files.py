@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, overload
 
-from exec_server.client import files, open_file
-from exec_server.client.launch import AnySandbox
-from exec_server.client.places import AnyPath
+from exec_server.client import files
+from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.paths import AnyPath
 from exec_server.client.results import Entry
+from exec_server.client.transfer import open_file
 from exec_server.errors import RpcError
 from exec_server.sync.thread import Blocking, BlockingContext, blocking, iterate
 
-# Of a walk: as many at a time, so that the threads do not take turns for each.
-BATCH: Final = 512
+# Entries of a walk that are passed to the caller at a time: each batch costs two thread switches.
+WALK_BATCH: Final = 512
 
 
 class FileReader(BlockingContext[open_file.FileReader]):
-    """A file to read, for `with`; iterating gives its blocks from where it is."""
+    """A file to read, for `with`; iterating gives its blocks."""
 
     def __iter__(self) -> Iterator[bytes]:
         return iterate(self._thread, self._inner)
@@ -31,14 +32,18 @@ class FileReader(BlockingContext[open_file.FileReader]):
 
 
 class FileWriter(BlockingContext[open_file.FileWriter]):
-    """A file to write from its beginning, for `with`."""
+    """A file to replace, for `with`."""
+
+    @property
+    def written(self) -> int:
+        return self._inner.written
 
     write = blocking(open_file.FileWriter.write)
     flush = blocking(open_file.FileWriter.flush)
 
 
 class Files(Blocking[files.Files]):
-    """The files of an environment; progress is told in the thread of the connection."""
+    """The files of an environment; `progress` is called in the thread of the connection."""
 
     read = blocking(files.Files.read)
     write = blocking(files.Files.write)
@@ -51,6 +56,17 @@ class Files(Blocking[files.Files]):
     mkdir = blocking(files.Files.mkdir)
     upload = blocking(files.Files.upload)
     download = blocking(files.Files.download)
+    read_text = blocking(files.Files.read_text)
+    write_text = blocking(files.Files.write_text)
+    append = blocking(files.Files.append)
+    rename = blocking(files.Files.rename)
+    chmod = blocking(files.Files.chmod)
+    symlink = blocking(files.Files.symlink)
+    touch = blocking(files.Files.touch)
+    glob = blocking(files.Files.glob)
+    edit = blocking(files.Files.edit)
+    apply_patch = blocking(files.Files.apply_patch)
+    disk_usage = blocking(files.Files.disk_usage)
 
     def sandboxed(self, sandbox: AnySandbox) -> Files:
         return Files(self._thread, self._inner.sandboxed(sandbox))
@@ -59,14 +75,19 @@ class Files(Blocking[files.Files]):
     def open(self, path: AnyPath, mode: Literal["rb"] = "rb", *, offset: int = 0) -> FileReader: ...
 
     @overload
-    def open(self, path: AnyPath, mode: Literal["wb"]) -> FileWriter: ...
+    def open(self, path: AnyPath, mode: Literal["wb"], *, in_place: bool = False) -> FileWriter: ...
 
     def open(
-        self, path: AnyPath, mode: Literal["rb", "wb"] = "rb", *, offset: int = 0
+        self,
+        path: AnyPath,
+        mode: Literal["rb", "wb"] = "rb",
+        *,
+        offset: int = 0,
+        in_place: bool = False,
     ) -> FileReader | FileWriter:
-        """A file of any size for `with`, to be read (`rb`) or written anew (`wb`)."""
+        """A file of any size for `with`, to read (`rb`) or to replace (`wb`)."""
         if mode == "wb":
-            return FileWriter(self._thread, self._inner.open(path, mode))
+            return FileWriter(self._thread, self._inner.open(path, mode, in_place=in_place))
         return FileReader(self._thread, self._inner.open(path, mode, offset=offset))
 
     def walk(
@@ -76,9 +97,9 @@ class Files(Blocking[files.Files]):
         follow_links: bool = False,
         on_error: Callable[[RpcError], None] | None = None,
     ) -> Iterator[Entry]:
-        """Everything below a directory, directories before what is in them.
+        """Everything below a directory, each directory before its entries.
 
-        `on_error` is told of what cannot be read, in the thread of the connection.
+        `on_error` gets the errors of unreadable entries, in the thread of the connection.
         """
         entries = self._inner.walk(path, follow_links=follow_links, on_error=on_error)
-        return iterate(self._thread, entries, BATCH)
+        return iterate(self._thread, entries, WALK_BATCH)

@@ -1,4 +1,4 @@
-"""Processes and HTTP answers without `async`."""
+"""Processes and HTTP responses without `async`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exec_server.sync.thread import BlockingContext, blocking, iterate
 
 
 class Process(BlockingContext[process.Process]):
-    """A command that runs, for `with`; leaving that kills it with all its descendants."""
+    """A running command, for `with`; leaving kills it with all its descendants."""
 
     def __iter__(self) -> Iterator[Chunk]:
         while chunks := self._thread.call(self._inner.read_some):
@@ -57,7 +57,7 @@ class Process(BlockingContext[process.Process]):
 
 
 class HttpStream(BlockingContext[http.HttpStream]):
-    """An answer whose body is still coming, for `with`; iterating gives its pieces."""
+    """A response with a streamed body, for `with`; iterating gives its pieces."""
 
     def __iter__(self) -> Iterator[bytes]:
         return iterate(self._thread, self._inner)

@@ -1,4 +1,4 @@
-"""A thread with an event loop, and what makes methods of the async client wait for it."""
+"""LoopThread, a thread with an event loop, and decorators that make async methods blocking."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import atexit
 import contextlib
 import functools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent import futures
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, c
 
 import uvloop
 
-from exec_server.client.parties import be_one_party
+from exec_server.client.engine.flow_control import share_consumer
 from exec_server.errors import SessionLost
 
 P = ParamSpec("P")
@@ -23,12 +23,18 @@ T = TypeVar("T")
 A = TypeVar("A")
 B = TypeVar("B")
 
-# How long a call that was interrupted may take to clean up, which mostly is to kill a process.
-CANCEL_SECONDS: Final = 10.0
+# How long an interrupted call waits for its clean-up, which usually is to kill a process and takes
+# milliseconds. The clean-up of an unreachable server goes on in the background.
+CANCEL_SECONDS: Final = 1.0
+# Python misses a signal that arrives just before the main thread blocks; it raises
+# KeyboardInterrupt when the thread runs again.
+WAKE_UP_SECONDS: Final = 0.5
+
+_CLOSED: Final = "the environment was closed"
 
 
-# Those of environments that nobody has closed; a program that just ends would leave what it has
-# started to run until the server gives up its session.
+# The threads of open environments. A program that exits without closing them would leave its
+# processes running until the server gives up the session.
 _OPEN: set[LoopThread[Any]] = set()
 
 
@@ -36,6 +42,48 @@ _OPEN: set[LoopThread[Any]] = set()
 def _close_open() -> None:
     for thread in list(_OPEN):
         thread.close()
+
+
+class _Call(Generic[A]):
+    """A coroutine that a loop runs for another thread, and the future which that waits for."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, A]) -> None:
+        self.coroutine = coroutine
+        self.outcome: futures.Future[A] = futures.Future()
+        self.task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        try:
+            result = await self.coroutine
+        except asyncio.CancelledError:
+            self.fail(SessionLost(_CLOSED))
+            raise
+        except BaseException as error:  # an edge: the calling thread raises it
+            self.fail(error)
+        else:
+            if not self.outcome.done():
+                self.outcome.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        _set_exception(self.outcome, error)
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+def _set_exception(outcome: futures.Future[Any], error: BaseException) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)
+
+
+def _wait(outcome: futures.Future[A]) -> A:
+    while True:
+        try:
+            return outcome.result(WAKE_UP_SECONDS)
+        except TimeoutError:
+            if outcome.done():
+                return outcome.result()  # raises the exception of the call, if that is its own
 
 
 class LoopThread(Generic[T]):
@@ -46,10 +94,10 @@ class LoopThread(Generic[T]):
     def __init__(
         self, make: Callable[[], AbstractAsyncContextManager[T]], *, has_children: bool = False
     ) -> None:
-        """Begins at once; raises what entering the context raises.
+        """Start the thread and enter the context; raises the exception of entering it.
 
-        A context that starts programs must say so: uvloop cannot, in a thread, be closed safely
-        after that.
+        `has_children` must be set for a context that starts programs: a uvloop that did so
+        outside of the main thread cannot be closed safely.
         """
         self._make = make
         self._loop = asyncio.new_event_loop() if has_children else uvloop.new_event_loop()
@@ -57,25 +105,50 @@ class LoopThread(Generic[T]):
         self._opening: asyncio.Task[None] | None = None
         self._calls: asyncio.TaskGroup | None = None
         self._running: set[asyncio.Task[None]] = set()
+        # The outcomes that other threads wait for. None when the loop has ended.
+        self._waiting: set[futures.Future[Any]] | None = set()
+        self._lock = threading.Lock()  # guards `_waiting`
+        self._failure: BaseException | None = None
         self._opened: futures.Future[None] = futures.Future()
         self._thread = threading.Thread(target=self._run, name="exec-server", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are too many threads
+            self._loop.close()
+            raise
         _OPEN.add(self)
         try:
-            self._opened.result()
+            _wait(self._opened)
         except BaseException:
             self.close()
             raise
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            try:
-                runner.run(self._live())
-            except BaseException as error:  # an edge: it belongs to whoever opens this
-                if not self._opened.done():
-                    self._opened.set_exception(error)
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                try:
+                    runner.run(self._main())
+                except BaseException as error:  # an edge: the waiting threads raise it
+                    self._fail_waiting(error)
+        except BaseException as error:  # an edge: the clean-up has failed
+            self._fail_waiting(error)
+        finally:
+            with self._lock:
+                left, self._waiting = self._waiting or set(), None
+            for outcome in left:  # their calls came too late for the loop
+                _set_exception(outcome, self._closed())
 
-    async def _live(self) -> None:
+    def _fail_waiting(self, error: BaseException) -> None:
+        """Let every waiting thread raise an exception that has stopped the loop."""
+        self._calls = None
+        self._failure = self._failure or error
+        _set_exception(self._opened, error)
+        with self._lock:
+            waiting = tuple(self._waiting or ())
+        for outcome in waiting:
+            _set_exception(outcome, error)
+
+    async def _main(self) -> None:
         self._opening = asyncio.current_task()
         async with self._make() as self.value, asyncio.TaskGroup() as calls:
             self._calls = calls
@@ -88,74 +161,89 @@ class LoopThread(Generic[T]):
     def call(
         self, work: Callable[P, Coroutine[Any, Any, A]], *args: P.args, **kwargs: P.kwargs
     ) -> A:
-        """Have the loop do this, and wait for it.
+        """Run a coroutine on the loop and wait for its result.
 
-        Raises SessionLost when the context has been left. An exception that comes while this
-        waits cancels the work, and is raised when that has cleaned up.
+        Wrong arguments raise TypeError here. Raises SessionLost if the context was left. An
+        exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine, and is
+        raised when that has cleaned up or CANCEL_SECONDS have passed.
         """
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a callback of the client must not wait for the client")
-        outcome: futures.Future[A] = futures.Future()
-        begun: list[asyncio.Task[None]] = []
-
-        def begin() -> None:
-            if self._calls is None:
-                outcome.set_exception(_closed())
-                return
-            task = self._calls.create_task(_settle(work(*args, **kwargs), outcome))
-            begun.append(task)
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-
-        be_one_party()
-        self._soon(begin)
+            raise RuntimeError("a callback of the client must not call the client")
+        share_consumer()
+        # The coroutine is made in this thread: so Python checks the arguments before anything
+        # else, and the exception has the caller's traceback.
+        call = _Call(work(*args, **kwargs))
         try:
-            return outcome.result()
+            self._register(call)
+            self._call_soon(lambda: self._start(call))
+            return _wait(call.outcome)
         except BaseException:
-            if not outcome.done():
-                self._soon(lambda: [task.cancel() for task in begun])
-                futures.wait([outcome], CANCEL_SECONDS)
+            if not call.outcome.done():
+                with contextlib.suppress(SessionLost):  # the loop has ended
+                    self._call_soon(call.cancel)
+                    futures.wait([call.outcome], CANCEL_SECONDS)
+            if call.task is None and call.outcome.done():
+                call.coroutine.close()  # it was never started
             raise
+        finally:
+            with self._lock:
+                if self._waiting is not None:
+                    self._waiting.discard(call.outcome)
+
+    def _register(self, call: _Call[Any]) -> None:
+        """Make sure that the call gets an exception if the loop ends; raises SessionLost."""
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.add(call.outcome)
+                return
+        error = self._closed()
+        call.fail(error)
+        raise error
+
+    def _start(self, call: _Call[Any]) -> None:
+        """Start a call, in the thread of the loop."""
+        try:
+            if self._calls is None:
+                raise self._closed()
+            call.task = self._calls.create_task(call.run())
+        except BaseException as error:  # an edge: the calling thread raises it
+            call.coroutine.close()
+            call.fail(error)
+            return
+        self._running.add(call.task)
+        call.task.add_done_callback(self._running.discard)
+        # A task that is cancelled before its first step does not run at all.
+        call.task.add_done_callback(lambda _: call.coroutine.close())
+        call.task.add_done_callback(lambda _: call.fail(self._closed()))
 
     def close(self) -> None:
-        """Leave the context, ending calls under way, and end the thread."""
+        """Leave the context, cancelling running calls, and end the thread."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("a callback of the client must not close the client")
-        with contextlib.suppress(SessionLost):  # it is closed
-            self._soon(self._end)
+        with contextlib.suppress(SessionLost):  # closed before
+            self._call_soon(self._request_stop)
         self._thread.join()
         _OPEN.discard(self)
 
-    def _end(self) -> None:
+    def _request_stop(self) -> None:
         self._stop.set()
         if not self._opened.done() and self._opening is not None:
             self._opening.cancel()
 
-    def _soon(self, what: Callable[[], object]) -> None:
+    def _call_soon(self, callback: Callable[[], object]) -> None:
         try:
-            self._loop.call_soon_threadsafe(what)
+            self._loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed
-            raise _closed() from None
+            raise self._closed() from None
 
-
-async def _settle(work: Awaitable[A], outcome: futures.Future[A]) -> None:
-    try:
-        result = await work
-    except asyncio.CancelledError:
-        outcome.set_exception(_closed())
-        raise
-    except BaseException as error:  # an edge: it belongs to whoever waits
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(result)
-
-
-def _closed() -> SessionLost:
-    return SessionLost("the environment was closed")
+    def _closed(self) -> SessionLost:
+        if self._failure is None or isinstance(self._failure, asyncio.CancelledError):
+            return SessionLost(_CLOSED)
+        return SessionLost(f"the thread of the environment has failed: {self._failure!r}")
 
 
 class Blocking(Generic[A]):
-    """Something of the async client, used from outside of its loop."""
+    """An object of the async client, used by other threads than that of its loop."""
 
     def __init__(self, thread: LoopThread[Any], inner: A) -> None:
         self._thread = thread
@@ -166,11 +254,22 @@ C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 
 
 class BlockingContext(Blocking[C]):
-    """The same for what is used with `async with` there, and with `with` here."""
+    """A wrapper for an async context manager, for `with`."""
+
+    _is_entered = False
 
     def __enter__(self) -> Self:
-        self._thread.call(self._inner.__aenter__)
+        try:
+            self._thread.call(self._enter)
+        except BaseException as error:
+            if self._is_entered:  # interrupted in the moment after that
+                self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
+
+    async def _enter(self) -> None:
+        await self._inner.__aenter__()
+        self._is_entered = True
 
     def __exit__(
         self,
@@ -184,19 +283,19 @@ class BlockingContext(Blocking[C]):
 def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """The same method, which waits."""
+    """The method as a blocking one."""
 
     @functools.wraps(method)
-    def wait(self: Blocking[A], *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Blocking[A], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._thread.call(method, self._inner, *args, **kwargs)
 
-    return cast(Callable[Concatenate[Any, P], T], wait)
+    return cast(Callable[Concatenate[Any, P], T], call)
 
 
 def wrapped(
     method: Callable[Concatenate[A, P], T], kind: Callable[[LoopThread[Any], T], B]
 ) -> Callable[Concatenate[Any, P], B]:
-    """The same method, whose result is used without `async` too."""
+    """The method with its result wrapped for use without `async`."""
 
     @functools.wraps(method)
     def wrap(self: Blocking[A], *args: P.args, **kwargs: P.kwargs) -> B:
@@ -205,14 +304,14 @@ def wrapped(
     return cast(Callable[Concatenate[Any, P], B], wrap)
 
 
-def iterate(thread: LoopThread[Any], inner: AsyncIterator[T], at_once: int = 1) -> Iterator[T]:
-    """What an async iterator gives, several at a time so that the threads take fewer turns."""
-    while batch := thread.call(_take, inner, at_once):
+def iterate(thread: LoopThread[Any], inner: AsyncIterator[T], batch_size: int = 1) -> Iterator[T]:
+    """Iterate over an async iterator; a larger batch needs fewer thread switches."""
+    while batch := thread.call(_take, inner, batch_size):
         yield from batch
 
 
 async def _take(entries: AsyncIterator[T], count: int) -> list[T]:
-    """The next few; none at the end."""
+    """The next `count` entries, fewer at the end."""
     batch: list[T] = []
     async for entry in entries:
         batch.append(entry)

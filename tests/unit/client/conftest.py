@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from exec_server.client import parties
+from exec_server.client.engine import flow_control
 
 
 @pytest.fixture(autouse=True)
-def no_parties() -> Iterator[None]:
-    """Nobody reads yet: a thread that has used the synchronous client is one party for good."""
-    before = parties._chain.set(())
+def no_consumers() -> Iterator[None]:
+    """Start without consumers: a thread that has used the synchronous client stays one."""
+    before = flow_control._chain.set(())
     yield
-    parties._chain.reset(before)
+    flow_control._chain.reset(before)

@@ -7,11 +7,11 @@ import base64
 from typing import Any
 
 import pytest
+from tests.support.memory_environment import Scene, in_environment, turns
 
 from exec_server.client import http as module
 from exec_server.client.http import HttpStream
 from exec_server.errors import ConnectionLost, InternalError, Unsupported
-from unit.client.test_process import Scene, in_environment, turns
 
 
 async def opened(scene: Scene) -> HttpStream:
@@ -55,7 +55,7 @@ async def test_pieces_come_in_order(scene: Scene) -> None:
     [
         ("broken", InternalError, "the body broke"),
         ("gap", InternalError, "a part of the body is missing"),
-        ("lost", ConnectionLost, "while a body was coming"),
+        ("lost", ConnectionLost, "while a body was received"),
     ],
 )
 def test_bodies_that_end_badly(how: str, error: type[Exception], text: str) -> None:
@@ -95,13 +95,13 @@ async def test_a_body_that_comes_too_fast_is_given_up(scene: Scene) -> None:
         call = tasks.create_task(scene.env.files.exists("/"))
         request = await scene.stream.next("fs/getMetadata")
         piece = bytes(1_048_576)
-        count = module.BURSTING_BYTES // len(piece)
+        count = module.OVERFLOW_BYTES // len(piece)
         for seq in range(1, count + 10):
             assert scene.stream.receiving
             delta(scene, seq, piece)
         scene.stream.refuse(request, -32004, "none")
         assert not await call
-    with pytest.raises(InternalError, match="faster than it was read"):
+    with pytest.raises(InternalError, match="read too slowly"):
         [piece async for piece in stream]
     await stream.__aexit__(None, None, None)
 
@@ -109,7 +109,7 @@ async def test_a_body_that_comes_too_fast_is_given_up(scene: Scene) -> None:
 @in_environment
 async def test_a_server_that_makes_no_requests(scene: Scene) -> None:
     async def ask() -> None:
-        with pytest.raises(Unsupported, match="http/request: it makes no requests"):
+        with pytest.raises(Unsupported, match="http/request: run a program"):
             await scene.env.http("GET", "http://a/")
 
     async with asyncio.TaskGroup() as tasks:

@@ -14,7 +14,7 @@ from typing import assert_type
 
 import exec_server
 from exec_server import CommandDenied, CommandFailed, Process, Result, Timeout, connect, sync
-from exec_server.client.open_file import FileReader, FileWriter
+from exec_server.client.transfer.open_file import FileReader, FileWriter
 from exec_server.protocol.sandbox import Denial
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from exec_server.protocol.decoding import decode
 from exec_server.protocol.http import (
     BodyDeltaParams,
     Header,
@@ -12,7 +13,6 @@ from exec_server.protocol.http import (
     RequestResult,
     encode_body_delta,
 )
-from exec_server.protocol.wire import decode
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.errors import InvalidParams, InvalidRequest
-from exec_server.protocol.paths import PathUri, child_uri, path_to_uri
+from exec_server.protocol.paths import PATH_CHARACTERS, PathUri, child_uri, path_to_uri
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ from exec_server.protocol.paths import PathUri, child_uri, path_to_uri
         ("/a/b", "file:///a/b", "/a/b"),
         ("/a/%41/../b c/", "file:///a/b%20c", "/a/b c"),
         ("/", "file:///", "/"),
+        ("/../a", "file:///a", "/a"),
         # As many characters go as escapes add: a length alone says nothing.
         ("///\\", "file:///%5C", "/\\"),
         ("/é", "file:///%C3%A9", "/é"),
@@ -100,6 +101,11 @@ def test_a_path_of_another_platform_fails_when_it_is_used(text: str, uri: str) -
     assert caught.value.message == f"'{uri}' is invalid on 'linux'"
     with pytest.raises(InvalidParams):
         path.native(InvalidParams)
+
+
+def test_native_path_never_leaves_the_root() -> None:
+    assert PathUri.from_wire("/../a/../../b").native() == "/b"
+    assert path_to_uri(b"/../%") == "file:///%25"
 
 
 @pytest.mark.parametrize(
@@ -196,3 +202,16 @@ def test_paths_are_equal_by_their_uri() -> None:
     assert path != PathUri.from_wire("/b")
     assert path != "file:///a"
     assert repr(path) == "PathUri('file:///a')"
+
+
+@pytest.mark.parametrize("unit", ["/a", "/..", "%41", " ", "\u00e4", "/", "?"])
+@pytest.mark.parametrize("start", ["/", "file:///", "file://host/", ""])
+def test_long_paths_are_refused_before_they_are_normalised(start: str, unit: str) -> None:
+    text = start + unit * (PATH_CHARACTERS // len(unit)) + " /"
+    with pytest.raises(InvalidParams, match=r"^path exceeds 65536 characters$"):
+        PathUri.from_text(text)
+
+
+def test_long_plain_paths_are_left_to_the_kernel() -> None:
+    path = "/a" * PATH_CHARACTERS
+    assert PathUri.from_text("file://" + path).native() == path

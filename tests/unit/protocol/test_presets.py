@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.protocol import presets, wire
+from exec_server.protocol import decoding, presets
 from exec_server.protocol.sandbox import Confinable, Sandbox
 
 HERE = "file:///src"
@@ -18,7 +18,7 @@ class _Document(Confinable, frozen=True):
 @pytest.mark.parametrize("network", [False, True])
 def test_a_preset_is_a_sandbox_object(name: presets.PresetName, network: bool) -> None:
     value = presets.preset(name, cwd=HERE, roots=[HERE], network=network)
-    assert wire.decode(_Document, {"sandbox": value}).sandbox.cwd is not None
+    assert decoding.decode(_Document, {"sandbox": value}).sandbox.cwd is not None
     assert value["permissions"]["network"] == ("enabled" if network else "restricted")
     accesses = {
         entry["path"]["value"]["kind"]: entry["access"]

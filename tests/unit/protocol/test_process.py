@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from exec_server.errors import InvalidParams
+from exec_server.protocol.decoding import decode
 from exec_server.protocol.process import (
     Listed,
     ListResult,
@@ -21,7 +22,6 @@ from exec_server.protocol.process import (
     TtySize,
     encode_output,
 )
-from exec_server.protocol.wire import decode
 
 _ID = ProcessId("p")
 _START = {"processId": "p", "argv": ["x"], "cwd": "file:///", "env": {}, "tty": True}
@@ -68,7 +68,7 @@ def test_size_of_the_terminal_has_a_name_but_no_place() -> None:
     assert decode(StartParams, _START).tty_size is None
     text = "invalid length 0, expected struct WireExecParams with 14 elements"
     assert _refusal(StartParams, []) == text
-    values = ["p", None, ["x"], "file:///", None, None, {}, True, False, None]
+    values: list[Any] = ["p", None, ["x"], "file:///", None, None, {}, True, False, None]
     values += [None, False, None, None]
     assert decode(StartParams, values) == decode(StartParams, _START)
     text = "invalid length 15, expected fewer elements in array"

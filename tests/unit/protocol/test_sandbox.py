@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol import files, older_sandbox, process
+from exec_server.protocol import files, legacy_sandbox, process
+from exec_server.protocol.decoding import Params, decode, decode_value
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import (
     Confinable,
@@ -23,7 +24,6 @@ from exec_server.protocol.sandbox import (
     Sandbox,
     SpecialPath,
 )
-from exec_server.protocol.wire import Params, decode, decode_value
 
 DISABLED = {"permissions": {"type": "disabled"}, "windowsSandboxLevel": "disabled"}
 
@@ -103,4 +103,4 @@ def test_every_method_with_a_sandbox_looks_for_its_older_forms() -> None:
     confinable = {kind for kind in _params() if issubclass(kind, Confinable)} - {Confinable}
     assert with_sandbox == confinable
     assert len(confinable) == 11
-    assert {kind.prepare for kind in confinable} == {older_sandbox.prepare}
+    assert {kind.prepare for kind in confinable} == {legacy_sandbox.prepare}

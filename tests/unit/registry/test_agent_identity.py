@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import time
-from typing import Any
+from typing import Any, cast
 
 import jwt
 import pytest
@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jwt.algorithms import RSAAlgorithm
+from tests.support.http_server import Answer, HttpServer, answer, hang_up, serving
 
 from exec_server.errors import StartupError
 from exec_server.registry import agent_identity
 from exec_server.registry.agent_identity import AgentIdentity, key_set_url
 from exec_server.registry.http import HttpClient
-from unit.registry.http_server import Answer, HttpServer, answer, hang_up, serving
 
 _ISSUER_KEY = rsa.generate_private_key(65537, 2048)
 _KEY_SET = {"keys": [json.loads(RSAAlgorithm.to_jwk(_ISSUER_KEY.public_key())) | {"kid": "k1"}]}
@@ -161,11 +161,11 @@ _UNAVAILABLE = "Agent Identity authentication is unavailable"
         _token(agent_private_key="xx"),
         _token(agent_private_key=_pkcs8(_ISSUER_KEY)),
         *(
-            _token(**{name: None})
+            _token(**cast(dict[str, Any], {name: None}))
             for name in ("iss", "aud", "iat", "exp", "agent_runtime_id", "agent_private_key")
         ),
         *(
-            _token(**{name: None})
+            _token(**cast(dict[str, Any], {name: None}))
             for name in ("account_id", "chatgpt_user_id", "plan_type", "chatgpt_account_is_fedramp")
         ),
     ],

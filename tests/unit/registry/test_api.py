@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from tests.support.http_server import Answer, HttpServer, answer, hang_up, serving, silence
 
-from exec_server.errors import RegistryBusy, RegistryError, StartupError
+from exec_server.errors import RegistryError, RegistryUnavailable, StartupError
 from exec_server.registry import api, http
-from exec_server.registry.api import Bundle, Registration, Registry, retry_delay
-from exec_server.registry.credentials import ApiKey, Bearer, Credential, HarnessToken
-from exec_server.registry.destination import Reach
+from exec_server.registry.api import ConnectionBundle, Registration, Registry, retry_delay
+from exec_server.registry.credentials import ApiKey, Bearer, ClientToken, Credential
+from exec_server.registry.destination import Destinations
 from exec_server.registry.http import HttpClient
 from exec_server.registry.keys import key_object
 from exec_server.relay.noise import Identity
-from unit.registry.http_server import Answer, HttpServer, answer, hang_up, serving, silence
 
 T = TypeVar("T")
 
@@ -54,8 +54,8 @@ _OTHER = {"error": {"code": "c", "message": "m"}}
 class _Rotating:
     """A credential whose answers are hidden, as the one on stdin."""
 
-    hides_answers = True
-    reach = Reach.ENCRYPTED
+    hides_responses = True
+    destinations = Destinations.ENCRYPTED
 
     def __init__(self) -> None:
         self.expired = False
@@ -93,7 +93,7 @@ def _register(registry: Registry) -> Awaitable[Registration]:
     return registry.register(_KEY)
 
 
-def _connect(registry: Registry) -> Awaitable[Bundle]:
+def _connect(registry: Registry) -> Awaitable[ConnectionBundle]:
     return registry.connect(_KEY)
 
 
@@ -172,7 +172,7 @@ def test_not_authenticated(given: bytes, text: str) -> None:
         "environment registry authentication error: "
         f"environment registry authentication failed {text}"
     )
-    assert not isinstance(error, RegistryBusy)
+    assert not isinstance(error, RegistryUnavailable)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_not_authenticated(given: bytes, text: str) -> None:
 def test_refused(given: bytes, text: str) -> None:
     error = _error(_register, given)
     assert str(error) == f"environment registry request failed {text}"
-    assert not isinstance(error, RegistryBusy)
+    assert not isinstance(error, RegistryUnavailable)
 
 
 def test_a_secret_that_the_registry_repeats_is_not_shown() -> None:
@@ -211,7 +211,7 @@ def test_a_secret_that_the_registry_repeats_is_not_shown() -> None:
 
 @pytest.mark.parametrize("given", [answer(502, _AUTH_DOWN), answer(503, _CONFLICT)])
 def test_worth_trying_again(given: bytes) -> None:
-    assert isinstance(_error(_register, given), RegistryBusy)
+    assert isinstance(_error(_register, given), RegistryUnavailable)
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         registry = Registry(f"http://127.0.0.1:{port}", "env-1", ApiKey("k"), HttpClient())
         with pytest.raises(RegistryError) as failed:
             await registry.register(_KEY)
-        assert not isinstance(failed.value, RegistryBusy)
+        assert not isinstance(failed.value, RegistryUnavailable)
         return str(failed.value)
 
     with socket.socket() as unused:
@@ -236,7 +236,7 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "REQUEST_SECONDS", 0.05)
     error = _error(_register, silence)
     assert str(error) == "environment registry request failed: route-aware request timed out"
-    assert not isinstance(error, RegistryBusy)
+    assert not isinstance(error, RegistryUnavailable)
 
 
 _JSON_TEXT = "failed to serialize or deserialize exec-server JSON: "
@@ -477,9 +477,9 @@ def test_expired_credential_means_no_without_asking() -> None:
 
 def test_connect() -> None:
     result, server = _ask(
-        _connect, answer(200, _CONNECTION | {"more": 1}), credential=HarnessToken("t", "acc")
+        _connect, answer(200, _CONNECTION | {"more": 1}), credential=ClientToken("t", "acc")
     )
-    assert result == Bundle("wss://r/x", _KEY, "reg-1", "authz")
+    assert result == ConnectionBundle("wss://r/x", _KEY, "reg-1", "authz")
     request = server.requests[0]
     assert request.line == "POST /cloud/environment/env-1/connect HTTP/1.1"
     assert request.header("authorization") == "Bearer t"
@@ -504,7 +504,7 @@ def test_connect() -> None:
 )
 def test_connections_that_are_wrong(changes: dict[str, Any]) -> None:
     error = _error(_connect, answer(200, _CONNECTION | changes))
-    assert not isinstance(error, RegistryBusy)
+    assert not isinstance(error, RegistryUnavailable)
 
 
 def test_longest_authorization() -> None:
@@ -523,12 +523,12 @@ def test_longest_authorization() -> None:
     ],
 )
 def test_harness_may_try_again(given: Answer) -> None:
-    assert isinstance(_error(_connect, given), RegistryBusy)
+    assert isinstance(_error(_connect, given), RegistryUnavailable)
 
 
 def test_harness_may_try_again_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "REQUEST_SECONDS", 0.05)
-    assert isinstance(_error(_connect, silence), RegistryBusy)
+    assert isinstance(_error(_connect, silence), RegistryUnavailable)
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_harness_may_try_again_after_a_timeout(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_harness_must_not_try_again(given: Answer) -> None:
-    assert not isinstance(_error(_connect, given), RegistryBusy)
+    assert not isinstance(_error(_connect, given), RegistryUnavailable)
 
 
 def test_offline_wording() -> None:

@@ -13,8 +13,8 @@ from exec_server.registry.credentials import (
     ApiKey,
     AuthOptions,
     Bearer,
+    ClientToken,
     Credential,
-    HarnessToken,
     check_destination,
     choose_credential,
 )
@@ -125,19 +125,19 @@ def test_destinations() -> None:
     check_destination(Bearer("k"), foreign)
     with pytest.raises(StartupError, match="requires https"):
         check_destination(Bearer("k"), "http://registry.example")
-    check_destination(HarnessToken("k"), "http://registry.example")
+    check_destination(ClientToken("k"), "http://registry.example")
 
 
 def test_harness_token() -> None:
-    assert _headers(HarnessToken("t")) == [("authorization", "Bearer t")]
-    assert _headers(HarnessToken("t", "acc")) == [
+    assert _headers(ClientToken("t")) == [("authorization", "Bearer t")]
+    assert _headers(ClientToken("t", "acc")) == [
         ("authorization", "Bearer t"),
         ("chatgpt-account-id", "acc"),
     ]
 
 
 def test_secrets_are_not_shown() -> None:
-    for credential in (ApiKey("s3cret"), Bearer("s3cret"), HarnessToken("s3cret", "s3cret")):
+    for credential in (ApiKey("s3cret"), Bearer("s3cret"), ClientToken("s3cret", "s3cret")):
         assert "s3cret" not in repr(credential)
 
 

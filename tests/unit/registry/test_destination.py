@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.errors import StartupError
-from exec_server.registry.destination import Reach, check_direct_url, check_reach
+from exec_server.registry.destination import Destinations, check_direct_url, check_registry_url
 
 _API_KEY = (
     "remote exec-server API-key authentication is restricted to HTTPS openai.com and openai.org "
@@ -18,9 +18,9 @@ _NO_HTTPS = (
 _NO_WSS = _NO_HTTPS.replace("https", "wss")
 
 
-def _refusal(reach: Reach, url: str, *, allow: bool = False) -> str | None:
+def _refusal(destinations: Destinations, url: str, *, allow: bool = False) -> str | None:
     try:
-        check_reach(reach, url, allow_any_https=allow)
+        check_registry_url(destinations, url, allow_any_https=allow)
     except StartupError as error:
         return str(error)
     return None
@@ -51,59 +51,61 @@ _UNENCRYPTED = ["http://openai.com", "http://example.com", "http://x.localhost",
 
 
 @pytest.mark.parametrize("url", _LOOPBACK)
-@pytest.mark.parametrize("reach", Reach)
-def test_this_machine_is_always_allowed(reach: Reach, url: str) -> None:
-    assert _refusal(reach, url) is None
+@pytest.mark.parametrize("destinations", Destinations)
+def test_this_machine_is_always_allowed(destinations: Destinations, url: str) -> None:
+    assert _refusal(destinations, url) is None
 
 
 @pytest.mark.parametrize("url", _OWN)
 def test_api_key_to_its_owner(url: str) -> None:
-    assert _refusal(Reach.OWN_HOSTS, url) is None
+    assert _refusal(Destinations.OWN_HOSTS, url) is None
 
 
 @pytest.mark.parametrize("url", _FOREIGN)
 def test_api_key_to_others_needs_the_users_word(url: str) -> None:
-    refusal = _refusal(Reach.OWN_HOSTS, url)
+    refusal = _refusal(Destinations.OWN_HOSTS, url)
     assert refusal is not None
     assert refusal.startswith(_API_KEY + "; use --registry-auth api-key")
-    assert _refusal(Reach.OWN_HOSTS, url, allow=True) is None
+    assert _refusal(Destinations.OWN_HOSTS, url, allow=True) is None
 
 
 @pytest.mark.parametrize("url", _UNENCRYPTED)
 def test_api_key_is_never_sent_unencrypted(url: str) -> None:
-    assert _refusal(Reach.OWN_HOSTS, url) == _API_KEY
-    refusal = _refusal(Reach.OWN_HOSTS, url, allow=True)
-    assert refusal == f"{_API_KEY} (and --registry-auth api-key lifts this for https only)"
+    assert _refusal(Destinations.OWN_HOSTS, url) == _API_KEY
+    refusal = _refusal(Destinations.OWN_HOSTS, url, allow=True)
+    assert refusal == f"{_API_KEY} (--registry-auth api-key lifts this for https only)"
 
 
 def test_other_secrets_need_encryption() -> None:
     for url in [*_OWN, *_FOREIGN]:
-        assert _refusal(Reach.ENCRYPTED, url) is None
+        assert _refusal(Destinations.ENCRYPTED, url) is None
     for url in _UNENCRYPTED:
-        assert _refusal(Reach.ENCRYPTED, url) == _NO_HTTPS
-        assert _refusal(Reach.ENCRYPTED, url, allow=True) == _NO_HTTPS
+        assert _refusal(Destinations.ENCRYPTED, url) == _NO_HTTPS
+        assert _refusal(Destinations.ENCRYPTED, url, allow=True) == _NO_HTTPS
 
 
 def test_some_go_anywhere() -> None:
     for url in [*_OWN, *_FOREIGN, *_UNENCRYPTED]:
-        assert _refusal(Reach.ANYWHERE, url) is None
+        assert _refusal(Destinations.ANYWHERE, url) is None
 
 
 def test_urls_that_are_none() -> None:
     what = "invalid remote exec-server registration URL"
-    assert _refusal(Reach.OWN_HOSTS, "") == f"{what}: relative URL without a base"
-    assert _refusal(Reach.OWN_HOSTS, "x") == f"{what}: relative URL without a base"
-    assert _refusal(Reach.OWN_HOSTS, "http://") == f"{what}: empty host"
-    assert _refusal(Reach.OWN_HOSTS, "http://127.0.0.1:99999") == f"{what}: invalid port number"
-    assert _refusal(Reach.ENCRYPTED, "x") == (
+    assert _refusal(Destinations.OWN_HOSTS, "") == f"{what}: relative URL without a base"
+    assert _refusal(Destinations.OWN_HOSTS, "x") == f"{what}: relative URL without a base"
+    assert _refusal(Destinations.OWN_HOSTS, "http://") == f"{what}: empty host"
+    assert (
+        _refusal(Destinations.OWN_HOSTS, "http://127.0.0.1:99999") == f"{what}: invalid port number"
+    )
+    assert _refusal(Destinations.ENCRYPTED, "x") == (
         "environment registry configuration error: invalid remote endpoint URL: "
         "relative URL without a base"
     )
-    assert _refusal(Reach.ANYWHERE, " ") == (
+    assert _refusal(Destinations.ANYWHERE, " ") == (
         "environment registry configuration error: environment registry base URL is required"
     )
     for url in ("ftp://localhost", "https://user:word@openai.com", "https://openai.com\\@evil.org"):
-        refusal = _refusal(Reach.OWN_HOSTS, url)
+        refusal = _refusal(Destinations.OWN_HOSTS, url)
         assert refusal is not None
         assert refusal.startswith(what)
 

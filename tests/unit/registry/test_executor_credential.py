@@ -48,7 +48,7 @@ def _refusal(content: bytes) -> str | None:
             pipe.close()
             try:
                 await credential.ready()
-                await credential.follow()
+                await credential.wait_closed()
             except StartupError as error:
                 return str(error)
             return None
@@ -173,7 +173,7 @@ def test_newest_credential_is_used_until_it_expires() -> None:
             )
             pipe.write(_line(token="t-2", expires_at=_NOW + 20))
             pipe.close()
-            await credential.follow()
+            await credential.wait_closed()
             assert await _token(credential) == "Bearer t-2"
 
     _run(job())
@@ -186,7 +186,7 @@ def test_invalid_line_ends_it_later_too() -> None:
             await credential.ready()
             pipe.write(b"x\n")
             with pytest.raises(StartupError, match="invalid exec-server executor credential"):
-                await credential.follow()
+                await credential.wait_closed()
 
     _run(job())
 

@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from tests.support.http_server import Answer, HttpServer, answer, hang_up, serving, silence
 
+from exec_server.net import http_client
 from exec_server.registry import http
-from exec_server.registry.http import AnswerTooLarge, HttpClient, HttpFailed, Reply
-from exec_server.transports import http_client
-from unit.registry.http_server import Answer, HttpServer, answer, hang_up, serving, silence
+from exec_server.registry.http import CompleteResponse, HttpClient, HttpFailed, ResponseTooLarge
 
 _JSON = [("content-type", "application/json"), ("accept", "*/*")]
 
@@ -55,7 +55,7 @@ def test_request_and_reply() -> None:
     async def job(server: HttpServer, client: HttpClient) -> None:
         reply = await client.request("POST", server.url + "/a%2Fb?c=d", _JSON, b"{}")
         expected = [("content-length", "2"), ("x-thing", "1")]
-        assert reply == Reply(201, "Reason", expected, b"ok")
+        assert reply == CompleteResponse(201, "Reason", expected, b"ok")
 
     server = _run(job, answer(201, b"ok", "X-Thing: 1"))
     request = server.requests[0]
@@ -149,7 +149,7 @@ def test_old_connections_are_not_used_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_few_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "IDLE_LINKS", 2)
+    monkeypatch.setattr(http_client, "IDLE_CONNECTIONS", 2)
 
     async def job(server: HttpServer, client: HttpClient) -> None:
         async def four() -> None:
@@ -197,7 +197,7 @@ def test_time_is_limited_for_the_whole_answer(monkeypatch: pytest.MonkeyPatch) -
 
 def test_answers_are_limited() -> None:
     failure = _failure(answer(200, bytes(http.BODY_BYTES + 1)))
-    assert isinstance(failure, AnswerTooLarge)
+    assert isinstance(failure, ResponseTooLarge)
     assert failure.text == "response body exceeds 1048576 bytes"
 
 

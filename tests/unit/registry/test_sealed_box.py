@@ -1,13 +1,16 @@
-"""Sealed boxes: known answers of the ciphers, and a box that the reference has opened."""
+"""Sealed boxes: one that the reference has opened, and boxes that nothing opens."""
 
 from __future__ import annotations
 
+import sys
 from base64 import b64decode
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from nacl.public import SealedBox
+from nacl.signing import SigningKey
 
-from exec_server.registry import sealed_box
+from exec_server.errors import StartupError
 from exec_server.registry.sealed_box import BOX_BYTES, open_sealed
 
 _KEY = Ed25519PrivateKey.from_private_bytes(
@@ -15,17 +18,9 @@ _KEY = Ed25519PrivateKey.from_private_bytes(
 )
 _BOX = b64decode("pz/feszVMgWCjgwQaEhOSTFE+DlQNoUJtaRd7T2G6kIVZHh/oW0nw/dAO6hX4Cx+s2XK7V/mTtaYicI=")
 
-# From "Cryptography in NaCl": the shared secret, the key from it, and its stream.
-_SHARED = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
-_FIRST_KEY = "1b27556473e985d462cd51197a9a46c76009549eac6474f206c4ee0844f68389"
-_NONCE = "69696ee955b62b73cd62bda875fc73d68219e0036b7a0b37"
-_STREAM = "eea6a7251c1e72916d11c2cb214d3c252539121d8e234e652d651fa4c8cff880"
 
-
-def test_known_answers() -> None:
-    key = sealed_box._hsalsa20(bytes.fromhex(_SHARED), bytes(16))
-    assert key.hex() == _FIRST_KEY
-    assert sealed_box._xsalsa20(key, bytes.fromhex(_NONCE), 32).hex() == _STREAM
+# The sender's throw-away key and the authentication tag.
+_OVERHEAD = 32 + 16
 
 
 def test_open() -> None:
@@ -45,12 +40,28 @@ def test_another_key() -> None:
         open_sealed(_BOX, Ed25519PrivateKey.generate())
 
 
-@pytest.mark.parametrize("box", [b"", _BOX[:47], bytes(BOX_BYTES + 1)])
-def test_sizes(box: bytes) -> None:
-    with pytest.raises(ValueError, match="wrong size"):
+@pytest.mark.parametrize("box", [b"", _BOX[:31], _BOX[:32], _BOX[:47]])
+def test_truncated_box(box: bytes) -> None:
+    with pytest.raises(ValueError, match="not for this key"):
         open_sealed(box, _KEY)
 
 
-def test_worthless_sender_key() -> None:
-    with pytest.raises(ValueError):
+def test_longest_box() -> None:
+    public = SigningKey(_KEY.private_bytes_raw()).to_curve25519_private_key().public_key
+    text = bytes(BOX_BYTES - _OVERHEAD)
+    assert open_sealed(SealedBox(public).encrypt(text), _KEY) == text
+    with pytest.raises(ValueError, match="too long"):
+        open_sealed(SealedBox(public).encrypt(text + b"x"), _KEY)
+
+
+def test_sender_key_of_low_order() -> None:
+    with pytest.raises(ValueError, match="not for this key"):
         open_sealed(bytes(80), _KEY)
+
+
+def test_without_pynacl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nacl"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "nacl", None)
+    with pytest.raises(StartupError, match=r"pip install 'exec-server\[agent-identity\]'"):
+        open_sealed(_BOX, _KEY)

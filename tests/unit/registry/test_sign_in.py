@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from exec_server.errors import RegistryError
-from exec_server.registry.destination import Reach
-from exec_server.registry.sign_in import StoredSignIn, path_of
+from exec_server.registry.destination import Destinations
+from exec_server.registry.sign_in import StoredSignIn, file_path
 
 Headers = list[tuple[str, str]]
 
@@ -44,39 +44,41 @@ _KEY: Headers = [("authorization", "Bearer sk-x")]
 
 
 @pytest.mark.parametrize(
-    ("content", "headers", "reach"),
+    ("content", "headers", "destinations"),
     [
-        ({"auth_mode": "apikey", "OPENAI_API_KEY": "sk-x"}, _KEY, Reach.OWN_HOSTS),
-        ({"OPENAI_API_KEY": "sk-x", "tokens": _tokens()}, _KEY, Reach.OWN_HOSTS),
+        ({"auth_mode": "apikey", "OPENAI_API_KEY": "sk-x"}, _KEY, Destinations.OWN_HOSTS),
+        ({"OPENAI_API_KEY": "sk-x", "tokens": _tokens()}, _KEY, Destinations.OWN_HOSTS),
         (
             {"auth_mode": "apikey", "OPENAI_API_KEY": "sk-x", "tokens": _tokens()},
             _KEY,
-            Reach.OWN_HOSTS,
+            Destinations.OWN_HOSTS,
         ),
         (
             {"OPENAI_API_KEY": None, "tokens": _tokens(), "last_refresh": "x"},
             _CHATGPT,
-            Reach.ANYWHERE,
+            Destinations.ANYWHERE,
         ),
         (
             {"auth_mode": "chatgpt", "OPENAI_API_KEY": "sk-x", "tokens": _tokens()},
             _CHATGPT,
-            Reach.ANYWHERE,
+            Destinations.ANYWHERE,
         ),
-        ({"auth_mode": "chatgptAuthTokens", "tokens": _tokens()}, _CHATGPT, Reach.ANYWHERE),
-        ({"tokens": _tokens(account_id=None)}, _CHATGPT[:1], Reach.ANYWHERE),
+        ({"auth_mode": "chatgptAuthTokens", "tokens": _tokens()}, _CHATGPT, Destinations.ANYWHERE),
+        ({"tokens": _tokens(account_id=None)}, _CHATGPT[:1], Destinations.ANYWHERE),
         (
             {"tokens": _tokens(id_token=_id_token(chatgpt_account_is_fedramp=True))},
             [*_CHATGPT, ("X-OpenAI-Fedramp", "true")],
-            Reach.ANYWHERE,
+            Destinations.ANYWHERE,
         ),
     ],
 )
-def test_forms(tmp_path: Path, content: object, headers: Headers, reach: Reach) -> None:
+def test_forms(
+    tmp_path: Path, content: object, headers: Headers, destinations: Destinations
+) -> None:
     _write(tmp_path / "auth.json", content)
     stored = StoredSignIn(tmp_path / "auth.json")
-    assert stored.usable
-    assert stored.reach is reach
+    assert stored.is_usable
+    assert stored.destinations is destinations
     assert _headers(stored) == headers
 
 
@@ -99,11 +101,11 @@ def test_forms(tmp_path: Path, content: object, headers: Headers, reach: Reach) 
 )
 def test_files_without_a_sign_in(tmp_path: Path, content: object) -> None:
     _write(tmp_path / "auth.json", content)
-    assert not StoredSignIn(tmp_path / "auth.json").usable
+    assert not StoredSignIn(tmp_path / "auth.json").is_usable
 
 
 def test_no_file(tmp_path: Path) -> None:
-    assert not StoredSignIn(tmp_path / "auth.json").usable
+    assert not StoredSignIn(tmp_path / "auth.json").is_usable
 
 
 def test_refreshed_tokens_are_used(tmp_path: Path) -> None:
@@ -141,5 +143,5 @@ def test_a_file_that_is_being_written_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_where_it_is() -> None:
-    assert path_of({"CODEX_HOME": "/c", "HOME": "/h"}) == Path("/c/auth.json")
-    assert path_of({"CODEX_HOME": "", "HOME": "/h"}) == Path("/h/.codex/auth.json")
+    assert file_path({"CODEX_HOME": "/c", "HOME": "/h"}) == Path("/c/auth.json")
+    assert file_path({"CODEX_HOME": "", "HOME": "/h"}) == Path("/h/.codex/auth.json")

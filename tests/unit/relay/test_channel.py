@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from exec_server.errors import RelayError
@@ -9,9 +11,15 @@ from exec_server.relay import channel
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode
 from exec_server.relay.noise import Cipher, Ciphers
-from exec_server.relay.records import MESSAGE_BYTES, RECORD_BYTES, framed, prefix
+from exec_server.relay.records import MESSAGE_BYTES, RECORD_BYTES, length_prefix, with_length_prefix
 
 _THERE, _BACK = b"t" * 32, b"b" * 32
+
+_SEGMENTS: list[dict[str, Any]] = [
+    {"segment_count": 0},
+    {"segment_count": 2},
+    {"segment_index": 1},
+]
 
 
 def _pair() -> tuple[Channel, Channel]:
@@ -22,7 +30,7 @@ def _pair() -> tuple[Channel, Channel]:
 
 
 def _frames(sender: Channel, message: bytes) -> list[Frame]:
-    return [decode(sender.seal(piece)) for piece in sender.pieces(message)]
+    return [decode(sender.seal(piece)) for piece in sender.records(message)]
 
 
 def _refusal(receiver: Channel, frame: Frame) -> str:
@@ -50,17 +58,27 @@ def test_long_message_takes_several_frames() -> None:
     assert [len(frame.payload) for frame in frames[:-1]] == [RECORD_BYTES + 16] * 4
     for frame in frames[:-1]:
         assert theirs.receive(frame) == []
-        assert theirs.announced == len(message)
+        assert theirs.incoming_size == len(message)
     assert theirs.receive(frames[-1]) == [message]
-    assert theirs.announced == 0
+    assert theirs.incoming_size == 0
+
+
+def test_incomplete_messages_can_be_dropped() -> None:
+    ours, theirs = _pair()
+    frames = _frames(ours, bytes(300_000))
+    theirs.receive(frames[0])
+    theirs.receive(frames[2])
+    theirs.drop_incoming()
+    assert theirs.incoming_size == 0
+    assert theirs.receive(frames[3]) == []
 
 
 def test_message_in_parts_takes_the_same_records() -> None:
     ours, theirs = _pair()
     message = bytes(range(256)) * 1000
-    cutter = ours.cutter(len(message))
-    records = [record for half in (message[:99], message[99:]) for record in cutter.feed(half)]
-    last = cutter.finish()
+    splitter = ours.splitter(len(message))
+    records = [record for half in (message[:99], message[99:]) for record in splitter.feed(half)]
+    last = splitter.finish()
     assert last
     found = [theirs.receive(decode(ours.seal(record))) for record in [*records, last]]
     assert found == [[], [], [], [], [message]]
@@ -70,10 +88,10 @@ def test_message_in_parts_takes_the_same_records() -> None:
 def test_messages_beyond_the_limits_are_not_sent(size: int) -> None:
     ours, theirs = _pair()
     with pytest.raises(RelayError, match=f"message of {size} bytes"):
-        ours.cutter(size)
+        ours.splitter(size)
     if not size:
         with pytest.raises(RelayError, match="message of 0 bytes"):
-            ours.pieces(b"")
+            ours.records(b"")
     (frame,) = _frames(ours, b"next")  # no number was lost
     assert theirs.receive(frame) == [b"next"]
     assert ours.message_bytes == MESSAGE_BYTES
@@ -94,7 +112,7 @@ def test_frames_may_arrive_in_any_order_and_twice() -> None:
 def test_segments_are_dropped_and_waited_for() -> None:
     ours, theirs = _pair()
     (frame,) = _frames(ours, b"whole")
-    for odd in ({"segment_count": 0}, {"segment_count": 2}, {"segment_index": 1}):
+    for odd in _SEGMENTS:
         assert theirs.receive(frame._replace(**odd)) == []
     assert theirs.receive(frame) == [b"whole"]
 
@@ -123,12 +141,12 @@ def test_rules_of_the_parts_hold() -> None:
     ours, theirs = _pair()
     frame = decode(ours.seal(b""))
     assert theirs.receive(frame) == []  # an empty record
-    frame = decode(ours.seal(framed(b"one") + framed(b"two")))
+    frame = decode(ours.seal(with_length_prefix(b"one") + with_length_prefix(b"two")))
     assert theirs.receive(frame) == [b"one", b"two"]
     assert _refusal(theirs, frame._replace(seq=2 + 65)) == "record exceeds reorder window"
     assert _refusal(theirs, decode(ours.seal(bytes(4)))) == "message of 0 bytes"
     ours, theirs = _pair()
-    record = prefix(RECORD_BYTES) + bytes(RECORD_BYTES - 3)
+    record = length_prefix(RECORD_BYTES) + bytes(RECORD_BYTES - 3)
     assert _refusal(theirs, decode(ours.seal(record))) == "record is too long"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from exec_server.errors import RelayError
 from exec_server.relay import frames
@@ -110,7 +111,7 @@ def test_empty_trace_is_present() -> None:
     assert decode(encode(frame)) == frame
 
 
-_BODIES = {
+_BODIES: dict[Kind, dict[str, st.SearchStrategy[Any]]] = {
     Kind.DATA: {
         "payload": st.binary(min_size=1, max_size=300),
         "seq": _UINT32,
@@ -174,7 +175,7 @@ def _nearly_usual(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(_nearly_usual())
 @example(_ID + _DATA)
 @example(frames.stream_prefix("i" * 127) + _DATA)
@@ -282,7 +283,7 @@ def test_unknown_fields_that_nobody_can_skip() -> None:
     assert _refusal(good + _field(13, 4)) == "unknown wire type"
     assert _refusal(good + _field(13, 6)) == "unknown wire type"
     assert _refusal(good + _field(13, 7)) == "unknown wire type"
-    assert _refusal(good + _field(13, 3) + _field(14, 4)) == "group ends in another one"
+    assert _refusal(good + _field(13, 3) + _field(14, 4)) == "group end does not match"
     assert _refusal(good + _field(13, 3) + _field(14, 6)) == "unknown wire type"
     assert _refusal(good + _field(0, 0, b"\x00")) == "invalid field number"
     assert _refusal(good + _field(2**29, 0, b"\x00")) == "invalid field number"
@@ -332,7 +333,7 @@ def test_last_body_wins() -> None:
     assert _refusal(_ID + handshake + b"\x2a\x02\x18\x01") == "frame without a payload"
     # What is outside of the body stays.
     ahead = b"\x18\x09\x20\x05\x5a\x01p\x62\x01s"
-    trace = {"ack": 9, "ack_bits": 5, "traceparent": "p", "tracestate": "s"}
+    trace: dict[str, Any] = {"ack": 9, "ack_bits": 5, "traceparent": "p", "tracestate": "s"}
     assert decode(_ID + ahead + handshake + _DATA) == _DATA_FRAME._replace(**trace)
 
 

@@ -233,9 +233,9 @@ def test_prologue(example: dict[str, str]) -> None:
 @pytest.mark.parametrize("vector", _INITIATOR_SECRETS, ids=lambda vector: vector["name"])
 def test_recorded_handshake_as_initiator(vector: dict[str, Any]) -> None:
     initiator = _initiator(vector)
-    assert initiator.first(vector["payload_utf8"].encode()).hex() == vector["message1"]
+    assert initiator.write_first(vector["payload_utf8"].encode()).hex() == vector["message1"]
     assert _states(initiator) == vector["states_after_token"][:6]
-    ciphers = initiator.second(_hex(vector["message2"]))
+    ciphers = initiator.read_second(_hex(vector["message2"]))
     assert _states(initiator) == vector["states_after_token"]
     assert initiator.transcript.h.hex() == vector["handshake_hash"]
     _check_records(vector, ciphers, "initiator")
@@ -244,10 +244,10 @@ def test_recorded_handshake_as_initiator(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("vector", _RESPONDER_SECRETS, ids=lambda vector: vector["name"])
 def test_recorded_handshake_as_responder(vector: dict[str, Any]) -> None:
     responder = _responder(vector)
-    key, payload = responder.first(_hex(vector["message1"]))
+    key, payload = responder.read_first(_hex(vector["message1"]))
     assert key == _public(vector.get("initiator_static") or vector["initiator_static_public"])
     assert payload.decode() == vector["payload_utf8"]
-    message, ciphers = responder.second()
+    message, ciphers = responder.write_second()
     assert message.hex() == vector["message2"]
     if "states_after_token" in vector:
         assert _states(responder) == vector["states_after_token"]
@@ -261,7 +261,9 @@ def test_recorded_failures(case: dict[str, Any]) -> None:
     message = bytearray(_hex(vector["message1"]))
     message[-1] ^= case.get("xor_last_byte", 0)
     context = _hex(case.get("prologue", vector["prologue"]))
-    text = _refusal(_responder(vector, context).first, bytes(message[: case.get("truncate_to")]))
+    text = _refusal(
+        _responder(vector, context).read_first, bytes(message[: case.get("truncate_to")])
+    )
     expected = {
         "authentication failure": "decryption failed",
         "too short": "handshake has a wrong length",
@@ -276,9 +278,9 @@ def test_fresh_handshake_gives_matching_ciphers() -> None:
     harness, executor = Identity.generate(), Identity.generate()
     initiator = Initiator(harness, executor.public, _CONTEXT)
     responder = Responder(executor, _CONTEXT)
-    assert responder.first(initiator.first(b"may I?")) == (harness.public, b"may I?")
-    answer, theirs = responder.second()
-    ours = initiator.second(answer)
+    assert responder.read_first(initiator.write_first(b"may I?")) == (harness.public, b"may I?")
+    answer, theirs = responder.write_second()
+    ours = initiator.read_second(answer)
     assert _states(initiator) == _states(responder)
     for text in (b"one", b"", b"three"):
         assert theirs.receiving.open(ours.sending.seal(text)) == text
@@ -287,7 +289,7 @@ def test_fresh_handshake_gives_matching_ciphers() -> None:
 
 def test_no_two_handshakes_are_alike() -> None:
     harness, executor = Identity.generate(), Identity.generate()
-    firsts = [Initiator(harness, executor.public, _CONTEXT).first(b"") for _ in range(2)]
+    firsts = [Initiator(harness, executor.public, _CONTEXT).write_first(b"") for _ in range(2)]
     start = 0
     for size in _FIRST_PARTS.values():
         assert firsts[0][start : start + size] != firsts[1][start : start + size]
@@ -295,8 +297,8 @@ def test_no_two_handshakes_are_alike() -> None:
     seconds = []
     for _ in range(2):
         responder = Responder(executor, _CONTEXT)
-        responder.first(firsts[0])
-        seconds.append(responder.second()[0])
+        responder.read_first(firsts[0])
+        seconds.append(responder.write_second()[0])
     start = 0
     for size in _SECOND_PARTS.values():
         assert seconds[0][start : start + size] != seconds[1][start : start + size]
@@ -306,41 +308,41 @@ def test_no_two_handshakes_are_alike() -> None:
 @pytest.mark.parametrize("position", _positions(_FIRST_PARTS))
 def test_no_bit_of_the_first_message_can_be_changed(position: int) -> None:
     message = _flipped(_hex(_FIRST_VECTOR["message1"]), position)
-    assert _refusal(_responder(_FIRST_VECTOR).first, message) == "decryption failed"
+    assert _refusal(_responder(_FIRST_VECTOR).read_first, message) == "decryption failed"
 
 
 @pytest.mark.parametrize("position", _positions(_SECOND_PARTS))
 def test_no_bit_of_the_second_message_can_be_changed(position: int) -> None:
     initiator = _initiator(_FIRST_VECTOR)
-    initiator.first(_FIRST_VECTOR["payload_utf8"].encode())
+    initiator.write_first(_FIRST_VECTOR["payload_utf8"].encode())
     message = _flipped(_hex(_FIRST_VECTOR["message2"]), position)
-    assert _refusal(initiator.second, message) == "decryption failed"
+    assert _refusal(initiator.read_second, message) == "decryption failed"
 
 
 def test_messages_of_wrong_lengths_are_refused() -> None:
     message = _hex(_FIRST_VECTOR["message1"])
     for size in (0, 1, 1088, FIRST_BYTES - 1):
-        text = _refusal(_responder(_FIRST_VECTOR).first, message[:size])
+        text = _refusal(_responder(_FIRST_VECTOR).read_first, message[:size])
         assert text == "handshake has a wrong length"
     for size in (FIRST_BYTES, len(message) - 1):
-        assert _refusal(_responder(_FIRST_VECTOR).first, message[:size]) == "decryption failed"
-    assert _refusal(_responder(_FIRST_VECTOR).first, message + b"x") == "decryption failed"
+        assert _refusal(_responder(_FIRST_VECTOR).read_first, message[:size]) == "decryption failed"
+    assert _refusal(_responder(_FIRST_VECTOR).read_first, message + b"x") == "decryption failed"
     answer = _hex(_FIRST_VECTOR["message2"])
     for wrong in (b"", answer[:-1], answer + b"x"):
         initiator = _initiator(_FIRST_VECTOR)
-        initiator.first(b"")
-        assert _refusal(initiator.second, wrong) == "handshake answer has a wrong length"
+        initiator.write_first(b"")
+        assert _refusal(initiator.read_second, wrong) == "handshake response has a wrong length"
 
 
 def test_longest_payload_of_the_first_message() -> None:
     executor = Identity.generate()
     longest = bytes(MESSAGE_BYTES - FIRST_BYTES)
     initiator = Initiator(Identity.generate(), executor.public, _CONTEXT)
-    assert _refusal(initiator.first, longest + b"x") == "handshake payload is too long"
-    message = initiator.first(longest)
+    assert _refusal(initiator.write_first, longest + b"x") == "handshake payload is too long"
+    message = initiator.write_first(longest)
     assert len(message) == 65_535
-    assert Responder(executor, _CONTEXT).first(message)[1] == longest
-    text = _refusal(Responder(executor, _CONTEXT).first, message + b"x")
+    assert Responder(executor, _CONTEXT).read_first(message)[1] == longest
+    text = _refusal(Responder(executor, _CONTEXT).read_first, message + b"x")
     assert text == "handshake has a wrong length"
 
 
@@ -348,12 +350,12 @@ def test_payload_of_the_second_message_must_be_empty(monkeypatch: pytest.MonkeyP
     executor = Identity.generate()
     initiator = Initiator(Identity.generate(), executor.public, _CONTEXT)
     responder = Responder(executor, _CONTEXT)
-    responder.first(initiator.first(b""))
+    responder.read_first(initiator.write_first(b""))
     honest = responder.transcript.encrypt
     monkeypatch.setattr(responder.transcript, "encrypt", lambda data: honest(data or b"extra"))
-    answer, _ = responder.second()
+    answer, _ = responder.write_second()
     assert len(answer) == SECOND_BYTES + len(b"extra")
-    assert _refusal(initiator.second, answer) == "handshake answer has a wrong length"
+    assert _refusal(initiator.read_second, answer) == "handshake response has a wrong length"
 
 
 @pytest.mark.parametrize("part", ["environment", "registration", "stream"])
@@ -361,8 +363,8 @@ def test_both_sides_must_mean_the_same_stream(part: str) -> None:
     ids = {"environment": "env-1", "registration": "reg-1", "stream": "stream-1"}
     executor = Identity.generate()
     context = prologue(*(ids | {part: "another"}).values())
-    message = Initiator(Identity.generate(), executor.public, context).first(b"")
-    assert _refusal(Responder(executor, _CONTEXT).first, message) == "decryption failed"
+    message = Initiator(Identity.generate(), executor.public, context).write_first(b"")
+    assert _refusal(Responder(executor, _CONTEXT).read_first, message) == "decryption failed"
 
 
 @pytest.mark.parametrize("half", ["x25519", "mlkem768"])
@@ -371,8 +373,8 @@ def test_handshake_with_another_executor_fails(half: str) -> None:
     halves = {"x25519": executor.x25519, "mlkem768": executor.mlkem768}
     halves[half] = getattr(stranger, half)
     mixed = Identity(halves["x25519"], halves["mlkem768"])  # type: ignore[arg-type]
-    message = Initiator(Identity.generate(), executor.public, _CONTEXT).first(b"")
-    assert _refusal(Responder(mixed, _CONTEXT).first, message) == "decryption failed"
+    message = Initiator(Identity.generate(), executor.public, _CONTEXT).write_first(b"")
+    assert _refusal(Responder(mixed, _CONTEXT).read_first, message) == "decryption failed"
 
 
 @pytest.mark.parametrize("half", ["x25519", "mlkem768"])
@@ -382,12 +384,12 @@ def test_key_of_somebody_else_cannot_be_claimed(half: str) -> None:
     thief.public = thief.public._replace(**{half: getattr(victim.public, half)})
     initiator = Initiator(thief, executor.public, _CONTEXT)
     responder = Responder(executor, _CONTEXT)
-    message = initiator.first(b"")
+    message = initiator.write_first(b"")
     if half == "x25519":
-        assert _refusal(responder.first, message) == "decryption failed"
+        assert _refusal(responder.read_first, message) == "decryption failed"
     else:
-        responder.first(message)
-        assert _refusal(initiator.second, responder.second()[0]) == "decryption failed"
+        responder.read_first(message)
+        assert _refusal(initiator.read_second, responder.write_second()[0]) == "decryption failed"
 
 
 # ---- keys that nobody has -------------------------------------------------------------
@@ -398,23 +400,23 @@ def test_points_of_small_order_are_refused(point: bytes) -> None:
     executor = Identity.generate()
     # As the executor's static key, from a registry that means harm.
     harness = Initiator(Identity.generate(), executor.public._replace(x25519=point), _CONTEXT)
-    assert _refusal(harness.first, b"") == "invalid public key"
+    assert _refusal(harness.write_first, b"") == "invalid public key"
     # As the ephemeral key of the harness, then as its static one.
     for role in ("ephemeral", "static"):
         keys = {"ephemeral": Identity.generate(), "static": Identity.generate()}
         keys[role].public = keys[role].public._replace(x25519=point)
         harness = Initiator(keys["static"], executor.public, _CONTEXT, ephemeral=keys["ephemeral"])
-        text = _refusal(Responder(executor, _CONTEXT).first, harness.first(b""))
+        text = _refusal(Responder(executor, _CONTEXT).read_first, harness.write_first(b""))
         # The true exchanges of the harness differ from those of zeros, but it is refused before.
         assert text == "invalid public key"
     # As the ephemeral key of the executor.
     harness = Initiator(Identity.generate(), executor.public, _CONTEXT)
     responder = Responder(executor, _CONTEXT)
-    responder.first(harness.first(b""))
-    answer = responder.second()[0]
+    responder.read_first(harness.write_first(b""))
+    answer = responder.write_second()[0]
     start = _SECOND_PARTS["ekem"] + _SECOND_PARTS["skem"]
     forged = answer[:start] + point + answer[start + 32 :]
-    assert _refusal(harness.second, forged) == "invalid public key"
+    assert _refusal(harness.read_second, forged) == "invalid public key"
 
 
 @pytest.mark.parametrize("role", ["ephemeral", "static"])
@@ -424,14 +426,14 @@ def test_kem_keys_of_the_harness_are_checked(role: str) -> None:
     keys[role].public = keys[role].public._replace(mlkem768=_NO_KEM_KEY)
     harness = Initiator(keys["static"], executor.public, _CONTEXT, ephemeral=keys["ephemeral"])
     responder = Responder(executor, _CONTEXT)
-    responder.first(harness.first(b""))
-    assert _refusal(responder.second) == "invalid public key"
+    responder.read_first(harness.write_first(b""))
+    assert _refusal(responder.write_second) == "invalid public key"
 
 
 @pytest.mark.parametrize("key", [b"", bytes(1183), bytes(1185), _NO_KEM_KEY])
 def test_kem_key_of_the_executor_is_checked(key: bytes) -> None:
     harness = Initiator(Identity.generate(), PublicKey(bytes(32), key), _CONTEXT)
-    assert _refusal(harness.first, b"") == "invalid public key"
+    assert _refusal(harness.write_first, b"") == "invalid public key"
 
 
 def test_public_keys_can_be_checked_before_use() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from exec_server.errors import RelayError
 from exec_server.relay import plain
-from exec_server.relay.active import MAX_STREAMS, RESET_REASON
 from exec_server.relay.frames import Frame, Kind, decode, encode
-from exec_server.relay.plain import PlainChannel, PlainStreams
+from exec_server.relay.multiplexer import PendingHandshake
+from exec_server.relay.plain import PlainChannel, PlainMultiplexer
 from exec_server.relay.records import MESSAGE_BYTES
-from exec_server.relay.streams import Attempt
+from exec_server.relay.stream_table import MAX_STREAMS, RESET_REASON
 
 
 class _Receiver:
@@ -35,7 +37,7 @@ class _Link:
     def __init__(self) -> None:
         self.sent: list[Frame] = []
         self.opened: dict[str, _Receiver] = {}
-        self.streams = PlainStreams(self)
+        self.streams = PlainMultiplexer(self)
 
     def send_frame(self, frame: bytes) -> None:
         self.sent.append(decode(frame))
@@ -49,7 +51,7 @@ class _Link:
             self.streams.frame_received(encode(frame))
 
 
-def _data(stream_id: str, payload: bytes, **members: int) -> Frame:
+def _data(stream_id: str, payload: bytes, **members: Any) -> Frame:
     return Frame(stream_id, Kind.DATA, payload, **members)
 
 
@@ -64,7 +66,7 @@ def test_messages_are_payloads_and_numbers_count() -> None:
     channel = PlainChannel("s")
     for number in range(3):
         message = b'{"id":%d}' % number
-        (piece,) = channel.pieces(message)
+        (piece,) = channel.records(message)
         assert decode(channel.seal(piece)) == _data("s", message, seq=number)
 
 
@@ -82,14 +84,21 @@ def test_numbers_of_the_peer_are_not_looked_at() -> None:
     assert channel.receive(_data("s", b"old", segment_count=0)) == [b"old"]
 
 
+def test_an_incomplete_message_can_be_dropped() -> None:
+    channel = PlainChannel("s")
+    channel.receive(_data("s", b"part", segment_index=0, segment_count=2))
+    channel.drop_incoming()
+    assert channel.incoming_size == 0
+
+
 def test_segments_become_one_message() -> None:
     channel = PlainChannel("s")
     for index, (part, held) in enumerate(((b"on", 2), (b"e ", 4))):
         assert channel.receive(_data("s", part, segment_index=index, segment_count=3)) == []
-        assert channel.announced == held
+        assert channel.incoming_size == held
     last = _data("s", b"message", segment_index=2, segment_count=3)
     assert channel.receive(last) == [b"one message"]
-    assert channel.announced == 0
+    assert channel.incoming_size == 0
     with pytest.raises(RelayError, match="segments out of order"):
         channel.receive(last)
 
@@ -129,18 +138,18 @@ def test_messages_beyond_the_limits_are_not_sent(monkeypatch: pytest.MonkeyPatch
     channel = PlainChannel("s")
     assert channel.message_bytes == MESSAGE_BYTES
     with pytest.raises(RelayError, match="message of 0 bytes"):
-        channel.pieces(b"")
+        channel.records(b"")
     monkeypatch.setattr(plain, "MESSAGE_BYTES", 10)
-    assert list(channel.pieces(b"1234567890")) == [b"1234567890"]
+    assert list(channel.records(b"1234567890")) == [b"1234567890"]
     with pytest.raises(RelayError, match="message of 11 bytes"):
-        channel.pieces(b"1234567890x")
+        channel.records(b"1234567890x")
 
 
 def test_message_in_parts_is_collected() -> None:
-    cutter = PlainChannel("s").cutter(6)
-    assert list(cutter.feed(b"123")) == []
-    assert list(cutter.feed(b"456")) == [b"123456"]
-    assert cutter.finish() == b""
+    splitter = PlainChannel("s").splitter(6)
+    assert list(splitter.feed(b"123")) == []
+    assert list(splitter.feed(b"456")) == [b"123456"]
+    assert splitter.finish() == b""
 
 
 # ---- many streams ---------------------------------------------------------------------
@@ -209,14 +218,14 @@ def test_our_own_end_is_told_to_the_peer_alone() -> None:
 def test_all_are_lost_with_the_link() -> None:
     link = _Link()
     link.deliver(_data("a", b"1"), _data("b", b"1"))
-    link.streams.lose_all()
-    link.streams.lose_all()
+    link.streams.link_lost()
+    link.streams.link_lost()
     assert [receiver.losses for receiver in link.opened.values()] == [1, 1]
     assert link.sent == []
 
 
 def test_there_is_nothing_to_settle() -> None:
     link = _Link()
-    attempt = Attempt("a", None, "", None)  # type: ignore[arg-type]
-    link.streams.settle(attempt, is_valid=True)
+    handshake = PendingHandshake("a", None, "", None)  # type: ignore[arg-type]
+    link.streams.finish_handshake(handshake, is_valid=True)
     assert (link.sent, link.opened) == ([], {})

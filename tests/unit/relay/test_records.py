@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from exec_server.errors import RelayError
 from exec_server.relay.records import (
@@ -18,12 +19,12 @@ from exec_server.relay.records import (
     RECORD_BYTES,
     WAITING_BYTES,
     WINDOW,
-    Assembler,
-    Cutter,
+    MessageAssembler,
+    RecordSplitter,
     ReorderWindow,
-    cut,
-    framed,
-    prefix,
+    length_prefix,
+    split_records,
+    with_length_prefix,
 )
 
 _FILE = json.loads((Path(__file__).parents[2] / "vectors" / "relay_frames.json").read_text())
@@ -110,7 +111,7 @@ def _arrivals(draw: st.DrawFn) -> list[tuple[int, bytes]]:
     return [(seq, b"%d" % at + bytes(draw(_SIZES))) for at, seq in enumerate(numbers)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(_arrivals())
 @example([(number, bytes(61_456)) for number in range(1, 20)])
 @example([(64, b"x"), (65, b"x")])
@@ -149,74 +150,74 @@ def test_waiting_bytes_are_counted_until_they_are_released() -> None:
 @pytest.mark.parametrize("case", _FILE["record_framing"], ids=lambda case: case["name"])
 def test_recorded_cuts(case: dict[str, Any]) -> None:
     message = case["message_utf8"].encode() if "message_utf8" in case else None
-    data = framed(bytes(case["message_len"]) if message is None else message)
+    data = with_length_prefix(bytes(case["message_len"]) if message is None else message)
     if message is not None:
         assert data.hex() == case["framed"]
     else:
         assert data[:4].hex() == case["length_prefix"]
-    sizes = [len(piece) for piece in cut(data)]
+    sizes = [len(piece) for piece in split_records(data)]
     if "records" in case:
         assert len(sizes) == case["records"]
         assert set(sizes[:-1]) == {RECORD_BYTES}
         assert sizes[-1] == case["last_record_plaintext_length"]
     else:
         assert sizes == case["record_plaintext_lengths"]
-    assembler = Assembler()
-    found = [message for piece in cut(data) for message in assembler.feed(bytes(piece))]
+    assembler = MessageAssembler()
+    found = [message for piece in split_records(data) for message in assembler.feed(bytes(piece))]
     assert len(found) == 1
     assert found[0] == memoryview(data)[4:]
 
 
 @pytest.mark.parametrize("size", [0, MESSAGE_BYTES + 1])
 def test_messages_that_have_no_prefix(size: int) -> None:
-    assert _refusal(prefix, size) == f"message of {size} bytes"
+    assert _refusal(length_prefix, size) == f"message of {size} bytes"
 
 
 def test_empty_message_is_not_framed() -> None:
-    assert _refusal(framed, b"") == "message of 0 bytes"
+    assert _refusal(with_length_prefix, b"") == "message of 0 bytes"
 
 
 def test_one_record_holds_so_much_of_a_message() -> None:
-    assert len(list(cut(framed(bytes(ONE_RECORD_BYTES))))) == 1
-    assert len(list(cut(framed(bytes(ONE_RECORD_BYTES + 1))))) == 2
+    assert len(list(split_records(with_length_prefix(bytes(ONE_RECORD_BYTES))))) == 1
+    assert len(list(split_records(with_length_prefix(bytes(ONE_RECORD_BYTES + 1))))) == 2
 
 
 def test_pieces_join_to_what_was_cut() -> None:
     data = bytes(range(256)) * 700
     for whole in (data, bytearray(data)):
-        assert b"".join(cut(whole)) == data
-    assert list(cut(bytearray(b"short"))) == [b"short"]
+        assert b"".join(split_records(whole)) == data
+    assert list(split_records(bytearray(b"short"))) == [b"short"]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 150_000), max_size=6))
 @example([RECORD_BYTES - 4])
 @example([RECORD_BYTES])
 def test_message_in_parts_is_cut_like_a_whole_one(sizes: list[int]) -> None:
     size = sum(sizes) + 1
-    cutter = Cutter(size, start=prefix(size))
-    records = [record for part in (*sizes, 1) for record in cutter.feed(bytes(part))]
-    rest = cutter.finish()
+    splitter = RecordSplitter(size, start=length_prefix(size))
+    records = [record for part in (*sizes, 1) for record in splitter.feed(bytes(part))]
+    rest = splitter.finish()
     assert rest is not None
     records += [rest] if rest else []
-    assert records == [bytes(piece) for piece in cut(framed(bytes(size)))]
+    assert records == [bytes(piece) for piece in split_records(with_length_prefix(bytes(size)))]
 
 
 def test_message_in_parts_must_have_the_size_that_was_said() -> None:
-    cutter = Cutter(10, start=prefix(10))
-    assert list(cutter.feed(b"123456789")) == []
-    assert cutter.finish() is None
-    assert list(cutter.feed(b"0")) == []
-    assert cutter.finish() == b"\x00\x00\x00\x0a1234567890"
-    assert list(cutter.feed(b"x")) == []
-    assert cutter.finish() is None
+    splitter = RecordSplitter(10, start=length_prefix(10))
+    assert list(splitter.feed(b"123456789")) == []
+    assert splitter.finish() is None
+    assert list(splitter.feed(b"0")) == []
+    assert splitter.finish() == b"\x00\x00\x00\x0a1234567890"
+    assert list(splitter.feed(b"x")) == []
+    assert splitter.finish() is None
 
 
 def test_records_of_a_cutter_may_have_another_size() -> None:
-    cutter = Cutter(5, start=b"", record_bytes=5)
-    assert list(cutter.feed(b"123")) == []
-    assert list(cutter.feed(b"45")) == [b"12345"]
-    assert cutter.finish() == b""
+    splitter = RecordSplitter(5, start=b"", record_bytes=5)
+    assert list(splitter.feed(b"123")) == []
+    assert list(splitter.feed(b"45")) == [b"12345"]
+    assert splitter.finish() == b""
 
 
 # ---- from records to messages ---------------------------------------------------------
@@ -225,64 +226,69 @@ _MESSAGES = [b"a", b"bc" * 300, b"{}", b"d" * 70_000]
 
 
 def test_messages_and_prefixes_may_be_split_anywhere() -> None:
-    stream = b"".join(framed(message) for message in _MESSAGES[:3])
-    assembler = Assembler()
+    stream = b"".join(with_length_prefix(message) for message in _MESSAGES[:3])
+    assembler = MessageAssembler()
     found = [message for byte in stream for message in assembler.feed(bytes([byte]))]
     assert found == _MESSAGES[:3]
 
 
 @given(st.lists(st.integers(0, 71_000), max_size=8))
 def test_any_cut_gives_the_same_messages(places: list[int]) -> None:
-    stream = b"".join(framed(message) for message in _MESSAGES)
+    stream = b"".join(with_length_prefix(message) for message in _MESSAGES)
     edges = sorted({0, len(stream), RECORD_BYTES, *(place % len(stream) for place in places)})
-    assembler, found = Assembler(), []
+    assembler, found = MessageAssembler(), []
     for start, end in itertools.pairwise(edges):
         found += assembler.feed(stream[start:end])
-        assert assembler.announced <= MESSAGE_BYTES
+        assert assembler.incoming_size <= MESSAGE_BYTES
     assert found == _MESSAGES
-    assert assembler.announced == 0
+    assert assembler.incoming_size == 0
 
 
 def test_many_messages_in_one_record() -> None:
     count = RECORD_BYTES // 5
     messages = [b"%c" % (number % 256) for number in range(count)]
-    assembler = Assembler()
-    assert assembler.feed(b"".join(map(framed, messages))) == messages
+    assembler = MessageAssembler()
+    assert assembler.feed(b"".join(map(with_length_prefix, messages))) == messages
     # The last one may go on in the next record.
-    record = framed(b"one") + framed(b"two") + framed(b"three")[:-2]
+    record = (
+        with_length_prefix(b"one") + with_length_prefix(b"two") + with_length_prefix(b"three")[:-2]
+    )
     assert assembler.feed(record) == [b"one", b"two"]
-    assert assembler.feed(b"ee" + framed(b"four")) == [b"three", b"four"]
+    assert assembler.feed(b"ee" + with_length_prefix(b"four")) == [b"three", b"four"]
 
 
 def test_empty_records_are_harmless() -> None:
-    assembler = Assembler()
+    assembler = MessageAssembler()
     assert assembler.feed(b"") == []
-    assert assembler.feed(framed(b"one")[:3]) == []
+    assert assembler.feed(with_length_prefix(b"one")[:3]) == []
     assert assembler.feed(b"") == []
-    assert assembler.feed(framed(b"one")[3:]) == [b"one"]
+    assert assembler.feed(with_length_prefix(b"one")[3:]) == [b"one"]
     assert assembler.feed(b"") == []
 
 
 def test_announced_is_the_size_of_the_message_under_way() -> None:
-    assembler = Assembler()
-    assert assembler.feed(prefix(1000)[:3]) == []
-    assert assembler.announced == 0
-    assert assembler.feed(prefix(1000)[3:]) == []
-    assert assembler.announced == 1000
+    assembler = MessageAssembler()
+    assert assembler.feed(length_prefix(1000)[:3]) == []
+    assert assembler.incoming_size == 0
+    assert assembler.feed(length_prefix(1000)[3:]) == []
+    assert assembler.incoming_size == 1000
     assert assembler.feed(bytes(999)) == []
-    assert assembler.announced == 1000
-    assert assembler.feed(b"\x00" + framed(b"whole") + prefix(7)) == [bytes(1000), b"whole"]
-    assert assembler.announced == 7
+    assert assembler.incoming_size == 1000
+    assert assembler.feed(b"\x00" + with_length_prefix(b"whole") + length_prefix(7)) == [
+        bytes(1000),
+        b"whole",
+    ]
+    assert assembler.incoming_size == 7
     assert assembler.feed(b"7654321") == [b"7654321"]
-    assert assembler.announced == 0
+    assert assembler.incoming_size == 0
 
 
 def test_record_of_the_largest_size() -> None:
-    assembler = Assembler()
+    assembler = MessageAssembler()
     message = bytes(ONE_RECORD_BYTES)
-    assert assembler.feed(framed(message)) == [message]
-    assert _refusal(assembler.feed, framed(message) + b"x") == "record is too long"
-    assert _refusal(Assembler().feed, bytes(61_441)) == "record is too long"
+    assert assembler.feed(with_length_prefix(message)) == [message]
+    assert _refusal(assembler.feed, with_length_prefix(message) + b"x") == "record is too long"
+    assert _refusal(MessageAssembler().feed, bytes(61_441)) == "record is too long"
 
 
 @pytest.mark.parametrize("case", _FILE["record_framing_invalid_prefixes"])
@@ -290,12 +296,12 @@ def test_recorded_prefixes_that_are_refused(case: dict[str, str]) -> None:
     """As soon as the prefix is there, without what it announces."""
     start = bytes.fromhex(case["length_prefix"])
     text = f"message of {int.from_bytes(start, 'big')} bytes"
-    assert _refusal(Assembler().feed, start) == text
-    assert _refusal(Assembler().feed, start + b"more") == text
-    assembler = Assembler()
+    assert _refusal(MessageAssembler().feed, start) == text
+    assert _refusal(MessageAssembler().feed, start + b"more") == text
+    assembler = MessageAssembler()
     for byte in start[:3]:
         assert assembler.feed(bytes([byte])) == []
     assert _refusal(assembler.feed, start[3:]) == text
-    assembler = Assembler()
-    assert assembler.feed(framed(b"good")) == [b"good"]
-    assert _refusal(assembler.feed, framed(b"good") + start) == text
+    assembler = MessageAssembler()
+    assert assembler.feed(with_length_prefix(b"good")) == [b"good"]
+    assert _refusal(assembler.feed, with_length_prefix(b"good") + start) == text

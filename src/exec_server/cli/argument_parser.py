@@ -1,0 +1,55 @@
+"""The argument parser of all commands: its error format, and value types with readable names."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """An argparse parser with errors in the format of the reference, and unwrapped help texts."""
+
+    usage_exit_code = 2
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        # No abbreviated flags: a new flag could make an abbreviation ambiguous.
+        super().__init__(
+            prog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            **options,
+        )
+
+    def help_command(self) -> str:
+        """The command that error texts refer to."""
+        return "--help"
+
+    def error(self, message: str) -> NoReturn:
+        text = f"Error: {message}\n\nFor more information, try '{self.help_command()}'.\n"
+        self.exit(self.usage_exit_code, text)
+
+
+def positive_number(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise ValueError(text)
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    if seconds(text) == 0:
+        raise ValueError(text)
+    return seconds(text)
+
+
+# argparse prints the name of the type: "invalid number of seconds value: 'x'".
+positive_number.__name__ = "positive number"
+seconds.__name__ = "number of seconds"
+positive_seconds.__name__ = "number of seconds"

@@ -1,0 +1,1 @@
+"""The client commands: exec, cp, ls, cat, rm, info, targets and completion."""

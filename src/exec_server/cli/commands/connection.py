@@ -1,0 +1,235 @@
+"""Connects to targets, and describes connection errors together with a hint for the user."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import uvloop
+
+from exec_server.cli.commands.errors import CommandError, UsageError
+from exec_server.cli.commands.printing import print_error, print_log_records, print_notice
+from exec_server.cli.commands.signals import unignored
+from exec_server.cli.commands.targets import AccessOptions, Target, find_target
+from exec_server.client.engine.dialers import Dialer, WebSocketDialer
+from exec_server.client.engine.stdio import StdioDialer
+from exec_server.client.environment import Environment
+from exec_server.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    ExecServerError,
+    RegistryError,
+    SessionLost,
+    StartupError,
+)
+from exec_server.net.dial import tls_context
+from exec_server.printable import printable
+from exec_server.protocol.method import Notice
+
+# An interruption shorter than this is not reported.
+RECONNECT_NOTICE_SECONDS: Final = 1.0
+
+_ERRNO_SUFFIX: Final = re.compile(r" \(os error \d+\)$")
+
+
+def run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run a coroutine and return its exit code; SIGINT, SIGTERM and SIGHUP cancel it."""
+    received: list[int] = []
+
+    async def main() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def cancel(number: int) -> None:
+            received.append(number)
+            task.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in unignored((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+            loop.add_signal_handler(number, cancel, number)
+        return await work()
+
+    try:
+        return uvloop.run(main())
+    except asyncio.CancelledError:
+        return 128 + received[0]
+
+
+# ---- connecting -----------------------------------------------------------------------
+
+
+class Connections(AsyncExitStack):
+    """One connection for each target of a command line; an async context manager.
+
+    An exception passes through the context of each connection, and the one whose session was
+    lost describes it.
+    """
+
+    def __init__(self, access: AccessOptions) -> None:
+        super().__init__()
+        self._access = access
+        self._open: dict[str, Environment] = {}
+
+    async def get(self, name: str) -> Environment:
+        """Return the environment of a target; raises UsageError or CommandError."""
+        if name not in self._open:
+            target = find_target(name, self._access)
+            self._open[name] = await self.enter_async_context(open_environment(target))
+        return self._open[name]
+
+
+@contextlib.asynccontextmanager
+async def open_environment(
+    target: Target,
+    on_stderr: Callable[[str], None] = print_error,
+    on_status: Callable[[str], None] = print_notice,
+) -> AsyncIterator[Environment]:
+    """Connect to a target; connection errors become UsageError or CommandError.
+
+    `on_stderr` gets each line that a stdio target writes to its stderr, `on_status` messages
+    about a lost and a restored connection.
+    """
+    print_log_records()
+    async with AsyncExitStack() as stack:
+        try:
+            environment = Environment(_dialer(target, on_stderr))
+            await stack.enter_async_context(environment)
+        except StartupError as error:
+            raise UsageError(f"{target.label}: {error}") from None
+        except ExecServerError as error:
+            raise CommandError(describe_error(error, target)) from None
+        monitor = _ConnectionMonitor(lambda text: on_status(f"{target.label}: {text}"))
+        stack.callback(environment.session.subscribe(monitor))
+        stack.callback(monitor.stop)
+        try:
+            yield environment
+        except (ConnectionLost, SessionLost) as error:
+            if not monitor.may_have_raised(error):
+                raise  # from the session of another target
+            raise CommandError(describe_error(error, target)) from None
+
+
+class _ConnectionMonitor:
+    """Reports longer interruptions of the connection to the user; a Subscriber."""
+
+    def __init__(self, on_status: Callable[[str], None]) -> None:
+        self._on_status = on_status
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_reported = False
+        self._was_disconnected = False
+        self._is_lost = False
+
+    def may_have_raised(self, error: ConnectionLost | SessionLost) -> bool:
+        """Whether the error can come from this session."""
+        return self._is_lost if isinstance(error, SessionLost) else self._was_disconnected
+
+    def on_notice(self, notice: Notice[Any], params: Any) -> None:
+        pass
+
+    def on_disconnected(self) -> None:
+        self._was_disconnected = True
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(RECONNECT_NOTICE_SECONDS, self._report_loss)
+
+    def _report_loss(self) -> None:
+        self._has_reported = True
+        self._on_status("connection lost; reconnecting")
+
+    def on_resumed(self) -> None:
+        self.stop()
+        if self._has_reported:
+            self._has_reported = False
+            self._on_status("reconnected")
+
+    def on_lost(self, error: SessionLost) -> None:
+        self._is_lost = True
+        self.stop()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _dialer(target: Target, on_stderr: Callable[[str], None]) -> Dialer:
+    if target.argv is not None:
+        return StdioDialer(target.argv, on_stderr=on_stderr)
+    token = target.access.read_token()
+    tls = _load_ca_file(target.access.ca_file)
+    if target.url is not None:
+        return WebSocketDialer(target.url, token=token, tls=tls)
+    assert target.registry is not None
+    assert target.environment_id is not None
+    if token is None:
+        raise UsageError(
+            f"{target.label}: the registry requires a token: use --token-file, --token-env, or "
+            "token_file in targets.toml"
+        )
+    from exec_server.client.engine.relay import RelayDialer  # slow to import
+
+    return RelayDialer(
+        target.registry,
+        target.environment_id,
+        token=token,
+        executor_key_fingerprint=target.access.executor_key,
+        tls=tls,
+    )
+
+
+def _load_ca_file(ca_file: str | None) -> ssl.SSLContext | None:
+    if ca_file is None:
+        return None
+    try:
+        return tls_context(ca_file)
+    except ssl.SSLError:
+        raise UsageError(f"--ca-file: no certificates in {ca_file}") from None
+    except OSError as error:
+        raise UsageError(f"--ca-file: cannot read {ca_file}: {error.strerror}") from None
+
+
+# ---- error texts ----------------------------------------------------------------------
+
+
+def error_text(error: Exception, path: str = "") -> str:
+    """The text of an error without its errno, and without the path if the caller prints it.
+
+    It is one line: a server cannot add further ones.
+    """
+    text = _ERRNO_SUFFIX.sub("", printable(str(error)))
+    return text.removeprefix(f"{printable(path)}: ") if path else text
+
+
+def describe_error(error: ExecServerError, target: Target) -> str:
+    """An error of a connection or session, with the target and a hint for the user."""
+    text = f"{target.label}: {error_text(error)}"
+    if isinstance(error, ConnectFailed):
+        return f"cannot connect to {text}{_hint(error, target)}"
+    if isinstance(error, RegistryError):
+        return f"cannot reach {text}"
+    if isinstance(error, SessionLost):
+        return f"connection lost: {text}"
+    return text
+
+
+def _hint(error: ConnectFailed, target: Target) -> str:
+    if error.status in (401, 403):
+        if target.access.has_token:
+            return "\nCheck that the token is the one this server expects and has not expired."
+        return "\nThe server requires a token: use --token-file, or token_file in targets.toml."
+    if error.status is not None:
+        return "\nAnother kind of server answers at this address; check host and port."
+    if target.argv is not None:
+        return "\nThe command must speak the protocol on stdin and stdout, and print nothing else."
+    text = str(error).lower()
+    if "refused" in text:
+        return "\nCheck that the server is running and the port is right: it prints its URL."
+    if "lookup" in text:
+        return "\nCheck the spelling of the host name."
+    if "certificate" in text:
+        return "\nFor a private certificate authority name its root certificate with --ca-file."
+    return ""

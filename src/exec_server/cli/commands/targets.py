@@ -1,0 +1,309 @@
+"""Parses TARGET and TARGET:PATH arguments and targets.toml; opens no connection.
+
+    ws://HOST:PORT  wss://HOST          a listening server
+    stdio:COMMAND WORDS                 a program that serves on stdin and stdout
+    relay:https://REGISTRY/ENVIRONMENT  an environment of a registry
+    NAME                                the table [NAME] of targets.toml
+
+A path follows after a colon. After a name, the first colon counts. After other targets the path
+begins with `/` or `~`, and the first colon followed by one of these counts; for stdio the last
+one, because the command may contain such colons.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from exec_server.cli.commands.errors import UsageError
+
+# A target takes a few hundred bytes. A larger file is not a targets.toml.
+MAX_FILE_BYTES: Final = 1_048_576
+# A token must fit into an HTTP header. A larger file does not hold a token.
+MAX_TOKEN_BYTES: Final = 16_384
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# Prefixes of the other target forms, so not available as names.
+_RESERVED: Final = frozenset({"ws", "wss", "stdio", "relay", "file", "http", "https"})
+_URL: Final = re.compile(r"wss?://")
+_URL_PATH: Final = re.compile(r"((?:wss?://|relay:https?://).+?)(?::((?:[/~].*)?))?", re.DOTALL)
+# A URL followed by a relative path, which is not supported. A port is not a path; a URL with user
+# name and password is rejected elsewhere.
+_RELATIVE_URL_PATH: Final = re.compile(
+    r"(wss?://(?![^/]*@)(?:\[[^]]*\]|[^/:[]*)(?::\d+)?):(?!\d+(?:[/?#]|$)).+", re.DOTALL
+)
+_URL_WITH_PATH: Final = re.compile(r"(wss?://[^/?#]+)(/[^?#]+)")
+_STDIO_PATH: Final = re.compile(r"(stdio:.+):([/~].*)", re.DOTALL)
+_NAMED_PATH: Final = re.compile(rf"(?!stdio:)({_NAME.pattern}):(.*)", re.DOTALL)
+_RELAY: Final = re.compile(r"(https?://.+)/([^/]+)", re.DOTALL)
+_KEYS: Final = frozenset(
+    {
+        *("url", "stdio", "registry", "environment_id"),
+        *("token", "token_file", "token_env", "executor_key", "ca_file"),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions:
+    """Credentials of the client and checks of the server; `token_*` name the token's source."""
+
+    token: str | None = None
+    token_file: str | None = None
+    token_env: str | None = None
+    executor_key: str | None = None
+    ca_file: str | None = None
+
+    def __repr__(self) -> str:
+        return "AccessOptions(…)"  # keep the token out of tracebacks
+
+    @property
+    def has_token(self) -> bool:
+        return (self.token, self.token_file, self.token_env) != (None, None, None)
+
+    def read_token(self) -> str | None:
+        """Read the token from its source; raises UsageError if the source has none."""
+        if self.token_env is not None:
+            token = os.environ.get(self.token_env, "").strip()
+            if not token:
+                raise UsageError(f"the environment variable {self.token_env} holds no token")
+            return token
+        if self.token_file is not None:
+            return _read_token_file(self.token_file)
+        return self.token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A server; exactly one of `url`, `argv` and `registry` is set."""
+
+    label: str  # the TARGET argument
+    url: str | None = None
+    argv: tuple[str, ...] | None = None
+    registry: str | None = None
+    environment_id: str | None = None
+    access: AccessOptions = AccessOptions()
+
+    @property
+    def address(self) -> str:
+        """The target in the form of a TARGET argument without a name."""
+        if self.argv is not None:
+            return f"stdio:{shlex.join(self.argv)}"
+        return self.url or f"relay:{self.registry}/{self.environment_id}"
+
+
+@dataclass(frozen=True)
+class RemotePath:
+    """A path on a target. `path` is None for a bare TARGET, and empty for `TARGET:`."""
+
+    target: str
+    path: str | None
+
+
+def parse_remote_path(text: str) -> RemotePath | None:
+    """Parse TARGET:PATH; None for a local path. Names are not looked up.
+
+    Raises UsageError for a relative path after a target without a name.
+    """
+    for form in (_STDIO_PATH, _URL_PATH, _NAMED_PATH):
+        if (parts := form.fullmatch(text)) is not None:
+            if (relative := _RELATIVE_URL_PATH.fullmatch(parts[1])) is not None:
+                raise UsageError(
+                    f"`{text}`: a path after {relative[1]} begins with / or ~; only a target "
+                    "with a name in targets.toml takes relative paths"
+                )
+            return RemotePath(parts[1], parts[2])
+    return RemotePath(text, None) if text.startswith("stdio:") else None
+
+
+def remote_path_example(target: str) -> str:
+    """How to write a path on a target, for error texts."""
+    if (parts := _URL_WITH_PATH.fullmatch(target)) is not None:
+        return f"{parts[1]}:{parts[2]}"  # the colon before the path is missing
+    return f"{target}:PATH" if _NAME.fullmatch(target) else f"{target}:/PATH"
+
+
+def find_target(text: str, access: AccessOptions | None = None) -> Target:
+    """The target of a TARGET argument; `access` overrides targets.toml. Raises UsageError."""
+    if text.startswith("stdio:"):
+        target = Target(label=text, argv=_split_command(text.removeprefix("stdio:"), text))
+    elif _URL.match(text):
+        target = Target(label=text, url=text)
+    elif text.startswith("relay:"):
+        target = _relay_target(text)
+    else:
+        target = _named_target(text)
+    return replace(target, access=_merged(target.access, access or AccessOptions()))
+
+
+def _merged(stored: AccessOptions, given: AccessOptions) -> AccessOptions:
+    """A token from the command line replaces the stored token, of whichever source."""
+    has_token = given.token_file is not None or given.token_env is not None
+    tokens = given if has_token else stored
+    return AccessOptions(
+        token=tokens.token,
+        token_file=tokens.token_file,
+        token_env=tokens.token_env,
+        executor_key=given.executor_key or stored.executor_key,
+        ca_file=given.ca_file or stored.ca_file,
+    )
+
+
+def _split_command(command: str, where: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"{where}: cannot parse the command after stdio: {error}") from None
+    if not words:
+        example = "stdio:exec-server --listen stdio"
+        raise UsageError(f"{where}: no command after stdio; write for example '{example}'")
+    return words
+
+
+def _relay_target(text: str) -> Target:
+    parts = _RELAY.fullmatch(text.removeprefix("relay:"))
+    if parts is None:
+        raise UsageError(f"`{text}` names no environment; write relay:https://REGISTRY/ENVIRONMENT")
+    return Target(label=text, registry=parts[1], environment_id=parts[2])
+
+
+def _named_target(name: str) -> Target:
+    known = load_targets()
+    if name in known:
+        return known[name]
+    listed = (
+        f"known targets: {', '.join(sorted(known))}"
+        if known
+        else f"{targets_file()} defines no targets"
+    )
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(f"`{name}` is neither a URL (ws://HOST:PORT) nor a name; {listed}")
+    raise UsageError(f"unknown target `{name}`; {listed}")
+
+
+# ---- targets.toml ---------------------------------------------------------------------
+
+
+def targets_file() -> Path:
+    """The path of targets.toml."""
+    config = os.environ.get("XDG_CONFIG_HOME", "")
+    # The XDG base directory specification says to ignore a relative path.
+    base = Path(config) if config.startswith("/") else Path.home() / ".config"
+    return base / "exec-server" / "targets.toml"
+
+
+def load_targets() -> dict[str, Target]:
+    """All targets of targets.toml, none if it does not exist; raises UsageError."""
+    path = targets_file()
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if len(text) > MAX_FILE_BYTES:
+        raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+    try:
+        tables = tomllib.loads(text.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    targets = {name: _read_table(path, name, table) for name, table in tables.items()}
+    if stat.S_IMODE(mode) & 0o077 and any(target.access.token for target in targets.values()):
+        raise UsageError(
+            f"{path} holds a token and is readable by other users: run `chmod 600 {path}`, "
+            "or use token_file"
+        )
+    return targets
+
+
+def _read_table(path: Path, name: str, table: object) -> Target:
+    where = f"{path}: [{name}]"
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: `{name}` is not a table; targets are written as [{name}]")
+    if _NAME.fullmatch(name) is None or name in _RESERVED:
+        raise UsageError(
+            f"{where}: a name begins with a letter or digit, contains only these and `-`, `_`, "
+            f"`.`, and is none of {', '.join(sorted(_RESERVED))}"
+        )
+    for key, value in table.items():
+        if key not in _KEYS:
+            known = ", ".join(sorted(_KEYS))
+            raise UsageError(f"{where}: unknown key `{key}`; known keys: {known}")
+        if not isinstance(value, str) and key != "stdio":
+            raise UsageError(f"{where}: `{key}` must be a string")
+    _check_combination(where, table)
+    return Target(
+        label=name,
+        url=table.get("url"),
+        argv=_parse_stdio(where, table["stdio"]) if "stdio" in table else None,
+        registry=table.get("registry"),
+        environment_id=table.get("environment_id"),
+        access=AccessOptions(
+            token=table.get("token"),
+            token_file=_resolve_path(table.get("token_file"), path),
+            token_env=table.get("token_env"),
+            executor_key=table.get("executor_key"),
+            ca_file=_resolve_path(table.get("ca_file"), path),
+        ),
+    )
+
+
+def _check_combination(where: str, table: Mapping[str, object]) -> None:
+    ways = [key for key in ("url", "stdio", "registry") if key in table]
+    tokens = [key for key in ("token", "token_file", "token_env") if key in table]
+    rules = (
+        (len(ways) != 1, "needs exactly one of url, stdio and registry"),
+        (
+            ("registry" in table) != ("environment_id" in table),
+            "registry and environment_id require each other",
+        ),
+        (len(tokens) > 1, f"{' and '.join(tokens)} exclude each other"),
+        (bool(tokens) and "stdio" in table, f"{''.join(tokens)} is not used with stdio"),
+        ("executor_key" in table and "registry" not in table, "executor_key requires registry"),
+        ("ca_file" in table and "stdio" in table, "ca_file is not used with stdio"),
+    )
+    for is_wrong, text in rules:
+        if is_wrong:
+            raise UsageError(f"{where}: {text}")
+
+
+def _parse_stdio(where: str, value: object) -> tuple[str, ...]:
+    """Parse a command: a string in shell syntax, or a list of words."""
+    if isinstance(value, str):
+        return _split_command(value, where)
+    if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+        return tuple(value)
+    raise UsageError(f"{where}: `stdio` must be a string or a list of strings")
+
+
+def _resolve_path(value: str | None, file: Path) -> str | None:
+    """Expand `~`, and make a path relative to the directory of targets.toml absolute."""
+    if value is None:
+        return None
+    return str(file.parent / os.path.expanduser(value))
+
+
+def _read_token_file(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read the token file {path}: {error.strerror}") from None
+    if len(content) > MAX_TOKEN_BYTES:
+        raise UsageError(f"the token file {path} has more than {MAX_TOKEN_BYTES} bytes")
+    try:
+        token = content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise UsageError(f"the token file {path} contains non-ASCII characters") from None
+    if not token:
+        raise UsageError(f"the token file {path} is empty")
+    return token

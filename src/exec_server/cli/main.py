@@ -1,0 +1,73 @@
+"""Entry point of the exec-server command: runs a client command, or the server with a watchdog."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from exec_server.host import standard_streams
+
+# Commands that are clients: they start no processes here and need no watchdog.
+CLIENT_COMMANDS = frozenset({"exec", "cp", "ls", "cat", "rm", "info", "targets", "completion"})
+
+
+def main() -> None:
+    """Run the command of sys.argv; does not return."""
+    _open_missing_streams()
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        # Until the command has something to clean up, Ctrl-C ends it without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.argv[1:2] and sys.argv[1] in CLIENT_COMMANDS:
+        from exec_server.cli.commands.dispatch import run
+        from exec_server.host import libc
+
+        libc.keep_freed_memory()
+        _exit(run(sys.argv[1], sys.argv[2:]))
+    _run_server()
+
+
+def _open_missing_streams() -> None:
+    try:
+        standard_streams.open_missing()
+    except OSError as error:
+        if sys.stderr is not None:
+            print(f"Error: cannot open {os.devnull}: {error.strerror}", file=sys.stderr)
+        os._exit(1)
+
+
+def _run_server() -> NoReturn:
+    from exec_server.cli import watchdog
+    from exec_server.host import libc
+    from exec_server.host.secret_variables import STRIPPED_NAMES
+    from exec_server.process import descendants
+    from exec_server.registry.secrets import SECRET_NAMES
+
+    # Root may read the environment block of every process, so it must not hold a secret when the
+    # first child is started.
+    libc.erase_environment_values(STRIPPED_NAMES | SECRET_NAMES)
+    libc.close_inherited_descriptors_on_exec()
+    # A SIGCHLD that the parent process ignores is inherited, and the kernel would reap children.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    dog = watchdog.start()
+    # Imported after the fork, to keep the watchdog small.
+    if sys.argv[1:2] == ["sandbox"]:
+        from exec_server.cli.sandbox_command import run
+
+        dog.wait_until_ready()
+        code = run(sys.argv[2:], dog.register_cleanup)
+    else:
+        from exec_server.cli.serve_command import serve
+
+        dog.wait_until_ready()
+        code = serve(sys.argv[1:], dog.register_cleanup)
+    descendants.kill_all_descendants(spared=dog.pid)  # orphans that have removed their tag
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    if not standard_streams.flush() and code == 0:
+        code = 1
+    # Not sys.exit, which would wait for threads that hang, for example on a dead disk.
+    os._exit(code)

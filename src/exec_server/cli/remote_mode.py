@@ -1,0 +1,138 @@
+"""Remote mode of the server: builds an executor from arguments and environment, and runs it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping
+
+from exec_server.errors import StartupError
+from exec_server.net.dial import parse_url, roots_for_http, roots_for_websockets, tls_context
+from exec_server.net.forward import forwarder
+from exec_server.registry.api import Registry
+from exec_server.registry.credentials import (
+    AuthOptions,
+    Credential,
+    check_destination,
+    choose_credential,
+)
+from exec_server.registry.executor_credential import ExecutorCredential
+from exec_server.registry.http import HttpClient
+from exec_server.server.remote import DirectExecutor, RelayExecutor, Security, upgrade_headers
+from exec_server.server.serve import Executor, Options, forward_remote, serve_remote
+
+_NOT_ENCRYPTED = (
+    "Warning: --relay-security {} is not encrypted: the operator of the relay can read and change "
+    "everything, and run commands here"
+)
+
+
+class RemoteMode:
+    """The remote mode of a command line, validated as far as possible without the network.
+
+    Create it before secrets are removed from the environment, and run it afterwards.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str]) -> None:
+        self._id = (arguments.environment_id or arguments.executor_id or "").strip()
+        self._is_direct = arguments.remote_transport == "direct"
+        if arguments.aws_sigv4 and not self._is_direct:
+            raise StartupError("--aws-sigv4 requires --remote-transport direct")
+        if arguments.forward:
+            _check_forward_url(arguments.connect)
+            if self._is_direct:
+                raise StartupError("direct exec-server transport does not support forwarding")
+        self._connect: str | None = arguments.connect
+        self._security = _security(arguments)
+        self._tls = tls_context(roots_for_websockets(environ))
+        self._headers = upgrade_headers(environ)
+        self._http = HttpClient(tls_context(roots_for_http(environ)))
+        self._credential = _credential(arguments, environ, self._id, self._http)
+        self._registry = Registry(arguments.remote, self._id, self._credential, self._http)
+        if self._security != "noise":
+            print(_NOT_ENCRYPTED.format(self._security), file=sys.stderr, flush=True)
+
+    async def run(
+        self, stop: asyncio.Event, options: Options, variables: Mapping[str, str]
+    ) -> None:
+        """Serve or forward until `stop` is set; raises RegistryError or StartupError."""
+        executor = self._executor()
+        try:
+            if self._connect is None:
+                await serve_remote(
+                    executor,
+                    stop,
+                    watch=self._wait_for_end_of_credentials,
+                    options=options,
+                    variables=variables,
+                )
+            else:
+                destination = self._connect
+                await forward_remote(
+                    executor,
+                    lambda tasks: forwarder(destination, self._tls, tasks),
+                    stop,
+                    watch=self._wait_for_end_of_credentials,
+                )
+        finally:
+            await self._http.close()
+
+    async def _wait_for_end_of_credentials(self) -> None:
+        """Return when stdin ends, if it delivers the credentials; otherwise never."""
+        if isinstance(self._credential, ExecutorCredential):
+            await self._credential.wait_closed()
+        else:
+            await asyncio.Event().wait()
+
+    def _executor(self) -> Executor:
+        if self._is_direct:
+            return DirectExecutor(self._registry, self._credential, tls=self._tls)
+        return RelayExecutor(
+            self._registry,
+            self._credential,
+            security=self._security,
+            tls=self._tls,
+            headers=self._headers,
+        )
+
+
+def _security(arguments: argparse.Namespace) -> Security:
+    if arguments.relay_security is not None:
+        chosen: Security = arguments.relay_security
+        return chosen
+    return "text" if arguments.executor_id is not None else "noise"
+
+
+def _credential(
+    arguments: argparse.Namespace, environ: Mapping[str, str], environment_id: str, http: HttpClient
+) -> Credential:
+    credential = choose_credential(
+        AuthOptions(
+            executor_credential_stdin=arguments.executor_credential_stdin,
+            use_agent_identity_auth=arguments.use_agent_identity_auth,
+            aws_sigv4=arguments.aws_sigv4,
+            aws_region=arguments.aws_region,
+            aws_service=arguments.aws_service,
+            aws_profile=arguments.aws_profile,
+            needs_bearer_token=arguments.executor_id is not None,
+        ),
+        environ,
+        environment_id=environment_id,
+        http=http,
+    )
+    allowed = arguments.registry_auth == "api-key"
+    check_destination(credential, arguments.remote, allow_any_https=allowed)
+    return credential
+
+
+def _check_forward_url(url: str) -> None:
+    text = "failed to configure exec-server websocket: "
+    try:
+        parse_url(url, frozenset({"ws", "wss"}))
+    except ValueError:
+        if "://" in url:
+            text += "forward destination must be a ws:// or wss:// URL"
+        else:
+            text += "relative URL without a base"
+        raise StartupError(text) from None

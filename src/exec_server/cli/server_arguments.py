@@ -1,0 +1,316 @@
+"""The arguments of the server: `exec-server` without a command, and `exec-server forward`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from exec_server import __version__
+from exec_server.cli.argument_parser import ArgumentParser, positive_number, seconds
+from exec_server.cli.logs import FORMATS, LEVELS
+
+DEFAULT_LISTEN_URL = "ws://127.0.0.1:0"
+
+_DESCRIPTION = """\
+Run processes, terminals and file operations on this machine for a coding agent.
+
+The server speaks JSON-RPC over WebSocket (one message per WebSocket message) or over
+stdin/stdout (one message per line). The first line on stdout is the URL it listens on.
+"""
+
+_EPILOG = """\
+examples:
+  exec-server
+      listen on a free port of 127.0.0.1 and print its URL
+  exec-server --listen ws://127.0.0.1:7700
+      listen on a fixed port
+  exec-server --listen stdio
+      serve the parent process over stdin and stdout
+  exec-server --listen ws://0.0.0.0:7700 --ws-auth capability-token --ws-token-file token
+      listen for other machines; clients send "Authorization: Bearer TOKEN"
+  exec-server --remote https://registry.example.net --environment-id build-7
+      from behind a NAT: register with a registry and serve clients through its relay
+  exec-server forward --connect ws://127.0.0.1:7700 --remote URL --environment-id build-7
+      the same for another server: forward messages between the relay and that server
+
+Every client that can connect can run commands as the user of the server. All processes that
+clients have started end with the server, even if it is killed.
+
+client and sandbox commands (for each: exec-server COMMAND --help):
+    exec-server exec TARGET -- COMMAND     run a command on another machine, like ssh
+    exec-server cp SOURCE DESTINATION      copy files and directories, like scp
+    exec-server ls, cat, rm TARGET:PATH    list, print and remove files on another machine
+    exec-server info TARGET                show version, directories and capabilities
+    exec-server targets, completion        list named machines; print a shell completion script
+    exec-server sandbox check              show which policies this machine can enforce
+    exec-server sandbox run                run a command under a sandbox policy
+"""
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Parse the arguments of the server; exits with code 2 if they are invalid."""
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(words)
+    # `forward` may follow flags, which argparse's subcommands do not allow.
+    arguments.forward = rest[:1] == ["forward"]
+    if rest[arguments.forward :]:
+        parser.error(f"unrecognized arguments: {' '.join(rest[arguments.forward :])}")
+    conflict = _find_conflict(arguments)
+    if conflict is not None:
+        parser.error(conflict)
+    if arguments.listen is None:
+        arguments.listen = DEFAULT_LISTEN_URL
+    return arguments
+
+
+def _find_conflict(arguments: argparse.Namespace) -> str | None:
+    """The first rule that the flags of remote mode violate in combination."""
+    given = [flag for flag in _REMOTE_FLAGS if getattr(arguments, _dest(flag)) not in (None, False)]
+    has_id = arguments.environment_id is not None or arguments.executor_id is not None
+    is_direct = arguments.remote_transport == "direct"
+    rules = (
+        (arguments.remote is None and arguments.forward, "forward requires --remote"),
+        (arguments.remote is None and given, f"{', '.join(given)} requires --remote"),
+        (
+            arguments.remote is not None and arguments.listen,
+            "--remote and --listen exclude each other",
+        ),
+        (arguments.remote is not None and not has_id, "--remote requires --environment-id"),
+        (
+            arguments.environment_id is not None and arguments.executor_id is not None,
+            "--environment-id and --executor-id exclude each other",
+        ),
+        (arguments.forward and arguments.connect is None, "forward requires --connect"),
+        (arguments.connect is not None and not arguments.forward, "--connect requires forward"),
+        (
+            arguments.use_agent_identity_auth and arguments.executor_credential_stdin,
+            "--use-agent-identity-auth and --executor-credential-stdin exclude each other",
+        ),
+        (
+            arguments.executor_credential_stdin and arguments.aws_sigv4,
+            "--executor-credential-stdin and --aws-sigv4 exclude each other",
+        ),
+        (is_direct and not arguments.aws_sigv4, "--remote-transport direct requires --aws-sigv4"),
+        (
+            is_direct and arguments.relay_security is not None,
+            "--relay-security requires --remote-transport noise",
+        ),
+        (
+            arguments.remote is not None and arguments.ws_auth is not None,
+            "--ws-auth requires --listen",
+        ),
+    )
+    return next((text for is_violated, text in rules if is_violated), None)
+
+
+def _dest(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser("exec-server", description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"exec-server {__version__}")
+    parser.add_argument(
+        "--listen",
+        metavar="URL",
+        help=f"ws://IP:PORT (port 0: a free port) or stdio (default: {DEFAULT_LISTEN_URL})",
+    )
+    parser.add_argument(
+        "--concurrent-requests",
+        metavar="COUNT",
+        type=positive_number,
+        default=1,
+        help="number of requests of one connection to handle at a time "
+        "(default: 1, strictly in order)",
+    )
+    parser.add_argument(
+        "--session-retention",
+        metavar="SECONDS",
+        type=seconds,
+        default=30.0,
+        help="how long a session and its processes survive a lost connection "
+        "(default: 30; 0: end them at once)",
+    )
+    parser.add_argument(
+        "--exit-on-stdin-close",
+        action="store_true",
+        default=os.environ.get("CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE") == "true",
+        help="exit when stdin is closed, and so with the parent process "
+        "(default: yes if CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE is true)",
+    )
+    parser.add_argument(
+        "--legacy-sandbox-forms",
+        action="store_true",
+        help="also accept `sandbox` objects of earlier protocol versions, and native paths in "
+        "them (default: refuse them, as the reference does)",
+    )
+    # The former name of the flag.
+    parser.add_argument(
+        "--older-sandbox-forms",
+        dest="legacy_sandbox_forms",
+        action="store_true",
+        help=argparse.SUPPRESS,
+    )
+    _add_authentication(parser)
+    _add_remote(parser)
+    _add_remote_credentials(parser)
+    _add_logging(parser)
+    return parser
+
+
+def _add_logging(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("logging (to stderr)")
+    group.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default=os.environ.get("EXEC_SERVER_LOG", "error"),
+        help="least severe level to log (default: EXEC_SERVER_LOG, or error)",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default="human",
+        help="one line of text or one JSON object per event (default: human)",
+    )
+
+
+# These flags require --remote.
+_REMOTE_FLAGS = (
+    "--environment-id",
+    "--executor-id",
+    "--name",
+    "--remote-transport",
+    "--relay-security",
+    "--registry-auth",
+    "--use-agent-identity-auth",
+    "--executor-credential-stdin",
+    "--aws-sigv4",
+    "--aws-profile",
+    "--aws-region",
+    "--aws-service",
+    "--connect",
+)
+
+
+def _add_remote(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "remote mode",
+        "Register with a registry and serve clients through its relay, encrypted end to end;\n"
+        "no port is opened on this machine.",
+    )
+    group.add_argument("--remote", metavar="URL", help="URL of the registry; replaces --listen")
+    group.add_argument(
+        "--environment-id", metavar="ID", help="the id by which clients find this machine"
+    )
+    group.add_argument("--name", help="accepted for compatibility with older scripts; not sent")
+    group.add_argument(
+        "--remote-transport",
+        choices=("noise", "direct"),
+        help="noise: encrypted streams through the relay; direct: one WebSocket to a service "
+        "that checks AWS signatures (default: noise)",
+    )
+    group.add_argument(
+        "--relay-security",
+        choices=("noise", "plain", "text"),
+        help="plain and text are for relays without encryption: relay frames with JSON-RPC "
+        "messages, or bare JSON-RPC messages; the operator of such a relay can read and change "
+        "everything (default: noise)",
+    )
+    group.add_argument(
+        "--executor-id",
+        metavar="ID",
+        help="like --environment-id, for older registries: selects --relay-security text and "
+        "the token in CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN",
+    )
+    group.add_argument(
+        "--connect",
+        metavar="URL",
+        help="with forward: the ws:// or wss:// server to forward clients to",
+    )
+
+
+def _add_remote_credentials(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "credentials for the registry",
+        "By default EXEC_SERVER_API_KEY, CODEX_API_KEY or a stored Codex sign-in is used.",
+    )
+    group.add_argument(
+        "--registry-auth",
+        choices=("api-key",),
+        help="send the API key to a registry that is not OpenAI's (https only)",
+    )
+    group.add_argument(
+        "--use-agent-identity-auth",
+        action="store_true",
+        help="authenticate with the agent identity in CODEX_ACCESS_TOKEN",
+    )
+    group.add_argument(
+        "--executor-credential-stdin",
+        action="store_true",
+        help="read credentials from stdin, one JSON object per line, each replacing the "
+        "previous one; exit when stdin is closed",
+    )
+    group.add_argument(
+        "--aws-sigv4",
+        action="store_true",
+        help="sign requests for AWS; requires --remote-transport direct and botocore",
+    )
+    group.add_argument(
+        "--aws-profile", metavar="NAME", help="default: the profile that AWS tools select"
+    )
+    group.add_argument(
+        "--aws-region", metavar="REGION", help="default: AWS_REGION, or the region of the profile"
+    )
+    group.add_argument("--aws-service", metavar="NAME", help="default: execute-api")
+
+
+def _add_authentication(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "authentication of clients",
+        "Without --ws-auth every client that can reach the address can connect, so the server\n"
+        "then listens on loopback addresses only.",
+    )
+    group.add_argument(
+        "--ws-auth",
+        choices=("capability-token", "signed-bearer-token"),
+        help="require an Authorization: Bearer header: a secret token, or a JWT signed "
+        "(HS256) with a shared secret (default: no authentication)",
+    )
+    group.add_argument(
+        "--ws-token-file", metavar="PATH", help="capability-token: file with the token"
+    )
+    group.add_argument(
+        "--ws-token-sha256",
+        metavar="HEX",
+        help="capability-token: SHA-256 of the token, instead of the file",
+    )
+    group.add_argument(
+        "--ws-shared-secret-file",
+        metavar="PATH",
+        help="signed-bearer-token: file with the secret, at least 32 bytes",
+    )
+    group.add_argument(
+        "--ws-issuer", metavar="ISSUER", help="signed-bearer-token: required `iss` claim"
+    )
+    group.add_argument(
+        "--ws-audience", metavar="AUDIENCE", help="signed-bearer-token: required `aud` claim"
+    )
+    group.add_argument(
+        "--ws-max-clock-skew-seconds",
+        metavar="SECONDS",
+        type=int,
+        help="signed-bearer-token: tolerance for `exp` and `nbf` (default: 30)",
+    )
+    group.add_argument(
+        "--allow-unauthenticated",
+        action="store_true",
+        help="allow --listen on other than loopback addresses without --ws-auth",
+    )
+    group.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="also accept this host name in the Host header; may be repeated (default, without "
+        "--ws-auth: IP addresses and localhost only, against DNS rebinding by web pages)",
+    )

@@ -1,0 +1,117 @@
+"""A small process that outlives the server and cleans up after it.
+
+A server that is killed with SIGKILL cannot clean up. So the command forks this process before
+anything else. The watchdog moves the server to a cgroup if it can, and waits for the end of a pipe
+that only the server holds. When the server has ended, the watchdog kills everything in the cgroup
+and every process that it recognises as the server's (see process.strays), and removes the
+directories that the server has registered through the pipe (see sandbox.runtime.placeholders). It
+has its own session, so signals to the server's group or terminal do not reach it, and its own name,
+so `pkill exec-server` does not either.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from exec_server.filesystem import placeholder
+from exec_server.host import libc
+from exec_server.process import tags
+from exec_server.process.cgroup import Cgroup
+from exec_server.process.strays import Strays
+
+_PROCESS_NAME = b"exec-guardian"  # operators know the process by this name
+# The server registers and unregisters each path, so there are no more than running commands.
+MAX_REGISTERED = 65_536
+_READ_BYTES = 65_536
+
+
+class Watchdog:
+    """The server's handle of the watchdog process."""
+
+    def __init__(self, pid: int, pipe: int, ready: int) -> None:
+        self.pid = pid
+        self._pipe = pipe  # stays open until this process ends
+        self._ready = ready
+        self._lock = threading.Lock()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server may start children: they are born in its cgroup."""
+        os.read(self._ready, 1)
+        os.close(self._ready)
+
+    def register_cleanup(self, path: str, exists: bool) -> None:
+        """Have a placeholder removed if this server is killed; `exists=False` revokes that."""
+        message = (b"+" if exists else b"-") + os.fsencode(path) + b"\0"
+        with self._lock:
+            try:
+                os.write(self._pipe, message)
+            except OSError:
+                pass  # the watchdog was killed, or stopped until the pipe was full
+
+
+def start() -> Watchdog:
+    """Fork the watchdog; call this before starting threads."""
+    reader, writer = os.pipe()
+    ready_reader, ready_writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writer)
+        os.close(ready_reader)
+        _run(reader, ready_writer)
+    os.close(reader)
+    os.close(ready_writer)
+    os.set_blocking(writer, False)
+    tags.mark_this_process()
+    return Watchdog(pid, writer, ready_reader)
+
+
+def _run(pipe: int, ready: int) -> None:
+    tags.tag_this_process()
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    libc.name_process(_PROCESS_NAME)
+    libc.hide_memory()
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)  # readers must see the end of the server's streams
+    strays = Strays()
+    cgroup = Cgroup.create_for(os.getppid())
+    os.close(ready)
+    paths = read_registrations(pipe)
+    if cgroup is not None:
+        cgroup.kill()
+    strays.kill()
+    for path in paths:
+        _remove_placeholder(path)
+    if cgroup is not None:
+        cgroup.remove()
+    os._exit(0)
+
+
+def _remove_placeholder(path: bytes) -> None:
+    directory, name = os.path.split(path)
+    try:
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return  # the next command in this directory removes it
+    try:
+        placeholder.remove_left_behind(descriptor, name)
+    finally:
+        os.close(descriptor)
+
+
+def read_registrations(pipe: int) -> set[bytes]:
+    """Read the pipe to its end; returns the paths that are still registered."""
+    registered: set[bytes] = set()
+    rest = b""
+    while data := os.read(pipe, _READ_BYTES):
+        *messages, rest = (rest + data).split(b"\0")
+        for message in messages:
+            if message[:1] == b"-":
+                registered.discard(message[1:])
+            elif len(registered) < MAX_REGISTERED:
+                registered.add(message[1:])
+    return registered

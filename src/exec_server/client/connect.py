@@ -1,0 +1,66 @@
+"""connect(): an environment for a URL, a command or a registry."""
+
+from __future__ import annotations
+
+import shlex
+import ssl
+
+from exec_server.client.engine.dialers import Dialer, WebSocketDialer
+from exec_server.client.engine.session import CLIENT_NAME
+from exec_server.client.engine.stdio import StdioDialer
+from exec_server.client.environment import Environment
+from exec_server.errors import StartupError
+
+
+def connect(
+    target: str | None = None,
+    *,
+    token: str | None = None,
+    registry: str | None = None,
+    environment_id: str | None = None,
+    executor_key: str | None = None,
+    account_id: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    allow_insecure_token: bool = False,
+    client_name: str = CLIENT_NAME,
+) -> Environment:
+    """An environment, which connects on `async with`; StartupError for invalid arguments.
+
+    `target` is `ws://HOST:PORT` or `wss://HOST`, or `stdio:` and a command that serves on its
+    standard streams, quoted as in a shell. Instead of it, `registry` (a URL) and `environment_id`
+    name a machine behind a relay; `executor_key` is then the fingerprint of its key, if the
+    registry is not trusted. `token` authenticates the client to the server or the registry; it
+    is sent only to this machine or over TLS, unless `allow_insecure_token` is set. `tls` is a
+    context with further root certificates.
+    """
+    dialer: Dialer
+    if registry is not None:
+        if target is not None or environment_id is None or token is None:
+            raise StartupError("registry= needs environment_id= and token=, and excludes a target")
+        from exec_server.client.engine.relay import RelayDialer  # slow to import
+
+        dialer = RelayDialer(
+            registry,
+            environment_id,
+            token=token,
+            account_id=account_id,
+            executor_key_fingerprint=executor_key,
+            tls=tls,
+            allow_insecure_token=allow_insecure_token,
+        )
+    elif target is None:
+        raise StartupError("no target: pass a URL, stdio:COMMAND or registry=")
+    elif target.startswith("stdio:"):
+        dialer = _stdio_dialer(target.removeprefix("stdio:"))
+    else:
+        dialer = WebSocketDialer(
+            target, token=token, tls=tls, allow_insecure_token=allow_insecure_token
+        )
+    return Environment(dialer, client_name=client_name)
+
+
+def _stdio_dialer(command: str) -> StdioDialer:
+    try:
+        return StdioDialer(shlex.split(command))
+    except ValueError as error:
+        raise StartupError(f"cannot parse the command after stdio: {error}") from None

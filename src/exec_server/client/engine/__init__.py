@@ -1,0 +1,1 @@
+"""The machinery of the client: connections, sessions, flow control, recovery."""

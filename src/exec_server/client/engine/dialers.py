@@ -1,0 +1,173 @@
+"""Dialer, the interface that opens connections to a server, and the dialer for WebSockets.
+
+`relay` has the dialers for relays, which take long to import; `stdio` has the dialer for a program
+that serves on its standard streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from exec_server.errors import (
+    ConnectFailed,
+    ExecServerError,
+    RegistryUnavailable,
+    SessionAttached,
+    StartupError,
+)
+from exec_server.net.client_stream import ClientStream
+from exec_server.net.dial import Url, parse_url
+from exec_server.net.stream import MessageStream, ReceiverFactory
+from exec_server.net.websocket.client import ClientSocket, SocketUser, connect
+from exec_server.net.websocket.frames import MESSAGE_BYTES
+from exec_server.net.websocket.socket import CLOSE_SECONDS
+from exec_server.registry.destination import is_loopback
+
+# From the first packet to an open WebSocket.
+OPEN_SECONDS = 10.0
+# A peer that is silent for two intervals is gone. That is well within the time for which servers
+# keep a session without a connection.
+PING_SECONDS = 10.0
+# The interval of the reference.
+RECONNECT_SECONDS = 0.1
+# Calls that are sent and not answered; further ones wait in the client. The reference queues 128
+# requests and as many outgoing messages, and deadlocks when both queues are full.
+CALLS_IN_FLIGHT = 120
+# How long closing may take: sockets are dropped after CLOSE_SECONDS in any case.
+SHUTDOWN_GRACE_SECONDS = CLOSE_SECONDS + 1.0
+
+# HTTP statuses that another attempt would get again.
+_FINAL_STATUSES = frozenset({401, 403, 404})
+_GOING_AWAY = 1001
+_SCHEMES = frozenset({"ws", "wss"})
+
+U = TypeVar("U", bound=SocketUser)
+
+
+class Dialer(Protocol):
+    """Opens connections to one server."""
+
+    @property
+    def can_reconnect(self) -> bool:
+        """Whether a session can be resumed on another connection."""
+        ...
+
+    @property
+    def calls_in_flight(self) -> int:
+        """How many calls may await an answer on one connection."""
+        ...
+
+    async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
+        """Open a connection; `is_transient` tells whether to try again after an exception.
+
+        After a cancellation, `close` closes everything that was opened so far.
+        """
+        ...
+
+    def retry_delay(self, attempt: int) -> float:
+        """Seconds to wait after a failed attempt; the first one has number 0."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections and wait for their end."""
+        ...
+
+
+def is_transient(error: ExecServerError) -> bool:
+    """Whether another attempt to connect, or to resume a session, may succeed."""
+    if isinstance(error, ConnectFailed):
+        return error.status not in _FINAL_STATUSES
+    return isinstance(error, RegistryUnavailable | SessionAttached)
+
+
+class Sockets:
+    """Opens WebSockets and keeps those that are open, in order to close them."""
+
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        self._tls = tls
+        self._open: set[ClientSocket] = set()
+
+    async def open(
+        self,
+        url: str,
+        make_user: Callable[[ClientSocket], U],
+        headers: Sequence[tuple[str, str]] = (),
+        message_bytes: int = MESSAGE_BYTES,
+    ) -> U:
+        """Open a WebSocket and return the user made for it; raises ConnectFailed."""
+        made: list[U] = []
+
+        def register(socket: ClientSocket) -> U:
+            self._open.add(socket)
+            socket.closed.add_done_callback(lambda _: self._open.discard(socket))
+            made.append(make_user(socket))
+            return made[0]
+
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                await connect(
+                    url, register, headers=headers, tls=self._tls, message_bytes=message_bytes
+                )
+        except TimeoutError:
+            raise ConnectFailed(f"timed out after {OPEN_SECONDS:g} s") from None
+        return made[0]
+
+    async def close(self) -> None:
+        """Close all sockets and wait for the peers to close them too."""
+        try:
+            for socket in self._open:
+                socket.close(_GOING_AWAY, "")
+            if self._open:
+                closed = [socket.closed for socket in self._open]
+                await asyncio.wait(closed, timeout=SHUTDOWN_GRACE_SECONDS)
+        finally:
+            for socket in self._open:
+                socket.abort("closed")
+
+
+class WebSocketDialer:
+    """A server that listens at a ws:// or wss:// URL."""
+
+    can_reconnect = True
+    calls_in_flight = CALLS_IN_FLIGHT
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        allow_insecure_token: bool = False,
+    ) -> None:
+        """Raises StartupError for an invalid URL, or if the token would be sent in the clear."""
+        address = parse_target(url)
+        is_private = address.secure or is_loopback(address)
+        if token is not None and not (is_private or allow_insecure_token):
+            raise StartupError("a token is sent only to wss:// URLs and to this machine")
+        self._url = url
+        self._headers = [] if token is None else [("Authorization", f"Bearer {token}")]
+        self._sockets = Sockets(tls)
+
+    async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
+        def make_stream(socket: ClientSocket) -> ClientStream:
+            origin = "JSON-RPC message from exec-server websocket"
+            return ClientStream(socket, make_receiver, origin=origin, ping_seconds=PING_SECONDS)
+
+        return await self._sockets.open(self._url, make_stream, self._headers)
+
+    def retry_delay(self, attempt: int) -> float:
+        return RECONNECT_SECONDS
+
+    async def close(self) -> None:
+        await self._sockets.close()
+
+
+def parse_target(url: str) -> Url:
+    """Parse a WebSocket URL; raises StartupError."""
+    try:
+        return parse_url(url, _SCHEMES)
+    except ValueError as error:
+        raise StartupError(f"invalid exec-server URL: {error}") from None

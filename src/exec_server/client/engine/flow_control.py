@@ -1,0 +1,156 @@
+"""FlowControl: when the client stops reading from the server, and which tasks that might block.
+
+Theory of operation. One connection carries all answers and the output of all processes. While an
+output queue is full, nothing is read from the connection: the server's buffers fill up, and then
+the server pauses the process. But a consumer that does not empty its queue because it waits for
+an answer would then wait forever. So a full queue is exempt, and does not stop the reading,
+
+- while its consumer waits for an answer;
+- while any task waits for an answer, if the queue has no consumer yet;
+- if nothing was taken from a full queue for STALL_SECONDS while a task waited for an answer.
+
+The owner of a queue bounds the data that arrives while the queue is exempt.
+
+A consumer is a task that reads output, together with all tasks started by that task from then on:
+if one of them waits for an answer, the reading task may wait for that one. New tasks inherit
+context variables, so every context holds the chain of consumers that it descends from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Final
+
+# How long a full queue may stay untouched while a task waits for an answer. A consumer that is
+# only slow reads more often.
+STALL_SECONDS: Final = 1.0
+# Length of a chain of nested consumers. A consumer beyond it is detected by its stalled queue.
+MAX_DEPTH: Final = 16
+
+
+class Consumer:
+    """A task that reads output, or a thread that reads through tasks of another thread."""
+
+    __slots__ = ("__weakref__", "_task")
+
+    def __init__(self, task: asyncio.Task[object] | None) -> None:
+        """`task` is None for a thread."""
+        self._task = None if task is None else weakref.ref(task)
+
+    def is_current(self) -> bool:
+        """Whether the running task is the consumer's own."""
+        return self._task is None or self._task() is asyncio.current_task()
+
+
+_chain: ContextVar[tuple[Consumer, ...]] = ContextVar("exec_server_consumers", default=())
+
+
+def current_consumer() -> Consumer:
+    """The running task as a consumer."""
+    chain = _chain.get()
+    if not chain or not chain[-1].is_current():
+        chain = (*chain[1 - MAX_DEPTH :], Consumer(asyncio.current_task()))
+        _chain.set(chain)
+    return chain[-1]
+
+
+def waiting_consumers() -> tuple[Consumer, ...]:
+    """Every consumer that may be blocked while the running task waits."""
+    return _chain.get()
+
+
+def share_consumer() -> None:
+    """Make this thread one consumer, together with all tasks that are started from it."""
+    if not _chain.get():
+        _chain.set((Consumer(None),))
+
+
+class FlowControl:
+    """The full queues and the waiting tasks of one session."""
+
+    def __init__(
+        self, pause_reading: Callable[[], None], resume_reading: Callable[[], None]
+    ) -> None:
+        self._pause_reading = pause_reading
+        self._resume_reading = resume_reading
+        self._full: dict[object, Consumer | None] = {}
+        self._stalled: set[object] = set()
+        self._waits = 0
+        self._waiting: Counter[Consumer] = Counter()
+        self._is_paused = False
+        self._has_progress = False
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+
+    def queue_full(self, queue: object, consumer: Consumer | None) -> None:
+        """Note that a queue is above its limit; `consumer` was the last to take from it."""
+        if queue not in self._full or self._full[queue] is not consumer:
+            self._full[queue] = consumer
+            self._update()
+
+    def queue_read(self, queue: object, consumer: Consumer) -> None:
+        """Note that data was taken from a queue, full or not."""
+        if queue in self._full:
+            self._full[queue] = consumer
+            self._stalled.discard(queue)
+            self._has_progress = True
+            self._update()
+
+    def queue_drained(self, queue: object) -> None:
+        """Note that a queue takes data again, or is not needed any more."""
+        if queue in self._full:
+            del self._full[queue]
+            self._stalled.discard(queue)
+            self._update()
+
+    def begin_wait(self) -> tuple[Consumer, ...]:
+        """Note that the running task waits for the server; the result goes to `end_wait`."""
+        consumers = waiting_consumers()
+        self._waits += 1
+        self._waiting.update(consumers)
+        self._update()
+        return consumers
+
+    def end_wait(self, consumers: tuple[Consumer, ...]) -> None:
+        self._waits -= 1
+        self._waiting.subtract(consumers)
+        for consumer in consumers:
+            if not self._waiting[consumer]:
+                del self._waiting[consumer]
+        self._update()
+
+    def is_exempt(self, queue: object) -> bool:
+        """Whether a full queue does not stop the reading."""
+        consumer = self._full[queue]
+        if consumer is None:
+            return self._waits > 0
+        return consumer in self._waiting or queue in self._stalled
+
+    def _update(self) -> None:
+        """Pause or resume reading, as the queues and waits demand now."""
+        must_pause = any(not self.is_exempt(queue) for queue in self._full)
+        if must_pause != self._is_paused:
+            self._is_paused = must_pause
+            if must_pause:
+                self._pause_reading()
+            else:
+                self._resume_reading()
+        if must_pause and self._waits and self._stall_timer is None:
+            self._has_progress = False
+            loop = asyncio.get_running_loop()
+            self._stall_timer = loop.call_later(STALL_SECONDS, self._check_stall)
+
+    def _check_stall(self) -> None:
+        """Exempt all full queues if nothing was taken from them since the timer was set."""
+        self._stall_timer = None
+        if self._is_paused and self._waits and not self._has_progress:
+            self._stalled.update(self._full)
+        self._update()

@@ -1,0 +1,551 @@
+"""Every event of a process, once and in order, also after lost connections and lost answers.
+
+`EventSequence` is the pure part. Theory of operation: every event of a process has a number, from
+1 and without gaps: each chunk of output, the exit, the end. `receive` returns the events that are
+next, keeps early ones and drops repeated ones. Notifications that were missed while there was no
+connection are not sent again. So the client calls `process/read` for the events after
+`begin_read()`, and `apply_read` derives the missed events from the answer, until an answer has no
+chunks.
+
+An answer names chunks only. An answer with chunks covers the numbers up to its last chunk: a number
+missing between chunks is the exit; numbers missing before them are chunks that the server has
+discarded (a `Gap`), or a single number that is the exit. An answer without chunks covers all
+numbers: the last one is the end, if the process has ended, and a missing one is the exit.
+
+`RemoteProcesses` starts and kills processes. A process has its `RemoteProcess` before it is
+started, because output may arrive before the answer to the start. Its id is random and used once,
+so a start whose answer was lost can be repeated: the server refuses an id that it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from exec_server.client.engine.session import ClientSession
+from exec_server.client.file_errors import FileError, ProgramNotFound, WorkingDirectoryNotFound
+from exec_server.errors import (
+    ConnectionLost,
+    ExecServerError,
+    InternalError,
+    InvalidRequest,
+    MalformedAnswer,
+    NotFound,
+    ProcessLost,
+    RpcError,
+    SessionLost,
+)
+from exec_server.protocol.files import GET_METADATA, GetMetadataParams
+from exec_server.protocol.method import Notice
+from exec_server.protocol.process import (
+    READ,
+    START,
+    TERMINATE,
+    ClosedParams,
+    ExitedParams,
+    OutputParams,
+    ProcessId,
+    ReadParams,
+    ReadResult,
+    StartParams,
+    TerminateParams,
+)
+
+# Early events that are kept, as many as the reference keeps. Only a server that sends out of order
+# reaches this; events beyond it are dropped and read again.
+EARLY_EVENTS: Final = 256
+EARLY_BYTES: Final = 1_048_576
+# The same while a read is in progress. Everything sent before its answer is early then, so this is
+# more than sockets and servers buffer. Events beyond it are dropped and read again, too.
+EARLY_EVENTS_DURING_READ: Final = 65_536
+EARLY_BYTES_DURING_READ: Final = 16 * 1_048_576
+
+# For how long a start is repeated. Servers remember a process for 30 s after its end; until then
+# they refuse a second start with the same id.
+RESEND_SECONDS: Final = 25.0
+# The interval of reads while a start is in progress.
+STARTING_SECONDS: Final = 0.02
+# How long a start may be in progress on a server that drops starts with their connection.
+DROPPED_SECONDS: Final = 0.25
+# How long a caller waits for the end of a killed process. It takes milliseconds.
+KILL_SECONDS: Final = 5.0
+
+# Size of a read. It is halved after each lost connection, down to a minimum: an answer that is
+# larger than the connection can carry would never arrive. Then the number of losses in a row.
+READ_BYTES: Final = 262_144
+MIN_READ_BYTES: Final = 4096
+MAX_LOSSES: Final = 64
+# Answers in a row without an event that a notification has announced. One is possible: the answer
+# may be older than the notification.
+MAX_EMPTY_READS: Final = 16
+
+# Numbers of events are unsigned 64-bit integers.
+MAX_SEQ: Final = 2**64 - 1
+
+_EXISTS: Final = "already exists"
+_STARTING: Final = "is starting"
+_ENOENT: Final = "(os error 2)"
+_CLOSED: Final = "the environment was closed"
+
+Event = OutputParams | ExitedParams | ClosedParams
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Lost output: its size in bytes, or a lower bound if the server does not tell."""
+
+    size: int
+
+
+class EventSequence:
+    """Puts the events of one process into order; no I/O."""
+
+    __slots__ = (
+        "_delivered_bytes",
+        "_dropped",
+        "_early",
+        "_early_bytes",
+        "_has_exited",
+        "_id",
+        "_is_reading",
+        "last",
+    )
+
+    def __init__(self, process_id: ProcessId) -> None:
+        self._id = process_id
+        self.last = 0  # the number of the last event that was delivered
+        self._early: dict[int, Event] = {}
+        self._early_bytes = 0
+        self._dropped = 0  # the highest number among dropped events
+        self._has_exited = False
+        self._is_reading = False
+        self._delivered_bytes = 0  # since the read began
+
+    @property
+    def needs_read(self) -> bool:
+        """Whether an event is missing that no notification will bring."""
+        return self._dropped > self.last
+
+    def receive(self, event: Event) -> Sequence[Event]:
+        """Take an event; returns the events that are next."""
+        if event.seq == self.last + 1:
+            if self._lacks_exit(event):
+                return ()
+            delivered = (event,) if self._deliver(event) else ()
+            return (*delivered, *self._ready()) if self._early else delivered
+        if event.seq > self.last and event.seq not in self._early:
+            self._keep_early(event)
+        return ()
+
+    def begin_read(self) -> int:
+        """The number after which to read; the answer goes to `apply_read`."""
+        self._is_reading = True
+        self._delivered_bytes = 0
+        return self.last
+
+    def apply_read(self, answer: ReadResult) -> list[Event | Gap]:
+        """Take the answer to a read; returns the events that are next."""
+        self._is_reading = False
+        end = answer.chunks[-1].seq if answer.chunks else answer.next_seq - 1
+        known = self._known(answer, end)
+        holes = self._holes(known, end)
+        exit_seq = self._exit_seq(answer, known, holes)
+        if exit_seq is not None:
+            known[exit_seq] = self._exit(answer, exit_seq)
+            holes = self._holes(known, end)
+        gaps = self._gaps(holes, known, answer)
+        events: list[Event | Gap] = []
+        for seq in sorted(known.keys() | gaps.keys()):
+            if seq > end:
+                break
+            self._drop_early(seq)
+            if seq in gaps:
+                events.append(gaps[seq])
+            else:
+                event = known[seq]
+                if isinstance(event, ClosedParams) and not self._has_exited:
+                    # The exit is among the discarded events: deliver it late, but before the end.
+                    events.append(self._exit(answer, seq))
+                    self._has_exited = True
+                if self._deliver(event):
+                    events.append(event)
+        self.last = max(self.last, end)
+        if not answer.chunks and answer.exit_code is not None and not self._has_exited:
+            events.append(self._exit(answer, end))
+            self._has_exited = True
+        events += self._ready()
+        return events
+
+    # ---- bookkeeping ------------------------------------------------------------------
+
+    def _deliver(self, event: Event) -> bool:
+        """Count an event as delivered; False for an exit that was delivered before."""
+        self.last = event.seq
+        if isinstance(event, OutputParams):
+            self._delivered_bytes += len(event.chunk)
+        elif isinstance(event, ExitedParams):
+            if self._has_exited:
+                return False
+            self._has_exited = True
+        return True
+
+    def _ready(self) -> list[Event]:
+        """The early events that are next now."""
+        ready = []
+        while (event := self._early.get(self.last + 1)) is not None:
+            if self._lacks_exit(event):
+                break
+            self._drop_early(event.seq)
+            if self._deliver(event):
+                ready.append(event)
+        return ready
+
+    def _lacks_exit(self, event: Event) -> bool:
+        """Whether this is an end whose exit was lost, so that a read is needed."""
+        if not isinstance(event, ClosedParams) or self._has_exited:
+            return False
+        self._dropped = event.seq
+        return True
+
+    def _keep_early(self, event: Event) -> None:
+        max_events, max_bytes = EARLY_EVENTS, EARLY_BYTES
+        if self._is_reading:
+            max_events, max_bytes = EARLY_EVENTS_DURING_READ, EARLY_BYTES_DURING_READ
+        size = _size(event)
+        if len(self._early) >= max_events or self._early_bytes + size > max_bytes:
+            self._dropped = max(self._dropped, event.seq)
+            return
+        self._early[event.seq] = event
+        self._early_bytes += size
+
+    def _drop_early(self, seq: int) -> None:
+        event = self._early.pop(seq, None)
+        if event is not None:
+            self._early_bytes -= _size(event)
+
+    # ---- the answer to a read ---------------------------------------------------------
+
+    def _known(self, answer: ReadResult, end: int) -> dict[int, Event]:
+        """All events that are known, by number."""
+        known = dict(self._early)
+        for chunk in answer.chunks:
+            if chunk.seq > self.last:
+                known[chunk.seq] = OutputParams(self._id, chunk.seq, chunk.stream, chunk.chunk)
+        if answer.closed and not answer.chunks and end > self.last:
+            known[end] = ClosedParams(self._id, end)
+        return known
+
+    def _holes(self, known: dict[int, Event], end: int) -> list[tuple[int, int]]:
+        """The unknown numbers up to `end`, as ranges."""
+        holes = []
+        reached = self.last
+        for seq in sorted(known):
+            if seq > end:
+                break
+            if seq > reached + 1:
+                holes.append((reached + 1, seq - 1))
+            reached = seq
+        if reached < end:
+            holes.append((reached + 1, end))
+        return holes
+
+    def _exit_seq(
+        self, answer: ReadResult, known: dict[int, Event], holes: list[tuple[int, int]]
+    ) -> int | None:
+        """The number of the exit, if the answer determines it."""
+        if answer.exit_code is None or self._knows_exit(known):
+            return None
+        if not answer.chunks:
+            return holes[-1][1] if holes else None
+        first = answer.chunks[0].seq
+        for start, stop in holes:
+            if start > first or (start == stop and answer.first_seq is None):
+                return stop
+        return None
+
+    def _exit(self, answer: ReadResult, seq: int) -> ExitedParams:
+        code = 0 if answer.exit_code is None else answer.exit_code
+        return ExitedParams(self._id, seq, code, answer.sandbox_denied, answer.sandbox_denial)
+
+    def _knows_exit(self, known: dict[int, Event]) -> bool:
+        return self._has_exited or any(isinstance(event, ExitedParams) for event in known.values())
+
+    def _gaps(
+        self, holes: list[tuple[int, int]], known: dict[int, Event], answer: ReadResult
+    ) -> dict[int, Gap]:
+        """The lost output, by its first number; a chunk has at least one byte."""
+        # One of the numbers may be the exit's.
+        spared = answer.exit_code is not None and not self._knows_exit(known)
+        gaps = {start: Gap(max(1, stop - start + 1 - spared)) for start, stop in holes}
+        if holes and answer.first_seq is not None and answer.lost_bytes is not None:
+            # The server counts from the number of the request. Notifications may have brought
+            # some of these bytes meanwhile.
+            received = sum(_size(event) for seq, event in known.items() if seq < answer.first_seq)
+            exact = answer.lost_bytes - self._delivered_bytes - received
+            others = sum(gaps[start].size for start, _ in holes[1:])
+            gaps[holes[0][0]] = Gap(exact - others)
+            if exact <= others:  # the missing number is the exit, not a chunk
+                del gaps[holes[0][0]]
+        return gaps
+
+
+def _size(event: Event) -> int:
+    return len(event.chunk) if isinstance(event, OutputParams) else 0
+
+
+class Sink(Protocol):
+    """Receives the events of one process by plain calls, in order."""
+
+    def on_output(self, event: OutputParams) -> None: ...
+
+    def on_gap(self, size: int) -> None:
+        """`size` bytes of output are lost."""
+        ...
+
+    def on_exited(self, event: ExitedParams) -> None:
+        """The process has exited. May be called twice, the first time early while skipping."""
+        ...
+
+    def on_closed(self) -> None:
+        """The process has exited and its output has ended."""
+        ...
+
+    def on_failed(self, error: ExecServerError) -> None:
+        """No further event can be received."""
+        ...
+
+
+class RemoteProcess:
+    """Client-side state of one remote process."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.id = ProcessId(uuid.uuid4().hex)
+        self.sink = sink
+        self.sequence = EventSequence(self.id)
+        self.is_started = False  # the start was answered
+        self.may_run = False  # a start was sent and has not failed
+        # Notifications are ignored until `recover`, because the sink's queue is full.
+        self.is_skipping = False
+        self.recovery: asyncio.Future[None] | None = None
+
+
+class RemoteProcesses:
+    """The processes of an environment; a Subscriber of its session."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+        self._processes: dict[ProcessId, RemoteProcess] = {}
+        self._kills: set[asyncio.Future[None]] = set()
+        self._is_closed = False
+        self._unsubscribe = session.subscribe(self)
+
+    def open(self, sink: Sink) -> RemoteProcess:
+        """Register a process that is to be started; the caller must `forget` it."""
+        if self._is_closed:
+            raise SessionLost(_CLOSED)
+        process = RemoteProcess(sink)
+        self._processes[process.id] = process
+        return process
+
+    async def start(self, process: RemoteProcess, params: StartParams, name: str) -> None:
+        """Start a process exactly once; the RpcError it raises contains `name`.
+
+        The id in `params` is replaced. After a cancellation the process may run or not.
+        """
+        params = msgspec.structs.replace(params, process_id=process.id)
+        deadline = asyncio.get_running_loop().time() + RESEND_SECONDS
+        is_repeated = False
+        process.may_run = True
+        while True:
+            try:
+                await self._session.call(START, params)
+                process.is_started = True
+                return
+            except ConnectionLost:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                is_repeated = True
+            except SessionLost:
+                process.may_run = False  # the server kills it with the session
+                raise
+            except RpcError as error:
+                if not is_repeated or not error.message.endswith(_EXISTS):
+                    process.may_run = False
+                    raise await self._refusal(error, params, name) from None
+                if await self._join(process):
+                    return
+
+    async def _refusal(self, error: RpcError, params: StartParams, name: str) -> RpcError:
+        """The error of a start with the name of the command; tells what is missing."""
+        text = f"cannot start {name}: {error.message}"
+        if not isinstance(error, InternalError) or not error.message.endswith(_ENOENT):
+            return error.explained(text)
+        kind: type[FileError] = ProgramNotFound
+        path = params.argv[0]
+        try:
+            await self._session.call(GET_METADATA, GetMetadataParams(params.cwd))
+        except NotFound:
+            kind, path = WorkingDirectoryNotFound, params.cwd.native()
+        except ExecServerError:
+            pass  # the directory exists, or the connection is lost
+        refusal = kind.from_rpc(error, errno.ENOENT, path)
+        return refusal.explained(text)
+
+    async def _join(self, process: RemoteProcess) -> bool:
+        """Take over a process that the server has begun to start; False if it has not."""
+        began = asyncio.get_running_loop().time()
+        while True:
+            try:
+                await self._catch_up(process)
+                process.is_started = True
+                return True
+            except InvalidRequest as error:
+                if not error.message.endswith(_STARTING):
+                    return False
+                if asyncio.get_running_loop().time() - began > self._max_start_seconds():
+                    # The start was dropped. Killing makes the id free for another attempt.
+                    await self._kill(process.id)
+                    return False
+                await asyncio.sleep(STARTING_SECONDS)
+
+    def _max_start_seconds(self) -> float:
+        """How long a start may be in progress.
+
+        The reference drops a start with its connection, and reports it as starting ever after.
+        Our server completes it; the `processReadLoss` capability identifies our server.
+        """
+        is_ours = self._session.environment_info.capabilities.process_read_loss
+        return RESEND_SECONDS if is_ours else DROPPED_SECONDS
+
+    def kill(self, process: RemoteProcess) -> asyncio.Future[None]:
+        """Kill a process with all its descendants, even if the caller is cancelled.
+
+        The future is done when the server has answered.
+        """
+        killing = self._session.spawn(self._kill(process.id))
+        self._kills.add(killing)
+        killing.add_done_callback(self._kills.discard)
+        return killing
+
+    async def _kill(self, process_id: ProcessId) -> None:
+        try:
+            await self._session.call(TERMINATE, TerminateParams(process_id), is_retryable=True)
+        except ExecServerError:
+            pass  # the server kills it with the session
+
+    def forget(self, process: RemoteProcess) -> None:
+        """Deliver no more events of a process."""
+        self._processes.pop(process.id, None)
+        if process.recovery is not None:
+            process.recovery.cancel()
+
+    async def close(self) -> None:
+        """Kill all remaining processes, and wait for that up to KILL_SECONDS.
+
+        The sinks get SessionLost at once: an exit by this kill would look like one of its own.
+        """
+        self._is_closed = True
+        for process in list(self._processes.values()):
+            self.kill(process)
+            process.sink.on_failed(SessionLost(_CLOSED))
+            self.forget(process)
+        if self._kills:
+            await asyncio.wait(self._kills, timeout=KILL_SECONDS)
+        self._unsubscribe()
+
+    # ---- events of the session --------------------------------------------------------
+
+    def on_notice(self, notice: Notice[Any], params: Any) -> None:
+        if not isinstance(params, OutputParams | ExitedParams | ClosedParams):
+            return
+        process = self._processes.get(params.process_id)
+        if process is None:
+            return
+        if process.is_skipping:
+            if isinstance(params, ExitedParams):
+                process.sink.on_exited(params)
+            return
+        self._deliver(process, process.sequence.receive(params))
+        if process.sequence.needs_read:
+            self.recover(process)
+
+    def on_disconnected(self) -> None:
+        """Nothing can be read before the session is resumed."""
+
+    def on_resumed(self) -> None:
+        for process in tuple(self._processes.values()):
+            if process.is_started:
+                self.recover(process)
+
+    def on_lost(self, error: SessionLost) -> None:
+        for process in tuple(self._processes.values()):
+            process.sink.on_failed(error)
+
+    # ---- missed events ----------------------------------------------------------------
+
+    def recover(self, process: RemoteProcess) -> None:
+        """Read all missed events; a recovery in progress covers them."""
+        process.is_skipping = False
+        if process.recovery is None or process.recovery.done():
+            process.recovery = self._session.spawn(self._recover(process))
+
+    async def _recover(self, process: RemoteProcess) -> None:
+        try:
+            await self._catch_up(process)
+        except InvalidRequest as error:
+            process.sink.on_failed(ProcessLost(f"output cannot be recovered: {error}"))
+        except ExecServerError as error:
+            process.sink.on_failed(error)
+
+    async def _catch_up(self, process: RemoteProcess) -> None:
+        """Read until no event is missing."""
+        size = READ_BYTES
+        losses = empty_reads = 0
+        while True:
+            params = ReadParams(process.id, process.sequence.begin_read(), size, 0)
+            try:
+                answer = await self._session.call(READ, params)
+            except ConnectionLost:
+                losses += 1
+                if losses > MAX_LOSSES:
+                    raise
+                size = max(size // 2, MIN_READ_BYTES)
+                continue
+            losses = 0
+            _check_read(answer, params.after_seq or 0)
+            self._deliver(process, process.sequence.apply_read(answer))
+            if not answer.chunks and not process.sequence.needs_read:
+                return
+            empty_reads = 0 if answer.chunks else empty_reads + 1
+            if empty_reads > MAX_EMPTY_READS:
+                raise MalformedAnswer("process/read does not return an event that was announced")
+
+    def _deliver(self, process: RemoteProcess, events: Iterable[Event | Gap]) -> None:
+        for event in events:
+            if isinstance(event, OutputParams):
+                process.sink.on_output(event)
+            elif isinstance(event, Gap):
+                process.sink.on_gap(event.size)
+            elif isinstance(event, ExitedParams):
+                process.sink.on_exited(event)
+            else:
+                process.sink.on_closed()
+
+
+def _check_read(answer: ReadResult, after: int) -> None:
+    """Refuse numbers that go backwards: reading on would never come to an end."""
+    last = after
+    for chunk in answer.chunks:
+        if chunk.seq <= last:
+            raise MalformedAnswer(f"process/read returned event {chunk.seq} after event {last}")
+        last = chunk.seq
+    if max(last, answer.next_seq) > MAX_SEQ:
+        raise MalformedAnswer(f"process/read returned an event with a number above {MAX_SEQ}")
+    if min(answer.next_seq, answer.first_seq or 0, answer.lost_bytes or 0) < 0:
+        raise MalformedAnswer("process/read returned a negative number")

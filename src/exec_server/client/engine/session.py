@@ -1,0 +1,520 @@
+"""ClientSession: calls and notifications that survive the loss of a connection.
+
+Theory of operation. A session is in one of three states: it has a connection past its handshake
+(`_connection`), or a task is opening one (`__aenter__` at first, `_recover` later), or it has
+ended (`_end_reason`). Every call is a `PendingCall`. It is in `_queue` until it is sent, then in
+the `pending` table of the connection. When a connection is lost, its calls that may be repeated
+go back to the front of the queue in their old order, and the others fail. The answer to
+`initialize` is processed in the callback that receives it, so that subscribers learn of the
+resumption before the first notification of the new connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from msgspec import UNSET, Raw
+
+from exec_server.client.engine.dialers import Dialer, is_transient
+from exec_server.client.engine.flow_control import FlowControl
+from exec_server.client.engine.inbound import ServerRequests, Subscriber, deliver, notify
+from exec_server.client.engine.messages import (
+    Envelope,
+    decode,
+    decode_as,
+    decode_environment,
+    decode_initialize_answer,
+    request_body,
+)
+from exec_server.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    ExecServerError,
+    InvalidParams,
+    InvalidRequest,
+    MalformedMessage,
+    MethodNotFound,
+    SessionLost,
+)
+from exec_server.net.stream import MessageStream
+from exec_server.printable import printable
+from exec_server.protocol.method import Call
+from exec_server.protocol.session import (
+    INFO,
+    INITIALIZE,
+    EnvironmentInfo,
+    InitializeParams,
+    SessionId,
+)
+
+log = logging.getLogger(__name__)
+
+CLIENT_NAME: Final = "exec-server-client"
+# For the answer to `initialize`, and to `environment/info` if the server does not send that along.
+INITIALIZE_SECONDS = 10.0
+INFO_SECONDS = 30.0
+# Servers keep a session for 30 s after its connection was lost, and some of that time passes
+# before the client notices. The session is given up after this time.
+RECOVERY_SECONDS = 25.0
+# How often one request is sent. A request that makes the server drop the connection must not be
+# repeated forever; even on a bad network no other request comes near this number.
+MAX_SENDS = 32
+# Size of one message that servers accept. A larger one would cost the connection.
+MESSAGE_BYTES = 64 * 1_048_576
+
+# Close codes of RFC 6455, section 7.4.1.
+_NORMAL: Final = 1000
+_PROTOCOL_ERROR: Final = 1002
+# Servers answer with this id if they could not read the id of a message.
+_NO_ID: Final = -1
+# The reason if the peer does not know `initialize`, or sends it to the client.
+_NOT_A_SERVER: Final = "it does not speak the protocol of an exec-server"
+
+P = TypeVar("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class PendingCall:
+    """A request that is queued or sent; cancelling its future discards the answer."""
+
+    __slots__ = ("body", "future", "is_retryable", "times_sent")
+
+    def __init__(self, body: bytes, *, is_retryable: bool) -> None:
+        self.body = body
+        self.is_retryable = is_retryable
+        self.times_sent = 0
+        self.future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
+
+    def resolve(self, result: Raw) -> None:
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, error: ExecServerError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # the caller may be cancelled before it retrieves this
+
+
+class _Initialize(PendingCall):
+    """`initialize`, whose answer is processed as soon as it is received."""
+
+    __slots__ = ("_accept",)
+
+    def __init__(self, body: bytes, accept: Callable[[Raw], None]) -> None:
+        super().__init__(body, is_retryable=False)
+        self._accept = accept
+
+    def resolve(self, result: Raw) -> None:
+        try:
+            self._accept(result)
+        except ExecServerError as error:
+            self.fail(error)
+        else:
+            super().resolve(result)
+
+
+class _Connection:
+    """One connection of a session: the receiver of its stream."""
+
+    __slots__ = ("_session", "end_reason", "is_writing_paused", "last_id", "pending", "stream")
+
+    def __init__(self, session: ClientSession, stream: MessageStream) -> None:
+        self._session = session
+        self.stream = stream
+        self.last_id = 0
+        # A cancelled call stays until it is answered: the server is still working on it, so it
+        # counts as one in flight.
+        self.pending: dict[int, PendingCall] = {}
+        self.end_reason: str | None = None
+        self.is_writing_paused = False
+
+    def message_received(self, message: bytes) -> None:
+        if self.end_reason is not None:
+            return
+        try:
+            envelope = decode(message)
+            if envelope.method is UNSET:
+                self._session._answer_received(self, envelope)
+            elif envelope.id is UNSET:
+                deliver(self._session._subscribers, envelope.method, envelope.params)
+            else:
+                self._session._request_received(self, envelope)
+        except MalformedMessage as error:
+            self._session._message_malformed(self, error)
+
+    def pause_writing(self) -> None:
+        self.is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_writing_paused = False
+        self._session._send_queued()
+
+    def connection_lost(self) -> None:
+        if self.end_reason is None:
+            self._session._connection_ended(self, "connection lost")
+
+
+class ClientSession:
+    """A session with a server, for `async with`; owns its dialer and closes it.
+
+    Entering raises ConnectFailed, RegistryError or RpcError if no session can be opened.
+    """
+
+    session_id: SessionId
+    environment_info: EnvironmentInfo
+
+    def __init__(self, dialer: Dialer, *, client_name: str = CLIENT_NAME) -> None:
+        self.flow_control = FlowControl(self.pause_reading, self.resume_reading)
+        self._dialer = dialer
+        self._client_name = client_name
+        self._tasks = asyncio.TaskGroup()
+        self._is_entered = False
+        self._is_closed = False
+        self._recovery: asyncio.Task[None] | None = None
+        self._connection: _Connection | None = None
+        self._end_reason: str | None = None
+        self._queue: OrderedDict[PendingCall, None] = OrderedDict()
+        self._subscribers: list[Subscriber] = []
+        self._server_requests = ServerRequests(self._tasks)
+        self._pauses = 0
+
+    # ---- lifetime ---------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise RuntimeError("a session can be entered only once: connect again instead")
+        self._is_entered = True
+        await self._tasks.__aenter__()
+        try:
+            await self._attach(resume=None)
+            if not hasattr(self, "environment_info"):
+                async with asyncio.timeout(INFO_SECONDS):
+                    answer = await self._request(INFO.name, None, is_retryable=True)
+                self.environment_info = decode_environment(answer)
+        except TimeoutError:
+            await self._finish()
+            raise ConnectFailed("timed out waiting for environment/info") from None
+        except BaseException:
+            await self._finish()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._finish()
+
+    async def close(self) -> None:
+        """End the session and its connection; calls in flight fail with SessionLost."""
+        self._is_closed = True
+        self.flow_control.close()
+        self._end("the session was closed")
+        if self._recovery is not None:
+            await asyncio.wait([self._recovery])  # it is cancelled
+        await self._dialer.close()
+
+    async def _finish(self) -> None:
+        """Close, and wait for all tasks; an exception of the body does not pass the group."""
+        try:
+            await self.close()
+        finally:
+            await self._tasks.__aexit__(None, None, None)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Start a task that outlives the caller's cancellation; cancelling the future ends it.
+
+        The future has the result, which need not be retrieved.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if self._is_closed:
+            work.close()
+            future.set_exception(SessionLost("the environment was closed"))
+            future.exception()  # mark it as retrieved
+            return future
+        task = self._tasks.create_task(_settle(work, future))
+        future.add_done_callback(lambda _: task.cancel())
+        task.add_done_callback(lambda _: work.close())  # the task may end before it has run
+        return future
+
+    # ---- calls ------------------------------------------------------------------------
+
+    async def call(self, call: Call[P, R], params: P, *, is_retryable: bool = False) -> R:
+        """Send a request and wait for its answer without a time limit.
+
+        Raises RpcError (a subclass for each code) if the server refuses, ConnectionLost if the
+        connection ends first and the request is not `is_retryable`, and SessionLost. If the
+        caller is cancelled, the answer is discarded; the server does not learn of it.
+        """
+        consumers = self.flow_control.begin_wait()
+        try:
+            answer = await self._request(call.name, params, is_retryable=is_retryable)
+        finally:
+            self.flow_control.end_wait(consumers)
+        return decode_as(call.result, answer, f"answer to {call.name}")
+
+    async def call_in_background(self, call: Call[P, R], params: P) -> R:
+        """Make a retryable call whose answer no consumer waits for.
+
+        Such a call exempts no full queue. A process that does not read its input may delay the
+        answer to a write for as long as it likes.
+        """
+        answer = await self._request(call.name, params, is_retryable=True)
+        return decode_as(call.result, answer, f"answer to {call.name}")
+
+    async def _request(self, method: str, params: object, *, is_retryable: bool) -> Raw:
+        if not self._is_entered:
+            raise RuntimeError("the session is not open: use it inside of its `async with`")
+        try:
+            body = request_body(method, params)
+        except UnicodeEncodeError:
+            raise InvalidParams("text that is not UTF-8 cannot be sent") from None
+        except (NotImplementedError, TypeError) as error:
+            raise InvalidParams(str(error)) from None
+        if len(body) + 32 > MESSAGE_BYTES:
+            raise InvalidRequest(f"the request has {len(body)} bytes; a message may have 64 MiB")
+        if self._end_reason is not None:
+            raise SessionLost(self._end_reason)
+        call = PendingCall(body, is_retryable=is_retryable)
+        self._queue[call] = None
+        self._send_queued()
+        try:
+            return await call.future
+        finally:
+            self._queue.pop(call, None)  # if it was cancelled before it was sent
+
+    def _send_queued(self) -> None:
+        """Send queued calls, up to the number that may be in flight."""
+        while self._queue:
+            connection = self._connection  # sending may find out that it has ended
+            if (
+                connection is None
+                or connection.is_writing_paused
+                or len(connection.pending) >= self._dialer.calls_in_flight
+            ):
+                return
+            call, _ = self._queue.popitem(last=False)
+            self._send(connection, call)
+
+    def _send(self, connection: _Connection, call: PendingCall) -> None:
+        connection.last_id += 1
+        connection.pending[connection.last_id] = call
+        call.times_sent += 1
+        connection.stream.send(b'{"id":%d,%b' % (connection.last_id, call.body))
+        if not call.is_retryable:
+            call.body = b""  # it may be large, and the answer may take long
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Report all events from now on to `subscriber`; returns a function that ends this."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    def answer(self, call: Call[P, R], handler: Callable[[P], Awaitable[R]]) -> None:
+        """Let `handler` answer this request of the server; an RpcError it raises is an answer."""
+        self._server_requests.handlers[call.name] = (call, handler)
+
+    def pause_reading(self) -> None:
+        """Stop reading from the server, answers included, until as many `resume_reading`."""
+        self._pauses += 1
+        if self._pauses == 1 and self._connection is not None:
+            self._connection.stream.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Undo one `pause_reading`."""
+        assert self._pauses, "reading is not paused"
+        self._pauses -= 1
+        if not self._pauses and self._connection is not None:
+            self._connection.stream.resume_reading()
+
+    # ---- connecting and reconnecting --------------------------------------------------
+
+    async def _attach(self, resume: SessionId | None) -> None:
+        """Make one attempt to open a connection and complete the handshake."""
+        made: list[_Connection] = []
+
+        def make_receiver(stream: MessageStream) -> _Connection:
+            made.append(_Connection(self, stream))
+            return made[0]
+
+        await self._dialer.open(make_receiver)
+        connection = made[0]
+        if connection.end_reason is not None:
+            reason = connection.end_reason
+            raise ConnectFailed(f"connection ended during initialize: {reason}")
+        initialize = _Initialize(
+            request_body(INITIALIZE.name, InitializeParams(self._client_name, resume)),
+            lambda answer: self._accept(connection, resume, answer),
+        )
+        try:
+            self._send(connection, initialize)
+            # No timeout scope: it could expire just after the connection was accepted.
+            await asyncio.wait([initialize.future], timeout=INITIALIZE_SECONDS)
+            if not initialize.future.done():
+                raise ConnectFailed(
+                    "timed out waiting for exec-server initialize handshake after "
+                    f"{INITIALIZE_SECONDS:g}s"
+                )
+            initialize.future.result()
+        except MethodNotFound as error:
+            self._drop(connection, "initialize failed")
+            if resume is not None:
+                raise  # which is not transient
+            raise ConnectFailed(f"{_NOT_A_SERVER}: it says: {error}") from None
+        except BaseException:
+            if connection is not self._connection:
+                self._drop(connection, "initialize failed")
+            raise
+
+    def _accept(self, connection: _Connection, resume: SessionId | None, answer: Raw) -> None:
+        """Use this connection for the session: the server has answered `initialize`."""
+        initialized = decode_initialize_answer(answer)
+        if resume is not None and initialized.session_id != resume:
+            raise SessionLost("exec-server initialized an unexpected session")
+        self.session_id = initialized.session_id
+        if initialized.environment_info is not UNSET:
+            self.environment_info = decode_environment(initialized.environment_info)
+        connection.stream.send(b'{"method":"initialized","params":{}}')
+        self._connection = connection
+        if self._pauses:
+            connection.stream.pause_reading()
+        if resume is not None:
+            log.info("session resumed")
+            notify(self._subscribers, lambda subscriber: subscriber.on_resumed())
+        self._send_queued()
+
+    def _message_malformed(self, connection: _Connection, error: MalformedMessage) -> None:
+        """End the session: its server is broken, and the content of the message is lost.
+
+        A process whose output was in it would otherwise seem to have ended in order.
+        """
+        reason = f"malformed message from the server: {error}"
+        if connection is self._connection:
+            self._end(reason, _PROTOCOL_ERROR)
+        else:
+            self._drop(connection, reason, _PROTOCOL_ERROR)
+
+    def _drop(self, connection: _Connection, reason: str, code: int = _NORMAL) -> None:
+        """Close a connection; the answers to its requests are lost."""
+        if connection.end_reason is None:
+            log.info("connection ends: %s", printable(reason))
+            self._connection_ended(connection, reason)
+            connection.stream.close(code, reason[:100].encode("ascii", "replace").decode())
+
+    def _connection_ended(self, connection: _Connection, reason: str) -> None:
+        """Requeue or fail the calls of a connection, and reconnect; called once for each."""
+        connection.end_reason = reason
+        calls = [call for call in connection.pending.values() if not call.future.done()]
+        connection.pending.clear()
+        if connection is not self._connection:
+            for call in calls:  # only `initialize`
+                call.fail(ConnectFailed(f"connection ended during initialize: {reason}"))
+            return
+        self._connection = None
+        if not self._dialer.can_reconnect:
+            self._end(reason)
+        if self._end_reason is not None:
+            for call in calls:
+                call.fail(SessionLost(self._end_reason))
+            return
+        for call in reversed(calls):
+            if call.is_retryable and call.times_sent < MAX_SENDS:
+                self._queue[call] = None
+                self._queue.move_to_end(call, last=False)
+            else:
+                call.fail(ConnectionLost(f"no answer: {reason}"))
+        log.info("connection to the server lost: %s", printable(reason))
+        self._recovery = self._tasks.create_task(self._recover(reason))
+        notify(self._subscribers, lambda subscriber: subscriber.on_disconnected())
+
+    async def _recover(self, reason: str) -> None:
+        """Reconnect and resume the session, or end it."""
+        attempt = 0
+        try:
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                while True:
+                    try:
+                        await self._attach(resume=self.session_id)
+                        return
+                    except ExecServerError as error:
+                        reason = str(error)
+                        if not is_transient(error):
+                            break
+                        log.debug("cannot resume yet: %s", printable(reason))
+                    await asyncio.sleep(self._dialer.retry_delay(attempt))
+                    attempt += 1
+        except TimeoutError:
+            if self._connection is not None:
+                return  # it was accepted just before the timeout
+            reason = f"no connection within {RECOVERY_SECONDS:g} s: {reason}"
+        self._end(f"the session could not be resumed: {reason}")
+
+    def _end(self, reason: str, code: int = _NORMAL) -> None:
+        """End the session: fail all calls and report it to the subscribers."""
+        if self._end_reason is not None:
+            return
+        self._end_reason = reason
+        if self._recovery is not None and self._recovery is not asyncio.current_task():
+            self._recovery.cancel()
+        self._server_requests.cancel()
+        if self._connection is not None:
+            self._drop(self._connection, reason, code)
+        queue, self._queue = self._queue, OrderedDict()
+        for call in queue:
+            call.fail(SessionLost(reason))
+        notify(self._subscribers, lambda subscriber: subscriber.on_lost(SessionLost(reason)))
+
+    # ---- received messages ------------------------------------------------------------
+
+    def _answer_received(self, connection: _Connection, envelope: Envelope) -> None:
+        request_id = envelope.id
+        call = connection.pending.pop(request_id, None) if type(request_id) is int else None
+        if call is None:
+            if request_id == _NO_ID and envelope.error is not UNSET:
+                # The answer does not tell which request it is for, and that one would hang.
+                reason = f"the server could not read a request: {envelope.error.message}"
+                self._drop(connection, reason, _PROTOCOL_ERROR)
+                return
+            log.info("the server answered a request that was not made")
+        elif envelope.result is not UNSET:
+            call.resolve(envelope.result)
+        else:
+            assert envelope.error is not UNSET
+            call.fail(envelope.error.exception())
+        self._send_queued()
+
+    def _request_received(self, connection: _Connection, envelope: Envelope) -> None:
+        assert envelope.id is not UNSET
+        assert envelope.method is not UNSET
+        if envelope.method == INITIALIZE.name and connection is not self._connection:
+            # A program such as cat, which would echo the answer to this request, too.
+            self._drop(connection, f"{_NOT_A_SERVER}: it sends back what it is sent")
+        elif connection.is_writing_paused:
+            # The answers would fill the memory of a client whose server does not read them.
+            self._drop(connection, "the server sends requests and reads no answers")
+        elif self._end_reason is None:
+            self._server_requests.received(
+                envelope.id, envelope.method, envelope.params, connection.stream.send
+            )
+
+
+async def _settle(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
+    try:
+        result = await work
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    except Exception as error:  # an edge: the holder of the future gets it
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # mark it as retrieved
+    else:
+        if not future.done():
+            future.set_result(result)

@@ -1,0 +1,269 @@
+"""StdioDialer: starts a server as a program and speaks the protocol on its standard streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import cast
+
+from exec_server.client.engine.dialers import CALLS_IN_FLIGHT
+from exec_server.errors import ConnectFailed, ProtocolError, StartupError, os_error_text
+from exec_server.net.inbox import Inbox
+from exec_server.net.lines import LineSplitter, LineWriter
+from exec_server.net.outbox import Outbox
+from exec_server.net.stream import MessageReceiver, MessageStream, ReceiverFactory
+from exec_server.printable import printable
+from exec_server.registry.secrets import SECRET_NAMES
+
+log = logging.getLogger(__name__)
+
+# Unsent bytes at which the producer is asked to stop, and at which to go on.
+SEND_HIGH_BYTES = 524_288
+SEND_LOW_BYTES = 131_072
+# Of a line on stderr. A longer line is passed on in pieces.
+STDERR_BYTES = 8192
+# Between SIGTERM and SIGKILL, as the reference; and for the kernel to end the program after that.
+TERMINATE_SECONDS = 2.0
+KILL_SECONDS = 2.0
+# A program that has closed its stdin may have written messages before, which are read first.
+STDOUT_DRAIN_SECONDS = 1.0
+# After the program's exit, for its last output. A pipe stays open longer only if a process outside
+# the program's group has it.
+PIPES_SECONDS = 0.5
+
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+
+
+class StdioDialer:
+    """A program that speaks the protocol on stdin and stdout, one message per line.
+
+    The program gets a session and process group of its own, and SIGTERM, then SIGKILL, when it is
+    no longer needed. Without `env` it inherits our environment, except for our secrets.
+    """
+
+    can_reconnect = False
+    calls_in_flight = CALLS_IN_FLIGHT
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        *,
+        on_stderr: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_stderr` gets each line of stderr; without it the lines are logged."""
+        if not argv:
+            raise StartupError("no program was given")
+        self._argv = list(argv)
+        self._env = _inherited() if env is None else dict(env)
+        self._cwd = cwd
+        self._on_stderr = on_stderr or self._log_line
+        self._programs: list[ProgramStream] = []
+
+    async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
+        stream = ProgramStream(make_receiver, self._on_stderr)
+        starting = asyncio.get_running_loop().subprocess_exec(
+            lambda: stream,
+            *self._argv,
+            env=self._env,
+            cwd=self._cwd,
+            start_new_session=True,
+        )
+        try:
+            await starting
+        except (OSError, ValueError) as error:
+            text = os_error_text(error) if isinstance(error, OSError) else str(error)
+            raise ConnectFailed(f"cannot start {self._argv[0]}: {text}") from None
+        self._programs.append(stream)
+        return stream
+
+    def retry_delay(self, attempt: int) -> float:
+        return 0.0
+
+    async def close(self) -> None:
+        for program in self._programs:
+            program.close(0, "no longer needed")
+        for program in self._programs:
+            await program.wait_closed()
+
+    def _log_line(self, line: str) -> None:
+        log.info("%s: %s", self._argv[0], printable(line))
+
+
+class ProgramStream(asyncio.SubprocessProtocol):
+    """The link to a program; a MessageStream."""
+
+    is_strict = False
+    origin = "JSON-RPC message from exec-server stdio"
+
+    def __init__(self, make_receiver: ReceiverFactory, on_stderr: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_stderr = on_stderr
+        self._transport: asyncio.SubprocessTransport = cast(asyncio.SubprocessTransport, None)
+        self._lines = LineSplitter()
+        self._stderr = bytearray()
+        self._is_closed = False
+        self._timers: list[asyncio.TimerHandle] = []
+        self._inbox: Inbox[bytes] = Inbox(self._next_line, self._deliver, self._update_reading)
+        self._outbox = Outbox(self._break_off)
+        self._exited: asyncio.Future[None] = self._loop.create_future()
+        self._receiver: MessageReceiver = make_receiver(self)
+        self._outbox.producer = self._receiver
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+        if self._can_write():
+            self._stdin.set_write_buffer_limits(SEND_HIGH_BYTES, SEND_LOW_BYTES)
+
+    def _can_write(self) -> bool:
+        # The program may have closed its stdin or exited, which is reported in a moment.
+        return not self._is_closed and not self._stdin.is_closing()
+
+    @property
+    def _stdin(self) -> asyncio.WriteTransport:
+        return cast(asyncio.WriteTransport, self._transport.get_pipe_transport(_STDIN))
+
+    @property
+    def _stdout(self) -> asyncio.ReadTransport:
+        return cast(asyncio.ReadTransport, self._transport.get_pipe_transport(_STDOUT))
+
+    # ---- receiving --------------------------------------------------------------------
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == _STDERR:
+            self._stderr_received(data)
+        elif not self._is_closed:
+            self._lines.feed(data)
+            self._inbox.deliver()
+
+    def _next_line(self) -> bytes | None:
+        try:
+            return self._lines.next_line()
+        except ProtocolError as error:
+            self.close(error.close_code, error.reason)
+            return None
+
+    def _deliver(self, line: bytes) -> None:
+        self._receiver.message_received(line)
+
+    def _stderr_received(self, data: bytes) -> None:
+        self._stderr += data
+        while (end := self._stderr.find(b"\n", 0, STDERR_BYTES)) >= 0 or (
+            len(self._stderr) >= STDERR_BYTES
+        ):
+            line = self._stderr[: end if end >= 0 else STDERR_BYTES]
+            del self._stderr[: len(line) + (end >= 0)]
+            self._on_stderr(line.decode(errors="replace").removesuffix("\r"))
+
+    def pause_reading(self) -> None:
+        self._inbox.pause()
+
+    def resume_reading(self) -> None:
+        self._inbox.resume()
+
+    def _update_reading(self) -> None:
+        if self._stdout.is_closing():
+            return
+        if self._inbox.is_flowing or self._is_closed:  # if closed, to notice the end of stdout
+            self._stdout.resume_reading()
+        else:
+            self._stdout.pause_reading()
+
+    # ---- sending ----------------------------------------------------------------------
+
+    def send(self, message: bytes) -> None:
+        self._outbox.send(message, self._write_line)
+
+    def _write_line(self, message: bytes) -> None:
+        self._write(message + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        if self._can_write():
+            self._stdin.write(data)
+
+    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
+        await self._outbox.send_parts(parts, LineWriter(self._write))
+
+    def unsent(self) -> int:
+        unsent = self._stdin.get_write_buffer_size() if self._can_write() else 0
+        return unsent + self._outbox.queued_bytes
+
+    def pause_writing(self) -> None:
+        self._outbox.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._outbox.resume_writing()
+
+    # ---- the end ----------------------------------------------------------------------
+
+    def probe(self) -> None:
+        """No other connection can ask for the session of this program."""
+
+    def _break_off(self) -> None:
+        self.close(0, "a message could not be completed")
+
+    def close(self, code: int, reason: str) -> None:
+        """End the link and the program; `wait_closed` waits for the latter."""
+        if self._is_closed:
+            return
+        log.info("the link to a program ends: %s", reason)
+        self._is_closed = True
+        self._lines.clear()
+        self._inbox.close()
+        self._outbox.close()
+        self._loop.call_soon(self._receiver.connection_lost)
+        self._stdin.close()
+        self._update_reading()
+        if self._transport.get_returncode() is None:
+            self._signal(signal.SIGTERM)
+            self._timers.append(self._loop.call_later(TERMINATE_SECONDS, self.kill))
+        else:
+            self.process_exited()
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == _STDOUT:
+            self.close(0, "stdout ended")
+        elif fd == _STDIN:
+            timer = self._loop.call_later(STDOUT_DRAIN_SECONDS, self.close, 0, "stdin is closed")
+            self._timers.append(timer)
+        elif self._stderr:
+            self._on_stderr(self._stderr.decode(errors="replace"))
+
+    def process_exited(self) -> None:
+        if self._is_closed:
+            self._signal(signal.SIGKILL)  # the processes left in its group
+            self._timers.append(self._loop.call_later(PIPES_SECONDS, self._transport.close))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._transport.close()  # without this call asyncio warns that it was not closed
+        if not self._exited.done():
+            self._exited.set_result(None)
+
+    def kill(self) -> None:
+        if self._transport.get_returncode() is None:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self._transport.get_pid(), number)
+        except (ProcessLookupError, PermissionError):
+            pass  # the group is empty
+
+    async def wait_closed(self) -> None:
+        """Wait until the program has ended and its pipes are closed; bounded."""
+        try:
+            await asyncio.wait([self._exited], timeout=TERMINATE_SECONDS + KILL_SECONDS)
+        finally:
+            self.kill()
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment without the secrets for registries; AWS programs need the AWS variables."""
+    ours = {name for name in SECRET_NAMES if not name.startswith("AWS_")}
+    return {name: value for name, value in os.environ.items() if name not in ours}

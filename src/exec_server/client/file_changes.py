@@ -1,0 +1,281 @@
+"""FileChanges: the methods of `Files` that use extensions of the server.
+
+For a server without an extension, a command on its machine does the same (`mv`, `chmod`, `ln`,
+`touch`, `cat`, `stat`), or the client itself: it reads the text, changes it and writes it back.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol, TypeVar
+
+import pybase64
+
+from exec_server.client.engine.session import ClientSession
+from exec_server.client.engine.start_params import AnySandbox, sandbox_object
+from exec_server.client.file_errors import command_error
+from exec_server.client.paths import AnyPath, PathResolver, path_error, path_text
+from exec_server.client.results import ChangedFile, DiskUsage, Found, Result
+from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, Commands
+from exec_server.errors import InvalidParams, MalformedAnswer, NotFound, RpcError, Unsupported
+from exec_server.patching.edits import Edit, apply_edits
+from exec_server.patching.patch import FileChange, parse_patch, plan
+from exec_server.protocol import file_changes as wire
+from exec_server.protocol.method import Call
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+# Data of one append request, well below the limit of a message.
+APPEND_BYTES: Final = 4 * 1_048_576
+
+_APPEND: Final = 'cat >> "$1"'
+
+
+class TextFiles(Protocol):
+    """The whole-file operations that edits need on servers without the extensions."""
+
+    async def read(self, path: AnyPath) -> bytes: ...
+
+    async def write(self, path: AnyPath, data: bytes, *, parents: bool = False) -> None: ...
+
+    async def remove(self, path: AnyPath) -> None: ...
+
+    async def chmod(self, path: AnyPath, mode: int) -> None: ...
+
+
+class FileChanges:
+    """Changes and searches of files; the base of `Files`."""
+
+    def __init__(
+        self,
+        session: ClientSession,
+        paths: PathResolver,
+        commands: Commands,
+        sandbox: AnySandbox | None = None,
+    ) -> None:
+        self._session = session
+        self._paths = paths
+        self._capabilities = session.environment_info.capabilities
+        self._commands = commands
+        self._sandbox = sandbox_object(sandbox, paths)
+
+    async def append(self, path: AnyPath, data: bytes) -> None:
+        """Write at the end of a file, which is created if it is missing."""
+        if isinstance(data, str):
+            raise TypeError("data must be bytes: encode the text")
+        if not self._capabilities.fs_append:
+            await self._run(["/bin/sh", "-c", _APPEND, "sh", self._absolute(path)], path, data)
+            return
+        for start in range(0, max(len(data), 1), APPEND_BYTES):
+            text = pybase64.b64encode_as_string(data[start : start + APPEND_BYTES])
+            params = wire.AppendParams(self._paths.uri(path), text, self._sandbox)
+            await self._call(wire.APPEND, params, path, is_retryable=False)
+
+    async def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = True) -> None:
+        """Rename a file or directory; AlreadyExists if `new` exists and `replace` is false."""
+        name = f"{path_text(old)} to {path_text(new)}"
+        if not self._capabilities.fs_rename:
+            if not replace:
+                raise Unsupported(
+                    "fsRename", "rename with replace=True, after a look at the target"
+                )
+            await self._run(["mv", "-fT", "--", self._absolute(old), self._absolute(new)], name)
+            return
+        params = wire.RenameParams(
+            self._paths.uri(old), self._paths.uri(new), replace, self._sandbox
+        )
+        await self._call(wire.RENAME, params, name, is_retryable=False)
+
+    async def chmod(self, path: AnyPath, mode: int) -> None:
+        """Set the permission bits of a file or directory, like 0o755."""
+        if not self._capabilities.fs_chmod:
+            await self._run(["chmod", f"{mode:o}", "--", self._absolute(path)], path)
+            return
+        params = wire.ChmodParams(self._paths.uri(path), mode, self._sandbox)
+        await self._call(wire.CHMOD, params, path)
+
+    async def symlink(self, target: AnyPath, path: AnyPath) -> None:
+        """Create a symlink, like os.symlink; a relative target starts at the link's directory."""
+        text = path_text(target)
+        if not self._capabilities.fs_symlink:
+            await self._run(["ln", "-sT", "--", text, self._absolute(path)], path)
+            return
+        params = wire.SymlinkParams(self._paths.uri(path), text, self._sandbox)
+        await self._call(wire.SYMLINK, params, path, is_retryable=False)
+
+    async def touch(
+        self, path: AnyPath, *, modified: float | None = None, accessed: float | None = None
+    ) -> None:
+        """Set the times of a file, in seconds since 1970, or create an empty file.
+
+        A missing time is the current one.
+        """
+        if not self._capabilities.fs_set_times:
+            for flag, time in (("-m", modified), ("-a", accessed)):
+                when = [] if time is None else ["-d", f"@{time:.3f}"]
+                await self._run(["touch", flag, *when, "--", self._absolute(path)], path)
+            return
+        params = wire.SetTimesParams(
+            self._paths.uri(path),
+            _milliseconds(modified),
+            _milliseconds(accessed),
+            create=True,
+            sandbox=self._sandbox,
+        )
+        await self._call(wire.SET_TIMES, params, path)
+
+    async def glob(self, pattern: str, root: AnyPath = ".", *, limit: int = 1000) -> Found[str]:
+        """The paths below `root` that match a pattern like `src/**/*.{ts,tsx}`, relative to it.
+
+        At most `limit` of them; `truncated` of the result tells whether there are more.
+        """
+        if not isinstance(pattern, str):
+            raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
+        if not self._capabilities.fs_glob:
+            raise Unsupported("fsGlob", "walk the tree with files.walk() and match its paths")
+        params = wire.GlobParams(self._paths.uri(root), pattern, limit, self._sandbox)
+        found = await self._call(wire.GLOB, params, root)
+        return Found(found.paths, truncated=found.truncated)
+
+    async def edit(
+        self,
+        path: AnyPath,
+        old: str | Iterable[tuple[str, str]],
+        new: str | None = None,
+        *,
+        all: bool = False,  # noqa: A002 - the word of the protocol
+    ) -> int:
+        """Replace a text that occurs exactly once in a file, or `all` its occurrences.
+
+        `old` may be a list of pairs of texts: all of them are replaced, or none. Returns the
+        number of replacements; raises RpcError with the reason if a text does not fit.
+        """
+        edits = _edits(old, new, all)
+        if not self._capabilities.fs_edit:
+            return await self._edit_here(path, edits)
+        texts = [wire.TextEdit(edit.old, edit.new, edit.all) for edit in edits]
+        params = wire.EditParams(self._paths.uri(path), texts, self._sandbox)
+        return (await self._call(wire.EDIT, params, path, is_retryable=False)).replacements
+
+    async def apply_patch(self, patch: str, root: AnyPath = ".") -> list[ChangedFile]:
+        """Apply a unified diff or a patch of Codex to the files below `root`.
+
+        A patch that does not fit changes nothing. Raises RpcError with the reason.
+        """
+        if not isinstance(patch, str):
+            raise TypeError(f"patch must be str, not {type(patch).__name__}")
+        if not self._capabilities.fs_apply_patch:
+            return await self._patch_here(patch, root)
+        params = wire.ApplyPatchParams(self._paths.uri(root), patch, self._sandbox)
+        done = await self._call(wire.APPLY_PATCH, params, root, is_retryable=False)
+        return [ChangedFile(change.path, change.kind) for change in done.changes]
+
+    async def disk_usage(self, path: AnyPath = ".") -> DiskUsage:
+        """The size and free space of the file system that a path is on."""
+        if not self._capabilities.fs_disk_usage:
+            argv = ["stat", "-f", "-c", "%S %b %f %a", "--", self._absolute(path)]
+            words = (await self._run(argv, path)).text.split()
+            if len(words) != 4 or not all(word.isdecimal() and len(word) < 20 for word in words):
+                raise MalformedAnswer(f"{path_text(path)}: stat printed {' '.join(words)[:100]!r}")
+            size, *blocks = map(int, words)
+            total, free, available = (size * count for count in blocks)
+            return DiskUsage(total, free, available)
+        params = wire.DiskUsageParams(self._paths.uri(path), self._sandbox)
+        found = await self._call(wire.DISK_USAGE, params, path)
+        return DiskUsage(found.total, found.free, found.available)
+
+    # ---- without extensions -----------------------------------------------------------
+
+    async def _edit_here(self, path: AnyPath, edits: Sequence[Edit]) -> int:
+        files = self._text_files()
+        old = (await files.read(path)).decode("utf-8", "surrogateescape")
+        try:
+            new, replaced = apply_edits(old, edits)
+        except RpcError as error:
+            raise error.explained(f"{path_text(path)}: {error.message}") from None
+        await files.write(path, new.encode("utf-8", "surrogateescape"))
+        return replaced
+
+    async def _patch_here(self, patch: str, root: AnyPath) -> list[ChangedFile]:
+        files = self._text_files()
+        parsed = parse_patch(patch)
+        base = self._absolute(root).rstrip("/") or "/"
+        named = [path for file in parsed for path in (file.path, file.new_path) if path]
+        contents: dict[str, bytes] = {}
+        for path in dict.fromkeys(f"{base.rstrip('/')}/{name}" for name in named):
+            try:
+                contents[path] = await files.read(path)
+            except NotFound:
+                pass
+        changes = plan(parsed, base, contents.get)
+        for change in changes:
+            await _make_change(files, change)
+        return [_changed_file(change, base) for change in changes]
+
+    def _text_files(self) -> TextFiles:
+        return self  # type: ignore[return-value]  # `Files` implements it
+
+    async def _run(self, argv: list[str], path: AnyPath, data: bytes = b"") -> Result:
+        """Run a command in place of an extension; a failure becomes the error of the path."""
+        env = {"LC_ALL": "C"}
+        done = await self._commands.run(
+            argv,
+            cwd="/",
+            env=env,
+            input=data or None,
+            sandbox=self._sandbox,
+            output_limit=HELPER_OUTPUT_BYTES,
+        )
+        if done.exit_code:
+            text = done.error_text.strip().rpartition(": ")[2] or shlex.join(argv[:1])
+            is_confined = self._sandbox is not None
+            raise path_error(command_error(text), path, is_confined=is_confined)
+        return done
+
+    # ---- calls ------------------------------------------------------------------------
+
+    def _absolute(self, path: AnyPath) -> str:
+        return self._paths.absolute(path)
+
+    async def _call(
+        self, call: Call[P, R], params: P, path: AnyPath, *, is_retryable: bool = True
+    ) -> R:
+        try:
+            return await self._session.call(call, params, is_retryable=is_retryable)
+        except RpcError as error:
+            raise path_error(error, path, is_confined=self._sandbox is not None) from None
+
+
+def _edits(old: str | Iterable[tuple[str, str]], new: str | None, all_: bool) -> list[Edit]:
+    if isinstance(old, str):
+        if new is None:
+            raise TypeError("edit() needs the new text")
+        return [Edit(old, new, all_)]
+    if new is not None:
+        raise TypeError("edit() takes pairs of old and new texts, or one old and one new text")
+    edits = [Edit(old_text, new_text, all_) for old_text, new_text in old]
+    if not edits:
+        raise InvalidParams("edit() needs at least one edit")
+    return edits
+
+
+async def _make_change(files: TextFiles, change: FileChange) -> None:
+    if change.new is None:
+        await files.remove(change.path)
+        return
+    await files.write(change.path, change.new, parents=change.old is None)
+    if change.mode is not None:
+        await files.chmod(change.path, change.mode)
+
+
+def _changed_file(change: FileChange, base: str) -> ChangedFile:
+    path = change.path.removeprefix(f"{base.rstrip('/')}/")
+    if change.old is None:
+        return ChangedFile(path, "added")
+    return ChangedFile(path, "deleted" if change.new is None else "modified")
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

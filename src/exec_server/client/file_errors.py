@@ -1,0 +1,168 @@
+"""Errors of files that are also the built-in exceptions, with `errno` and `filename`.
+
+Servers report the number of the operating system at the end of their texts: `(os error 13)`.
+"""
+
+from __future__ import annotations
+
+import errno as numbers
+import os
+import re
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+from exec_server import errors
+from exec_server.errors import RpcError
+from exec_server.printable import printable
+
+_NUMBER: Final = re.compile(r"\(os error (\d{1,4})\)$")
+
+
+class FileError(RpcError, OSError):
+    """A file operation failed; `errno` and `strerror` are those of the server's machine."""
+
+    filename: str
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+    @classmethod
+    def from_rpc(cls, error: RpcError, number: int | None, path: str) -> Self:
+        """The error of an operation on `path`."""
+        made = cls(f"{path}: {error.message}")
+        made.code = error.code
+        made.data = error.data
+        made.errno = number
+        made.strerror = _NUMBER.sub("", error.message).strip()
+        made.filename = path
+        return made
+
+    def explained(self, message: str) -> Self:
+        made = super().explained(message)
+        made.errno, made.strerror, made.filename = self.errno, self.strerror, self.filename
+        return made
+
+    def __str__(self) -> str:
+        return printable(self.message, keep="\n")
+
+    def __reduce__(self) -> tuple[Callable[..., FileError], tuple[object, ...]]:
+        members = (self.code, self.data, self.errno, self.strerror, self.filename)
+        return _restored, (type(self), self.message, members)
+
+
+def _restored(kind: type[FileError], message: str, members: tuple[Any, ...]) -> FileError:
+    """The copy of a pickled error."""
+    made = kind(message)
+    made.code, made.data, made.errno, made.strerror, made.filename = members
+    return made
+
+
+class NotFound(errors.NotFound, FileError, FileNotFoundError):
+    """A file or directory does not exist."""
+
+
+class ProgramNotFound(errors.ProgramNotFound, NotFound):
+    """A command cannot be started: its program does not exist."""
+
+
+class WorkingDirectoryNotFound(errors.InternalError, NotFound):
+    """A command cannot be started: its directory does not exist."""
+
+
+class PermissionDenied(FileError, PermissionError):
+    """The server's user may not do this."""
+
+
+class AlreadyExists(FileError, FileExistsError):
+    """There is an entry with this name."""
+
+
+class NotADirectory(FileError, NotADirectoryError):
+    """A directory is needed, and the path leads to something else."""
+
+
+class IsADirectory(FileError, IsADirectoryError):
+    """A file is needed, and the path leads to a directory."""
+
+
+class NotEmpty(FileError):
+    """A directory with entries cannot be removed or replaced."""
+
+
+class NoSpace(FileError):
+    """The disk is full, or the quota of the user is used up."""
+
+
+class ReadOnly(FileError):
+    """The file system is read-only."""
+
+
+class NameTooLong(FileError):
+    """A name or a path is too long for the file system."""
+
+
+class LinkLoop(FileError):
+    """Too many symbolic links, or links in a loop."""
+
+
+class CrossDevice(FileError):
+    """An entry cannot be renamed to another file system."""
+
+
+class Busy(FileError):
+    """The file or directory is in use, for example as a mount point."""
+
+
+_KINDS: Final[dict[int, type[FileError]]] = {
+    numbers.ENOENT: NotFound,
+    numbers.EPERM: PermissionDenied,
+    numbers.EACCES: PermissionDenied,
+    numbers.EEXIST: AlreadyExists,
+    numbers.ENOTDIR: NotADirectory,
+    numbers.EISDIR: IsADirectory,
+    numbers.ENOTEMPTY: NotEmpty,
+    numbers.ENOSPC: NoSpace,
+    numbers.EDQUOT: NoSpace,
+    numbers.EROFS: ReadOnly,
+    numbers.ENAMETOOLONG: NameTooLong,
+    numbers.ELOOP: LinkLoop,
+    numbers.EXDEV: CrossDevice,
+    numbers.EBUSY: Busy,
+}
+
+
+def error_number(message: str) -> int | None:
+    """The number of the operating system in a server's text."""
+    match = _NUMBER.search(message)
+    return None if match is None else int(match[1])
+
+
+def file_error(error: RpcError, path: str) -> RpcError:
+    """The error with the path in its text, of the class that fits its number."""
+    number = error_number(error.message)
+    if number is None and type(error) is errors.NotFound:
+        number = numbers.ENOENT
+    kind = FileError if number is None else _KINDS.get(number, FileError)
+    if number is None:
+        return error.explained(f"{path}: {error.message}")
+    return kind.from_rpc(error, number, path)
+
+
+def command_error(text: str) -> RpcError:
+    """The error of a command that printed a text of strerror, in the C locale."""
+    number = next((each for each in _KINDS if os.strerror(each) == text), None)
+    return errors.InternalError(text if number is None else f"{text} (os error {number})")
+
+
+def is_a_directory(path: str) -> IsADirectory:
+    """The error of reading a directory, which servers report without a number."""
+    return IsADirectory.from_rpc(_numbered(numbers.EISDIR), numbers.EISDIR, path)
+
+
+def already_exists(path: str) -> AlreadyExists:
+    """The error of creating a path that the client has found to exist."""
+    return AlreadyExists.from_rpc(_numbered(numbers.EEXIST), numbers.EEXIST, path)
+
+
+def _numbered(number: int) -> RpcError:
+    return errors.InternalError(f"{os.strerror(number)} (os error {number})")

@@ -1,0 +1,97 @@
+"""serve(): a server that runs during an `async with`.
+
+The server is a process of its own, because it reaps every child of its process and the calling
+program may have children, too. It cannot outlive the program, because it exits when its stdin is
+closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from exec_server.errors import StartupError
+
+# Until the server prints its URL, and for its shutdown with all processes.
+READY_SECONDS: Final = 20.0
+SHUTDOWN_SECONDS: Final = 10.0
+# Longest line with the URL.
+LINE_BYTES: Final = 4096
+
+DEFAULT_LISTEN: Final = "ws://127.0.0.1:0"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """The URL and the process id of a running server."""
+
+    url: str
+    pid: int
+
+
+@asynccontextmanager
+async def serve(
+    listen: str = DEFAULT_LISTEN,
+    *arguments: str,
+    token: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+) -> AsyncIterator[RunningServer]:
+    """Run a server during the `async with`; raises StartupError if it does not start.
+
+    `arguments` are further flags of `exec-server`. With a `token`, only clients that present it
+    are accepted. The defaults of `env` and `cwd` are those of this program. The server logs to
+    stderr.
+    """
+    argv = [sys.executable, "-m", "exec_server", "--listen", listen, "--exit-on-stdin-close"]
+    if token is not None:
+        # Only its digest: every user of the machine can read the arguments of a process.
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        argv += ["--ws-auth", "capability-token", "--ws-token-sha256", digest]
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=None if env is None else dict(env),
+        cwd=cwd,
+        limit=LINE_BYTES,
+    )
+    try:
+        yield RunningServer(await _url(process), process.pid)
+    finally:
+        await _stop(process)
+
+
+async def _url(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            line = await process.stdout.readline()
+    except (TimeoutError, ValueError):
+        raise StartupError("the server did not print its URL") from None
+    if not line:
+        raise StartupError("the server did not start: see its log on stderr")
+    return line.decode().strip()
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End the server with all its processes: close its stdin, then kill it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        async with asyncio.timeout(SHUTDOWN_SECONDS):
+            await process.communicate()  # also waits for the end of its stdout
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL)
+            await process.wait()

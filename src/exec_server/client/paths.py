@@ -1,0 +1,93 @@
+"""Paths on the server's machine: from the caller's notation to URIs and back, and in errors."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from exec_server.client.exceptions import SandboxDenied
+from exec_server.client.file_errors import file_error
+from exec_server.errors import ExecServerError, RpcError
+from exec_server.protocol.paths import PathUri
+from exec_server.protocol.sandbox import Denial
+from exec_server.protocol.session import EnvironmentInfo
+
+_windows_path = re.compile(r"[A-Za-z]:[\\/]").match
+
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+# Errors of the operating system that a sandbox causes: EPERM, EACCES, EROFS.
+_DENIALS: Final = ("(os error 1)", "(os error 13)", "(os error 30)")
+
+
+class PathResolver:
+    """Resolves relative paths and `~` on one machine."""
+
+    def __init__(self, info: EnvironmentInfo) -> None:
+        self.home = info.user_home_dir and native(info.user_home_dir)
+        self.cwd = (info.cwd and native(info.cwd)) or self.home or "/"
+        self.temporary = native(info.temp_dir)
+
+    def absolute(self, path: AnyPath) -> str:
+        """The absolute path; `~` at the start is the user's home.
+
+        A URI becomes a path, if the path is one of this platform.
+        """
+        text = path_text(path)
+        if text.startswith("file:"):
+            return native(text)
+        if text.startswith("/") or _windows_path(text):
+            return text
+        if self.home and (text == "~" or text.startswith("~/")):
+            return self.home + text[1:]
+        if text in ("", "."):
+            return self.cwd
+        return f"{self.cwd.rstrip('/')}/{text}"
+
+    def uri(self, path: AnyPath) -> PathUri:
+        """The URI of a path; raises InvalidParams if the path is invalid."""
+        text = self.absolute(path)
+        if _windows_path(text):
+            text = "file:///" + quote(text.replace("\\", "/"), safe="/:")
+        return PathUri.from_text(text)
+
+
+def path_text(path: AnyPath) -> str:
+    """A path as text; raises TypeError if it is none."""
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        kind = type(path).__name__
+        raise TypeError(f"a path must be str, bytes or os.PathLike, not {kind}") from None
+
+
+def native(uri: str) -> str:
+    """The path of a URI, or the URI if its path is not one of this platform."""
+    if uri.startswith("/"):
+        return uri
+    try:
+        return PathUri.from_text(uri).native()
+    except RpcError:
+        return uri
+
+
+def path_error(error: RpcError, path: AnyPath, *, is_confined: bool) -> ExecServerError:
+    """The error with the path in its text, a FileError; SandboxDenied if the sandbox caused it."""
+    text = f"{path_text(path)}: {error.message}"
+    denial = _denial(error)
+    if denial is not None or (is_confined and error.message.endswith(_DENIALS)):
+        return SandboxDenied(text, denial)
+    return file_error(error, path_text(path))
+
+
+def _denial(error: RpcError) -> Denial | None:
+    """The server's account of a denial, if it can be decoded."""
+    data = error.data.get("sandboxDenial") if isinstance(error.data, dict) else None
+    try:
+        return None if data is None else msgspec.convert(data, Denial)
+    except msgspec.ValidationError:
+        return None

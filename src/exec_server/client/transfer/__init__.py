@@ -1,0 +1,1 @@
+"""Transfers of files and trees between this machine and the server's."""

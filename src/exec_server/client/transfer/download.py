@@ -1,0 +1,196 @@
+"""Download: copies a file or a tree of the server's machine to this one.
+
+A malicious server can change nothing but the entries of the target: `listing` checks the tree that
+it describes, and `local_tree` follows no symlink. Symlinks are created last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import posixpath
+import re
+from typing import Final
+
+from exec_server.client.results import Transfer
+from exec_server.client.transfer.listing import FIND_FORMAT, LISTING_BYTES, Listing
+from exec_server.client.transfer.local_tree import LocalTree, Part
+from exec_server.client.transfer.plan import (
+    CHANGED,
+    SMALL_BYTES,
+    SPECIAL,
+    Item,
+    TreeCopy,
+    for_each,
+    join,
+)
+from exec_server.errors import ConnectionLost, InvalidRequest, MalformedAnswer, RpcError
+
+# A small file may have grown since it was listed. Its content is one answer.
+MAX_GROWN_BYTES: Final = 2 * SMALL_BYTES
+# Of the messages of find: those of about 10,000 entries that it cannot read.
+ERROR_BYTES: Final = 1_048_576
+
+# The memory that an Item takes beside its path.
+_ITEM_BYTES: Final = 256
+# The message of find about an entry that it cannot read.
+_FIND_ERROR: Final = re.compile(r"[^:]*find: ['\u2018](.*)['\u2019]: (.*)")
+
+
+class Download(TreeCopy):
+    """One download."""
+
+    async def copy(self, source: str, target: str) -> Transfer:
+        """Copy the tree; raises OSError if its top cannot be written."""
+        found = await self._files.stat(source)  # raises NotFound, the clearest error
+        listing = await self._scan(source, is_directory=found.is_directory)
+        top = next(iter(listing))
+        if top.kind == "l":  # the server has followed it before
+            raise InvalidRequest(f"{source}: {CHANGED}")
+        for item in listing:
+            if item.kind not in "fdl":
+                error = InvalidRequest(f"{join(source, item.path)}: {SPECIAL}")
+                self._fail(item.path, error)
+        self._tally.expect(self._not_failed(listing))
+        tree = LocalTree(target, is_directory=top.kind == "d", is_ambiguous=listing.is_ambiguous)
+        try:
+            await asyncio.to_thread(tree.open)
+            await self._fill(tree, listing, source, target)
+        finally:
+            tree.close()
+        return self._tally.result(self._not_failed(listing))
+
+    async def _fill(self, tree: LocalTree, listing: Listing, source: str, target: str) -> None:
+        """Create all entries: directories, then files, then symlinks."""
+        directories = (item for item in self._not_failed(listing) if item.kind == "d")
+        await asyncio.to_thread(tree.make_directories, directories, self._fail)
+
+        async def fetch(item: Item) -> None:
+            there, here = join(source, item.path), join(target, item.path)
+            await self._attempt(item, self._fetch(tree, item, there), here, there)
+
+        await for_each((item for item in self._not_failed(listing) if item.kind == "f"), fetch)
+        links = (item for item in self._not_failed(listing) if item.kind == "l")
+        await asyncio.to_thread(tree.make_symlinks, links, self._fail)
+        # Deepest first: the new mode of a directory may deny access to its entries.
+        modes = (item for item in self._not_failed(reversed(listing)) if item.kind == "d")
+        self._tally.left_out += await asyncio.to_thread(tree.set_modes, modes)
+
+    # ---- the remote tree --------------------------------------------------------------
+
+    async def _scan(self, source: str, *, is_directory: bool) -> Listing:
+        listing = Listing(source)
+        try:
+            await self._scan_with_find(source, listing)
+        except (RpcError, UnicodeEncodeError):
+            if not listing.is_empty:
+                raise
+        if listing.is_empty:
+            items = await self._scan_without_find(source, is_directory=is_directory)
+            listing.add(sorted(items, key=lambda item: item.path.split("/")))
+        listing.finish()
+        return listing
+
+    async def _scan_with_find(self, source: str, listing: Listing) -> None:
+        """List the tree; the listing stays empty if the machine has no GNU find."""
+        argv = ["find", "-H", source, "-printf", FIND_FORMAT]
+        errors = bytearray()
+        async with self._commands.start(
+            argv, cwd="/", env={"LC_ALL": "C"}, sandbox=self._sandbox
+        ) as process:
+            async for chunk in process:
+                if chunk.lost_before:
+                    raise ConnectionLost(f"{source}: a part of the list of files was lost")
+                if chunk.stream != "stderr":
+                    listing.feed(chunk.data)
+                elif len(errors) < ERROR_BYTES:
+                    errors += chunk.data
+            has_failed = await process.wait() != 0
+        if has_failed and not listing.is_empty:
+            if len(errors) >= ERROR_BYTES:
+                raise InvalidRequest(f"{source}: too many entries cannot be read")
+            self._record_find_errors(source, listing, bytes(errors))
+
+    def _record_find_errors(self, source: str, listing: Listing, text: bytes) -> None:
+        """Record the entries that find could not read; all entries it has found are copied."""
+        for line in text.decode("utf-8", "surrogateescape").splitlines():
+            match = _FIND_ERROR.fullmatch(line)
+            path, reason = match.groups() if match else (source, line)
+            error = InvalidRequest(f"{path}: {reason}")
+            if path == source and len(listing) <= 1:
+                raise error  # find has found nothing but the top
+            self._tally.fail(path.removeprefix(source).lstrip("/"), error)
+
+    async def _scan_without_find(self, source: str, *, is_directory: bool) -> list[Item]:
+        """Scan with file methods alone, without modes and symlinks."""
+        if not is_directory:
+            return [await self._item(source, "")]
+        self._tally.left_out.append("modes and symlinks: the machine has no GNU find")
+        items = [Item("", "d", None, 0, "0")]
+        prefix = posixpath.normpath(source).rstrip("/") + "/"  # as servers normalise it
+        size = 0
+
+        def record(error: RpcError) -> None:
+            path = error.message.partition(": ")[0]
+            self._tally.fail(path.removeprefix(prefix), error)
+
+        async for entry in self._files.walk(source, on_error=record):
+            path = entry.path.removeprefix(prefix)
+            if "\0" in path or path == entry.path:
+                raise MalformedAnswer(f"{source}: the server lists {entry.path!r}")
+            if entry.is_directory:
+                items.append(Item(path, "d", None, 0, "0"))
+            else:
+                try:
+                    items.append(await self._item(entry.path, path))
+                except RpcError as error:
+                    self._fail(path, error)
+            size += len(path) + _ITEM_BYTES
+            if size > LISTING_BYTES:
+                raise InvalidRequest(f"{source}: more than {len(items)} entries")
+        return items
+
+    async def _item(self, source: str, path: str) -> Item:
+        found = await self._files.stat(source)
+        kind = "f" if found.is_file else "?"
+        return Item(path, kind, None, found.size, f"{found.modified:.3f}")
+
+    # ---- content ----------------------------------------------------------------------
+
+    async def _fetch(self, tree: LocalTree, item: Item, source: str) -> None:
+        if item.size > SMALL_BYTES:
+            async with self._large:
+                await self._fetch_large(tree, item, source)
+            await asyncio.to_thread(tree.place_part, item)
+            return
+        data = await self._files.read(source, limit=MAX_GROWN_BYTES)
+        await asyncio.to_thread(tree.write_file, item, data)
+        self._tally.advance(item.path, len(data))
+
+    async def _fetch_large(self, tree: LocalTree, item: Item, source: str) -> None:
+        part = Part(tree, item)
+        try:
+            await asyncio.to_thread(part.open)
+            offset = await self._resumable(part.descriptor, source, item)
+            self._tally.resume(item.path, offset)
+            async with self._files.open(source, offset=offset) as reader:
+                async for block in reader:
+                    offset += len(block)
+                    if offset > item.size:
+                        break
+                    await asyncio.to_thread(part.write, block, offset - len(block))
+                    self._tally.advance(item.path, len(block))
+                is_same = offset == item.size and not await reader.is_changed()
+        finally:
+            part.close()
+        if not is_same:
+            await asyncio.to_thread(tree.remove_part, item)
+            raise InvalidRequest(f"{source}: {CHANGED}")
+
+    async def _resumable(self, descriptor: int, source: str, item: Item) -> int:
+        """The number of correct bytes of an earlier attempt; a wrong file is truncated."""
+        size = os.fstat(descriptor).st_size
+        if 0 < size <= item.size and await self._has_same_start(source, descriptor, size):
+            return size
+        os.ftruncate(descriptor, 0)
+        return 0

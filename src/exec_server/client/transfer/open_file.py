@@ -1,0 +1,416 @@
+"""Files that are open on the server: read or written in blocks, with several blocks in flight.
+
+A handle ends with its connection. A reader then opens the file again and continues at its offset,
+if the file is unchanged. A writer cannot do that: opening again would truncate the file. So it
+writes a temporary file, which takes the place of the file when it is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import uuid
+from collections import deque
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import pybase64
+from msgspec import Raw
+
+from exec_server.client.engine.messages import decode_as
+from exec_server.client.engine.session import ClientSession
+from exec_server.client.paths import AnyPath, path_error, path_text
+from exec_server.errors import (
+    ConnectionLost,
+    ExecServerError,
+    InvalidRequest,
+    MalformedAnswer,
+    NotFound,
+    RpcError,
+)
+from exec_server.protocol.decoding import Result
+from exec_server.protocol.files import (
+    CLOSE,
+    GET_METADATA,
+    OPEN,
+    READ_BLOCK,
+    WRITE_BLOCK,
+    CloseParams,
+    Done,
+    GetMetadataParams,
+    GetMetadataResult,
+    HandleId,
+    OpenParams,
+    ReadBlockParams,
+)
+from exec_server.protocol.method import Call
+from exec_server.protocol.paths import PathUri
+
+# The largest block that servers return.
+BLOCK_BYTES: Final = 1_048_576
+# Half of the largest block that servers accept: our server decodes a larger message in a thread,
+# and processes no other message of the connection meanwhile.
+WRITE_BYTES: Final = 524_288
+# Blocks in flight: enough that neither side waits for the other on a fast network.
+MAX_BLOCKS_IN_FLIGHT: Final = 4
+# Of one read without a size, and of a whole file: as much as the reference reads at once. The
+# content of a larger file is not kept in memory; its blocks can be read one by one.
+READ_BYTES: Final = 512 * 1_048_576
+# How long a cancelled writer waits for its file to be opened, in order to remove it.
+OPEN_SECONDS: Final = 5.0
+# A read fails if the connection is lost this often before one block was received.
+MAX_REOPENINGS: Final = 32
+
+
+# Blocks are encoded and decoded here: with their structs it would take five times as long, and
+# every byte of a large file is affected.
+class _Block(Result, frozen=True):
+    chunk: Raw
+    eof: bool
+
+
+# The fast path: the JSON text of a block as servers write it. Any other text is decoded as well.
+_START: Final = b'{"chunk":"'
+_ENDS: Final = {b'","eof":false}': False, b'","eof":true}': True}
+_READ: Final = Call(READ_BLOCK.name, ReadBlockParams, Raw)
+_WRITE: Final = Call(WRITE_BLOCK.name, Raw, Done)
+
+
+class FileReader:
+    """A file to read, for `async with`; iterating gives its blocks."""
+
+    def __init__(
+        self, session: ClientSession, params: OpenParams, path: str, offset: int = 0
+    ) -> None:
+        """Open with `params`, whose handle is replaced by an unused one; errors name `path`."""
+        self._session = session
+        self._path = path
+        self._params = params
+        self._handle = HandleId("")
+        self._offset = offset  # of the next request
+        self._reads: deque[tuple[int, asyncio.Future[Raw]]] = deque()
+        self._buffered = b""
+        self._is_at_end = False
+        self._metadata: GetMetadataResult | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._metadata = await self._stat()
+            await self._open()
+        except RpcError as error:
+            raise self._path_error(error) from None
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._cancel_reads()
+        await _close(self._session, self._handle)
+
+    @property
+    def size(self) -> int:
+        """The size of the file when it was opened."""
+        assert self._metadata is not None
+        return self._metadata.size
+
+    async def read(self, size: int | None = -1) -> bytes:
+        """Read `size` bytes, fewer only at the end of the file; all of them by default.
+
+        All of them may be READ_BYTES at most; otherwise InvalidRequest is raised.
+        """
+        if size is not None and size >= 0:
+            return await self._read(size)
+        data = await self._read(READ_BYTES + 1)
+        if len(data) > READ_BYTES:
+            raise too_large_error(self._path, READ_BYTES)
+        return data
+
+    async def _read(self, size: int) -> bytes:
+        parts = [self._buffered]
+        count = len(self._buffered)
+        while count < size and (block := await self._next_block()):
+            parts.append(block)
+            count += len(block)
+        data = b"".join(parts)
+        self._buffered = data[size:]
+        return data[:size] if self._buffered else data
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        block, self._buffered = self._buffered, b""
+        block = block or await self._next_block()
+        if not block:
+            raise StopAsyncIteration
+        return block
+
+    async def is_changed(self) -> bool:
+        """Whether the file was changed since it was opened, judged by size and time."""
+        try:
+            return await self._differs()
+        except NotFound:
+            return True
+        except RpcError as error:
+            raise self._path_error(error) from None
+
+    async def _next_block(self) -> bytes:
+        """The next block; empty at the end."""
+        try:
+            for _ in range(MAX_REOPENINGS):
+                while not self._is_at_end and len(self._reads) < MAX_BLOCKS_IN_FLIGHT:
+                    self._request_block()
+                if not self._reads:
+                    return b""
+                offset, future = self._reads[0]
+                try:
+                    answer = await asyncio.shield(future)
+                except NotFound:  # the handle ended with its connection
+                    self._cancel_reads()
+                    self._offset = offset
+                    await self._reopen()
+                    continue
+                self._reads.popleft()
+                block, is_last = _decode_block(answer)
+                if len(block) > BLOCK_BYTES or (len(block) < BLOCK_BYTES and not is_last):
+                    # The next block would be written to the wrong place.
+                    text = f"the server sent a block of {len(block)} bytes instead of {BLOCK_BYTES}"
+                    raise MalformedAnswer(f"{self._path}: {text}")
+                if is_last:
+                    self._is_at_end = True
+                    self._cancel_reads()
+                return block
+        except RpcError as error:
+            raise self._path_error(error) from None
+        raise ConnectionLost(
+            f"{self._path}: the connection was lost {MAX_REOPENINGS} times without a block"
+        )
+
+    def _request_block(self) -> None:
+        params = ReadBlockParams(self._handle, self._offset, BLOCK_BYTES)
+        call = self._session.call(_READ, params, is_retryable=True)
+        self._reads.append((self._offset, self._session.spawn(call)))
+        self._offset += BLOCK_BYTES
+
+    def _cancel_reads(self) -> None:
+        for _, future in self._reads:
+            future.cancel()
+        self._reads.clear()
+
+    async def _open(self) -> None:
+        self._handle = await _open(self._session, self._params, is_retryable=True)
+
+    async def _reopen(self) -> None:
+        await self._open()
+        if await self._differs():
+            raise ConnectionLost(
+                f"{self._path}: the connection was lost, and the file was changed meanwhile"
+            )
+
+    async def _differs(self) -> bool:
+        before, now = self._metadata, await self._stat()
+        assert before is not None
+        return (now.size, now.modified_at_ms) != (before.size, before.modified_at_ms)
+
+    async def _stat(self) -> GetMetadataResult:
+        params = GetMetadataParams(self._params.path, sandbox=self._params.sandbox)
+        return await self._session.call(GET_METADATA, params, is_retryable=True)
+
+    def _path_error(self, error: RpcError) -> ExecServerError:
+        return path_error(error, self._path, is_confined=self._params.sandbox is not None)
+
+
+class Placement(Protocol):
+    """A temporary file for the new content of a file; `placement.Placement` implements it."""
+
+    async def begin(self) -> str | None:
+        """The path of the temporary file; None if the file has to be written itself."""
+        ...
+
+    async def commit(self) -> None:
+        """Put the complete temporary file in place, or remove it."""
+        ...
+
+    async def abandon(self) -> None:
+        """Remove the temporary file."""
+        ...
+
+    def may_write_in_place(self, error: ExecServerError) -> bool:
+        """Whether to write the file itself, because the temporary one cannot be created."""
+        ...
+
+
+class FileWriter:
+    """A file to replace, for `async with`.
+
+    Leaving the block waits until all data is written, and then puts it in place. If the block
+    raises an exception, or the connection is lost, which `write` or leaving reports as
+    ConnectionLost, the file stays as it was. Without a placement, opening truncates the file, and
+    such a failure leaves it incomplete.
+    """
+
+    def __init__(
+        self,
+        session: ClientSession,
+        params: OpenParams,
+        path: str,
+        placement: Placement | None = None,
+    ) -> None:
+        """Open with `params`, whose handle is replaced by an unused one; errors name `path`."""
+        self._session = session
+        self._path = path
+        self._params = params
+        self._placement = placement
+        self._handle = HandleId("")
+        self._buffer = bytearray()
+        self._writes: deque[tuple[int, asyncio.Future[Done]]] = deque()
+        self._sent = 0
+        self.written = 0
+        """Number of leading bytes that the server is known to have written."""
+
+    async def __aenter__(self) -> Self:
+        if self._placement is not None and not await self._open_part(self._placement):
+            self._placement = None
+        if self._placement is None:
+            await self._open(self._params)
+        return self
+
+    async def _open_part(self, placement: Placement) -> bool:
+        """Open the temporary file; False if the file has to be written itself."""
+        part = await placement.begin()
+        if part is None:
+            return False
+        uri = PathUri.from_text(part)
+        params = OpenParams(HandleId(""), uri, self._params.mode, self._params.sandbox)
+        opening = self._session.spawn(self._open(params))
+        try:
+            await asyncio.shield(opening)
+        except ExecServerError as error:
+            if not placement.may_write_in_place(error):
+                raise
+            return False
+        except asyncio.CancelledError:
+            # The file could be created after its removal otherwise.
+            await asyncio.wait([opening], timeout=OPEN_SECONDS)
+            await _close(self._session, self._handle)
+            await placement.abandon()
+            raise
+        return True
+
+    async def _open(self, params: OpenParams) -> None:
+        try:
+            self._handle = await _open(self._session, params, is_retryable=True)
+        except RpcError as error:
+            raise self._path_error(error) from None
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        is_complete = False
+        try:
+            if error is None:
+                await self.flush()
+                is_complete = True
+        finally:
+            for _, future in self._writes:
+                future.cancel()
+            await _close(self._session, self._handle)
+            if self._placement is not None and not is_complete:
+                await self._placement.abandon()
+        if self._placement is not None and is_complete:
+            await self._placement.commit()
+
+    async def write(self, data: bytes) -> None:
+        """Send data; waits while too much is in flight. Raises errors of earlier writes."""
+        if not self._buffer and len(data) == WRITE_BYTES:
+            await self._send(data)
+            return
+        self._buffer += data
+        while len(self._buffer) >= WRITE_BYTES:
+            block = bytes(self._buffer[:WRITE_BYTES])
+            del self._buffer[:WRITE_BYTES]
+            await self._send(block)
+
+    async def flush(self) -> None:
+        """Wait until all data so far is written."""
+        if self._buffer:
+            block = bytes(self._buffer)
+            self._buffer.clear()
+            await self._send(block)
+        while self._writes:
+            await self._settle()
+
+    async def _send(self, block: bytes) -> None:
+        if len(self._writes) >= MAX_BLOCKS_IN_FLIGHT:
+            await self._settle()
+        text = b'{"handleId":"%b","offset":%d,"chunk":"%b"}' % (
+            self._handle.encode(),
+            self._sent,
+            pybase64.b64encode(block),
+        )
+        self._sent += len(block)
+        writing = self._session.spawn(self._session.call(_WRITE, Raw(text)))
+        self._writes.append((self._sent, writing))
+
+    async def _settle(self) -> None:
+        """Wait for the oldest write."""
+        end, writing = self._writes[0]
+        try:
+            await asyncio.shield(writing)
+        except (ConnectionLost, NotFound):
+            raise ConnectionLost(
+                f"{self._path}: the connection was lost while the file was written, "
+                f"after {self.written} bytes"
+            ) from None
+        except RpcError as error:
+            raise self._path_error(error) from None
+        self._writes.popleft()
+        self.written = end
+
+    def _path_error(self, error: RpcError) -> ExecServerError:
+        return path_error(error, self._path, is_confined=self._params.sandbox is not None)
+
+
+def too_large_error(path: AnyPath, limit: int) -> InvalidRequest:
+    """The error for a file whose content is not kept in memory."""
+    return InvalidRequest(
+        f"{path_text(path)}: file is too large to read: limit is {limit} bytes; open it instead"
+    )
+
+
+def _decode_block(answer: Raw) -> tuple[bytes, bool]:
+    """The content of a block, and whether it is the last one."""
+    text = memoryview(answer)
+    try:
+        for end, is_last in _ENDS.items():
+            if bytes(text[: len(_START)]) == _START and bytes(text[-len(end) :]) == end:
+                chunk = text[len(_START) : -len(end)]
+                return pybase64.b64decode(chunk, validate=True), is_last
+        block = decode_as(_Block, answer, "block of a file")
+        quoted = bytes(block.chunk)
+        if quoted[:1] == quoted[-1:] == b'"':
+            return pybase64.b64decode(quoted[1:-1], validate=True), block.eof
+    except binascii.Error:
+        pass
+    raise MalformedAnswer("the server sent a block that is not base64")
+
+
+async def _open(session: ClientSession, params: OpenParams, *, is_retryable: bool) -> HandleId:
+    handle = HandleId(uuid.uuid4().hex)
+    params = OpenParams(handle, params.path, params.mode, params.sandbox)
+    await session.call(OPEN, params, is_retryable=is_retryable)
+    return handle
+
+
+async def _close(session: ClientSession, handle: HandleId) -> None:
+    """Close a handle; an error means that the server has closed it before."""
+    try:
+        await session.call(CLOSE, CloseParams(handle))
+    except ExecServerError:
+        pass

@@ -1,0 +1,311 @@
+"""TreeCopy: the common part of uploads and downloads.
+
+Content is transferred by the file methods of the protocol. They support neither modes nor symlinks,
+so commands on the server's machine handle those (`find`, `xargs`, `chmod`, `ln`, `mv`): a few for
+a whole tree, with all paths on stdin, separated by NUL so that any name is possible.
+
+If an entry cannot be copied, its error is recorded and the rest of the tree is copied. The copy
+ends at once if the entry is the top, if a disk is full, or if the session is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, TypeVar, overload
+
+from exec_server.client.exceptions import SandboxDenied
+from exec_server.client.file_errors import error_number
+from exec_server.client.process import Process
+from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat, Transfer
+from exec_server.client.transfer.open_file import BLOCK_BYTES, FileReader, FileWriter
+from exec_server.errors import ExecServerError, RpcError, Unsupported
+
+T = TypeVar("T")
+
+# A larger file is copied in blocks to a temporary name first.
+SMALL_BYTES: Final = 2 * 1_048_576
+# Files that are copied at a time, and large ones among them, which have several blocks in flight.
+FILES_AT_ONCE: Final = 8
+LARGE_AT_ONCE: Final = 2
+# Entries of a tree: the list of them must fit into memory.
+MAX_ENTRIES: Final = 1_000_000
+# Output of a command that the client runs for its own purposes: a digest, or error messages.
+HELPER_OUTPUT_BYTES: Final = 65_536
+# Longest file name on Linux.
+_NAME_BYTES: Final = 255
+
+SPECIAL: Final = "neither file, directory nor symlink"
+CHANGED: Final = "the file was changed while it was copied"
+
+# With a full disk every further file would fail.
+_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_DIGEST: Final = 'head -c "$2" < "$1" | sha256sum'
+
+
+class RemoteFiles(Protocol):
+    """The file operations that transfers use; `files.Files` implements them."""
+
+    async def read(self, path: str, *, limit: int) -> bytes: ...
+
+    async def write(self, path: str, data: bytes) -> None: ...
+
+    @overload
+    def open(self, path: str, mode: Literal["rb"] = "rb", *, offset: int = 0) -> FileReader: ...
+
+    @overload
+    def open(self, path: str, mode: Literal["wb"], *, in_place: bool = False) -> FileWriter: ...
+
+    async def stat(self, path: str) -> Stat: ...
+
+    def walk(
+        self, path: str, *, on_error: Callable[[RpcError], None] | None = None
+    ) -> AsyncIterator[Entry]: ...
+
+    async def realpath(self, path: str) -> str: ...
+
+    async def rename(self, old: str, new: str, *, replace: bool = True) -> None: ...
+
+    async def copy(self, source: str, target: str) -> None: ...
+
+    async def remove(self, path: str, *, missing_ok: bool = False) -> None: ...
+
+    async def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> None: ...
+
+
+class Commands(Protocol):
+    """Runs commands on the server's machine; `environment.Environment` implements it."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Awaitable[Result]: ...
+
+    def start(self, *args: Any, **kwargs: Any) -> Process: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An entry of a tree; `path` is relative to the top, and empty for the top itself."""
+
+    path: str
+    kind: str  # as in `find -printf %y`: f, d, l or another letter
+    mode: int | None
+    size: int
+    modified: str  # a version: it changes with the content
+    target: str = ""  # of a symlink
+
+
+class Tally:
+    """Counts copied entries and bytes, and reports the progress."""
+
+    def __init__(self, progress: Callable[[Progress], None] | None) -> None:
+        self._progress = progress
+        self.total_bytes = 0
+        self.total_files = 0
+        self._done = 0
+        self._resumed = 0
+        self._files = 0
+        self.left_out: list[str] = []
+        self.failed: list[NotCopied] = []
+
+    def expect(self, items: Iterable[Item]) -> None:
+        """Set the totals to those of all items."""
+        for item in items:
+            if item.kind == "f":
+                self.total_bytes += item.size
+                self.total_files += 1
+
+    def advance(self, path: str, count: int) -> None:
+        """Add copied bytes; a negative number has to be copied again."""
+        self._done += count
+        self._report(path)
+
+    def resume(self, path: str, count: int) -> None:
+        """Add bytes that an earlier attempt has copied."""
+        self._resumed += count
+        self._done += count
+        self._report(path)
+
+    def finish(self, path: str) -> None:
+        """Count a complete file."""
+        self._files += 1
+        self._report(path)
+
+    def _report(self, path: str) -> None:
+        if self._progress is not None:
+            self._progress(
+                Progress(
+                    path,
+                    self._done,
+                    self.total_bytes,
+                    self._resumed,
+                    self._files,
+                    self.total_files,
+                )
+            )
+
+    def fail(self, path: str, error: Exception) -> None:
+        """Record an entry that cannot be copied."""
+        error.__context__ = None  # its frames may keep the content of a file alive
+        self.failed.append(NotCopied(path, error.with_traceback(None)))
+
+    def result(self, items: Iterable[Item]) -> Transfer:
+        """The result; `items` are those that were copied."""
+        kinds = Counter(item.kind for item in items)
+        return Transfer(
+            files=self._files,
+            directories=kinds["d"],
+            links=kinds["l"],
+            copied_bytes=self._done - self._resumed,
+            resumed_bytes=self._resumed,
+            left_out=tuple(self.left_out),
+            failed=tuple(self.failed),
+        )
+
+
+class TreeCopy:
+    """The common part of an upload and a download."""
+
+    def __init__(
+        self,
+        files: RemoteFiles,
+        commands: Commands,
+        progress: Callable[[Progress], None] | None,
+        sandbox: Any,
+    ) -> None:
+        self._files = files
+        self._commands = commands
+        self._sandbox = sandbox
+        self._tally = Tally(progress)
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._failed: set[str] = set()  # paths of items that cannot be copied
+
+    def _fail(self, path: str, error: Exception) -> None:
+        """Record an item that cannot be copied, or raise the error if it ends the copy."""
+        if not path or is_final(error):
+            raise error from None
+        if path not in self._failed:
+            self._failed.add(path)
+            self._tally.fail(path, error)
+
+    async def _attempt(self, item: Item, work: Awaitable[None], here: str, there: str) -> None:
+        """Await the copy of a file between the paths `here` and `there`."""
+        try:
+            await work
+        except (RpcError, SandboxDenied, Unsupported, OSError) as error:
+            self._fail(item.path, _with_final_path(error, item, here, there))
+        else:
+            self._tally.finish(item.path)
+
+    def _not_failed(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items that have not failed so far, nor have the directories above them."""
+        return (item for item in items if not self._has_failed(item.path))
+
+    def _has_failed(self, path: str) -> bool:
+        if not self._failed:
+            return False
+        while path:
+            if path in self._failed:
+                return True
+            path = os.path.dirname(path)
+        return False
+
+    async def _has_same_start(self, path: str, descriptor: int, size: int) -> bool:
+        """Whether a remote and a local file have the same first `size` bytes, by their digests."""
+        argv = ["/bin/sh", "-c", _DIGEST, "sh", path, str(size)]
+        try:
+            result = await self._commands.run(
+                argv, cwd="/", sandbox=self._sandbox, output_limit=HELPER_OUTPUT_BYTES
+            )
+        except (RpcError, UnicodeEncodeError):
+            return False
+        remote = result.text.split()[0] if result and result.stdout.strip() else ""
+        return remote == await asyncio.to_thread(_digest, descriptor, size)
+
+
+async def for_each(
+    items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int = FILES_AT_ONCE
+) -> None:
+    """Apply `work` to all items, `at_once` at a time; the first exception ends it."""
+    remaining = iter(items)
+
+    async def work_on_remaining() -> None:
+        for item in remaining:
+            await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(work_on_remaining())
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+def part_path(path: str, item: Item) -> str:
+    """The temporary path of an incomplete file; it depends on the version of the content."""
+    digest = hashlib.sha256(f"{item.size} {item.modified}".encode()).hexdigest()[:12]
+    return temporary_path(path, digest)
+
+
+def temporary_path(path: str, word: str) -> str:
+    """A path beside another one, for its content until that is complete."""
+    directory, slash, name = path.rpartition("/")
+    max_bytes = _NAME_BYTES - len(f"..{word}.part")
+    while len(os.fsencode(name)) > max_bytes:
+        name = name[:-1]  # not bytes: a server knows no name that ends inside of a character
+    return f"{directory}{slash}.{name}.{word}.part"
+
+
+def join(top: str, path: str) -> str:
+    """The whole path of an item."""
+    return f"{top.rstrip('/')}/{path}" if path else top
+
+
+async def run_xargs(
+    commands: Commands, argv: Sequence[str], paths: Iterable[str], sandbox: Any
+) -> Result:
+    """Run a command with any number of further arguments, through xargs."""
+    data = b"".join(os.fsencode(path) + b"\0" for path in paths)
+    return await commands.run(
+        ["xargs", "-0", *argv],
+        input=data,
+        env={"LC_ALL": "C"},
+        sandbox=sandbox,
+        cwd="/",
+        output_limit=HELPER_OUTPUT_BYTES,
+    )
+
+
+def is_final(error: Exception) -> bool:
+    """Whether copying anything else would fail in the same way."""
+    number = error.errno if isinstance(error, OSError) else error_number(str(error))
+    return number in _DISK_FULL
+
+
+def _with_final_path(error: Exception, item: Item, here: str, there: str) -> Exception:
+    """The error with the final path of the file instead of its temporary one."""
+    if isinstance(error, OSError) and not isinstance(error, ExecServerError):
+        is_temporary = error.filename in (None, part_path(here, item))
+        return OSError(error.errno, error.strerror, here) if is_temporary else error
+    part = part_path(there, item)
+    for name in (f"{part} to {there}: ", f"{part}: "):
+        if isinstance(error, RpcError) and error.message.startswith(name):
+            return error.explained(f"{there}: {error.message.removeprefix(name)}")
+        if isinstance(error, SandboxDenied) and error.args[0].startswith(name):
+            return SandboxDenied(f"{there}: {error.args[0].removeprefix(name)}", error.denial)
+    return error
+
+
+def _digest(descriptor: int, size: int) -> str:
+    digest = hashlib.sha256()
+    offset = 0
+    while offset < size:
+        block = os.pread(descriptor, min(size - offset, BLOCK_BYTES), offset)
+        if not block:
+            return "shorter than expected"
+        digest.update(block)
+        offset += len(block)
+    return digest.hexdigest()

@@ -1,0 +1,319 @@
+"""Upload: copies a file or a tree of this machine to the server's."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import BinaryIO, Final
+
+from exec_server.client.exceptions import SandboxDenied
+from exec_server.client.results import Stat, Transfer
+from exec_server.client.transfer.open_file import WRITE_BYTES
+from exec_server.client.transfer.placement import place
+from exec_server.client.transfer.plan import (
+    CHANGED,
+    MAX_ENTRIES,
+    SMALL_BYTES,
+    SPECIAL,
+    Item,
+    TreeCopy,
+    for_each,
+    join,
+    part_path,
+    run_xargs,
+)
+from exec_server.errors import (
+    ConnectionLost,
+    ExecServerError,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    RpcError,
+    StdinClosed,
+)
+
+# Attempts for a large file after lost connections.
+MAX_ATTEMPTS: Final = 5
+
+_KINDS: Final = {stat.S_IFREG: "f", stat.S_IFDIR: "d", stat.S_IFLNK: "l"}
+_APPEND: Final = 'truncate -s "$2" "$1" && exec head -c "$3" >> "$1"'
+# For an existing directory, `ln` would create the symlink inside of it.
+_LINK: Final = """
+if [ -d "$2" ] && [ ! -L "$2" ]; then echo "$2: Is a directory" >&2; exit 1; fi
+ln -sfn -- "$1" "$2"
+"""
+
+
+class Upload(TreeCopy):
+    """One upload."""
+
+    async def copy(self, source: str, target: str) -> Transfer:
+        """Copy the tree; raises OSError if its top cannot be read."""
+        self._finished_modes: set[str] = set()
+        items = await asyncio.to_thread(_scan, source, self._fail)
+        for item in items:
+            if item.kind == "?":
+                self._fail(item.path, OSError(errno.EINVAL, SPECIAL, join(source, item.path)))
+        items = list(self._not_failed(items))
+        self._tally.expect(items)
+
+        async def make(path: str) -> None:
+            await self._make_directories(path, target)
+
+        async def send(item: Item) -> None:
+            here, there = join(source, item.path), join(target, item.path)
+            await self._attempt(item, self._send(item, here, there), here, there)
+
+        await for_each(_leaves(items), make)
+        await for_each((item for item in self._not_failed(items) if item.kind == "f"), send)
+        items = list(self._not_failed(items))
+        await self._link(items, target)
+        await self._set_modes(items, target)
+        return self._tally.result(items)
+
+    async def _make_directories(self, path: str, target: str) -> None:
+        """Make a directory and all above it; if that fails, find the one that fails."""
+        try:
+            await self._files.mkdir(join(target, path), parents=True, exist_ok=True)
+            return
+        except (RpcError, SandboxDenied) as error:
+            failure = error
+        parts = path.split("/") if path else []
+        for depth in range(len(parts)):
+            above = "/".join(parts[:depth])
+            if above in self._failed:
+                return
+            try:
+                await self._files.mkdir(join(target, above), parents=True, exist_ok=True)
+            except (RpcError, SandboxDenied) as error:
+                self._fail(above, error)
+                return
+        self._fail(path, failure)
+
+    # ---- content ----------------------------------------------------------------------
+
+    async def _send(self, item: Item, source: str, target: str) -> None:
+        if item.size > SMALL_BYTES:
+            async with self._large:
+                await self._send_large(item, source, target)
+            return
+        data = await asyncio.to_thread(_read_whole, source)
+        await self._files.write(target, data)
+        self._tally.advance(item.path, len(data))
+
+    async def _send_large(self, item: Item, source: str, target: str) -> None:
+        found = await self._found(target)
+        if found is not None and found.is_directory:
+            raise InvalidRequest(f"{target}: Is a directory")
+        if found is not None and found.is_symlink:
+            target = await self._files.realpath(target)
+        part = part_path(target, item)
+        with await _open_in_thread(source) as file:
+            offset = await self._resumable(file, part, item)
+            self._tally.resume(item.path, offset)
+            for attempt in range(1, MAX_ATTEMPTS + 1):
+                try:
+                    if offset:
+                        await self._append(file, part, item, offset)
+                    else:
+                        await self._write(file, part, item)
+                    break
+                except _Interrupted as interruption:
+                    if attempt == MAX_ATTEMPTS:
+                        raise ConnectionLost(f"{target}: {interruption}") from None
+                    offset = interruption.reached
+            if _version(os.fstat(file.fileno())) != item.modified:
+                await self._files.remove(part, missing_ok=True)
+                raise OSError(errno.EBUSY, CHANGED, source)
+        await self._finish(part, target, item)
+
+    async def _found(self, path: str) -> Stat | None:
+        try:
+            return await self._files.stat(path)
+        except NotFound:
+            return None
+
+    async def _resumable(self, file: BinaryIO, part: str, item: Item) -> int:
+        """The number of correct bytes that an earlier attempt has copied."""
+        try:
+            size = (await self._files.stat(part)).size
+        except NotFound:
+            return 0
+        if not 0 < size <= item.size:
+            return 0
+        return size if await self._has_same_start(part, file.fileno(), size) else 0
+
+    async def _write(self, file: BinaryIO, part: str, item: Item) -> None:
+        """Write the whole file through an open file."""
+        writer = self._files.open(part, "wb", in_place=True)
+        sent = 0
+        try:
+            async with writer:
+                async for block in _blocks(file, 0):
+                    await writer.write(block)
+                    sent += len(block)
+                    self._tally.advance(item.path, len(block))
+        except ConnectionLost as error:
+            self._tally.advance(item.path, writer.written - sent)
+            raise _Interrupted(writer.written, str(error)) from None
+
+    async def _append(self, file: BinaryIO, part: str, item: Item, offset: int) -> None:
+        """Append the rest by a process, because an open file starts at offset 0."""
+        argv = ["/bin/sh", "-c", _APPEND, "sh", part, str(offset), str(item.size - offset)]
+        sent = 0
+        try:
+            async with self._commands.start(
+                argv, cwd="/", stdin=True, sandbox=self._sandbox
+            ) as process:
+                async for block in _blocks(file, offset):
+                    await process.write(block)
+                    sent += len(block)
+                    self._tally.advance(item.path, len(block))
+                if await process.wait():
+                    raise InternalError("the rest of the file cannot be appended")
+        except (RpcError, StdinClosed, UnicodeEncodeError) as error:
+            self._tally.advance(item.path, -offset - sent)
+            raise _Interrupted(0, str(error)) from None
+
+    async def _finish(self, part: str, target: str, item: Item) -> None:
+        """Give a complete file its name and its mode, with one command if possible."""
+        has_mode = await place(
+            self._files, self._commands, self._sandbox, (part, target), mode=item.mode
+        )
+        if has_mode:
+            self._finished_modes.add(item.path)
+
+    # ---- modes and symlinks -----------------------------------------------------------
+
+    async def _link(self, items: list[Item], target: str) -> None:
+        arguments = [
+            argument
+            for item in items
+            if item.kind == "l"
+            for argument in (item.target, join(target, item.path))
+        ]
+        if arguments:
+            await self._try("symlinks", ["-n", "2", "sh", "-c", _LINK, "sh"], arguments)
+
+    async def _set_modes(self, items: list[Item], target: str) -> None:
+        by_mode = defaultdict(list)
+        for item in items:
+            if item.kind in "fd" and item.path not in self._finished_modes:
+                by_mode[item.mode].append(join(target, item.path))
+        for mode, paths in by_mode.items():
+            # Deepest first: the new mode of a directory may deny access to its entries.
+            await self._try("modes", ["chmod", f"{mode:o}"], sorted(paths, reverse=True))
+
+    async def _try(self, subject: str, argv: list[str], arguments: list[str]) -> None:
+        """Run a command for many arguments; a failure is noted in `left_out`."""
+        try:
+            result = await run_xargs(self._commands, argv, arguments, self._sandbox)
+        except RpcError as error:
+            self._tally.left_out.append(f"{subject}: {error}")
+            return
+        if not result:
+            text = result.error_text.strip() or f"exit code {result.exit_code}"
+            self._tally.left_out.append(f"{subject}: {text}")
+
+
+class _Interrupted(ExecServerError):
+    """A file is incomplete; its first `reached` bytes were copied."""
+
+    def __init__(self, reached: int, reason: str) -> None:
+        super().__init__(reason)
+        self.reached = reached
+
+
+# ---- local files, in threads ----------------------------------------------------------
+
+
+def _scan(top: str, fail: Callable[[str, OSError], None]) -> list[Item]:
+    """The tree, each directory before its entries; a symlink at the top counts as its target.
+
+    `fail` is called for an unreadable entry, and raises if that is the top.
+    """
+    items = []
+    for path, found in _walk(top, fail):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "?")
+        try:
+            target = os.readlink(join(top, path)) if kind == "l" else ""
+        except OSError as error:
+            fail(path, error)
+            continue
+        mode = stat.S_IMODE(found.st_mode) & 0o777
+        items.append(Item(path, kind, mode, found.st_size, _version(found), target))
+        if len(items) > MAX_ENTRIES:
+            raise InvalidRequest(f"{top}: more than {MAX_ENTRIES} entries")
+    return items
+
+
+def _walk(top: str, fail: Callable[[str, OSError], None]) -> Iterator[tuple[str, os.stat_result]]:
+    found = os.stat(top)
+    yield "", found
+    unvisited = [""] if stat.S_ISDIR(found.st_mode) else []
+    while unvisited:
+        directory = unvisited.pop()
+        try:
+            with os.scandir(join(top, directory)) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except OSError as error:
+            fail(directory, error)
+            continue
+        for entry in entries:
+            path = f"{directory}/{entry.name}" if directory else entry.name
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                fail(path, error)
+                continue
+            yield path, found
+            if entry.is_dir(follow_symlinks=False):
+                unvisited.append(path)
+
+
+def _version(found: os.stat_result) -> str:
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def _leaves(items: list[Item]) -> list[str]:
+    """The directories without directories below them: making these makes all."""
+    directories = {item.path for item in items if item.kind == "d"}
+    inner = {os.path.dirname(path) for path in directories if path}
+    return sorted(directories - inner)
+
+
+def _read_whole(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+async def _open_in_thread(path: str) -> BinaryIO:
+    loop = asyncio.get_running_loop()
+    opening: asyncio.Future[BinaryIO] = loop.run_in_executor(None, _open_local, path)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # The thread goes on, and nothing else would close the file that it opens.
+        opening.add_done_callback(_close_opened)
+        raise
+
+
+def _open_local(path: str) -> BinaryIO:
+    return open(path, "rb")
+
+
+def _close_opened(opening: asyncio.Future[BinaryIO]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+async def _blocks(file: BinaryIO, offset: int) -> AsyncIterator[bytes]:
+    """The blocks of a file from an offset on, each read in a thread."""
+    descriptor = file.fileno()
+    while block := await asyncio.to_thread(os.pread, descriptor, WRITE_BYTES, offset):
+        yield block
+        offset += len(block)

@@ -1,1 +1,0 @@
-"""The work itself: processes, terminals and files of this machine."""

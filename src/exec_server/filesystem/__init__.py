@@ -1,0 +1,1 @@
+"""File operations of this machine, one module per concern."""

@@ -1,0 +1,1 @@
+"""Services below processes and files: C library, threads, environment, HTTP requests."""

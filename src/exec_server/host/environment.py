@@ -1,0 +1,84 @@
+"""Shell, directories and identity of this machine, as clients see them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import pwd
+import sys
+from collections.abc import Mapping
+
+from exec_server import __version__
+from exec_server.protocol.paths import path_to_uri
+from exec_server.protocol.session import Capabilities, EnvironmentInfo, Shell
+
+_KNOWN_SHELLS = ("zsh", "bash", "sh", "pwsh", "powershell", "cmd")
+_FALLBACK_SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/zsh", "/usr/bin/zsh")
+
+
+def login_shell() -> str:
+    """The shell of the server's user in the user database; SHELL may be that of another user."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    except KeyError:
+        return "/bin/sh"
+
+
+def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
+    """The result of environment/info, which `initialize` returns too."""
+    home = variables.get("HOME")
+    temporary = variables.get("TMPDIR")
+    return EnvironmentInfo(
+        shell=_client_shell(),
+        executor_version=__version__,
+        provider_id=f"sha256:{_machine_digest()}",
+        cwd=_working_directory(),
+        user_home_dir=path_to_uri(home) if home and home.startswith("/") else None,
+        platform_os="macos" if sys.platform == "darwin" else "linux",
+        prepend_path_dirs=[],
+        temporary_directories=[path_to_uri(temporary)] if temporary else [],
+        temp_dir=path_to_uri(temporary or "/tmp"),
+        capabilities=Capabilities(
+            fs_watch_missing=True,
+            sandboxed_file_streaming=True,
+            file_write_streaming=True,
+            http_header_env_vars=True,
+            process_close_stdin=True,
+            process_resize=True,
+            process_signals=True,
+            process_list=True,
+            process_read_loss=True,
+            fs_append=True,
+            fs_apply_patch=True,
+            fs_chmod=True,
+            fs_disk_usage=True,
+            fs_edit=True,
+            fs_glob=True,
+            fs_rename=True,
+            fs_set_times=True,
+            fs_symlink=True,
+        ),
+    )
+
+
+def _client_shell() -> Shell:
+    path = login_shell()
+    if os.path.basename(path) in _KNOWN_SHELLS:
+        return Shell(os.path.basename(path), path)
+    for path in _FALLBACK_SHELLS:
+        if os.access(path, os.X_OK):
+            return Shell(os.path.basename(path), path)
+    return Shell("sh", "/bin/sh")
+
+
+def _working_directory() -> str | None:
+    try:
+        return path_to_uri(os.getcwd())
+    except OSError:
+        return None
+
+
+def _machine_digest() -> str:
+    """A digest that identifies this installation."""
+    return hashlib.sha256(f"exec-server\0{platform.node()}\0{sys.prefix}".encode()).hexdigest()

@@ -1,0 +1,130 @@
+"""Calls of the Linux C library that Python does not offer."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import signal
+from collections.abc import Collection, Iterable
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_SYS_CLOSE_RANGE = 436  # on every architecture
+_CLOSE_RANGE_CLOEXEC = 4
+_USUAL_OPEN_MAX = 65_536
+_SFD_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
+_SIGSET_BYTES = 128  # sizeof(sigset_t) in both glibc and musl
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+
+# Freed memory that is kept for the next request. By default glibc returns the few megabytes of
+# a file block to the kernel after each block and gets them zero-filled for the next one.
+KEPT_BYTES = 8 * 1_048_576
+# Larger allocations are mapped, and unmapped when freed.
+MMAP_THRESHOLD_BYTES = 4 * 1_048_576
+
+# The C library of the interpreter itself. A call through it releases the GIL.
+LIBC = ctypes.CDLL(None, use_errno=True)
+_HAS_GLIBC = hasattr(LIBC, "gnu_get_libc_version")
+if _HAS_GLIBC:
+    LIBC.malloc_trim.argtypes = [ctypes.c_size_t]
+LIBC.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+
+
+def _prctl(option: int, value: int) -> int:
+    result: int = LIBC.prctl(option, value, 0, 0, 0)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants children of this process instead of the machine's init."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def keep_freed_memory() -> None:
+    """Make glibc reuse freed memory, from one heap for all threads; a no-op elsewhere."""
+    if _HAS_GLIBC:
+        LIBC.mallopt(_M_ARENA_MAX, 1)
+        LIBC.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        LIBC.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def return_freed_memory() -> None:
+    """Return free memory to the kernel, also between used blocks; KEPT_BYTES remain at the end."""
+    if _HAS_GLIBC:
+        LIBC.malloc_trim(KEPT_BYTES)
+
+
+def name_process(name: bytes) -> None:
+    """Set the name of this process for ps and pkill; the kernel keeps 15 bytes."""
+    buffer = ctypes.create_string_buffer(name)
+    _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
+
+
+def hide_memory() -> None:
+    """Deny processes of the same user this one's memory and environment in /proc."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def erase_environment_values(names: Collection[str]) -> None:
+    """Overwrite the values of variables, in any case, in the environment block of this process.
+
+    The kernel shows that block in /proc/PID/environ, also the variables that were removed from
+    os.environ. The copies in os.environ remain until they are deleted there.
+    """
+    block = ctypes.POINTER(ctypes.c_void_p).in_dll(LIBC, "environ")
+    for address in itertools.takewhile(bool, (block[index] for index in itertools.count())):
+        name, equals, value = ctypes.string_at(address).partition(b"=")
+        if equals and os.fsdecode(name).upper() in names:
+            ctypes.memset(address + len(name) + 1, 0, len(value))
+
+
+def sigset(numbers: set[int]) -> ctypes.Array[ctypes.c_char]:
+    """A C sigset_t."""
+    bits = sum(1 << (number - 1) for number in numbers)
+    return ctypes.create_string_buffer(bits.to_bytes(_SIGSET_BYTES, "little"), _SIGSET_BYTES)
+
+
+def child_signal_descriptor() -> int:
+    """Block SIGCHLD and return a descriptor that becomes readable when a child changes state.
+
+    Must be called before other threads exist, since each thread has its own signal mask.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    descriptor: int = LIBC.signalfd(-1, sigset({signal.SIGCHLD}), _SFD_FLAGS)
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
+
+
+def exit_code(status: int) -> int:
+    """The exit code on the wire: 128 plus the number for a death by signal."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def close_inherited_descriptors_on_exec() -> None:
+    """Mark descriptors inherited from the parent close-on-exec, so that no child gets them."""
+    if LIBC.syscall(_SYS_CLOSE_RANGE, 3, ctypes.c_uint(-1), _CLOSE_RANGE_CLOEXEC) == 0:
+        return
+    # A kernel before 5.11, or an outer filter that refuses the call.
+    for descriptor in _possible_descriptors():
+        try:
+            os.set_inheritable(descriptor, False)
+        except OSError:
+            pass  # not open
+
+
+def _possible_descriptors() -> Iterable[int]:
+    """Numbers above 2 that may be open; all that a usual limit allows if there is no /proc."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+    except OSError:
+        return range(3, min(os.sysconf("SC_OPEN_MAX"), _USUAL_OPEN_MAX))

@@ -1,0 +1,1 @@
+"""Message streams over sockets, pipes and relays; nothing here knows a method."""

@@ -1,0 +1,109 @@
+"""The client's end of a relay: one socket, its handshake, one encrypted stream."""
+
+from __future__ import annotations
+
+import asyncio
+
+from exec_server.errors import ConnectFailed, RelayError
+from exec_server.net.byte_budget import ByteBudget
+from exec_server.net.relay_socket import RelaySocket
+from exec_server.net.relay_stream import RECEIVING_BYTES, RelayStream
+from exec_server.net.stream import ReceiverFactory
+from exec_server.net.websocket.client import ClientSocket
+from exec_server.relay.channel import Channel
+from exec_server.relay.frames import Frame, Kind, decode, encode
+from exec_server.relay.plain import PlainChannel
+
+GOING_AWAY = 1001
+# The reason in the reset at a stream's end; the executor does not read it.
+_RESET_REASON = "harness_disconnected"
+
+
+class ClientRelayLink:
+    """The user of a ClientSocket, and the carrier of the only stream on it."""
+
+    def __init__(self, socket: ClientSocket, stream_id: str) -> None:
+        self.stream_id = stream_id
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        # The caller may be cancelled before it asks for the exception.
+        self.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._channel: Channel | PlainChannel | None = None
+        self._stream: RelayStream | None = None
+        self._socket = RelaySocket(socket, self._socket_lost)
+        # The socket's events that need no link.
+        self.pause_writing = self._socket.pause_writing
+        self.resume_writing = self._socket.resume_writing
+        self.pong_received = self._socket.pong_received
+        self.socket_lost = self._socket.socket_lost
+        # The requests of the stream that need no link.
+        self.send_frame = self._socket.send_frame
+        self.schedule = self._socket.schedule
+        self.close = self._socket.close
+
+    @property
+    def is_full(self) -> bool:
+        return self._socket.is_full
+
+    def introduce(self, handshake: bytes | None) -> None:
+        """Open the stream at the relay, and begin the handshake."""
+        self.send_frame(encode(Frame(self.stream_id, Kind.RESUME)))
+        if handshake is not None:
+            self.send_frame(encode(Frame(self.stream_id, Kind.HANDSHAKE, handshake)))
+
+    def open(
+        self,
+        channel: Channel | PlainChannel,
+        receiver: ReceiverFactory,
+    ) -> RelayStream:
+        """The stream; the handshake has made its channel."""
+        self._channel = channel
+        budget = ByteBudget(RECEIVING_BYTES)
+        self._stream = RelayStream(self, channel, receiver, budget, self._set_reading)
+        return self._stream
+
+    # ---- events of the socket ---------------------------------------------------------
+
+    def message_received(self, message: bytes, *, is_text: bool) -> None:
+        try:
+            if is_text:
+                raise RelayError("text message on a relay")
+            frame = decode(message)
+            if frame.stream_id == self.stream_id:
+                self._frame_received(frame)
+        except RelayError as error:
+            self._fail(str(error))
+
+    def _frame_received(self, frame: Frame) -> None:
+        if frame.kind is Kind.RESET:
+            raise RelayError("relay stream reset")  # its text is not authenticated
+        if frame.kind is Kind.HANDSHAKE:
+            if self._channel is not None or self.answer.done():
+                raise RelayError("unexpected handshake")
+            self.answer.set_result(frame.payload)
+        elif frame.kind is Kind.DATA:
+            if self._channel is None or self._stream is None:
+                raise RelayError("relay received data before handshake completion")
+            self._stream.messages_received(self._channel.receive(frame))
+
+    def _fail(self, reason: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(ConnectFailed(f"relay handshake failed: {reason}"))
+        self._socket.abort(reason)
+
+    def _socket_lost(self) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(ConnectFailed("relay handshake failed: connection ended"))
+        if self._stream is not None:
+            self._stream.stream_lost()
+
+    # ---- requests of the stream -------------------------------------------------------
+
+    def _set_reading(self, is_wanted: bool) -> None:
+        if is_wanted:
+            self._socket.resume_reading()
+        else:
+            self._socket.pause_reading()
+
+    def end_stream(self, stream_id: str) -> None:
+        self.send_frame(encode(Frame(stream_id, Kind.RESET, reason=_RESET_REASON)))
+        self.close(GOING_AWAY, "")

@@ -1,0 +1,125 @@
+"""The executor's link to a rendezvous: one socket, and a stream for each client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from exec_server.net.byte_budget import ByteBudget
+from exec_server.net.relay_socket import RelaySocket
+from exec_server.net.relay_stream import RECEIVING_BYTES, RelayStream, SendingChannel
+from exec_server.net.stream import ReceiverFactory
+from exec_server.net.websocket.client import ClientSocket
+from exec_server.relay.multiplexer import EncryptedMultiplexer, PendingHandshake, RelayLink
+from exec_server.relay.noise import Identity
+from exec_server.relay.stream_table import StreamReceiver
+
+log = logging.getLogger(__name__)
+
+
+class Multiplexer(Protocol):
+    """The streams of a link, encrypted or, for older peers, not."""
+
+    def frame_received(self, data: bytes) -> None: ...
+
+    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> None: ...
+
+    def end(self, stream_id: str) -> None: ...
+
+    def link_lost(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings that all links of an executor share."""
+
+    receiver: ReceiverFactory
+    tasks: asyncio.TaskGroup
+    budget: ByteBudget = field(default_factory=lambda: ByteBudget(RECEIVING_BYTES))
+
+
+class ExecutorRelayLink:
+    """The user of a ClientSocket, and the carrier of all streams on it."""
+
+    def __init__(
+        self,
+        socket: ClientSocket,
+        settings: Settings,
+        make_multiplexer: Callable[[ExecutorRelayLink], Multiplexer],
+        validate: Callable[[PendingHandshake], Awaitable[bool]],
+    ) -> None:
+        self._settings = settings
+        self._validate = validate
+        self._validations: set[asyncio.Task[None]] = set()
+        self._socket = RelaySocket(socket, self._socket_lost)
+        self.ended = self._socket.ended
+        # The socket's events that need no link.
+        self.pause_writing = self._socket.pause_writing
+        self.resume_writing = self._socket.resume_writing
+        self.pong_received = self._socket.pong_received
+        self.socket_lost = self._socket.socket_lost
+        # The requests of the streams that need no link.
+        self.send_frame = self._socket.send_frame
+        self.schedule = self._socket.schedule
+        self.close = self._socket.close
+        self._multiplexer = make_multiplexer(self)
+
+    @property
+    def is_full(self) -> bool:
+        return self._socket.is_full
+
+    # ---- events of the socket ---------------------------------------------------------
+
+    def message_received(self, message: bytes, *, is_text: bool) -> None:
+        if not is_text:
+            self._multiplexer.frame_received(message)
+
+    def _socket_lost(self) -> None:
+        for task in self._validations:
+            task.cancel()
+        self._multiplexer.link_lost()
+
+    # ---- requests of the streams ------------------------------------------------------
+
+    def validate(self, handshake: PendingHandshake) -> None:
+        for job in (self._finish_handshake(handshake), self._prepare(handshake)):
+            task = self._settings.tasks.create_task(job)
+            self._validations.add(task)
+            task.add_done_callback(self._validations.discard)
+
+    async def _prepare(self, handshake: PendingHandshake) -> None:
+        """Compute the response while the registry validates the key."""
+        for _ in range(2):
+            await asyncio.sleep(0)  # until the request to the registry is sent
+        handshake.prepare()
+
+    async def _finish_handshake(self, handshake: PendingHandshake) -> None:
+        is_valid = False
+        try:
+            is_valid = await self._validate(handshake)
+        except Exception:
+            # An exception that leaves this task would end the server with all its clients.
+            log.exception("validation failed unexpectedly")
+        self._multiplexer.finish_handshake(handshake, is_valid=is_valid)
+
+    def stream_opened(self, channel: SendingChannel) -> StreamReceiver:
+        settings = self._settings
+        return RelayStream(self, channel, settings.receiver, settings.budget)
+
+    def end_stream(self, stream_id: str) -> None:
+        self._multiplexer.end(stream_id)
+
+
+def encrypted_multiplexer(
+    identity: Identity, environment_id: str, registration_id: str
+) -> Callable[[RelayLink], EncryptedMultiplexer]:
+    """A factory of the multiplexer of a link."""
+
+    def make(link: RelayLink) -> EncryptedMultiplexer:
+        clock = asyncio.get_running_loop().time
+        return EncryptedMultiplexer(identity, environment_id, registration_id, link, clock)
+
+    return make

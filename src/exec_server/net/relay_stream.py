@@ -1,0 +1,308 @@
+"""RelayStream: one stream of a relay as a MessageStream, for both roles.
+
+Theory of operation. Streams share a socket, so neither direction may ever wait for one stream.
+Frames are sent at once while the socket takes them; otherwise each stream queues its own, and the
+carrier sends one frame of each stream in turn. Messages that arrive while the receiver is paused
+are queued within limits; a peer that goes beyond them loses its stream, and only that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
+
+from exec_server.errors import InternalError, RelayError
+from exec_server.net.byte_budget import ByteBudget, Reservation
+from exec_server.net.inbox import Inbox
+from exec_server.net.liveness import Probe, Progress, Watchdog
+from exec_server.net.outbox import Outbox
+from exec_server.net.stream import ReceiverFactory
+from exec_server.relay.records import ONE_RECORD_BYTES, RecordSplitter
+
+log = logging.getLogger(__name__)
+
+# Messages queued while the receiver is paused, beside those that it has queued itself. As many as
+# the reference queues in all; one more ends the stream.
+QUEUED_MESSAGES = 128
+# Bytes of incoming messages, complete or not, that a stream holds without asking. More is taken
+# from a budget that all streams share, so that many streams together cannot make us hold more; a
+# stream that finds the budget spent ends.
+FREE_BYTES = 1_048_576
+RECEIVING_BYTES = 4 * 64 * 1_048_576
+# A large message that makes no progress for this long ends its stream, which frees its bytes.
+STALL_SECONDS = 30.0
+# Unsent bytes at which the producer is asked to stop, and at which to go on.
+SEND_HIGH_BYTES = 524_288
+SEND_LOW_BYTES = 131_072
+# How long a peer has to send anything when another connection asks for its session. A relay has no
+# pings for one stream, and a client that resumes its session has lost the old stream.
+PROBE_SECONDS = 3.0
+
+
+class SendingChannel(Protocol):
+    """Messages to frames, encrypted or, for older peers, not."""
+
+    stream_id: str
+    message_bytes: int
+
+    @property
+    def incoming_size(self) -> int: ...
+
+    def drop_incoming(self) -> None: ...
+
+    def records(self, message: bytes) -> Iterator[bytes | memoryview]: ...
+
+    def splitter(self, size: int) -> RecordSplitter: ...
+
+    def seal(self, record: bytes | memoryview) -> bytes: ...
+
+
+class Carrier(Protocol):
+    """The link below a stream, which may carry other streams as well."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the socket's send buffer is above its high mark."""
+        ...
+
+    def send_frame(self, frame: bytes) -> None: ...
+
+    def schedule(self, stream: RelayStream) -> None:
+        """Call `send_next` of a stream, in turn with the others, until it has no more frames."""
+        ...
+
+    def end_stream(self, stream_id: str) -> None:
+        """Forget the stream and tell the peer."""
+        ...
+
+
+class RelayStream:
+    """A MessageStream; the link calls `messages_received` and `stream_lost`."""
+
+    is_strict = True
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        channel: SendingChannel,
+        receiver: ReceiverFactory,
+        budget: ByteBudget,
+        set_reading: Callable[[bool], None] | None = None,
+    ) -> None:
+        """`set_reading` pauses and resumes the socket, if it has no other stream."""
+        self.origin = f"JSON-RPC message from relay stream {channel.stream_id}"
+        self._loop = asyncio.get_running_loop()
+        self._carrier = carrier
+        self._channel = channel
+        self._set_reading = set_reading
+        self._is_ended = False
+        # Receiving.
+        self._queue: deque[bytes] = deque()
+        self._queue_bytes = 0
+        self._reservation = Reservation(budget, lambda: None)
+        self._progress = Progress(STALL_SECONDS)
+        self._stall_watchdog = Watchdog(self._check_progress)
+        self._probe = Probe(PROBE_SECONDS, lambda reason: self.close(0, reason))
+        # Sending.
+        self._frames: deque[tuple[bytes | memoryview, Iterator[bytes | memoryview]]] = deque()
+        self._is_scheduled = False
+        self._unsent = 0
+        self._outbox = Outbox(self._break_off)
+        self._inbox: Inbox[bytes] = Inbox(
+            self._next_message, self._deliver, self._update_reading, burst=QUEUED_MESSAGES
+        )
+        self._receiver = receiver(self)  # it may pause the stream at once
+        self._outbox.producer = self._receiver
+
+    # ---- receiving --------------------------------------------------------------------
+
+    def messages_received(self, messages: list[bytes]) -> None:
+        if self._is_ended:
+            return
+        if self._probe.is_active:
+            self._probe.cancel()
+        for message in messages:
+            if self._inbox.is_flowing:
+                self._receiver.message_received(message)
+                if self._is_ended:
+                    return
+            elif len(self._queue) == QUEUED_MESSAGES:
+                raise RelayError("too many messages wait")
+            else:
+                self._queue.append(message)
+                self._queue_bytes += len(message)
+        if not self._reserve():
+            raise RelayError("no room for a large message")
+        if self._reservation.size:
+            self._progress.touch(self._loop.time())
+            self._stall_watchdog.start(STALL_SECONDS)
+
+    def _reserve(self) -> bool:
+        """Hold as much of the shared budget as the messages here need."""
+        return self._reservation.resize(
+            max(0, self._queue_bytes + self._channel.incoming_size - FREE_BYTES)
+        )
+
+    def _check_progress(self) -> float | None:
+        if not self._reservation.size:
+            return None
+        now = self._loop.time()
+        if self._inbox.is_paused:
+            self._progress.touch(now)  # the peer cannot be blamed
+        remaining = self._progress.remaining(now)
+        if remaining > 0:
+            return remaining
+        self.close(0, "message stalled")
+        return None
+
+    def _next_message(self) -> bytes | None:
+        if not self._queue:
+            return None
+        message = self._queue.popleft()
+        self._queue_bytes -= len(message)
+        self._reserve()
+        return message
+
+    def _deliver(self, message: bytes) -> None:
+        self._receiver.message_received(message)
+
+    def pause_reading(self) -> None:
+        self._inbox.pause()
+
+    def resume_reading(self) -> None:
+        self._inbox.resume()
+
+    def _update_reading(self) -> None:
+        if self._set_reading is not None and not self._is_ended:
+            self._set_reading(self._inbox.is_flowing)
+
+    # ---- sending ----------------------------------------------------------------------
+
+    def send(self, message: bytes) -> None:
+        self._outbox.send(message, self._write_message)
+
+    def _write_message(self, message: bytes) -> None:
+        try:
+            records = self._channel.records(message)
+            first = next(records)
+            if self._is_scheduled or self._carrier.is_full or len(message) > ONE_RECORD_BYTES:
+                self._enqueue(first, records, len(message))
+            else:
+                self._carrier.send_frame(self._channel.seal(first))
+        except RelayError as error:
+            self.close(0, str(error))
+
+    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
+        """Send one message in parts; its size has to be known because it is sent first."""
+        if size > self._channel.message_bytes:
+            raise InternalError(
+                f"the answer has {size} bytes; a relay carries {self._channel.message_bytes}"
+            )
+        await self._outbox.send_parts(parts, _RecordWriter(self, self._channel.splitter(size)))
+
+    def write_record(self, record: bytes) -> None:
+        """Send a part of a message that is as large as a record."""
+        self._enqueue(record, iter(()), len(record))
+
+    def _enqueue(
+        self, first: bytes | memoryview, more: Iterator[bytes | memoryview], size: int
+    ) -> None:
+        self._frames.append((first, more))
+        self._unsent += size
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._carrier.schedule(self)
+        if self._unsent > SEND_HIGH_BYTES and not self._outbox.is_full:
+            self._outbox.pause_writing()
+
+    def send_next(self) -> bool:
+        """Send one frame; returns whether there are more to send."""
+        if not self._frames:
+            return False  # the stream was lost meanwhile
+        record, more = self._frames[0]
+        try:
+            self._carrier.send_frame(self._channel.seal(record))
+        except RelayError as error:
+            self._frames.clear()
+            self.close(0, str(error))
+            return False
+        self._unsent = max(0, self._unsent - len(record))
+        next_record = next(more, None)
+        if next_record is None:
+            self._frames.popleft()
+        else:
+            self._frames[0] = (next_record, more)
+        if not self._frames:
+            self._unsent = 0  # length prefixes were not counted
+            if self._is_ended:
+                self._forget()
+                return False
+        if self._unsent <= SEND_LOW_BYTES and self._outbox.is_full:
+            self._outbox.resume_writing()
+        self._is_scheduled = bool(self._frames)
+        return self._is_scheduled
+
+    def unsent(self) -> int:
+        return self._unsent + self._outbox.queued_bytes
+
+    # ---- the end ----------------------------------------------------------------------
+
+    def probe(self) -> None:
+        if not self._is_ended:
+            self._probe.start()
+
+    def _break_off(self) -> None:
+        self.close(0, "a message could not be completed")
+
+    def close(self, code: int, reason: str) -> None:
+        """End the stream after the queued frames; the peer sees a reset without a reason."""
+        if self._is_ended:
+            return
+        log.info("%s: ends: %s", self.origin, reason)
+        self._end()
+        self._loop.call_soon(self._receiver.connection_lost)
+        if not self._frames:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._carrier.end_stream(self._channel.stream_id)
+        self._channel.drop_incoming()
+
+    def stream_lost(self) -> None:
+        """The peer or the socket is gone."""
+        self._frames.clear()
+        self._channel.drop_incoming()
+        if not self._is_ended:
+            self._end()
+            self._receiver.connection_lost()
+
+    def _end(self) -> None:
+        self._is_ended = True
+        self._inbox.close()
+        self._outbox.close()
+        self._queue.clear()
+        self._reservation.release()
+        self._probe.cancel()
+        self._stall_watchdog.cancel()
+
+
+class _RecordWriter:
+    """Writes one message in parts as records; an outbox.PartWriter."""
+
+    def __init__(self, stream: RelayStream, splitter: RecordSplitter) -> None:
+        self._stream = stream
+        self._splitter = splitter
+
+    def write(self, part: bytes) -> None:
+        for record in self._splitter.feed(part):
+            self._stream.write_record(record)
+
+    def finish(self) -> None:
+        rest = self._splitter.finish()
+        if rest is None:
+            self._stream.close(0, "a message had not the announced size")
+        elif rest:
+            self._stream.write_record(rest)

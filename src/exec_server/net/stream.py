@@ -1,0 +1,70 @@
+"""MessageStream and MessageReceiver: the interface between transports and their users."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+
+class MessageStream(Protocol):
+    """One link that carries whole messages; the transports implement it."""
+
+    @property
+    def origin(self) -> str:
+        """The source of messages, as error texts name it."""
+        ...
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a message that is no JSON-RPC ends the link, instead of being answered."""
+        ...
+
+    def send(self, message: bytes) -> None:
+        """Send a message after those sent before. Never waits; watch `unsent`."""
+        ...
+
+    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
+        """Send one message of `size` bytes in parts, holding at most a few of them."""
+        ...
+
+    def unsent(self) -> int:
+        """Bytes that the peer has not taken yet."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Deliver no more messages until `resume_reading`; calling it twice changes nothing."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Deliver messages again, after the caller has returned."""
+        ...
+
+    def probe(self) -> None:
+        """End the link soon unless the peer shows that it is alive."""
+        ...
+
+    def close(self, code: int, reason: str) -> None:
+        """End the link, telling the peer why."""
+        ...
+
+
+class MessageReceiver(Protocol):
+    """The user of a link: gets its messages and is told when to stop sending."""
+
+    def message_received(self, message: bytes) -> None: ...
+
+    def pause_writing(self) -> None:
+        """The send buffer is full: stop producing output."""
+        ...
+
+    def resume_writing(self) -> None:
+        """The send buffer has drained."""
+        ...
+
+    def connection_lost(self) -> None:
+        """The link is gone; called exactly once, whatever ended it."""
+        ...
+
+
+# Makes the user of a new link.
+ReceiverFactory = Callable[[MessageStream], MessageReceiver]

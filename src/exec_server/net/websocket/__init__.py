@@ -1,0 +1,1 @@
+"""WebSockets (RFC 6455): frames, handshake, server and client."""

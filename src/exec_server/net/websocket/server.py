@@ -1,0 +1,418 @@
+"""The WebSocket listener: upgrade, messages, keep-alive and end of each connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import cast
+
+from exec_server.errors import ProtocolError
+from exec_server.net.auth import Authenticator
+from exec_server.net.busy_poll import BusyPoll
+from exec_server.net.byte_budget import ByteBudget, Reservation
+from exec_server.net.liveness import Action, KeepAlive, Probe, Progress
+from exec_server.net.stream import MessageReceiver, ReceiverFactory
+from exec_server.net.websocket.frames import (
+    MESSAGE_BYTES,
+    SENT_FRAME_BYTES,
+    Event,
+    FrameReader,
+    Opcode,
+    frame_header,
+    text_frame,
+)
+from exec_server.net.websocket.handshake import (
+    HEAD_BYTES,
+    HttpRefusal,
+    RequestHead,
+    check_browser,
+    check_upgrade,
+    parse_head,
+    refusal_answer,
+    upgrade_answer,
+)
+from exec_server.net.websocket.socket import FramedSocket
+from exec_server.net.websocket.state import Cause, State
+from exec_server.net.websocket.writer import DIRECT_BYTES
+
+log = logging.getLogger(__name__)
+
+# Open sockets, upgraded or not. Beyond it a new one is answered 503, and beyond the sum of both
+# it is closed without an answer.
+MAX_CONNECTIONS = 4096
+REFUSED_CONNECTIONS = 256
+# From accept to a complete upgrade request; clients give up after 10 s themselves.
+HANDSHAKE_SECONDS = 10.0
+# Bytes that are read after a refused request, so that a client which is still sending gets the
+# answer. A client that sends more is cut off.
+REFUSED_BYTES = 262_144
+# As often as the reference. A peer that has not answered by the next ping is gone.
+PING_SECONDS = 30.0
+# How long a peer has to show that it is alive when another connection asks for its session.
+PROBE_SECONDS = 3.0
+# How long peers may take to hang up when the server ends, which should be quick.
+SHUTDOWN_GRACE_SECONDS = 0.25
+# Messages above LARGE_BYTES need a part of this budget before more of them is read, so that many
+# clients together cannot make the server hold more.
+LARGE_BYTES = 1_048_576
+RECEIVING_BYTES = 4 * MESSAGE_BYTES
+# A large message that makes no progress loses its part of the budget with its connection, and so
+# does one that is slower than this rate while other messages wait for the budget.
+STALL_SECONDS = 30.0
+TRICKLE_BYTES_PER_SECOND = 262_144
+_TICK_SECONDS = 5.0
+
+GOING_AWAY = 1001
+POLICY_VIOLATION = 1008
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings that all connections of a listener share."""
+
+    receiver: ReceiverFactory
+    authenticate: Authenticator | None = None
+    allowed_hosts: frozenset[str] | None = None
+    budget: ByteBudget = field(default_factory=lambda: ByteBudget(RECEIVING_BYTES))
+    busy_poll: BusyPoll = field(default_factory=BusyPoll)
+
+
+class WebSocketStream(asyncio.Protocol):
+    """One accepted socket, from its first byte; a MessageStream once it is upgraded."""
+
+    is_strict = False
+
+    def __init__(self, settings: Settings, streams: set[WebSocketStream]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._settings = settings
+        self._streams = streams
+        self.origin = ""
+        self._head = b""
+        self._receiver: MessageReceiver | None = None  # from the upgrade on
+        self._wrote_message = False
+        self._handshake_timer: asyncio.TimerHandle | None = None
+        self._reservation = Reservation(settings.budget, self._budget_granted)
+        self._reserved_at = 0.0
+        self._progress = Progress(STALL_SECONDS)  # of a large message
+        self._keep_alive = KeepAlive(self._loop.time(), PING_SECONDS, PING_SECONDS)
+        self._probe = Probe(PROBE_SECONDS, self.abort)
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+
+    # ---- the transport ----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        raw = transport.get_extra_info("socket")
+        self._transport = cast(asyncio.Transport, transport)
+        self._frames = FrameReader()
+        self._socket = FramedSocket(
+            self, self._transport, raw.fileno(), self._frames, _encode_frame
+        )
+        self._inbox, self._outbox = self._socket.inbox, self._socket.outbox
+        self._writer = self._socket.writer
+        self.origin = _origin(transport.get_extra_info("peername"))
+        self._streams.add(self)
+        if len(self._streams) > MAX_CONNECTIONS + REFUSED_CONNECTIONS:
+            self.abort("too many connections")
+            return
+        if len(self._streams) > MAX_CONNECTIONS:
+            self._refuse(HttpRefusal(503, "too many connections"))
+            return
+        if raw.family != socket.AF_UNIX:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._handshake_timer = self._loop.call_later(
+            HANDSHAKE_SECONDS, self.abort, "no upgrade request"
+        )
+
+    def data_received(self, data: bytes) -> None:
+        self._touch()
+        if self._inbox.is_flowing and self._receiver is not None:
+            message = self._frames.whole_message(data)
+            if message is not None:
+                self._wrote_message = False
+                self._receiver.message_received(message)
+                if self._wrote_message:
+                    self._settings.busy_poll.extend()
+                return
+        if self._socket.state is State.CONNECTING:
+            self._upgrade(data)
+        else:
+            self._socket.feed(data)
+            self._reserve_budget()
+
+    def bytes_received(self) -> None:
+        self._touch()
+        self._reserve_budget()
+
+    def _touch(self) -> None:
+        self._keep_alive.touch(self._loop.time())
+        if self._probe.is_active:
+            self._probe.cancel()
+            self._socket.force_reading(is_forced=False)
+
+    def eof_received(self) -> bool:
+        self._end(Cause.EOF)
+        return False  # the transport closes itself: half of a link is of no use
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._streams.discard(self)
+        self.closed.set_result(None)
+        self._head = b""
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+        was_open = self._socket.lost()
+        self._release()
+        if was_open:
+            self._notify_lost()
+
+    def pause_writing(self) -> None:
+        self._socket.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._socket.resume_writing()
+
+    # ---- the upgrade ------------------------------------------------------------------
+
+    def _upgrade(self, data: bytes) -> None:
+        self._head += data
+        self._next_request()
+
+    def _next_request(self) -> None:
+        """Answer the first request that has arrived; one of them makes this a WebSocket."""
+        if self._socket.state is not State.CONNECTING:
+            return
+        head, end, rest = self._head.partition(b"\r\n\r\n")
+        if end:
+            self._head = rest
+            self._answer_request(head)
+        elif len(self._head) > HEAD_BYTES:
+            self._refuse(HttpRefusal(431))
+        if self._socket.state is State.CONNECTING and not self._transport.is_closing():
+            if end and rest:
+                # One read may bring thousands of requests: other connections come first.
+                self._transport.pause_reading()
+                self._loop.call_soon(self._next_request)
+            else:
+                self._transport.resume_reading()
+
+    def _answer_request(self, head: bytes) -> None:
+        request = None
+        try:
+            request = parse_head(head)
+            check_browser(request, self._settings.allowed_hosts)
+            check_upgrade(request)
+            if self._settings.authenticate is not None:
+                self._settings.authenticate(request.headers)
+        except HttpRefusal as refusal:
+            self._refuse(refusal, request)
+            return
+        assert self._handshake_timer is not None
+        self._handshake_timer.cancel()
+        self._transport.write(upgrade_answer(request))
+        self._socket.change(Cause.UPGRADED)
+        self._receiver = self._outbox.producer = self._settings.receiver(self)
+        rest, self._head = self._head, b""
+        if rest:
+            self._socket.feed(rest)
+            self._reserve_budget()
+
+    def _refuse(self, refusal: HttpRefusal, request: RequestHead | None = None) -> None:
+        """Answer; a client that keeps the connection alive may send another request."""
+        if refusal.status >= 400:
+            log.info("%s: refused: %s", self.origin, refusal)
+        self._transport.write(refusal_answer(refusal, request))
+        # Disconnect a peer that keeps sending requests without reading the responses.
+        if request is None or not request.keeps_alive() or self._outbox.is_full:
+            self._transport.write_eof()
+            self._head = b""
+            self._socket.discard(Cause.REFUSED, REFUSED_BYTES)
+
+    # ---- receiving --------------------------------------------------------------------
+
+    def event_received(self, event: Event) -> None:
+        if event.opcode is Opcode.TEXT or event.opcode is Opcode.BINARY:
+            # Only here: a ping between two fragments leaves the incomplete message in memory.
+            if self._reservation.size:
+                self._release_budget()
+            assert self._receiver is not None
+            self._receiver.message_received(event.payload)
+        elif event.opcode is Opcode.PING:
+            self._socket.answer_ping(event.payload)
+        elif event.opcode is Opcode.CLOSE:
+            self._socket.answer_close(event.payload)
+            self._closed_open()
+
+    def protocol_failed(self, error: ProtocolError) -> None:
+        log.info("%s: %s", self.origin, error)
+        self._transport.write_eof()
+        self._closed_open()
+
+    def pause_reading(self) -> None:
+        self._inbox.pause()
+
+    def resume_reading(self) -> None:
+        self._inbox.resume()
+
+    def _reserve_budget(self) -> None:
+        """Read more of a large message only when the budget covers all of it."""
+        size = self._frames.announced()
+        if size <= LARGE_BYTES:
+            return
+        now = self._loop.time()
+        self._progress.touch(now)
+        if self._inbox.is_flowing and not self._reservation.size:
+            self._reserved_at = now
+            self._reservation.acquire(size)
+            if self._reservation.is_waiting:
+                self._socket.block_reading(is_blocked=True)
+
+    def _release_budget(self) -> None:
+        was_waiting = self._reservation.is_waiting
+        self._reservation.release()
+        if was_waiting:
+            self._socket.block_reading(is_blocked=False)
+
+    def _budget_granted(self) -> None:
+        self._reserved_at = now = self._loop.time()
+        self._progress.touch(now)
+        self._keep_alive.touch(now)
+        self._socket.block_reading(is_blocked=False)
+
+    # ---- sending ----------------------------------------------------------------------
+
+    def send(self, message: bytes) -> None:
+        if len(message) > DIRECT_BYTES or self._writer.gathered or not self._outbox.is_idle:
+            self._outbox.send(message, self._write_long)
+        else:
+            self._wrote_message = True
+            self._writer.write(text_frame(message))
+
+    def _write_long(self, message: bytes) -> None:
+        if len(message) > SENT_FRAME_BYTES:
+            self._socket.write_fragments(Opcode.TEXT, message)
+        else:
+            self._writer.gather(text_frame(message))
+
+    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
+        await self._socket.send_parts(Opcode.TEXT, parts)
+
+    def unsent(self) -> int:
+        return self._socket.unsent()
+
+    # ---- liveness ---------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Ping a quiet peer; end one that does not answer or that stalls a large message."""
+        if self._socket.state is not State.OPEN:
+            return
+        is_paused = self._inbox.is_paused
+        is_waiting = self._reservation.is_waiting
+        if self._reservation.size and not is_waiting and not is_paused and self._is_stalled(now):
+            self.close(POLICY_VIOLATION, "message stalled")
+            return
+        can_answer = not (self._outbox.is_full or is_paused or is_waiting)
+        action = self._keep_alive.check(now, can_answer=can_answer)
+        if action is Action.GIVE_UP:
+            self.abort("no answer to a ping")
+        elif action is Action.PING:
+            self._socket.write_frame(Opcode.PING, b"")
+
+    def _is_stalled(self, now: float) -> bool:
+        limit = STALL_SECONDS + self._reservation.size / TRICKLE_BYTES_PER_SECOND
+        is_too_slow = self._settings.budget.has_waiters and now - self._reserved_at > limit
+        return is_too_slow or self._progress.remaining(now) < 0
+
+    def probe(self) -> None:
+        if self._socket.state is State.OPEN and not self._probe.is_active:
+            self._socket.write_frame(Opcode.PING, b"")
+            self._socket.force_reading(is_forced=True)
+            self._probe.start()
+
+    # ---- the end ----------------------------------------------------------------------
+
+    def close(self, code: int, reason: str) -> None:
+        if self._socket.state is State.CONNECTING:
+            self._socket.discard(Cause.CLOSE_SENT)
+            self._transport.close()
+        elif self._socket.state is State.OPEN:
+            self._socket.start_closing(code, reason)
+            # The peer sees that no more frames follow. Its own are read and dropped until it
+            # hangs up.
+            self._transport.write_eof()
+            self._closed_open()
+
+    def abort(self, why: str) -> None:
+        log.info("%s: cut off: %s", self.origin, why)
+        self._end(Cause.ABORTED)
+        self._transport.abort()
+
+    def _end(self, cause: Cause) -> None:
+        was_open = self._socket.state is State.OPEN
+        self._socket.discard(cause)
+        if was_open:
+            self._closed_open()
+
+    def _closed_open(self) -> None:
+        """The state is no longer OPEN: the receiver is told after the caller has returned."""
+        self._release()
+        self._loop.call_soon(self._notify_lost)
+
+    def _release(self) -> None:
+        self._release_budget()
+        self._probe.cancel()
+
+    def _notify_lost(self) -> None:
+        assert self._receiver is not None
+        self._receiver.connection_lost()
+
+
+def _encode_frame(opcode: Opcode, payload: bytes, final: bool) -> bytes:
+    return frame_header(opcode, len(payload), final=final) + payload
+
+
+def _origin(peer: tuple[str, int] | None) -> str:
+    # A peer that has hung up already has no address any more.
+    host, port = peer[:2] if peer is not None else ("unknown", 0)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"websocket JSON-RPC message from exec-server websocket {address}"
+
+
+class WebSocketListener:
+    """A bound socket and its connections."""
+
+    def __init__(self, bound: socket.socket, settings: Settings) -> None:
+        self._socket = bound
+        self._settings = settings
+        self._streams: set[WebSocketStream] = set()
+        self._server: asyncio.Server | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: WebSocketStream(self._settings, self._streams), sock=self._socket
+        )
+        self._tick()
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for stream in list(self._streams):
+            stream.tick(now)
+        self._ticker = loop.call_later(_TICK_SECONDS, self._tick)
+
+    async def close(self) -> None:
+        """Stop accepting, send all peers a close frame, and hang up."""
+        assert self._server is not None
+        assert self._ticker is not None
+        self._ticker.cancel()
+        self._server.close()
+        for stream in list(self._streams):
+            stream.close(GOING_AWAY, "server is shutting down")
+        closed = [stream.closed for stream in self._streams]
+        if closed:
+            await asyncio.wait(closed, timeout=SHUTDOWN_GRACE_SECONDS)
+        for stream in list(self._streams):
+            stream.abort("server is shutting down")

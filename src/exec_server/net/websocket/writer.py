@@ -1,0 +1,92 @@
+"""FrameWriter: writes frames to a transport, at once or gathered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+# Shorter messages, such as most answers, are written at once. Longer ones are gathered while they
+# come in a row and are written together, because a system call for each of them would take most
+# of a stream's time. The gathered bytes should stay in a processor's cache.
+DIRECT_BYTES = 4096
+GATHERED_BYTES = 65_536
+
+
+class FrameWriter:
+    """Frames to one transport, in order; those in `gathered` go before any other."""
+
+    __slots__ = (
+        "_descriptor",
+        "_loop",
+        "_transport",
+        "gathered",
+        "gathered_bytes",
+        "is_flush_scheduled",
+    )
+
+    def __init__(self, transport: asyncio.Transport, descriptor: int) -> None:
+        """`descriptor` is that of the transport's socket, -1 if there is TLS in between."""
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._descriptor = descriptor
+        self.gathered: list[bytes] = []
+        self.gathered_bytes = 0
+        self.is_flush_scheduled = False
+
+    def write(self, data: bytes) -> None:
+        """Write at once; the caller has seen that nothing is gathered."""
+        # Not through the transport if its queue is empty: the transport would write later, and
+        # piece by piece. A closing transport may close the descriptor, whose number the kernel
+        # may then give to another file.
+        transport = self._transport
+        if transport.is_closing():
+            return
+        if self._descriptor >= 0 and not transport.get_write_buffer_size():
+            try:
+                sent = os.write(self._descriptor, data)
+            except OSError:
+                sent = 0  # the buffer is full, or the transport will meet the same error
+            if sent == len(data):
+                return
+            transport.write(memoryview(data)[sent:])
+        else:
+            transport.write(data)
+
+    def write_in_order(self, data: bytes) -> None:
+        """Write at once, after the gathered frames."""
+        self.flush()
+        self.write(data)
+
+    def gather(self, frame: bytes) -> None:
+        """Write with the frames that follow, at the latest in the next iteration of the loop."""
+        self.gathered.append(frame)
+        self.gathered_bytes += len(frame)
+        if self.gathered_bytes >= GATHERED_BYTES:
+            self.flush()
+        else:
+            self.schedule_flush()
+
+    def schedule_flush(self) -> None:
+        if not self.is_flush_scheduled:
+            self.is_flush_scheduled = True
+            self._loop.call_soon(self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self.is_flush_scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the gathered frames."""
+        if self.gathered:
+            frames = b"".join(self.gathered)
+            self.discard()
+            self.write(frames)
+
+    def discard(self) -> None:
+        """Forget the gathered frames."""
+        self.gathered.clear()
+        self.gathered_bytes = 0
+
+    def unsent(self) -> int:
+        """Bytes that the kernel has not taken."""
+        return self._transport.get_write_buffer_size() + self.gathered_bytes

@@ -1,0 +1,197 @@
+"""Applies hunks to the text of a file.
+
+A hunk of a unified diff is tried at its line number, then ever further away from it, so that it
+fits a file with other changes above. A hunk of Codex is the first match below the hunk before it.
+In both, lines match exactly, or else without spaces at their ends, or else without spaces at both
+ends, or else with plain punctuation for typographic; the kept lines stay as they are in the file.
+
+Line ends are those of the file: a patch with LF fits a file with CRLF.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from exec_server.patching.model import Hunk, PatchFailed
+
+# Lines of a hunk that an error shows.
+_SHOWN_LINES: Final = 5
+_PLAIN: Final = str.maketrans(
+    {
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
+        **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e\u201f", '"'),
+        **dict.fromkeys("\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f", " "),
+        "\u205f": " ",
+        "\u3000": " ",
+    }
+)
+
+Normalize = Callable[[str], str]
+_NORMALIZATIONS: Final[tuple[Normalize, ...]] = (
+    lambda line: line,
+    str.rstrip,
+    str.strip,
+    lambda line: line.strip().translate(_PLAIN),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    start: int
+    stop: int
+    lines: list[str]
+    ends_without_newline: bool | None  # None: the hunk does not say
+
+
+def apply_hunks(text: str, hunks: Sequence[Hunk], path: str) -> str:
+    """The text after all hunks; raises PatchFailed if one does not fit."""
+    newline = "\r\n" if "\r\n" in text and text.count("\n") == text.count("\r\n") else "\n"
+    lines = text.split(newline)
+    has_final_newline = lines[-1] == ""
+    if has_final_newline:
+        lines.pop()
+    replacements = list(_replacements(lines, hunks, path))
+    for replacement in reversed(replacements):
+        lines[replacement.start : replacement.stop] = replacement.lines
+    for replacement in replacements:
+        if replacement.ends_without_newline is not None:
+            has_final_newline = not replacement.ends_without_newline
+    if not text:
+        has_final_newline = bool(lines) and not any(
+            replacement.ends_without_newline for replacement in replacements
+        )
+    return newline.join(lines) + (newline if has_final_newline and lines else "")
+
+
+def _replacements(lines: Sequence[str], hunks: Sequence[Hunk], path: str) -> Iterator[_Replacement]:
+    """The replacements of all hunks, in the order of the file and without overlaps."""
+    finder = _Finder(lines)
+    below = 0  # the first line that no earlier hunk has used
+    shift = 0  # how far from its line number the last hunk was found
+    for number, hunk in enumerate(hunks, 1):
+        if hunk.first_line is not None:
+            wanted = max(hunk.first_line - 1 + shift, below)
+            start = finder.nearest(hunk.old, wanted, below)
+            if start is not None:
+                shift = start - (hunk.first_line - 1)
+        else:
+            start = _find_anchored(finder, hunk, below, path)
+        if start is None:
+            raise PatchFailed(f"hunk {number} does not fit {path}: {_description(hunk)}")
+        old = hunk.old
+        yield _replacement(lines, hunk, start)
+        below = start + len(old)
+
+
+def _replacement(lines: Sequence[str], hunk: Hunk, start: int) -> _Replacement:
+    """Keep the file's own form of context lines, which may differ from the patch in spaces."""
+    new = []
+    position = start
+    ends_without_newline = None
+    for line in hunk.lines:
+        if line.kind == "+":
+            new.append(line.text)
+        else:
+            if line.kind == " ":
+                new.append(lines[position])
+            position += 1
+        if line.kind != "-":
+            last_has_newline = line.has_newline
+    stop = position
+    if stop == len(lines) and any(not line.has_newline for line in hunk.lines):
+        ends_without_newline = bool(new) and not last_has_newline
+    return _Replacement(start, stop, new, ends_without_newline)
+
+
+def _find_anchored(finder: _Finder, hunk: Hunk, below: int, path: str) -> int | None:
+    """The first line of a hunk of Codex; None if its lines are not in the file."""
+    for anchor in hunk.anchors:
+        found = finder.first([anchor], below)
+        if found is None:
+            raise PatchFailed(f"{path} has no line '{anchor}' below line {below}")
+        below = found + 1
+    old = hunk.old
+    if not old:
+        return below if hunk.anchors and not hunk.is_at_end else finder.size
+    if hunk.is_at_end:
+        found = finder.first(old, max(below, finder.size - len(old)))
+        if found is not None:
+            return found
+    return finder.first(old, below)
+
+
+class _Finder:
+    """Searches lines in a file, exactly and then with less and less precision."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.size = len(lines)
+        self._lines = lines
+        self._levels: list[_Level] = []
+
+    def _all_levels(self, wanted: Sequence[str]) -> Iterator[tuple[_Level, str]]:
+        for number, normalize in enumerate(_NORMALIZATIONS):
+            if number == len(self._levels):
+                self._levels.append(_Level([normalize(line) for line in self._lines]))
+            yield self._levels[number], _joined([normalize(line) for line in wanted])
+
+    def first(self, wanted: Sequence[str], below: int) -> int | None:
+        """The first place at or after `below`."""
+        for level, pattern in self._all_levels(wanted):
+            found = level.find(pattern, below)
+            if found is not None:
+                return found
+        return None
+
+    def nearest(self, wanted: Sequence[str], near: int, below: int) -> int | None:
+        """The place at or after `below` that is nearest to `near`."""
+        if not wanted:
+            return min(near, self.size)
+        for level, pattern in self._all_levels(wanted):
+            after = level.find(pattern, near)
+            before = level.rfind(pattern, below, near)
+            places = [place for place in (before, after) if place is not None]
+            if places:
+                return min(places, key=lambda place: abs(place - near))
+        return None
+
+
+class _Level:
+    """All lines of a file as one text, in which a search takes time in proportion to its size."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._text = _joined(lines)
+        self._starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
+
+    def find(self, pattern: str, first: int) -> int | None:
+        """The first line at or after `first` at which the pattern is found."""
+        if first >= len(self._starts):
+            return None
+        return self._line_at(self._text.find(pattern, self._starts[first]))
+
+    def rfind(self, pattern: str, first: int, last: int) -> int | None:
+        """The last line from `first` to `last` at which the pattern is found."""
+        last = min(last, len(self._starts) - 1)
+        if first > last:
+            return None
+        end = self._starts[last] + len(pattern)
+        return self._line_at(self._text.rfind(pattern, self._starts[first], end))
+
+    def _line_at(self, position: int) -> int | None:
+        return None if position < 0 else bisect_left(self._starts, position)
+
+
+def _joined(lines: list[str]) -> str:
+    """The lines with a line break before each one and after the last."""
+    return "\n" + "\n".join(lines) + "\n" if lines else "\n"
+
+
+def _description(hunk: Hunk) -> str:
+    old = hunk.old
+    shown = "\n".join(old[:_SHOWN_LINES])
+    more = f"\n… and {len(old) - _SHOWN_LINES} more lines" if len(old) > _SHOWN_LINES else ""
+    return f"these lines were not found\n{shown}{more}"

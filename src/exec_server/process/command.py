@@ -1,0 +1,150 @@
+"""Command: a frozen description of a start, and the rules for its environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from exec_server.errors import InvalidParams
+from exec_server.host.secret_variables import STRIPPED_NAMES
+from exec_server.protocol.process import EnvPolicy, Metadata
+
+_THREAD_ID = "CODEX_THREAD_ID"
+_TOOL_CALL_ID = "CODEX_TOOL_CALL_ID"
+_CORE_NAMES = frozenset(
+    {
+        "PATH",
+        "SHELL",
+        "TMPDIR",
+        "TEMP",
+        "TMP",
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "LC_CTYPE",
+        "LOGNAME",
+        "USER",
+    }
+)
+# A name or a pattern of an `envPolicy`: real ones have a few dozen. Longer ones are refused.
+PATTERN_CHARACTERS = 1024
+# The characters of all names times those of all patterns: the time to match them is proportional,
+# and below a second at this limit. Above it the request is refused.
+MATCH_STEPS = 64 * 1_048_576
+
+_DEFAULT_EXCLUDES = ("*KEY*", "*SECRET*", "*TOKEN*")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program with everything its start depends on."""
+
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    tty: bool = False
+    pipe_stdin: bool = False
+    arg0: str | None = None
+    tty_size: tuple[int, int] = (24, 80)  # rows and columns
+
+
+def _expressions(patterns: Sequence[str]) -> list[re.Pattern[str]]:
+    """Expressions for all patterns: whole names, any case, only `*` and `?` are special.
+
+    Each is short, because other threads wait while an expression is matched.
+    """
+    groups: list[list[str]] = [[]]
+    size = 0
+    for pattern in patterns:
+        if size + len(pattern) > PATTERN_CHARACTERS:
+            groups.append([])
+            size = 0
+        groups[-1].append(pattern)
+        size += len(pattern)
+    return [_compiled(tuple(group)) for group in groups]
+
+
+@lru_cache(maxsize=64)  # clients send the same few policies with every command
+def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(_expression, patterns)), re.IGNORECASE | re.DOTALL)
+
+
+def _expression(pattern: str) -> str:
+    """A pattern as an expression whose cost is at most that of comparing each two characters."""
+    first, *rest = (
+        "".join("." if character == "?" else re.escape(character) for character in text)
+        for text in pattern.split("*")
+    )
+    if not rest:
+        return first
+    # The first match of each text between two stars is as good as any later one, so the group
+    # is atomic: without that, many stars take exponential time.
+    between = "".join(f"(?>.*?{text})" for text in rest[:-1])
+    return f"{first}{between}.*{rest[-1]}"
+
+
+def _check_cost(policy: EnvPolicy, server_env: Mapping[str, str]) -> None:
+    """Refuse a policy whose patterns would take long to match."""
+    patterns = (*policy.exclude, *policy.include_only)
+    if max(map(len, (*patterns, *policy.set)), default=0) > PATTERN_CHARACTERS:
+        text = f"must not exceed {PATTERN_CHARACTERS} characters"
+        raise InvalidParams(f"names and patterns of an envPolicy {text}")
+    names = sum(map(len, server_env)) + sum(map(len, policy.set))
+    if names * sum(map(len, patterns)) > MATCH_STEPS:
+        raise InvalidParams("the patterns and variables of an envPolicy are too many to compare")
+
+
+def _matching(env: Mapping[str, str], patterns: Sequence[str]) -> set[str]:
+    """The names that match one of the patterns."""
+    expressions = _expressions(patterns)
+    return {name for name in env if any(each.fullmatch(name) for each in expressions)}
+
+
+def _remove_matching(env: dict[str, str], patterns: Sequence[str]) -> dict[str, str]:
+    removed = _matching(env, patterns)
+    return {name: value for name, value in env.items() if name not in removed}
+
+
+def _inherited(policy: EnvPolicy, server_env: Mapping[str, str]) -> dict[str, str]:
+    _check_cost(policy, server_env)
+    env: dict[str, str] = {}
+    if policy.inherit == "all":
+        env = dict(server_env)
+    elif policy.inherit == "core":
+        env = {name: value for name, value in server_env.items() if name.upper() in _CORE_NAMES}
+    if not policy.ignore_default_excludes:
+        env = _remove_matching(env, _DEFAULT_EXCLUDES)
+    if policy.exclude:
+        env = _remove_matching(env, policy.exclude)
+    env.update(policy.set)
+    if policy.include_only:
+        kept = _matching(env, policy.include_only)
+        env = {name: value for name, value in env.items() if name in kept}
+    return env
+
+
+def child_environment(
+    env: Mapping[str, str],
+    policy: EnvPolicy | None,
+    metadata: Metadata | None,
+    server_env: Mapping[str, str],
+) -> dict[str, str]:
+    """The environment of a child: inherited by policy, then of the request, then metadata."""
+    result = _inherited(policy, server_env) if policy is not None else {}
+    result.update(env)
+    for name in [name for name in result if _is_stripped(name)]:
+        del result[name]
+    if metadata is not None:
+        result.pop(_THREAD_ID, None)  # metadata without a thread id removes it too
+        if metadata.thread_id is not None:
+            result[_THREAD_ID] = str(metadata.thread_id)
+        if metadata.tool_call_id is not None:
+            result[_TOOL_CALL_ID] = metadata.tool_call_id
+    return result
+
+
+def _is_stripped(name: str) -> bool:
+    upper = name.upper()
+    return upper in STRIPPED_NAMES or upper == _TOOL_CALL_ID

@@ -1,0 +1,378 @@
+"""Process: one command of a client from its start to the end of its output.
+
+The output path is the hot path of the server and consists of plain calls: the event loop finds
+a descriptor readable, `Process._read` reads it, numbers the data in chunks and passes each chunk
+to `emit`, which ends in the transport's buffer. When that buffer is full, `pause_reading` removes
+the descriptors from the loop; the pipe fills and the child blocks in its write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import Callable
+
+import msgspec
+
+from exec_server.errors import InternalError
+from exec_server.process import descendants
+from exec_server.process.command import Command
+from exec_server.process.orphans import Owner
+from exec_server.process.output import CHUNK_BYTES, OutputLog
+from exec_server.process.spawn import Child, resize_terminal, signal_foreground
+from exec_server.process.stdin import StdinQueue
+from exec_server.protocol.method import Notice
+from exec_server.protocol.process import (
+    CLOSED,
+    EXITED,
+    OUTPUT,
+    Chunk,
+    ClosedParams,
+    ExitedParams,
+    Listed,
+    OutputParams,
+    ProcessId,
+    ReadResult,
+    Signal,
+    Stream,
+)
+from exec_server.protocol.sandbox import Denial
+
+Emit = Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
+# Whether the sandbox denied something to a command, judging by its exit code and its output.
+DenialCheck = Callable[[int, list[Chunk]], tuple[bool, Denial | None]]
+
+# The capacity of a new pipe, and of one that was found full. One read empties the pipe and
+# becomes several chunks.
+PIPE_BYTES = 65_536
+READ_BYTES = 4 * PIPE_BYTES
+# The size of one read of a terminal, and how many reads are joined.
+TERMINAL_READ_BYTES = 4096
+TERMINAL_READS = 8
+# Output that is in the pipe when the child exits is sent before the exit, up to this many bytes.
+DRAINED_BYTES = READ_BYTES
+# How long the exit of a confined command waits for the end of its output, which the denial check
+# needs. Usually the output ends together with the command.
+DENIAL_CHECK_SECONDS = 0.02
+# Ids of accepted writes by which a repeated request is recognised; the oldest are dropped.
+WRITE_IDS = 4096
+WRITE_ID_COST = 384  # upper bound for the memory of one id, in bytes
+# Characters of a command line kept for process/list; a whole command line may have megabytes.
+LISTED_ARGV = 1024
+# A terminal's keys send these signals to the foreground job, not to the session leader's group.
+_KEYBOARD_SIGNALS = frozenset({"SIGINT", "SIGQUIT", "SIGTSTP"})
+
+
+class Process:
+    """One command: its output, its stdin, its exit. Created once the child runs."""
+
+    def __init__(
+        self,
+        process_id: ProcessId,
+        command: Command,
+        child: Child,
+        owner: Owner,
+        emit: Emit,
+        *,
+        check_denial: DenialCheck | None = None,
+    ) -> None:
+        self.id = process_id
+        self.tty = command.tty
+        self._argv = _truncated(command.argv, LISTED_ARGV)
+        self.pid = child.pid
+        self.owner = owner
+        self.log = OutputLog()
+        self.is_reaped = False
+        self.exit_code: int | None = None  # set when the exit is published: see `on_exit`
+        self._check_denial = check_denial
+        self._unpublished_exit: int | None = None
+        self._denial: tuple[bool, Denial | None] = (False, None)
+        self.closed = False
+        self.terminated = False
+        self.on_closed: Callable[[Process], None] | None = None
+        self._emit = emit
+        self._loop = asyncio.get_running_loop()
+        self._outputs: dict[int, Stream] = {fd: stream for stream, fd in child.outputs}
+        self._stdin_descriptor = child.stdin
+        self._stdin = (
+            StdinQueue(child.stdin, self._close_stdin) if child.stdin is not None else None
+        )
+        # A future while the write waits for space, None once it is accepted.
+        self._write_ids: dict[str, asyncio.Future[None] | None] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+        self._reading = False
+
+    # ---- output -----------------------------------------------------------------------
+
+    def resume_reading(self) -> None:
+        """Let the loop read the output."""
+        if not self._reading:
+            self._reading = True
+            for descriptor, stream in self._outputs.items():
+                self._loop.add_reader(descriptor, self._read, descriptor, stream)
+
+    def pause_reading(self) -> None:
+        """Leave the output in the pipe; a full pipe blocks the child."""
+        if self._reading:
+            self._reading = False
+            for descriptor in self._outputs:
+                self._loop.remove_reader(descriptor)
+
+    def _read(self, descriptor: int, stream: Stream) -> int:
+        """Read and publish the available output once; returns the number of bytes."""
+        try:
+            data = os.read(descriptor, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""  # EIO: no process has the terminal open any more
+        if not data:
+            self._end_output(descriptor)
+            return 0
+        if stream == "pty":
+            data = _read_more_of_terminal(descriptor, data)
+        elif len(data) == PIPE_BYTES:
+            _enlarge_pipe(descriptor)
+        if len(data) <= CHUNK_BYTES:
+            self._publish(stream, data)
+        else:
+            for start in range(0, len(data), CHUNK_BYTES):
+                self._publish(stream, data[start : start + CHUNK_BYTES])
+        self._wake_waiters()
+        return len(data)
+
+    def _publish(self, stream: Stream, chunk: bytes) -> None:
+        seq = self.log.append(stream, chunk)
+        self._emit(OUTPUT, OutputParams(self.id, seq, stream, chunk))
+
+    def _end_output(self, descriptor: int) -> None:
+        del self._outputs[descriptor]
+        if self._reading:
+            self._loop.remove_reader(descriptor)
+        # The terminal stays open while its session leader lives, even if the leader has closed
+        # it: closing the master would send SIGHUP to the leader.
+        if descriptor != self._stdin_descriptor:
+            os.close(descriptor)
+        if not self._outputs and self._unpublished_exit is not None:
+            self._publish_exit()
+        self._close_if_done()
+
+    # ---- stdin ------------------------------------------------------------------------
+
+    @property
+    def has_stdin(self) -> bool:
+        return self._stdin is not None
+
+    def accepts_write(self, write_id: str | None) -> bool:
+        """Whether a write is possible: stdin is open, or this id has been accepted before."""
+        if self._stdin is None:
+            return False
+        return not self._stdin.has_eof or write_id in self._write_ids
+
+    def write(self, data: bytes, write_id: str | None) -> asyncio.Future[None] | None:
+        """Queue input; a returned future is done when the queue has space and accepts it.
+
+        Raises InternalError after `terminate`.
+        """
+        if write_id is not None and write_id in self._write_ids:
+            earlier = self._write_ids[write_id]
+            if earlier is None or not earlier.cancelled():
+                return earlier
+        if self.terminated:
+            raise InternalError("failed to write to process stdin")
+        assert self._stdin is not None
+        accepted = self._stdin.write(data)
+        if write_id is not None and not self.closed:
+            self._remember_write(write_id, accepted)
+        return accepted
+
+    def write_eof(self) -> asyncio.Future[None] | None:
+        """Close a stdin pipe after the queued input; returns a future like `write`."""
+        assert self._stdin is not None
+        return self._stdin.write_eof()
+
+    def _remember_write(self, write_id: str, accepted: asyncio.Future[None] | None) -> None:
+        if accepted is not None:
+            accepted.add_done_callback(lambda done: self._on_write_done(write_id, done))
+        self._write_ids[write_id] = accepted
+        if len(self._write_ids) > WRITE_IDS:
+            del self._write_ids[next(iter(self._write_ids))]
+
+    def _on_write_done(self, write_id: str, accepted: asyncio.Future[None]) -> None:
+        """Record that a waiting write was accepted, or cancelled with its connection."""
+        if self._write_ids.get(write_id) is accepted:
+            if accepted.cancelled():
+                del self._write_ids[write_id]
+            else:
+                self._write_ids[write_id] = None
+
+    def memory_bytes(self) -> int:
+        """The approximate memory of a closed process."""
+        return self.log.memory_bytes() + WRITE_ID_COST * len(self._write_ids)
+
+    def _close_stdin(self) -> None:
+        """Close the descriptor of stdin; for a terminal that is the output's descriptor too."""
+        if self._stdin is not None:
+            self._stdin.close()
+        if self._stdin_descriptor is not None:
+            os.close(self._stdin_descriptor)
+            self._stdin_descriptor = None
+
+    # ---- reading by request -----------------------------------------------------------
+
+    def read(self, after: int, max_bytes: int | None) -> ReadResult:
+        """The current result of process/read."""
+        chunks, next_seq = self.log.read(after, max_bytes)
+        exited = self.exit_code is not None
+        loss = self.log.loss(after) or (None, None)
+        return ReadResult(
+            chunks, next_seq, exited, self.exit_code, self.closed, None, *self._denial, *loss
+        )
+
+    def summary(self) -> Listed:
+        """The current entry of this process in process/list."""
+        running, code = self.exit_code is None, self.exit_code
+        return Listed(self.id, self._argv, self.tty, running, code, self.closed, self.log.next_seq)
+
+    async def next_event(self) -> None:
+        """Wait for output, the exit or the close."""
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if not waiter.done() or waiter.cancelled():
+                self._waiters.remove(waiter)
+
+    def _wake_waiters(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if waiter.done():
+                    self._waiters.append(waiter)  # cancelled: `next_event` removes it
+                else:
+                    waiter.set_result(None)
+
+    # ---- the terminal and signals -----------------------------------------------------
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the terminal, unless the terminal is closed."""
+        if self._stdin_descriptor is not None:
+            resize_terminal(self._stdin_descriptor, rows, columns)
+
+    def signal(self, name: Signal) -> None:
+        """Signal the process group, unless the leader is reaped."""
+        if self.is_reaped:
+            return
+        number = signal.SIGINT if name == "interrupt" else signal.Signals[name]
+        if self.tty and name in _KEYBOARD_SIGNALS:
+            assert self._stdin_descriptor is not None
+            signal_foreground(self._stdin_descriptor, number)
+            return
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass  # the leader is reaped; `on_exit` follows
+
+    # ---- exit and close ---------------------------------------------------------------
+
+    def terminate(self) -> bool:
+        """Kill the command and its descendants; False if it had exited before.
+
+        The ProcessTable kills the survivors of an exited leader.
+        """
+        running = not self.is_reaped
+        self.terminated = self.terminated or running
+        if self._stdin is not None:
+            self._stdin.close()
+        if running:
+            descendants.kill_tree(self.pid)
+        return running
+
+    def on_exit(self, code: int) -> None:
+        """The leader is reaped: publish the output left in the pipes, then the exit."""
+        self.is_reaped = True
+        self._unpublished_exit = code
+        for descriptor, stream in list(self._outputs.items()):
+            self._drain(descriptor, stream)
+        if self._unpublished_exit is None:
+            return  # the output ended while it was drained
+        if self._check_denial is not None and self._outputs and not self.terminated:
+            self._loop.call_later(DENIAL_CHECK_SECONDS, self._publish_exit)
+        else:
+            self._publish_exit()
+
+    def _publish_exit(self) -> None:
+        """Emit the exit, once; the exit code and the denial do not change afterwards."""
+        code, self._unpublished_exit = self._unpublished_exit, None
+        if code is None:
+            return
+        if self._check_denial is not None:
+            self._denial = self._check_denial(code, self.log.retained())
+        self.exit_code = code
+        seq = self.log.number_event()
+        self._emit(EXITED, ExitedParams(self.id, seq, code, *self._denial))
+        self._wake_waiters()
+        if self.terminated:
+            self.abandon_output()
+        self._close_if_done()
+
+    def _drain(self, descriptor: int, stream: Stream) -> None:
+        drained = 0
+        while self._reading and drained < DRAINED_BYTES and descriptor in self._outputs:
+            size = self._read(descriptor, stream)
+            if not size:
+                return
+            drained += size
+
+    def abandon_output(self) -> None:
+        """Stop reading, even if a descendant still has the other end open."""
+        for descriptor in list(self._outputs):
+            self._end_output(descriptor)
+
+    def _close_if_done(self) -> None:
+        if self._outputs or self.exit_code is None or self.closed:
+            return
+        self.closed = True
+        self._close_stdin()
+        self._emit(CLOSED, ClosedParams(self.id, self.log.number_event()))
+        self._wake_waiters()
+        if self.on_closed is not None:
+            self.on_closed(self)
+
+
+def _truncated(words: list[str], size: int) -> list[str]:
+    """The first words, up to `size` characters in total; the last word may be cut."""
+    kept = []
+    for word in words:
+        if size <= 0:
+            break
+        kept.append(word[:size])
+        size -= len(word) + 1  # the space between words
+    return kept
+
+
+def _read_more_of_terminal(descriptor: int, data: bytes) -> bytes:
+    """Join further reads to a large one: the kernel returns at most 4 KiB of a terminal."""
+    if len(data) < TERMINAL_READ_BYTES // 2:
+        return data
+    pieces = [data]
+    try:
+        while pieces[-1] and len(pieces) < TERMINAL_READS:
+            pieces.append(os.read(descriptor, TERMINAL_READ_BYTES))
+    except OSError:
+        pass  # nothing available now, or the end, which the next read reports again
+    return b"".join(pieces)
+
+
+def _enlarge_pipe(descriptor: int) -> None:
+    """Enlarge a pipe that was full, so that a busy child is woken less often.
+
+    Not done for every pipe: the kernel limits the pipe memory of an unprivileged user.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, READ_BYTES)
+    except OSError:
+        pass  # the pipe keeps its size

@@ -1,0 +1,256 @@
+"""ProcessTable: the processes of one session, their start, retention and end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from exec_server.errors import InternalError, InvalidRequest, os_error_text
+from exec_server.host.threads import ThreadPool
+from exec_server.process.command import Command
+from exec_server.process.orphans import Owner
+from exec_server.process.process import DenialCheck, Emit, Process
+from exec_server.process.reaper import Reaper
+from exec_server.process.spawn import Child, spawn
+from exec_server.protocol.method import Notice
+from exec_server.protocol.process import Listed, ProcessId
+
+# A closed process stays readable this long.
+RETENTION_SECONDS = 30.0
+# Processes of one session that have not closed. Above this a start is refused.
+MAX_LIVE = 1024
+# Closed processes of one session, and the memory of their output. Above either limit the
+# process that closed first is forgotten before its retention ends.
+MAX_CLOSED = 4096
+CLOSED_BYTES = 64 * 1_048_576
+# Entries of one process/list: all live processes, and as many closed ones. With the longest ids
+# and words, every character escaped, this is just below the 64 MiB limit of a message.
+MAX_LISTED = 2 * MAX_LIVE
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchMode:
+    """How to start a command and how to check its exit for a denial: a sandbox sets both."""
+
+    spawn: Callable[[Command, Owner], Child] | None = None  # None: unconfined
+    check_denial: DenialCheck | None = None
+
+
+def _discard(notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
+    """Ignore an event of a process whose start has failed."""
+
+
+class ProcessTable:
+    """The processes of one session, by the ids that its client chose."""
+
+    def __init__(
+        self,
+        emit: Emit,
+        reaper: Reaper,
+        spawn_threads: ThreadPool,
+        cleanup_threads: ThreadPool,
+    ) -> None:
+        self._emit = emit
+        self._reaper = reaper
+        self._spawn_threads = spawn_threads
+        self._cleanup_threads = cleanup_threads
+        self._loop = asyncio.get_running_loop()
+        self._processes: dict[ProcessId, Process] = {}
+        self._starting: dict[ProcessId, bool] = {}  # True once a terminate has cancelled it
+        self._closed: dict[Process, asyncio.TimerHandle] = {}  # in the order of closing
+        self._closed_bytes = 0
+        self._paused = False
+        self._ended = False
+        self._is_terminating = False  # each process dies as soon as it has started
+
+    def get(self, process_id: ProcessId) -> Process | None:
+        return self._processes.get(process_id)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no process: none starting, running or kept after its end."""
+        return not (self._processes or self._starting)
+
+    def is_starting(self, process_id: ProcessId) -> bool:
+        return process_id in self._starting
+
+    def reserve(self, process_id: ProcessId) -> None:
+        """Reserve an id for a start; raises InvalidRequest if it is in use or at MAX_LIVE."""
+        if process_id in self._processes or process_id in self._starting:
+            raise InvalidRequest(f"process {process_id} already exists")
+        if len(self._processes) - len(self._closed) + len(self._starting) >= MAX_LIVE:
+            raise InvalidRequest(f"at most {MAX_LIVE} processes may run per session")
+        self._starting[process_id] = False
+
+    async def start(self, process_id: ProcessId, command: Command, launch_mode: LaunchMode) -> None:
+        """Start a command under a reserved id.
+
+        Its output is not read before the caller's next await, so a response sent without an
+        await precedes every notification.
+        """
+        owner = Owner(self)
+        self._reaper.expect(owner)
+        future = self._spawn_threads.run(launch_mode.spawn or spawn, command, owner)
+        try:
+            child = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The connection is lost but the start goes on: the process belongs to the session.
+            future.add_done_callback(
+                lambda done: self._on_detached_start(
+                    process_id, command, done, owner, launch_mode.check_denial
+                )
+            )
+            raise
+        except Exception as error:
+            self._on_failed_start(process_id, owner)
+            if isinstance(error, OSError):
+                raise InternalError(os_error_text(error)) from error
+            raise
+        self._add(process_id, command, child, owner, launch_mode.check_denial)
+
+    def _on_detached_start(
+        self,
+        process_id: ProcessId,
+        command: Command,
+        done: asyncio.Future[Child],
+        owner: Owner,
+        check_denial: DenialCheck | None,
+    ) -> None:
+        """Finish a start whose request was cancelled with its connection."""
+        if done.exception() is not None:
+            self._on_failed_start(process_id, owner)
+            return
+        try:
+            self._add(process_id, command, done.result(), owner, check_denial)
+        except InvalidRequest:
+            pass  # terminated meanwhile, and no request is left to answer
+
+    def _on_failed_start(self, process_id: ProcessId, owner: Owner) -> None:
+        self._reaper.unexpect(owner)
+        del self._starting[process_id]
+
+    def _add(
+        self,
+        process_id: ProcessId,
+        command: Command,
+        child: Child,
+        owner: Owner,
+        check_denial: DenialCheck | None,
+    ) -> None:
+        """Add a running child; raises InvalidRequest if it was terminated meanwhile."""
+        if self._starting.pop(process_id) or self._ended:
+            # The start fails, so the client gets no event of the child and its id is free.
+            process = Process(
+                process_id, command, child, owner, _discard, check_denial=check_denial
+            )
+            self._watch(process, child)
+            self._terminate(process)
+            raise InvalidRequest(f"process {process_id} start was cancelled")
+        process = Process(process_id, command, child, owner, self._emit, check_denial=check_denial)
+        process.on_closed = self._on_closed
+        self._processes[process_id] = process
+        if not self._paused:
+            process.resume_reading()
+        self._watch(process, child)
+        if self._is_terminating:
+            self._terminate(process)
+
+    def _watch(self, process: Process, child: Child) -> None:
+        """Pass the exit of the child to its process, after the child's clean-up if it has one."""
+        clean_up = child.clean_up
+        if clean_up is None:
+            self._reaper.watch(process.pid, process.owner, process.on_exit)
+            return
+
+        def on_exit(code: int) -> None:
+            process.is_reaped = True
+            done = self._cleanup_threads.run(clean_up)
+            done.add_done_callback(lambda _: process.on_exit(code))
+
+        self._reaper.watch(process.pid, process.owner, on_exit)
+
+    def summaries(self) -> tuple[list[Listed], bool]:
+        """The processes in order of their start, and whether closed ones are left out."""
+        surplus = max(0, len(self._processes) - MAX_LISTED)
+        left_out = set(itertools.islice(self._closed, surplus))  # those that closed first
+        kept = [each.summary() for each in self._processes.values() if each not in left_out]
+        return kept, bool(left_out)
+
+    # ---- back-pressure ----------------------------------------------------------------
+
+    def pause_reading(self) -> None:
+        """Leave all output in the pipes: the client does not read."""
+        self._paused = True
+        for process in self._processes.values():
+            process.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._paused = False
+        for process in self._processes.values():
+            if not process.closed:
+                process.resume_reading()
+
+    # ---- termination and retention ----------------------------------------------------
+
+    def terminate(self, process_id: ProcessId) -> bool:
+        """Kill a process with all its descendants; True if it was running."""
+        if process_id in self._starting:
+            self._starting[process_id] = True
+            return True
+        process = self._processes.get(process_id)
+        return process is not None and self._terminate(process)
+
+    def _terminate(self, process: Process) -> bool:
+        running = process.terminate()
+        self._kill_orphans(lambda owner: owner is process.owner)
+        return running
+
+    def terminate_all(self) -> None:
+        """Kill all processes, and each later one as soon as it has started; they stay listed."""
+        self._is_terminating = True
+        for process in self._processes.values():
+            process.terminate()
+        self._kill_orphans(self._is_owner)
+
+    def _is_owner(self, owner: Owner) -> bool:
+        return owner.session is self
+
+    def _kill_orphans(self, has_ended: Callable[[Owner], bool]) -> asyncio.Future[None]:
+        """Kill, in a thread, the orphans of commands that have ended.
+
+        Not in a thread that starts commands: those can hang on a dead disk.
+        """
+        return self._cleanup_threads.run(self._reaper.orphans.kill, has_ended)
+
+    def _on_closed(self, process: Process) -> None:
+        self._closed[process] = self._loop.call_later(RETENTION_SECONDS, self._forget, process)
+        self._closed_bytes += process.memory_bytes()
+        while len(self._closed) > MAX_CLOSED or self._closed_bytes > CLOSED_BYTES:
+            self._forget(next(iter(self._closed)))
+
+    def _forget(self, process: Process) -> None:
+        self._closed.pop(process).cancel()
+        self._closed_bytes -= process.memory_bytes()
+        del self._processes[process.id]
+
+    async def end(self) -> None:
+        """Kill and forget all processes of the session; returns when all are dead."""
+        self._ended = True
+        for process_id in self._starting:
+            self._starting[process_id] = True
+        processes = list(self._processes.values())
+        for process in processes:
+            process.terminate()
+        await asyncio.shield(self._kill_orphans(self._is_owner))
+        for process in processes:
+            while process.exit_code is None:
+                await process.next_event()
+            process.abandon_output()
+        for timer in self._closed.values():
+            timer.cancel()
+        self._closed.clear()
+        self._processes.clear()

@@ -1,0 +1,257 @@
+"""Tags: the numbers by which the descendants of a command are recognised.
+
+A tag is a resource limit, which fork and exec pass on. Linux stores and inherits RLIMIT_LOCKS but
+has not enforced it since 2.4, and every user can read it. The soft and the hard limit of a command
+are its tag from its first instruction on. Only root (CAP_SYS_RESOURCE) can raise a hard limit, so
+the server lowers its own for each command, and tags decrease.
+
+A program can lower its hard limit too, and so lose its tag. But no descendant of an ordinary user's
+server, whatever it does, gets back the unlimited hard limit that other processes have: this is the
+mark, by which the watchdog recognises it.
+
+Where RLIMIT_LOCKS is limited already, for example in a command of another server, the tags are in
+RLIMIT_RSS, which Linux does not enforce either. Where both are low, there is a mark but no tag.
+
+Hand-written because no library tags processes. The known precedent, the environment
+cookie of Jenkins' ProcessTreeKiller, is lost by a child that is started with `env -i`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import resource
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+# Bits of a tag, from the highest: the server (random), the command. A server has more tags than it
+# can start commands in a hundred years.
+_SERVER_BITS = 20
+_COMMAND_BITS = 42
+_RANGE_SIZE = 1 << _COMMAND_BITS
+_ALL_TAGS = 1 << (_SERVER_BITS + _COMMAND_BITS)
+
+_RLIMIT_LOCKS = 10  # has no name in the resource module
+UNLIMITED: Final = 1 << 64
+NO_TAG: Final = -1
+
+
+class Limits(NamedTuple):
+    """The soft and the hard value of a limit; UNLIMITED if there is none."""
+
+    soft: int
+    hard: int
+
+
+class Carrier(NamedTuple):
+    """The limit that holds the tags."""
+
+    number: int
+    line: re.Pattern[bytes]  # of /proc/PID/limits
+
+
+LOCKS: Final = Carrier(_RLIMIT_LOCKS, re.compile(rb"Max file locks +(\w+) +(\w+)"))
+RSS: Final = Carrier(resource.RLIMIT_RSS, re.compile(rb"Max resident set +(\w+) +(\w+)"))
+
+
+class Plan(NamedTuple):
+    """How processes are tagged and marked."""
+
+    carrier: Carrier
+    tags_below: int  # 0: there is no room for tags
+    marks_below: int  # 0: marks do not tell descendants of this server from other processes
+
+
+def choose_plan(
+    hard_limit: Callable[[Carrier], int], can_raise: Callable[[Carrier], bool]
+) -> Plan | None:
+    """The best plan for the hard limits of this process; None if both are 0."""
+    for carrier in (LOCKS, RSS):
+        if hard_limit(carrier) == UNLIMITED:
+            return Plan(carrier, _ALL_TAGS, UNLIMITED)
+    for carrier in (LOCKS, RSS):
+        # In a command of another server, whose other commands may have lower limits.
+        if hard_limit(carrier) >= 2 * _RANGE_SIZE:
+            return Plan(carrier, min(hard_limit(carrier), _ALL_TAGS), 0)
+    for carrier in (LOCKS, RSS):
+        if can_raise(carrier):
+            return Plan(carrier, _ALL_TAGS, 0)
+    for carrier in (LOCKS, RSS):
+        if hard_limit(carrier) > 0:
+            return Plan(carrier, 0, hard_limit(carrier))
+    return None
+
+
+def _own_hard_limit(carrier: Carrier) -> int:
+    return _from_kernel(resource.getrlimit(carrier.number)).hard
+
+
+def _can_raise(carrier: Carrier) -> bool:
+    soft, hard = resource.getrlimit(carrier.number)
+    try:
+        resource.setrlimit(carrier.number, (soft, resource.RLIM_INFINITY))
+    except (OSError, ValueError):
+        return False
+    resource.setrlimit(carrier.number, (soft, hard))
+    return True
+
+
+def _random_range(below: int) -> range:
+    """A range for a server; never the lowest, which has the limits that people set."""
+    number = 1 + int.from_bytes(os.urandom(8), "big") % (below // _RANGE_SIZE - 1)
+    return range(number * _RANGE_SIZE, (number + 1) * _RANGE_SIZE)
+
+
+def _from_kernel(limits: tuple[int, int]) -> Limits:
+    soft, hard = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in limits)
+    return Limits(soft, hard)
+
+
+# Computed at import, so that the watchdog, which is forked afterwards, has the same numbers.
+_PLAN: Final = choose_plan(_own_hard_limit, _can_raise)
+_HAS_TAGS: Final = _PLAN is not None and _PLAN.tags_below > 0
+# All tags of this server.
+SERVER_TAGS: Final = _random_range(_PLAN.tags_below if _PLAN and _HAS_TAGS else _ALL_TAGS)
+# The tag of the server itself and of its helpers: the highest, so that no command can take it.
+SERVER_TAG: Final = SERVER_TAGS[-1]
+# Names of helpers, which tell them from commands where there is no room for tags.
+_HELPERS: Final = frozenset(
+    {b"exec-guardian\n", b"exec-launcher\n", b"exec-worker\n", b"exec-init\n"}
+)
+
+
+# ---- setting tags ---------------------------------------------------------------------
+
+# Children inherit the limit of the whole server process: only one start at a time may set it.
+_tagging_lock: Final = threading.Lock()
+# A start that hangs on a dead disk delays other starts by no more than this.
+_TAGGING_SECONDS = 1.0
+_unused_tags = itertools.count(SERVER_TAG - 1, -1)
+# Tags of helpers that were started after the first command. A helper is started again if it was
+# killed; its predecessors but this many have ended.
+_helper_tags: Final[deque[int]] = deque(maxlen=64)
+_is_server = False  # limits of other processes are left alone
+
+
+def mark_this_process() -> None:
+    """Make this process a server: its later children have tags, and a mark that stays."""
+    global _is_server
+    _is_server = True
+    if _PLAN is not None:
+        _set_own_limits(_PLAN, SERVER_TAG if _HAS_TAGS else _PLAN.marks_below - 1)
+
+
+def tag_this_process() -> None:
+    """Give this process SERVER_TAG but no mark: for a helper that outlives the server."""
+    if _PLAN is not None and _HAS_TAGS:
+        hard = resource.RLIM_INFINITY if _PLAN.marks_below else SERVER_TAG
+        resource.setrlimit(_PLAN.carrier.number, (SERVER_TAG, hard))
+
+
+def allocate() -> int:
+    """A new tag, lower than all others."""
+    return next(_unused_tags)
+
+
+@contextmanager
+def tagged() -> Iterator[int]:
+    """Allocate a tag that children of a server inherit if they are started in this context.
+
+    Call `tag_running` for them, because another start may hang and prevent the inheritance.
+    """
+    can_inherit = _is_server and _HAS_TAGS and _tagging_lock.acquire(timeout=_TAGGING_SECONDS)
+    if _PLAN is None or not can_inherit:
+        yield allocate()
+        return
+    try:
+        tag = allocate()
+        _set_own_limits(_PLAN, tag)
+        yield tag
+    finally:
+        _tagging_lock.release()
+
+
+@contextmanager
+def tagged_as_helper() -> Iterator[int]:
+    """Like `tagged`, for helpers of the server, which are not commands."""
+    with tagged() as tag:
+        _helper_tags.append(tag)
+        yield tag
+
+
+def _set_own_limits(plan: Plan, value: int) -> None:
+    resource.setrlimit(plan.carrier.number, (value, value))
+
+
+def tag_running(pid: int, tag: int) -> None:
+    """Tag a running child for good; children that it has started before keep what they have."""
+    if _PLAN is not None and _HAS_TAGS:
+        try:
+            resource.prlimit(pid, _PLAN.carrier.number, (tag, tag))
+        except (OSError, ValueError):
+            pass  # ended, or a program with other rights
+
+
+# ---- reading tags ---------------------------------------------------------------------
+
+
+def tag_of(pid: int) -> int:
+    """The tag of a process: SERVER_TAG for helpers of the server, NO_TAG if it is lost."""
+    if not _HAS_TAGS:
+        return SERVER_TAG if _name_of(pid) in _HELPERS else NO_TAG
+    limits = _limits_of(pid)
+    if limits is None:
+        return NO_TAG
+    # A soft limit can be changed at will, a hard limit only be lowered.
+    tag = limits.soft if limits.soft in SERVER_TAGS else limits.hard
+    if tag not in SERVER_TAGS:
+        return NO_TAG
+    return SERVER_TAG if tag in _helper_tags else tag
+
+
+def is_of_this_server(pid: int) -> bool:
+    """Whether a process has a tag of this server, as one of its two limits."""
+    limits = _limits_of(pid) if _HAS_TAGS else None
+    return limits is not None and (limits.soft in SERVER_TAGS or limits.hard in SERVER_TAGS)
+
+
+def is_marked(pid: int) -> bool:
+    """Whether a process is a server or descends from one; False where marks do not tell."""
+    limits = _limits_of(pid)
+    return limits is not None and _PLAN is not None and limits.hard < _PLAN.marks_below
+
+
+def _limits_of(pid: int) -> Limits | None:
+    """The limits of a process that hold its tag; None if it has ended."""
+    if _PLAN is None:
+        return None
+    try:
+        return _from_kernel(resource.prlimit(pid, _PLAN.carrier.number))
+    except PermissionError:
+        return _limits_in_proc(pid, _PLAN.carrier)  # slower, but readable for all users
+    except OSError:
+        return None
+
+
+def _limits_in_proc(pid: int, carrier: Carrier) -> Limits | None:
+    try:
+        with open(f"/proc/{pid}/limits", "rb") as file:
+            match = carrier.line.search(file.read())
+    except OSError:
+        return None
+    if match is None:
+        return None
+    soft, hard = (UNLIMITED if word == b"unlimited" else int(word) for word in match.groups())
+    return Limits(soft, hard)
+
+
+def _name_of(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

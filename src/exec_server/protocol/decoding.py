@@ -1,0 +1,322 @@
+"""Generic JSON values to typed params, with the reference's rules and error texts.
+
+`decode` lets msgspec convert the value, which succeeds for the params of real clients. Values
+that msgspec refuses are decoded again by plans built from the same annotations. Plans accept the
+other forms that the reference accepts (positional params, enums as maps) and raise the first
+error that the reference finds, with its text.
+
+msgspec must never accept more than the plans. It would in two places: an integer without bounds
+(so all integers here are `U64` and similar types), and a tagged struct outside of a union, whose
+tag may be missing (so a plan refuses such an annotation).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, NewType, TypeVar, Union, get_args, get_origin
+
+import msgspec
+
+from exec_server.errors import InvalidParams
+from exec_server.protocol.base64_text import Base64
+from exec_server.protocol.json_text import describe
+from exec_server.protocol.uuid_text import Uuid
+
+__all__ = [
+    "I64",
+    "U16",
+    "U32",
+    "U64",
+    "Base64",
+    "NonZeroU16",
+    "NonZeroUsize",
+    "Params",
+    "Result",
+    "Usize",
+    "Uuid",
+    "decode",
+    "decode_unit",
+    "decode_value",
+]
+
+
+class Params(msgspec.Struct, frozen=True, rename="camel"):
+    """Params from a client; the order of the members is that of positional params."""
+
+    # The name in error texts; a variant of a tagged union is "Union::Variant".
+    wire_name: ClassVar[str] = ""
+    # Members with the default None that may be missing at the end of an array. Members with
+    # other defaults always may.
+    omissible: ClassVar[tuple[str, ...]] = ()
+    # Members that arrays do not have, because the reference does not have them.
+    named_only: ClassVar[tuple[str, ...]] = ()
+    # Other values of the tag for this variant.
+    tag_aliases: ClassVar[tuple[str, ...]] = ()
+    # Called with the object before it is decoded, and with the flag of `decode`; returns the
+    # object to decode or raises InvalidParams.
+    prepare: ClassVar[Callable[[dict[str, Any], bool], dict[str, Any]] | None] = None
+
+
+class Result(msgspec.Struct, frozen=True, rename="camel"):
+    """A result for a client; the members are encoded in this order."""
+
+
+def _integer(word: str, low: int, high: int) -> msgspec.Meta:
+    # Bounds of msgspec are signed 64-bit numbers; the plan decodes larger ones.
+    return msgspec.Meta(
+        ge=low, le=min(high, 2**63 - 1), extra={"word": word, "low": low, "high": high}
+    )
+
+
+U16 = Annotated[int, _integer("u16", 0, 2**16 - 1)]
+U32 = Annotated[int, _integer("u32", 0, 2**32 - 1)]
+U64 = Annotated[int, _integer("u64", 0, 2**64 - 1)]
+Usize = Annotated[int, _integer("usize", 0, 2**64 - 1)]
+NonZeroU16 = Annotated[int, _integer("a nonzero u16", 1, 2**16 - 1)]
+NonZeroUsize = Annotated[int, _integer("a nonzero usize", 1, 2**64 - 1)]
+I64 = Annotated[int, _integer("i64", -(2**63), 2**63 - 1)]
+
+P = TypeVar("P", bound=Params)
+
+
+def decode(kind: type[P], value: object, legacy_sandbox_forms: bool = False) -> P:
+    """The params in `value`; raises InvalidParams with the reference's text.
+
+    With `legacy_sandbox_forms`, `sandbox` objects of earlier protocol versions are translated.
+    """
+    if kind.prepare is not None and isinstance(value, dict):
+        value = kind.prepare(value, legacy_sandbox_forms)
+    try:
+        return msgspec.convert(value, kind, dec_hook=_from_wire)
+    except (msgspec.ValidationError, InvalidParams):
+        params: P = decode_value(kind, value)
+        return params
+
+
+def decode_value(kind: Any, value: object) -> Any:
+    """The value of any annotation, without trying msgspec first; raises InvalidParams."""
+    return _plan(kind)(value, False)
+
+
+def decode_unit(value: object) -> None:
+    """Accept the params of a method that takes none; raises InvalidParams."""
+    if value is not None and value != {}:
+        raise _invalid_type(value, "unit", buffered=False)
+
+
+def _from_wire(kind: type[Any], value: object) -> object:
+    """The hook of msgspec for annotations of other types."""
+    return value if kind is object else kind.from_wire(value)
+
+
+# A plan decodes one annotation. Its second argument is whether the value is inside a tagged
+# union: the reference buffers such values, and its error texts then show numbers.
+_Plan = Callable[[Any, bool], Any]
+
+
+@cache
+def _plan(kind: Any) -> _Plan:
+    """The plan for an annotation."""
+    if isinstance(kind, NewType):
+        return _plan(kind.__supertype__)
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _integer_plan(**get_args(kind)[1].extra)
+    if origin is Literal:
+        return _enum_plan(get_args(kind))
+    if origin is list:
+        return _list_plan(*get_args(kind))
+    if origin is dict:
+        return _dict_plan(get_args(kind)[1])
+    if origin is Union or origin is types.UnionType:
+        return _union_plan(get_args(kind))
+    if kind is str:
+        return _exact_type_plan(str, "a string")
+    if kind is bool:
+        return _exact_type_plan(bool, "a boolean")
+    if kind is object or kind is Any:
+        return lambda value, buffered: value
+    if hasattr(kind, "from_wire"):
+        return _custom_plan(kind)
+    if issubclass(kind, Params) and kind.__struct_config__.tag is None:
+        return _struct_plan(kind)
+    raise TypeError(f"{kind!r} cannot be decoded")
+
+
+def _exact_type_plan(kind: type, word: str) -> _Plan:
+    def plan(value: object, buffered: bool) -> object:
+        if type(value) is not kind:
+            raise _invalid_type(value, word, buffered)
+        return value
+
+    return plan
+
+
+def _custom_plan(kind: Any) -> _Plan:
+    def plan(value: object, buffered: bool) -> object:
+        if not isinstance(value, str):
+            raise _invalid_type(value, "a string", buffered)
+        return kind.from_wire(value)
+
+    return plan
+
+
+def _integer_plan(word: str, low: int, high: int) -> _Plan:
+    def plan(value: object, buffered: bool) -> object:
+        if type(value) is int and low <= value <= high:
+            return value
+        if type(value) is int and (buffered or (low == 1 and value == 0)):
+            raise InvalidParams(f"invalid value: integer `{value}`, expected {word}")
+        if not buffered and type(value) in (int, float):
+            raise InvalidParams("invalid number")
+        raise _invalid_type(value, word, buffered)
+
+    return plan
+
+
+def _list_plan(item: Any) -> _Plan:
+    item_plan = _plan(item)
+
+    def plan(value: object, buffered: bool) -> object:
+        if not isinstance(value, list):
+            raise _invalid_type(value, "a sequence", buffered)
+        return [item_plan(item, buffered) for item in value]
+
+    return plan
+
+
+def _dict_plan(item: Any) -> _Plan:
+    item_plan = _plan(item)
+
+    def plan(value: object, buffered: bool) -> object:
+        if not isinstance(value, dict):
+            raise _invalid_type(value, "a map", buffered)
+        return {name: item_plan(item, buffered) for name, item in value.items()}
+
+    return plan
+
+
+def _enum_plan(names: tuple[str, ...]) -> _Plan:
+    def plan(value: object, buffered: bool) -> object:
+        name = value
+        if isinstance(value, dict):
+            # Enums of the reference can carry data, so `{"name":null}` is also accepted.
+            if len(value) != 1:
+                raise InvalidParams("invalid value: map, expected map with a single key")
+            [(name, content)] = value.items()
+        elif not isinstance(value, str):
+            raise _invalid_type(value, "string or map", buffered)
+        if name not in names:
+            raise _unknown_variant(name, names)
+        if isinstance(value, dict) and content is not None and not (buffered and content == {}):
+            raise _invalid_type(content, "unit", buffered)
+        return name
+
+    return plan
+
+
+def _union_plan(kinds: tuple[Any, ...]) -> _Plan:
+    variants = [kind for kind in kinds if kind is not types.NoneType]
+    tagged = len(variants) > 1
+    inner_plan = _tagged_plan(variants) if tagged else _plan(variants[0])
+    if len(variants) == len(kinds):
+        return inner_plan
+    return lambda value, buffered: None if value is None else inner_plan(value, buffered)
+
+
+def _tagged_plan(kinds: list[type[Params]]) -> _Plan:
+    """One of several structs, distinguished by a tag."""
+    union_name = kinds[0].wire_name.partition("::")[0]
+    tag_field = kinds[0].__struct_config__.tag_field
+    by_tag: dict[str, _Plan] = {}
+    plans = [_struct_plan(kind) for kind in kinds]
+    for kind, plan in zip(kinds, plans, strict=True):
+        # Aliases are listed in this order in the text for an unknown variant.
+        for tag in sorted({str(kind.__struct_config__.tag), *kind.tag_aliases}):
+            by_tag[tag] = plan
+
+    def variant(tag: object, buffered: bool) -> _Plan:
+        if isinstance(tag, str):
+            if tag not in by_tag:
+                raise _unknown_variant(tag, tuple(by_tag))
+            return by_tag[tag]
+        if buffered and type(tag) is int and tag >= 0:
+            # A buffered tag may also be the number of the variant.
+            if tag >= len(plans):
+                text = f"expected variant index 0 <= i < {len(plans)}"
+                raise InvalidParams(f"invalid value: integer `{tag}`, {text}")
+            return plans[tag]
+        raise _invalid_type(tag, "variant identifier", buffered)
+
+    def decode_tagged(value: object, buffered: bool) -> object:
+        if isinstance(value, dict) and tag_field in value:
+            return variant(value[tag_field], buffered)(value, True)
+        if isinstance(value, list) and value:
+            return variant(value[0], buffered)(value[1:], True)
+        if isinstance(value, dict | list):
+            raise InvalidParams(f"missing field `{tag_field}`")
+        raise _invalid_type(value, f"internally tagged enum {union_name}", buffered=True)
+
+    return decode_tagged
+
+
+def _struct_plan(kind: type[Params]) -> _Plan:
+    """A struct, from an object or from an array of its members in order."""
+    fields = msgspec.structs.fields(kind)
+    plans = {field.encode_name: (field.name, _plan(field.type)) for field in fields}
+    required = [field for field in fields if field.required]
+    positional = [field for field in fields if field.name not in kind.named_only]
+    struct_kind = "struct variant" if "::" in kind.wire_name else "struct"
+
+    def from_object(value: dict[str, object], buffered: bool) -> Params:
+        members: dict[str, object] = {}
+        for wire_name, item in value.items():
+            if wire_name in plans:
+                name, plan = plans[wire_name]
+                members[name] = plan(item, buffered)
+        for field in required:
+            if field.name not in members:
+                raise InvalidParams(f"missing field `{field.encode_name}`")
+        return kind(**members)
+
+    def from_array(value: list[object], buffered: bool) -> Params:
+        members: dict[str, object] = {}
+        for field, item in zip(positional, value, strict=False):
+            name, plan = plans[field.encode_name]
+            members[name] = plan(item, buffered)
+        for index, field in enumerate(positional[len(value) :], len(value)):
+            if field.required or (field.default is None and field.name not in kind.omissible):
+                expected = f"{struct_kind} {kind.wire_name} with {_elements(len(positional))}"
+                raise InvalidParams(f"invalid length {index}, expected {expected}")
+        if len(value) > len(positional):
+            # The two decoders of the reference have different texts for this.
+            counted = f"{_elements(len(positional))} in sequence"
+            fewer = counted if buffered else "fewer elements in array"
+            raise InvalidParams(f"invalid length {len(value)}, expected {fewer}")
+        return kind(**members)
+
+    def plan(value: object, buffered: bool) -> object:
+        if isinstance(value, dict):
+            return from_object(value, buffered)
+        if isinstance(value, list):
+            return from_array(value, buffered)
+        raise _invalid_type(value, f"{struct_kind} {kind.wire_name}", buffered)
+
+    return plan
+
+
+def _elements(count: int) -> str:
+    return "1 element" if count == 1 else f"{count} elements"
+
+
+def _invalid_type(value: object, expected: str, buffered: bool) -> InvalidParams:
+    got = describe(value, buffered=buffered)
+    return InvalidParams(f"invalid type: {got}, expected {expected}")
+
+
+def _unknown_variant(name: object, names: tuple[str, ...]) -> InvalidParams:
+    quoted = [f"`{known}`" for known in names]
+    expected = f"one of {', '.join(quoted)}" if len(names) > 2 else " or ".join(quoted)
+    return InvalidParams(f"unknown variant `{name}`, expected {expected}")

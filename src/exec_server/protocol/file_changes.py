@@ -1,0 +1,137 @@
+"""fs/* extensions: structs and calls of changes and searches that the reference does not have."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from exec_server.protocol.decoding import I64, U32, Params, Result, Usize
+from exec_server.protocol.files import Done
+from exec_server.protocol.method import Call
+from exec_server.protocol.paths import PathUri
+from exec_server.protocol.sandbox import Confinable, Sandbox
+
+ChangeKind = Literal["added", "modified", "deleted"]
+
+
+class AppendParams(Confinable, frozen=True):
+    """`data_base64` stays text, which a worker gets as it is."""
+
+    wire_name: ClassVar[str] = "FsAppendParams"
+    path: PathUri
+    data_base64: str
+    sandbox: Sandbox | None = None
+
+
+class AppendResult(Result, frozen=True):
+    size: int  # of the file afterwards
+
+
+class RenameParams(Confinable, frozen=True):
+    """`replace`: an existing file, or an empty directory, may be replaced."""
+
+    wire_name: ClassVar[str] = "FsRenameParams"
+    source_path: PathUri
+    destination_path: PathUri
+    replace: bool = True
+    sandbox: Sandbox | None = None
+
+
+class ChmodParams(Confinable, frozen=True):
+    wire_name: ClassVar[str] = "FsChmodParams"
+    path: PathUri
+    mode: U32
+    sandbox: Sandbox | None = None
+
+
+class SymlinkParams(Confinable, frozen=True):
+    """`target` is the text of the link, absolute or relative to its directory."""
+
+    wire_name: ClassVar[str] = "FsSymlinkParams"
+    path: PathUri
+    target: str
+    sandbox: Sandbox | None = None
+
+
+class SetTimesParams(Confinable, frozen=True):
+    """Milliseconds since 1970; a missing time is the current one. `create`: an empty file."""
+
+    wire_name: ClassVar[str] = "FsSetTimesParams"
+    path: PathUri
+    modified_at_ms: I64 | None = None
+    accessed_at_ms: I64 | None = None
+    create: bool = False
+    sandbox: Sandbox | None = None
+
+
+class TextEdit(Params, frozen=True):
+    wire_name: ClassVar[str] = "FsTextEdit"
+    old_text: str
+    new_text: str
+    all: bool = False
+
+
+class EditParams(Confinable, frozen=True):
+    wire_name: ClassVar[str] = "FsEditParams"
+    path: PathUri
+    edits: list[TextEdit]
+    sandbox: Sandbox | None = None
+
+
+class EditResult(Result, frozen=True):
+    replacements: int
+
+
+class ApplyPatchParams(Confinable, frozen=True):
+    wire_name: ClassVar[str] = "FsApplyPatchParams"
+    path: PathUri  # the root of the paths in the patch
+    patch: str
+    sandbox: Sandbox | None = None
+
+
+class ChangedFile(Result, frozen=True):
+    path: str  # below the root
+    kind: ChangeKind
+
+
+class ApplyPatchResult(Result, frozen=True):
+    changes: list[ChangedFile]
+
+
+class GlobParams(Confinable, frozen=True):
+    wire_name: ClassVar[str] = "FsGlobParams"
+    path: PathUri  # the directory that is searched
+    pattern: str
+    limit: Usize = 1000
+    sandbox: Sandbox | None = None
+
+
+class GlobResult(Result, frozen=True):
+    """Paths relative to the directory, in order; `truncated` if some are left out."""
+
+    paths: list[str]
+    truncated: bool
+
+
+class DiskUsageParams(Confinable, frozen=True):
+    wire_name: ClassVar[str] = "FsDiskUsageParams"
+    path: PathUri
+    sandbox: Sandbox | None = None
+
+
+class DiskUsageResult(Result, frozen=True):
+    """Bytes of the file system; `available` excludes the blocks that are reserved for root."""
+
+    total: int
+    free: int
+    available: int
+
+
+APPEND = Call("fs/append", AppendParams, AppendResult)
+RENAME = Call("fs/rename", RenameParams, Done)
+CHMOD = Call("fs/chmod", ChmodParams, Done)
+SYMLINK = Call("fs/symlink", SymlinkParams, Done)
+SET_TIMES = Call("fs/setTimes", SetTimesParams, Done)
+EDIT = Call("fs/edit", EditParams, EditResult)
+APPLY_PATCH = Call("fs/applyPatch", ApplyPatchParams, ApplyPatchResult)
+GLOB = Call("fs/glob", GlobParams, GlobResult)
+DISK_USAGE = Call("fs/diskUsage", DiskUsageParams, DiskUsageResult)

@@ -1,0 +1,214 @@
+"""The encrypted streams on an executor's link, without the socket: handshakes, limits, resets.
+
+Theory of operation. The link passes each frame to `frame_received`; the multiplexer calls the
+link back to send frames, to validate a key and to open a stream.
+
+    (none) --handshake--> pending --finish(valid)--> open --reset, error, close--> (none)
+                                  \\-finish(invalid), data, a second handshake-> reset, (none)
+
+Any client of the relay can send frames, so a frame is trusted only after its handshake, and an
+error of one stream ends that stream alone. A handshake costs about a millisecond of processor
+time, so after too many failures all handshakes are refused for a while. Open streams go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from exec_server.errors import RelayError
+from exec_server.relay.channel import Channel
+from exec_server.relay.frames import Frame, Kind, decode, encode
+from exec_server.relay.noise import Ciphers, Identity, PublicKey, Responder, prologue
+from exec_server.relay.stream_table import StreamReceiver, StreamTable
+
+log = logging.getLogger(__name__)
+
+# Pending handshakes, as in the reference. A further one gets a reset.
+MAX_PENDING = 32
+# After this many failed handshakes on one link, further ones are refused for PAUSE_SECONDS.
+MAX_FAILURES = 8
+PAUSE_SECONDS = 10.0
+# The client's authorization from the registry. A longer one fails the handshake.
+AUTHORIZATION_BYTES = 4096
+
+
+class RelayLink(Protocol):
+    """The operations of a link that the multiplexer needs."""
+
+    def send_frame(self, frame: bytes) -> None: ...
+
+    def validate(self, handshake: PendingHandshake) -> None:
+        """Let the registry validate the key, then call `finish_handshake`."""
+        ...
+
+    def stream_opened(self, channel: Channel) -> StreamReceiver: ...
+
+
+@dataclass(eq=False, slots=True)
+class PendingHandshake:
+    """A handshake whose key is being validated; compared by identity, because ids are reused."""
+
+    stream_id: str
+    key: PublicKey
+    authorization: str = field(repr=False)  # a secret, good for one connection
+    responder: Responder
+    is_cancelled: bool = False
+    _response: tuple[bytes, Ciphers] | None = field(default=None, repr=False)
+
+    def prepare(self) -> None:
+        """Compute the response while the registry validates the key; it is not sent yet."""
+        if not self.is_cancelled:
+            try:
+                self.response()
+            except RelayError:
+                pass  # `finish_handshake` gets the same error
+
+    def response(self) -> tuple[bytes, Ciphers]:
+        """The second message, and the ciphers of the stream that it opens."""
+        if self._response is None:
+            self._response = self.responder.write_second()
+        return self._response
+
+
+class EncryptedMultiplexer:
+    """The executor's streams on one link."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        environment_id: str,
+        registration_id: str,
+        link: RelayLink,
+        clock: Callable[[], float],
+    ) -> None:
+        self._identity = identity
+        self._environment_id = environment_id
+        self._registration_id = registration_id
+        self._link = link
+        self._clock = clock
+        self._pending: dict[str, PendingHandshake] = {}
+        # Validations in progress. That of a cancelled handshake goes on and counts as well:
+        # otherwise a client that resets its streams could have any number of them.
+        self._validations = 0
+        self._streams = StreamTable(link.send_frame)
+        self._failures = 0
+        self._paused_until = 0.0
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def frame_received(self, data: bytes) -> None:
+        try:
+            frame = decode(data)
+        except RelayError as error:
+            log.debug("dropped a relay frame: %s", error)
+            return
+        if frame.kind is Kind.DATA:
+            self._data_received(frame)
+        elif frame.kind is Kind.HANDSHAKE:
+            self._handshake_received(frame)
+        elif frame.kind is Kind.RESET:
+            self._cancel(frame.stream_id)
+            self._streams.drop(frame.stream_id)
+
+    # ---- open streams -----------------------------------------------------------------
+
+    def _data_received(self, frame: Frame) -> None:
+        # Segments are dropped, on open streams too.
+        if self._streams.deliver(frame) or frame.is_segment:
+            return
+        if frame.stream_id in self._pending:
+            self._record_failure("data before the end of a handshake")
+            self._cancel(frame.stream_id)
+        self._streams.send_reset(frame.stream_id)
+
+    def end(self, stream_id: str) -> None:
+        """Remove a stream and send its peer a reset."""
+        self._streams.end(stream_id)
+
+    def link_lost(self) -> None:
+        """Cancel the handshakes, and tell all streams that the link is lost."""
+        for handshake in self._pending.values():
+            handshake.is_cancelled = True
+        self._pending.clear()
+        self._streams.link_lost()
+
+    # ---- handshakes -------------------------------------------------------------------
+
+    def _handshake_received(self, frame: Frame) -> None:
+        stream_id = frame.stream_id
+        if stream_id in self._pending:
+            self._record_failure("second handshake")
+            self._cancel(stream_id)
+            self._streams.send_reset(stream_id)
+        elif (
+            stream_id in self._streams
+            or self._streams.is_full
+            or self._validations >= MAX_PENDING
+            or self._is_paused()
+        ):
+            self._streams.send_reset(stream_id)
+        else:
+            try:
+                handshake = self._read_handshake(frame)
+            except RelayError as error:
+                self._record_failure(str(error))
+                self._streams.send_reset(stream_id)
+                return
+            self._pending[stream_id] = handshake
+            self._validations += 1
+            self._link.validate(handshake)
+
+    def _read_handshake(self, frame: Frame) -> PendingHandshake:
+        context = prologue(self._environment_id, self._registration_id, frame.stream_id)
+        responder = Responder(self._identity, context)
+        key, payload = responder.read_first(frame.payload)
+        if len(payload) > AUTHORIZATION_BYTES:
+            raise RelayError("authorization is too long")
+        try:
+            authorization = payload.decode()
+        except UnicodeDecodeError:
+            raise RelayError("authorization is not UTF-8") from None
+        return PendingHandshake(frame.stream_id, key, authorization, responder)
+
+    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> None:
+        """Open or refuse a stream. Must be called once for every handshake passed to `validate`."""
+        self._validations -= 1
+        if handshake.is_cancelled:
+            return
+        del self._pending[handshake.stream_id]
+        if is_valid and self._streams.is_full:
+            self._streams.send_reset(handshake.stream_id)  # too late, but no failure of the client
+            return
+        try:
+            if not is_valid:
+                raise RelayError("key is not valid")
+            response, ciphers = handshake.response()
+        except RelayError as error:
+            self._record_failure(str(error))
+            self._streams.send_reset(handshake.stream_id)
+            return
+        self._link.send_frame(encode(Frame(handshake.stream_id, Kind.HANDSHAKE, response)))
+        channel = Channel(handshake.stream_id, ciphers)
+        self._streams.add(channel, self._link.stream_opened(channel))
+
+    def _cancel(self, stream_id: str) -> None:
+        handshake = self._pending.pop(stream_id, None)
+        if handshake is not None:
+            handshake.is_cancelled = True
+
+    def _record_failure(self, reason: str) -> None:
+        log.info("handshake failed: %s", reason)
+        if self._is_paused():
+            return  # the handshake began before the pause; counting goes on after it
+        self._failures += 1
+        if self._failures == MAX_FAILURES:
+            self._failures = 0
+            self._paused_until = self._clock() + PAUSE_SECONDS
+            log.warning("too many failed handshakes: refusing all for %g s", PAUSE_SECONDS)
+
+    def _is_paused(self) -> bool:
+        return self._clock() < self._paused_until

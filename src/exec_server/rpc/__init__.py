@@ -1,1 +1,0 @@
-"""From message to method: connections, sessions and the method table."""

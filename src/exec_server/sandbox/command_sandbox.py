@@ -1,0 +1,191 @@
+"""CommandSandbox: starts commands in sandboxes, prebuilt ones where possible."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from exec_server.errors import InternalError
+from exec_server.process import tags
+from exec_server.process.command import Command
+from exec_server.process.orphans import Owner
+from exec_server.process.spawn import Child, Streams, check_directory, encode
+from exec_server.process.table import LaunchMode
+from exec_server.protocol.sandbox import Sandbox
+from exec_server.sandbox.builder import (
+    LEGACY_LANDLOCK,
+    SandboxBuilder,
+    build_view,
+    host_paths,
+    retry_while_stale,
+)
+from exec_server.sandbox.denial_explainer import CommandDenials
+from exec_server.sandbox.policy import compiler
+from exec_server.sandbox.policy.access import policy_access
+from exec_server.sandbox.policy.denial import is_likely_denied
+from exec_server.sandbox.policy.layout import resolve_globs
+from exec_server.sandbox.policy.model import Policy
+from exec_server.sandbox.runtime import glob_scan
+from exec_server.sandbox.runtime.capabilities import Confinement
+from exec_server.sandbox.runtime.control import launch, request
+from exec_server.sandbox.runtime.disk import HostDisk
+from exec_server.sandbox.runtime.messages import BuildRequest, ExecRequest
+from exec_server.sandbox.runtime.placeholders import Placeholder, Placeholders
+from exec_server.sandbox.runtime.prebuilt import Init, PrebuiltPool
+from exec_server.sandbox.runtime.staleness import ViewDependencies
+from exec_server.sandbox.runtime.view import ProcMount, StaleView
+
+CleanUp = Callable[[], None]
+
+
+class CommandSandbox:
+    """Confines commands. Every method is thread-safe."""
+
+    def __init__(self, builder: SandboxBuilder, placeholders: Placeholders) -> None:
+        self._builder = builder
+        self._placeholders = placeholders
+        self._prebuilt = PrebuiltPool(self._build_init)
+
+    def close(self) -> None:
+        self._prebuilt.close()
+
+    def drop_idle(self) -> None:
+        self._prebuilt.drop_idle()
+        self._placeholders.drop_idle()
+
+    def launch_mode(self, sandbox: Sandbox, cwd: str, env: dict[str, str]) -> LaunchMode:
+        """How to start a command in this sandbox; sets PWD in its environment."""
+        env["PWD"] = cwd
+        paths = host_paths(env.get("TMPDIR"), cwd)
+        policy = compiler.compile_policy(sandbox, paths, for_process=True)
+        if policy is None or (policy.rules is None and policy.network == "enabled"):
+            return LaunchMode(
+                check_denial=lambda code, output: (is_likely_denied(code, output), None)
+            )
+        if sandbox.use_legacy_landlock:
+            raise InternalError(LEGACY_LANDLOCK)
+        denials = CommandDenials(policy, cwd)
+        return LaunchMode(partial(self.spawn, policy, denials), denials.check)
+
+    def spawn(
+        self, policy: Policy, denials: CommandDenials, command: Command, owner: Owner
+    ) -> Child:
+        """Start a confined command; otherwise like process.spawn.spawn. Blocking."""
+        encode(command)  # raises for arguments that no program can be given
+        check_directory(command.cwd)
+        denials.prepare(command.env)
+        # Files that match a pattern are looked up for each command, so a view cannot be prebuilt.
+        prebuild_next = policy.rules is not None and not policy.globs
+        streams = Streams.open(command)
+        return self.spawn_on(streams, policy, denials, command, owner, prebuild_next=prebuild_next)
+
+    def spawn_on(
+        self,
+        streams: Streams,
+        policy: Policy,
+        denials: CommandDenials,
+        command: Command,
+        owner: Owner,
+        *,
+        prebuild_next: bool = False,
+    ) -> Child:
+        """Start a confined command on open streams, and release them. Blocking.
+
+        `denials` learns of refused calls from the started command. With `prebuild_next` a sandbox
+        for the next command is built in the background.
+        """
+        started = False
+        try:
+            standard, terminal = _standard_streams(command, streams)
+
+            def start() -> tuple[int, CleanUp | None]:
+                init = self._take_init(policy, terminal, prebuild_next=prebuild_next)
+                started = self._start(init, command, terminal, owner, standard)
+                denials.follow(init.control)
+                return started
+
+            pid, clean_up = retry_while_stale(start)
+            started = True
+        finally:
+            streams.release(started=started)
+        return Child(pid, streams.stdin, streams.outputs, clean_up)
+
+    def _take_init(self, policy: Policy, terminal: str | None, *, prebuild_next: bool) -> Init:
+        """An init in the view of the policy: a prebuilt or a new one."""
+        # The terminal is mounted into an empty root when the view is built.
+        needs_terminal = terminal is not None and policy_access(policy, "/") is None
+        init = None if needs_terminal else self._prebuilt.take(policy)
+        if init is None:
+            init = self._build_init(policy, terminal if needs_terminal else None)
+        if prebuild_next:
+            self._prebuilt.prebuild(policy)
+        return init
+
+    def _start(
+        self, init: Init, command: Command, terminal: str | None, owner: Owner, standard: list[int]
+    ) -> tuple[int, CleanUp | None]:
+        """Let an init run the command; returns its pid and the clean-up after its end.
+
+        The control socket stays open.
+        """
+        held: list[Placeholder] = []
+        try:
+            try:
+                held = self._placeholders.hold(init.missing)
+            except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+                raise StaleView(str(error)) from error
+            covers = tuple(placeholder.step for placeholder in held)
+            program = ExecRequest(
+                command.argv, command.arg0, command.cwd, command.env, terminal, covers
+            )
+            owner.tag = tags.allocate()
+            tags.tag_running(init.pid, owner.tag)
+            request(init.control, program, standard)
+        except BaseException:
+            self._placeholders.release(held)
+            init.close()
+            raise
+        init.close_dependencies()
+        return init.pid, partial(self._placeholders.release, held) if held else None
+
+    def _build_init(self, policy: Policy, terminal: str | None = None) -> Init:
+        """An init in the view of the policy; without limits on files there is no view."""
+        if policy.rules is None:
+            unlimited = BuildRequest("init", None, policy.network, "inherited")
+            return Init(*launch(self._builder.launcher, 0, unlimited), (), None)
+        disk = HostDisk(sees_placeholders=False)
+        denied = glob_scan.scan(resolve_globs(policy, disk)) if policy.globs else []
+        view = build_view(policy, disk, denied)
+        dependencies = ViewDependencies(
+            view, self._builder.mounts, self._builder.pins, sees_placeholders=False
+        )
+
+        def make_request(confinement: Confinement) -> BuildRequest:
+            proc: ProcMount = "private" if confinement.private_proc else "inherited"
+            return BuildRequest("init", view, policy.network, proc, terminal=terminal)
+
+        try:
+            launched = self._builder.launch(make_request, network=policy.network == "restricted")
+            init = Init(*launched, view.missing, dependencies)
+        except BaseException:
+            dependencies.close()
+            raise
+        # The layout may have been made while another process changed the disk.
+        changed = dependencies.changed_path()
+        if changed is not None:
+            init.close()
+            raise StaleView(f"the disk keeps changing: {changed}")
+        return init
+
+
+def _standard_streams(command: Command, streams: Streams) -> tuple[list[int], str | None]:
+    """The descriptors for 0, 1 and 2, and the path of the terminal if they are one."""
+    if command.tty:
+        (slave,) = streams.child_ends
+        return [slave, slave, slave], os.ttyname(slave)
+    if not command.pipe_stdin:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        streams.child_ends.append(null)
+        return [null, *streams.child_ends[:2]], None
+    return list(streams.child_ends), None

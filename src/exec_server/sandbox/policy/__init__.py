@@ -1,0 +1,1 @@
+"""The meaning of a sandbox policy, computed without I/O."""

@@ -1,0 +1,1 @@
+"""The processes that confine: building views, dropping privileges, running commands."""

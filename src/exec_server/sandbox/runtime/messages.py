@@ -1,0 +1,204 @@
+"""The messages between the server and a confined process, and their framing.
+
+Both directions are MessagePack of the structs below, each after its length. The server treats
+messages of a confined process as untrusted data: typed, bounded, never evaluated.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from exec_server.errors import ExecServerError
+from exec_server.sandbox.policy.model import Glob, Network, Step, View
+from exec_server.sandbox.runtime.job_control import resume_if_stopped
+from exec_server.sandbox.runtime.view import ProcMount
+
+T = TypeVar("T")
+
+_LENGTH: Final = struct.Struct("<I")
+_PLAIN: Final = b"p"
+_ESCAPED: Final = b"e"
+# Longer than any request or response of a file operation: a message on the wire has 64 MiB.
+MAX_MESSAGE: Final = 96 * 1_048_576
+# Descriptors beside one message: the three standard streams.
+MAX_DESCRIPTORS: Final = 3
+# The server waits this long for a silent process before it looks whether the process is stopped.
+CHECK_SECONDS: Final = 0.5
+_TIMEVAL: Final = struct.Struct("@ll")
+
+
+class BuildRequest(msgspec.Struct, frozen=True):
+    """Build a confined process: a file worker, or the init of a later command."""
+
+    role: Literal["worker", "init"]
+    view: View | None  # None: no limit on files
+    network: Network
+    proc: ProcMount
+    globs: tuple[Glob, ...] = ()  # for a worker
+    terminal: str | None = None  # for an init with an empty root: the path on the host
+
+
+class ExecRequest(msgspec.Struct, frozen=True):
+    """Execute a command in a built init, on the three descriptors beside the message."""
+
+    argv: list[str]
+    arg0: str | None
+    cwd: str
+    env: dict[str, str]
+    terminal: str | None  # its path on the host
+    placeholders: tuple[Step, ...]  # created after the view was built
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The result of a request: ready, outdated by changes on the disk, or failed."""
+
+    state: Literal["ready", "stale", "failed"]
+    reason: str = ""
+
+
+class Disconnected(ExecServerError):
+    """The other end of the socket has closed, or sent an invalid message."""
+
+
+def has_ended(control: socket.socket) -> bool:
+    """Whether an idle process is gone, perhaps killed: it sends nothing without a request."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class ControlSocket(socket.socket):
+    """The server's end of the control socket of a child, which is resumed if it is stopped.
+
+    Nothing else would resume a stopped process, and requests to it would never be answered.
+    """
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM, 0, control.detach())
+        self._pid = pid
+        # A call that has transferred nothing after this time fails with BlockingIOError. The kernel
+        # measures the time, so that no call for a timer is needed.
+        timeout = _TIMEVAL.pack(*divmod(round(CHECK_SECONDS * 1_000_000), 1_000_000))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.setsockopt(socket.SOL_SOCKET, option, timeout)
+
+    def resume_child(self) -> None:
+        """Resume the child if it is stopped, for instance to let it read the end of the socket."""
+        try:
+            self.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            # Its end is open, so the child has not ended, and its pid is not reused.
+            resume_if_stopped(self._pid)
+        except OSError:
+            pass
+
+
+def _persist(control: socket.socket, call: Callable[..., T], *arguments: object) -> T:
+    """Repeat a call until it does not time out."""
+    while True:
+        try:
+            return call(*arguments)
+        except BlockingIOError:
+            if not isinstance(control, ControlSocket):
+                raise
+            control.resume_child()
+
+
+def warm_up(sample: msgspec.Struct) -> None:
+    """Encode and decode one message, so that msgspec caches the codecs of its type."""
+    msgspec.msgpack.decode(msgspec.msgpack.encode(sample), type=type(sample))
+
+
+def send(control: socket.socket, message: msgspec.Struct, descriptors: list[int]) -> None:
+    """Send a message, with descriptors if there are any. Blocks, or raises TimeoutError."""
+    try:
+        data = _PLAIN + msgspec.msgpack.encode(message, enc_hook=str)
+    except UnicodeEncodeError:
+        # Names that are not UTF-8 are sent as one character for each byte.
+        data = _ESCAPED + msgspec.msgpack.encode(
+            _map_strings(msgspec.to_builtins(message), _escape)
+        )
+    send_bytes(control, data, descriptors)
+
+
+def _escape(text: str) -> str:
+    return os.fsencode(text).decode("latin-1")
+
+
+def _unescape(text: str) -> str:
+    return os.fsdecode(text.encode("latin-1"))
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """The same value with every string in it replaced."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {
+            _map_strings(key, change): _map_strings(item, change) for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_map_strings(item, change) for item in value]
+    return value
+
+
+def send_bytes(control: socket.socket, data: bytes, descriptors: list[int]) -> None:
+    head = _LENGTH.pack(len(data))
+    if descriptors:
+        _persist(control, socket.send_fds, control, [head], descriptors)
+    else:
+        data = head + data
+    # Not socket.send: the filter of confined processes refuses its system call.
+    view = memoryview(data)
+    while view:
+        view = view[_persist(control, os.write, control.fileno(), view) :]
+
+
+def receive(control: socket.socket, message_type: type[T]) -> tuple[T, list[int]]:
+    """The next message and its descriptors, which the caller closes."""
+    data, descriptors = receive_bytes(control)
+    try:
+        if data[:1] == _PLAIN:
+            return msgspec.msgpack.decode(memoryview(data)[1:], type=message_type), descriptors
+        value = _map_strings(msgspec.msgpack.decode(memoryview(data)[1:]), _unescape)
+        return msgspec.convert(value, message_type), descriptors
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise Disconnected(f"invalid message: {error}") from None
+
+
+def receive_bytes(control: socket.socket) -> tuple[bytes, list[int]]:
+    head, descriptors, flags, _ = _persist(
+        control, socket.recv_fds, control, _LENGTH.size, MAX_DESCRIPTORS
+    )
+    try:
+        head += _read_exactly(control, _LENGTH.size - len(head)) if head else b""
+        if len(head) != _LENGTH.size or flags & socket.MSG_CTRUNC:
+            raise Disconnected("the process has ended")
+        (length,) = _LENGTH.unpack(head)
+        if length > MAX_MESSAGE:
+            raise Disconnected("the message is too long")
+        return _read_exactly(control, length), descriptors
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
+def _read_exactly(control: socket.socket, size: int) -> bytes:
+    pieces = []
+    while size:
+        piece = _persist(control, os.read, control.fileno(), min(size, 1 << 20))
+        if not piece:
+            raise Disconnected("the process has ended")
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)

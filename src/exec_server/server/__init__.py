@@ -1,0 +1,1 @@
+"""From message to method: connections, sessions, handlers and the method table."""

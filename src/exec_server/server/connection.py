@@ -1,0 +1,402 @@
+"""Connection: the handshake, requests, responses and notifications of one client.
+
+Theory of operation. The stream calls `message_received` for each message, which does everything
+that need not wait: decode, look up the method, invoke it, send the response. A handler that has
+to wait returns an awaitable, which becomes a task. `lanes` decides which requests may run.
+
+The memory of a connection is bounded: reading pauses when too many requests are pending, and no
+further request starts while the client does not read its responses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from typing import Any
+
+import msgspec
+
+from exec_server.errors import (
+    InternalError,
+    InvalidRequest,
+    MalformedMessage,
+    MethodNotFound,
+    RpcError,
+    rpc_error_from_os,
+)
+from exec_server.net.stream import MessageStream
+from exec_server.protocol import jsonrpc
+from exec_server.protocol.decoding import Result, decode
+from exec_server.protocol.method import Notice
+from exec_server.protocol.session import INITIALIZE, InitializeParams, InitializeResult
+from exec_server.server.context import ConnectionContext, Encoded, ServerContext, Streamed
+from exec_server.server.lanes import Lane, Lanes, PendingRequest
+from exec_server.server.methods import METHODS, DecodedParams
+
+log = logging.getLogger(__name__)
+
+# Responses in the send buffer. Above this no further request starts, except control requests.
+UNSENT_BYTES = 8 * 1_048_576
+# The same including responses that need no slot, such as errors for malformed messages. Above
+# this reading pauses.
+UNSENT_HARD_BYTES = 16 * 1_048_576
+# Queued requests run for this long before other connections do; `net.inbox` has the same limit.
+BURST_SECONDS = 0.002
+# A message up to the first size is decoded on the event loop, and up to the second one if it has
+# few strings; others in a thread, because they could delay other connections. The worst of those
+# that are decoded on the loop take some milliseconds: `python -m bench.floods` measures them.
+SHORT_BYTES = 4096
+INLINE_DECODE_BYTES = 32_768
+INLINE_QUOTES = 1024
+# After the end of input, requests that yielded their slot (an http/request to a silent host, for
+# example) have this long to finish; others are waited for.
+EOF_GRACE_SECONDS = 2.0
+
+NORMAL_CLOSURE = 1000
+POLICY_VIOLATION = 1008
+INTERNAL_FAILURE = 1011
+
+
+# The outcomes of a handler that did not have to wait.
+_RESULTS = (Result, Encoded)
+
+
+class State(enum.Enum):
+    """The state of the handshake; the values complete the text "client must ..."."""
+
+    NEW = "call initialize"
+    INITIALIZING = "send initialized"
+    READY = "ready"
+    CLOSED = "closed"
+
+
+# The messages of the handshake; a missing key is a protocol error of the client.
+_TRANSITIONS = {
+    (State.NEW, "initialize"): State.INITIALIZING,
+    (State.INITIALIZING, "initialized"): State.READY,
+    (State.READY, "initialized"): State.READY,
+}
+
+
+class Connection:
+    """One client; the MessageReceiver of its stream."""
+
+    def __init__(self, server: ServerContext, stream: MessageStream) -> None:
+        self._server = server
+        self._stream = stream
+        self._state = State.NEW
+        self._context: ConnectionContext | None = None
+        self._lanes = Lanes(server.concurrent_requests)
+        self._is_decoding = False  # a large message, in a thread
+        self._is_reading = True
+        self._is_eof = False  # no more messages arrive
+        self._writable = asyncio.Event()  # cleared while the send buffer is full
+        self._writable.set()
+        self._is_congested = False  # requests are queued or the send buffer is full
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- received messages ------------------------------------------------------------
+
+    def message_received(self, message: bytes) -> None:
+        if len(message) > SHORT_BYTES and _is_costly(message):
+            self._is_decoding = True
+            self._update_reading()
+            self._create_task(self._decode_in_thread(message))
+            return
+        try:
+            decoded = jsonrpc.decode(message)
+        except MalformedMessage as error:
+            self._refuse(error)
+        else:
+            if type(decoded) is jsonrpc.Request:
+                self._accept(decoded, len(message))
+            else:
+                self._dispatch(decoded, len(message))
+        if self._is_congested:
+            self._update_reading()
+
+    async def _decode_in_thread(self, message: bytes) -> None:
+        """Decode a large message; reading pauses meanwhile, which keeps messages in order."""
+        try:
+            decoded, params = await self._server.decode_threads.run(
+                _decode_all, message, self._server.legacy_sandbox_forms
+            )
+            self._dispatch(decoded, len(message), params)
+        except MalformedMessage as error:
+            self._refuse(error)
+        except Exception:
+            # An exception that leaves this task would end the server with all its connections.
+            log.exception("a message of %d bytes failed unexpectedly", len(message))
+            self._stream.close(INTERNAL_FAILURE, "internal error")
+        finally:
+            self._is_decoding = False
+        self._update_reading()
+
+    def _refuse(self, error: MalformedMessage) -> None:
+        text = f"failed to parse {self._stream.origin}: {error.args[0]}"
+        if self._stream.is_strict:
+            self._stream.close(POLICY_VIOLATION, text)
+            return
+        self._stream.send(jsonrpc.encode_error(None, InvalidRequest(text)))
+
+    def _dispatch(
+        self, message: jsonrpc.Message, size: int, params: DecodedParams | None = None
+    ) -> None:
+        if isinstance(message, jsonrpc.Request):
+            self._accept(message, size, params)
+        elif isinstance(message, jsonrpc.Response):
+            # The server sends no requests, so no response can be expected.
+            self._stream.close(POLICY_VIOLATION, "response to a request that was never made")
+        elif message.method != "initialized":
+            text = f"unexpected notification method: {message.method}"
+            self._stream.send(jsonrpc.encode_error(None, InvalidRequest(text)))
+        elif (self._state, "initialized") in _TRANSITIONS:
+            self._state = _TRANSITIONS[self._state, "initialized"]
+        else:
+            self._stream.close(POLICY_VIOLATION, "initialized before initialize")
+
+    # ---- requests ---------------------------------------------------------------------
+
+    def _accept(
+        self, request: jsonrpc.Request, size: int, params: DecodedParams | None = None
+    ) -> None:
+        method = METHODS.get(request.method)
+        if method is not None:
+            pending = PendingRequest(request.id, method, request.params, size, params)
+            lane = self._lanes.lane_for(pending)
+            if lane.queue or not self._may_start(lane):
+                self._lanes.enqueue(lane, pending)
+                self._update_reading()
+            else:
+                self._run(lane, pending)
+        elif request.method == INITIALIZE.name:
+            self._initialize(request)
+        else:
+            text = f"exec-server stub does not implement `{request.method}` yet"
+            self._fail(request.id, MethodNotFound(text))
+
+    def _may_start(self, lane: Lane) -> bool:
+        return lane.running < lane.slots and (
+            not self._is_congested
+            or lane is self._lanes.control
+            or self._stream.unsent() <= UNSENT_BYTES
+        )
+
+    def _advance(self, lane: Lane) -> None:
+        """Run the queued requests of a lane for which there are slots."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + BURST_SECONDS
+        while lane.queue and self._state is not State.CLOSED and self._may_start(lane):
+            self._run(lane, self._lanes.dequeue(lane))
+            if loop.time() >= until:
+                loop.call_soon(self._advance, lane)
+                break
+        self._update_reading()
+
+    def _run(self, lane: Lane, request: PendingRequest) -> None:
+        """Run a request until it is answered or has to wait."""
+        try:
+            if self._state is not State.READY or self._context is None:
+                raise self._handshake_error(request)
+            if request.decoded is None:
+                outcome = request.method.invoke(self._context, request.params)
+            else:
+                outcome = request.method.handle(self._context, request.decoded.get())
+            if isinstance(outcome, _RESULTS):
+                self._send_result(request.id, outcome)
+                return
+        except Exception as error:
+            self._fail(request.id, error)
+            return
+        occupied = self._lanes.occupy(lane, request)
+        self._create_task(self._finish(lane, occupied, request, outcome))
+        self._update_reading()
+
+    def _handshake_error(self, request: PendingRequest) -> InvalidRequest:
+        # The reference reports invalid params before the missing handshake.
+        if request.decoded is None:
+            request.method.decode_params(request.params, self._server.legacy_sandbox_forms)
+        else:
+            request.decoded.get()
+        text = f"client must {self._state.value} before using {request.method.family} methods"
+        return InvalidRequest(text)
+
+    async def _finish(
+        self,
+        lane: Lane,
+        occupied: Lane,
+        request: PendingRequest,
+        outcome: Awaitable[Result | Encoded | Streamed],
+    ) -> None:
+        try:
+            # No await between the handler's result and its sending: see handlers.process._start.
+            result = await outcome
+            if isinstance(result, Streamed):
+                before, after = jsonrpc.result_frame(request.id)
+                size = len(before) + result.size + len(after)
+                await self._stream.send_parts(self._framed(before, result, after), size)
+            else:
+                self._send_result(request.id, result)
+        except Exception as error:
+            self._fail(request.id, error)
+        finally:
+            self._lanes.release(occupied, request)
+        self._advance(lane)
+
+    async def _framed(self, before: bytes, result: Streamed, after: bytes) -> AsyncIterator[bytes]:
+        yield before
+        try:
+            async for part in result.parts:
+                yield part
+        except OSError as error:
+            # Part of the response is sent, so an error response is no longer possible.
+            log.error("a file could not be read to its end: %s", error)
+            self._stream.close(INTERNAL_FAILURE, "a file could not be read to its end")
+            return
+        yield after
+
+    def _update_reading(self) -> None:
+        """Pause or resume reading according to the limits."""
+        self._is_congested = self._lanes.has_queued or not self._writable.is_set()
+        may_read = not (
+            self._is_decoding or self._lanes.is_full or self._stream.unsent() > UNSENT_HARD_BYTES
+        )
+        if may_read != self._is_reading and self._state is not State.CLOSED:
+            self._is_reading = may_read
+            if may_read:
+                self._stream.resume_reading()
+            else:
+                self._stream.pause_reading()
+        if self._is_eof and not self._is_decoding and self._lanes.is_idle:
+            self._stream.close(NORMAL_CLOSURE, "end of input")
+
+    # ---- tasks ------------------------------------------------------------------------
+
+    def _create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._server.tasks.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> bool:
+        """Run a task that outlives its request, unless the connection has already ended."""
+        if self._state is State.CLOSED:
+            coroutine.close()
+            return False
+        self._create_task(self._logged(coroutine))
+        return True
+
+    async def _logged(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            await coroutine
+        except Exception:
+            # An exception that leaves this task would end the server with all its connections.
+            log.exception("a task failed unexpectedly after its request was answered")
+            self._stream.close(INTERNAL_FAILURE, "internal error")
+
+    # ---- responses --------------------------------------------------------------------
+
+    def _initialize(self, request: jsonrpc.Request) -> None:
+        try:
+            self._send_result(request.id, self._open_session(request.params))
+        except RpcError as error:
+            self._fail(request.id, error)
+
+    def _open_session(self, raw_params: object) -> InitializeResult:
+        params = decode(InitializeParams, raw_params)
+        next_state = _TRANSITIONS.get((self._state, "initialize"))
+        if next_state is None:
+            raise InvalidRequest("initialize may only be sent once per connection")
+        sessions = self._server.sessions
+        if params.resume_session_id is None:
+            session = sessions.create(self)
+        else:
+            session = sessions.resume(params.resume_session_id, self)
+        self._context = ConnectionContext(
+            self._server, session, self.notify, self._start_task, self._writable
+        )
+        self._state = next_state
+        log.info("client %s has session %s", self._stream.origin, session.id)
+        return InitializeResult(session.id, self._server.environment)
+
+    def _send_result(self, request_id: jsonrpc.RequestId, result: Result | Encoded) -> None:
+        text = result.text if isinstance(result, Encoded) else jsonrpc.encode(result)
+        self._stream.send(jsonrpc.encode_result(request_id, text))
+
+    def _fail(self, request_id: jsonrpc.RequestId, error: Exception) -> None:
+        """Answer a request with an error; the only place that turns exceptions into responses."""
+        if isinstance(error, OSError):
+            error = rpc_error_from_os(error)
+        elif not isinstance(error, RpcError):
+            log.error("request %r failed unexpectedly", request_id, exc_info=error)
+            error = InternalError("internal error")
+        self._stream.send(jsonrpc.encode_error(request_id, error))
+
+    def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
+        self._stream.send(jsonrpc.encode_notification(notice, params))
+
+    # ---- events of the stream ---------------------------------------------------------
+
+    def probe(self) -> None:
+        self._stream.probe()
+
+    def pause_writing(self) -> None:
+        self._is_congested = True
+        self._writable.clear()
+        if self._context is not None:
+            self._context.session.processes.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        if self._context is not None:
+            self._context.session.processes.resume_reading()
+        self._advance(self._lanes.main)
+
+    def eof_received(self) -> None:
+        """Kill the processes, which ends long polls; close when all requests are answered."""
+        self._is_eof = True
+        if self._context is not None:
+            self._context.session.processes.terminate_all()
+        asyncio.get_running_loop().call_later(EOF_GRACE_SECONDS, self._close_if_parked)
+        self._update_reading()
+
+    def _close_if_parked(self) -> None:
+        """Close after the end of input if only requests that may wait for ever are pending."""
+        if self._state is State.CLOSED:
+            return
+        if self._lanes.has_only_parked:
+            self._stream.close(NORMAL_CLOSURE, "end of input")
+        else:
+            asyncio.get_running_loop().call_later(EOF_GRACE_SECONDS, self._close_if_parked)
+
+    def connection_lost(self) -> None:
+        self._state = State.CLOSED
+        self._lanes.clear()
+        # At once: on a relay the next message may resume the session on a new stream.
+        if self._context is not None:
+            self._server.sessions.detach(self._context.session)
+        # Later: a task that is cancelled before its first step does not run its clean-up.
+        asyncio.get_running_loop().call_soon(self._close)
+
+    def _close(self) -> None:
+        """Cancel the tasks of the connection and close its resources."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._context is not None:
+            self._context.close()
+
+
+def _is_costly(message: bytes) -> bool:
+    return len(message) > INLINE_DECODE_BYTES or message.count(b'"') > INLINE_QUOTES
+
+
+def _decode_all(
+    data: bytes, legacy_sandbox_forms: bool
+) -> tuple[jsonrpc.Message, DecodedParams | None]:
+    """A message and, of a request with a known method, its params; for a thread."""
+    message = jsonrpc.decode(data)
+    if not isinstance(message, jsonrpc.Request) or message.method not in METHODS:
+        return message, None
+    method = METHODS[message.method]
+    return message, DecodedParams(method, message.params, legacy_sandbox_forms)

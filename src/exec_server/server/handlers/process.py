@@ -1,0 +1,242 @@
+"""process/*: params are checked here; process.table does the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+
+from exec_server.errors import (
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    RpcError,
+    os_error_text,
+)
+from exec_server.process.command import Command, child_environment
+from exec_server.process.orphans import Owner
+from exec_server.process.process import DenialCheck, Process
+from exec_server.process.spawn import Child, spawn
+from exec_server.process.table import LaunchMode
+from exec_server.protocol.process import (
+    Chunk,
+    CloseStdinParams,
+    CloseStdinResult,
+    ListResult,
+    ProcessId,
+    ReadParams,
+    ReadResult,
+    ResizeParams,
+    ResizeResult,
+    SandboxType,
+    SignalParams,
+    SignalResult,
+    StartParams,
+    StartResult,
+    TerminateParams,
+    TerminateResult,
+    WriteParams,
+    WriteResult,
+)
+from exec_server.protocol.sandbox import Denial, External, Managed, Sandbox
+from exec_server.server.context import ConnectionContext, ServerContext
+
+# Clients choose the ids; the server stores them, and keeps them after the process has ended. So
+# their length is limited; no client uses more than a few dozen bytes.
+PROCESS_ID_BYTES = 4096
+WRITE_ID_BYTES = 256
+# A longer poll is answered empty after this time; the client polls again.
+MAX_WAIT_SECONDS = 3600.0
+
+_ACCEPTED = WriteResult("accepted")
+_STDIN_CLOSED = WriteResult("stdinClosed")
+
+
+def start(context: ConnectionContext, params: StartParams) -> Awaitable[StartResult]:
+    if params.network_proxy is not None:
+        raise InvalidParams("this exec-server starts no network proxy")
+    cwd = _native_cwd(params)
+    if not params.argv:
+        raise InvalidParams("argv must not be empty")
+    if params.tty_size is not None and not params.tty:
+        raise InvalidParams("ttySize requires tty: true")
+    _check_length("processId", params.process_id, PROCESS_ID_BYTES)
+    if params.enforce_managed_network and _has_network(params.sandbox):
+        raise InvalidRequest("this exec-server has no managed network to enforce")
+    command = Command(params.argv, cwd, {}, params.tty, params.pipe_stdin, params.arg0)
+    if params.tty_size is not None:
+        command = replace(command, tty_size=(params.tty_size.rows, params.tty_size.columns))
+    context.session.processes.reserve(params.process_id)
+    launch = _Launch(context.server, params)
+    check_denial = None if params.sandbox is None else launch.check_denial
+    return _start(context, params, command, LaunchMode(launch.spawn, check_denial))
+
+
+class _Launch:
+    """Completes a command with its environment and sandbox, in the thread that starts it.
+
+    Both may take long to compute, so the event loop does not.
+    """
+
+    __slots__ = ("_check_denial", "_params", "_server")
+
+    def __init__(self, server: ServerContext, params: StartParams) -> None:
+        self._server = server
+        self._params = params
+        self._check_denial: DenialCheck | None = None
+
+    def spawn(self, command: Command, owner: Owner) -> Child:
+        """Start the command. Blocking; raises RpcError for an invalid policy."""
+        params, server = self._params, self._server
+        env = child_environment(params.env, params.env_policy, params.metadata, server.variables)
+        if params.tty:
+            env.setdefault("SHELL", server.login_shell)
+        launch_mode = LaunchMode()
+        if params.sandbox is not None:
+            launch_mode = server.sandboxes.commands.launch_mode(params.sandbox, command.cwd, env)
+        self._check_denial = launch_mode.check_denial
+        return (launch_mode.spawn or spawn)(replace(command, env=env), owner)
+
+    def check_denial(self, code: int, output: list[Chunk]) -> tuple[bool, Denial | None]:
+        """The check of the sandbox; only after `spawn`."""
+        assert self._check_denial is not None
+        return self._check_denial(code, output)
+
+
+def _check_length(name: str, value: str, limit: int) -> None:
+    if len(value) > limit // 4 and len(value.encode()) > limit:
+        raise InvalidParams(f"{name} must not exceed {limit} bytes")
+
+
+def _has_network(sandbox: Sandbox | None) -> bool:
+    """Whether a process in this sandbox could reach the network without a proxy."""
+    permissions = None if sandbox is None else sandbox.permissions
+    return isinstance(permissions, Managed | External) and permissions.network == "enabled"
+
+
+def _native_cwd(params: StartParams) -> str:
+    try:
+        return params.cwd.native()
+    except RpcError as error:
+        raise InvalidParams(
+            f"cwd URI `{params.cwd.uri}` is not valid on this exec-server host: {error.message}"
+        ) from None
+
+
+async def _start(
+    context: ConnectionContext, params: StartParams, command: Command, launch_mode: LaunchMode
+) -> StartResult:
+    await context.session.processes.start(params.process_id, command, launch_mode)
+    # No await from here to the response: the first output has to follow it.
+
+    # The reference names its mechanism whenever there is a sandbox object, even one that does not
+    # confine, and clients show that name.
+    sandbox_type: SandboxType = "none" if params.sandbox is None else "linuxSeccomp"
+    return StartResult(params.process_id, sandbox_type)
+
+
+def read(context: ConnectionContext, params: ReadParams) -> ReadResult | Awaitable[ReadResult]:
+    process = _existing(context, params.process_id)
+    result = process.read(params.after_seq or 0, params.max_bytes)
+    if not params.wait_ms or _has_news(result, params):
+        return result
+    return _long_poll(process, params)
+
+
+def _existing(context: ConnectionContext, process_id: ProcessId) -> Process:
+    process = context.session.processes.get(process_id)
+    if process is None:
+        if context.session.processes.is_starting(process_id):
+            raise InvalidRequest(f"process id {process_id} is starting")
+        raise InvalidRequest(f"unknown process id {process_id}")
+    return process
+
+
+def _has_news(result: ReadResult, params: ReadParams) -> bool:
+    """Whether the result contains anything that the client has not seen."""
+    unseen_exit = result.exited and (params.after_seq or 0) < result.next_seq - 1
+    return bool(result.chunks) or result.closed or unseen_exit
+
+
+async def _long_poll(process: Process, params: ReadParams) -> ReadResult:
+    assert params.wait_ms is not None
+    after = params.after_seq or 0
+    try:
+        async with asyncio.timeout(min(params.wait_ms / 1000, MAX_WAIT_SECONDS)):
+            while True:
+                # Also before the first wait: there may be new output since the request was handled.
+                result = process.read(after, params.max_bytes)
+                if _has_news(result, params):
+                    return result
+                await process.next_event()
+    except TimeoutError:
+        return process.read(after, params.max_bytes)
+
+
+def write(context: ConnectionContext, params: WriteParams) -> WriteResult | Awaitable[WriteResult]:
+    if params.write_id == "":
+        raise InvalidParams("writeId must not be empty")
+    if params.write_id is not None:
+        _check_length("writeId", params.write_id, WRITE_ID_BYTES)
+    process = context.session.processes.get(params.process_id)
+    if process is None:
+        starting = context.session.processes.is_starting(params.process_id)
+        return WriteResult("starting" if starting else "unknownProcess")
+    if not process.accepts_write(params.write_id):
+        return _STDIN_CLOSED
+    accepted = process.write(params.chunk, params.write_id)
+    return _ACCEPTED if accepted is None else _accepted_after(accepted)
+
+
+async def _accepted_after(accepted: asyncio.Future[None]) -> WriteResult:
+    await accepted
+    return _ACCEPTED
+
+
+def close_stdin(
+    context: ConnectionContext, params: CloseStdinParams
+) -> CloseStdinResult | Awaitable[CloseStdinResult]:
+    process = _existing(context, params.process_id)
+    if process.tty:
+        raise InvalidRequest(
+            f"process {process.id} has a terminal: write Ctrl-D (byte 4) to end its input"
+        )
+    if not process.has_stdin:
+        raise InvalidRequest(f"process {process.id} was started without pipeStdin")
+    closed = process.write_eof()
+    return CloseStdinResult() if closed is None else _closed_after(closed)
+
+
+async def _closed_after(closed: asyncio.Future[None]) -> CloseStdinResult:
+    await closed
+    return CloseStdinResult()
+
+
+def resize(context: ConnectionContext, params: ResizeParams) -> ResizeResult:
+    process = _existing(context, params.process_id)
+    if not process.tty:
+        raise InvalidRequest(f"process {process.id} has no terminal")
+    try:
+        process.resize(params.rows, params.columns)
+    except OSError as error:
+        raise InternalError(f"failed to resize terminal: {os_error_text(error)}") from error
+    return ResizeResult()
+
+
+def signal(context: ConnectionContext, params: SignalParams) -> SignalResult:
+    process = context.session.processes.get(params.process_id)
+    if process is not None:
+        try:
+            process.signal(params.signal)
+        except OSError as error:
+            raise InternalError(f"failed to signal process: {os_error_text(error)}") from error
+    return SignalResult()
+
+
+def terminate(context: ConnectionContext, params: TerminateParams) -> TerminateResult:
+    return TerminateResult(context.session.processes.terminate(params.process_id))
+
+
+def list_(context: ConnectionContext, params: None) -> ListResult:
+    summaries, truncated = context.session.processes.summaries()
+    return ListResult(summaries, truncated)

@@ -1,0 +1,138 @@
+"""METHODS: every method of the server, its handler, and how its requests are scheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from exec_server.filesystem.operation_table import OPERATIONS
+from exec_server.protocol import files, http, process, session
+from exec_server.protocol.decoding import Params, Result, decode, decode_unit
+from exec_server.protocol.method import Call
+from exec_server.server.context import ConnectionContext, Encoded, Streamed
+from exec_server.server.file_access import FileOperation
+from exec_server.server.handlers import environment as environment_handlers
+from exec_server.server.handlers import files as file_handlers
+from exec_server.server.handlers import http as http_handlers
+from exec_server.server.handlers import process as process_handlers
+
+P = TypeVar("P")
+R = TypeVar("R", bound=Result)
+
+Outcome = Result | Encoded | Awaitable[Result | Encoded | Streamed]
+
+
+class Method:
+    """A row of the table.
+
+    The handler takes the params of the call and returns its result, or an awaitable of it if it
+    has to wait. `invoke(context, raw_params)` decodes the params and calls the handler, which is
+    `handle(context, params)`.
+
+    `family` is a word in the error texts of the handshake. Requests of a `control` method do not
+    queue behind others. A request that `yields_slot` waits for an event that a later request may
+    cause, so later requests do not wait for it.
+    """
+
+    __slots__ = (
+        "control",
+        "decode_params",
+        "family",
+        "handle",
+        "invoke",
+        "name",
+        "starts_process",
+        "yields_slot",
+    )
+
+    def __init__(
+        self,
+        call: Call[P, R],
+        handler: Callable[[ConnectionContext, P], R | Encoded | Awaitable[R | Encoded | Streamed]],
+        family: str,
+        *,
+        control: bool = False,
+        yields_slot: bool = False,
+    ) -> None:
+        decode_params = _params_decoder(call)
+
+        def invoke(context: ConnectionContext, raw_params: object) -> Outcome:
+            return handler(context, decode_params(raw_params, context.server.legacy_sandbox_forms))
+
+        self.invoke = invoke
+        self.handle: Callable[[ConnectionContext, Any], Outcome] = handler
+        self.decode_params: Callable[[object, bool], object] = decode_params
+        self.name = call.name
+        self.family = family
+        self.control = control
+        self.yields_slot = yields_slot
+        self.starts_process = call.name == process.START.name
+
+
+class DecodedParams:
+    """The params of a request, or the error for the client if they are invalid."""
+
+    __slots__ = ("_error", "_params")
+
+    def __init__(self, method: Method, raw_params: object, legacy_sandbox_forms: bool) -> None:
+        self._params: object = None
+        self._error: Exception | None = None
+        try:
+            self._params = method.decode_params(raw_params, legacy_sandbox_forms)
+        except Exception as error:  # raised again by `get`
+            self._error = error
+
+    def get(self) -> object:
+        """The params; raises InvalidParams."""
+        if self._error is not None:
+            raise self._error
+        return self._params
+
+
+def _params_decoder(call: Call[P, R]) -> Callable[[object, bool], P]:
+    """A function of the raw params and of ServerContext.legacy_sandbox_forms."""
+    if call.params is None:
+        return cast("Callable[[object, bool], P]", _decode_nothing)  # it is a Call[None, R]
+    assert issubclass(call.params, Params)
+    return partial(decode, call.params)
+
+
+def _decode_nothing(value: object, legacy_sandbox_forms: bool) -> None:
+    if value is not None:
+        decode_unit(value)
+
+
+_ROWS = [
+    Method(session.INFO, environment_handlers.info, "environment info", control=True),
+    Method(session.STATUS, environment_handlers.status, "environment status", control=True),
+    Method(process.START, process_handlers.start, "exec"),
+    Method(process.READ, process_handlers.read, "exec", yields_slot=True),
+    Method(process.WRITE, process_handlers.write, "exec", yields_slot=True),
+    Method(process.CLOSE_STDIN, process_handlers.close_stdin, "exec", yields_slot=True),
+    Method(process.RESIZE, process_handlers.resize, "exec", control=True),
+    Method(process.SIGNAL, process_handlers.signal, "exec", control=True),
+    Method(process.TERMINATE, process_handlers.terminate, "exec", control=True),
+    Method(process.LIST, process_handlers.list_, "exec"),
+    Method(files.READ_FILE, file_handlers.read_file, "filesystem"),
+    Method(files.OPEN, file_handlers.open_, "filesystem"),
+    Method(files.READ_BLOCK, file_handlers.read_block, "filesystem"),
+    Method(files.WRITE_BLOCK, file_handlers.write_block, "filesystem"),
+    Method(files.CLOSE, file_handlers.close, "filesystem", control=True),
+    Method(files.GET_METADATA, file_handlers.get_metadata, "filesystem"),
+    Method(files.CANONICALIZE, file_handlers.canonicalize, "filesystem"),
+    Method(files.READ_DIRECTORY, file_handlers.read_directory, "filesystem"),
+    Method(files.WALK, file_handlers.walk, "filesystem"),
+    Method(files.WATCH_MISSING, file_handlers.watch_missing, "filesystem"),
+    Method(http.REQUEST, http_handlers.request, "http", yields_slot=True),
+]
+
+# Operations that always run in a thread need no handler of their own.
+_NAMES = {row.name for row in _ROWS}
+_ROWS += [
+    Method(call, file_handlers.handler(FileOperation(call, function)), "filesystem")
+    for call, function in OPERATIONS.items()
+    if call.name not in _NAMES
+]
+
+METHODS = {row.name: row for row in _ROWS}

@@ -1,0 +1,246 @@
+"""serve_websocket, serve_stdio, serve_remote: build the parts of a server and end them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from exec_server.errors import RegistryError, StartupError
+from exec_server.filesystem.inotify import Inotify
+from exec_server.host import environment, http, libc
+from exec_server.host.threads import ThreadPool, start_lookup_threads
+from exec_server.net.auth import Authenticator
+from exec_server.net.stdio import StdioStream
+from exec_server.net.stream import ReceiverFactory
+from exec_server.net.websocket.server import Settings, WebSocketListener
+from exec_server.process.process import Emit
+from exec_server.process.reaper import Reaper
+from exec_server.process.table import ProcessTable
+from exec_server.sandbox.sandboxes import Sandboxes
+from exec_server.server.connection import Connection
+from exec_server.server.context import ServerContext
+from exec_server.server.session import SessionRegistry
+
+if TYPE_CHECKING:
+    from exec_server.net import http_client
+
+# File operations that may block on a disk at the same time; further ones are queued.
+FILE_THREADS = 16
+# Threads that exist from the start, for a server whose commands have used up the process limit.
+STARTED_FILE_THREADS = 2
+STARTED_SPAWN_THREADS = 1
+# Large messages are decoded one at a time: decoding holds the interpreter's lock, so more threads
+# would only make the event loop wait longer for it.
+DECODE_THREADS = 1
+# Starting a process keeps the kernel busy, so more threads would only queue there.
+SPAWN_THREADS = 4
+# Clean-ups after commands and kills of orphans. They have threads of their own, because a start may
+# hang on a dead disk, and all of them from the start: commands are killed at the process limit too.
+CLEANUP_THREADS = 4
+# The interval at which idle workers, unused sandboxes and free memory are released.
+SWEEP_SECONDS = 5.0
+
+DEFAULT_RETENTION_SECONDS = 30.0
+
+
+class Executor(Protocol):
+    """A source of connections other than a listening socket."""
+
+    async def serve(self, make_receiver: ReceiverFactory, tasks: asyncio.TaskGroup) -> NoReturn:
+        """Serve until cancelled; raises RegistryError or StartupError if that is impossible."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a server, independent of its transport."""
+
+    concurrent_requests: int = 1
+    session_retention: float = DEFAULT_RETENTION_SECONDS
+    # Called with a path that must be removed if the server is killed, and whether it exists.
+    register_cleanup: Callable[[str, bool], None] = lambda path, exists: None
+    legacy_sandbox_forms: bool = False
+
+
+class _LazyHttpClient:
+    """The HTTP client, imported at its first use: most servers never need it."""
+
+    def __init__(self, threads: ThreadPool) -> None:
+        self._threads = threads
+        self._client: http_client.Client | None = None
+
+    async def open(
+        self,
+        method: str,
+        url: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        *,
+        repeatable: bool,
+    ) -> http_client.StreamedResponse:
+        if self._client is None:
+            loaded = await self._threads.run(import_module, "exec_server.net.http_client")
+            self._client = self._client or loaded.Client()
+        return await self._client.open(method, url, headers, body, repeatable=repeatable)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+@asynccontextmanager
+async def _server_context(
+    options: Options, variables: Mapping[str, str]
+) -> AsyncIterator[ServerContext]:
+    """The resources of a server; on exit all sessions end and all children are killed."""
+    libc.keep_freed_memory()
+    reaper = Reaper()
+    reaper.open()
+    await start_lookup_threads()
+    sandboxes = Sandboxes(variables, options.register_cleanup)
+    spawn_threads = ThreadPool(SPAWN_THREADS, "spawn", started=STARTED_SPAWN_THREADS)
+    cleanup_threads = ThreadPool(CLEANUP_THREADS, "cleanup", started=CLEANUP_THREADS)
+    file_threads = ThreadPool(FILE_THREADS, "files", started=STARTED_FILE_THREADS)
+    decode_threads = ThreadPool(DECODE_THREADS, "decode", started=DECODE_THREADS)
+    inotify = Inotify(file_threads.run)
+    lazy_client = _LazyHttpClient(file_threads)
+
+    def make_table(emit: Emit) -> ProcessTable:
+        return ProcessTable(emit, reaper, spawn_threads, cleanup_threads)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            sweeper = tasks.create_task(_sweep(sandboxes, decode_threads))
+            sessions = SessionRegistry(make_table, tasks, options.session_retention)
+            try:
+                yield ServerContext(
+                    environment=environment.describe(variables),
+                    variables=variables,
+                    login_shell=environment.login_shell(),
+                    file_threads=file_threads,
+                    decode_threads=decode_threads,
+                    inotify=inotify,
+                    sandboxes=sandboxes,
+                    sessions=sessions,
+                    tasks=tasks,
+                    http=http.HttpResources(lazy_client),
+                    concurrent_requests=options.concurrent_requests,
+                    legacy_sandbox_forms=options.legacy_sandbox_forms,
+                )
+            finally:
+                await sessions.end_all()
+                sweeper.cancel()
+        await lazy_client.close()
+    finally:
+        inotify.close()
+        sandboxes.close()
+        reaper.close()
+        spawn_threads.close()
+        cleanup_threads.close()
+        file_threads.close()
+        decode_threads.close()
+
+
+async def _sweep(sandboxes: Sandboxes, threads: ThreadPool) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        sandboxes.drop_idle()
+        # In a thread, because the kernel takes some milliseconds for each ten megabytes; but not
+        # in one that may hang on a dead disk.
+        await threads.run(libc.return_freed_memory)
+
+
+async def serve_websocket(
+    bound: socket.socket,
+    stop: asyncio.Event,
+    *,
+    options: Options,
+    variables: Mapping[str, str],
+    authenticate: Authenticator | None = None,
+    allowed_hosts: frozenset[str] | None = None,
+) -> None:
+    """Serve a bound socket until `stop` is set."""
+    async with _server_context(options, variables) as server:
+        settings = Settings(lambda stream: Connection(server, stream), authenticate, allowed_hosts)
+        listener = WebSocketListener(bound, settings)
+        await listener.open()
+        try:
+            await stop.wait()
+        finally:
+            await listener.close()
+
+
+async def serve_stdio(
+    stop: asyncio.Event, *, options: Options, variables: Mapping[str, str]
+) -> None:
+    """Serve the one connection on stdin and stdout until either ends or `stop` is set."""
+    async with _server_context(options, variables) as server:
+        stream = StdioStream(lambda stream: Connection(server, stream))
+        await stream.open(os.dup(0), os.dup(1))
+        stream.ended.add_done_callback(lambda _: stop.set())
+        await stop.wait()
+        stream.close(0, "server is shutting down")
+    await stream.flush()
+
+
+async def serve_remote(
+    executor: Executor,
+    stop: asyncio.Event,
+    *,
+    watch: Callable[[], Coroutine[Any, Any, None]],
+    options: Options,
+    variables: Mapping[str, str],
+) -> None:
+    """Serve the connections of an executor until `stop` is set or `watch` ends."""
+    async with _server_context(options, variables) as server:
+        failures = await _run_executor(
+            executor, lambda stream: Connection(server, stream), server.tasks, stop, watch
+        )
+    for failure in failures:
+        raise failure
+
+
+async def forward_remote(
+    executor: Executor,
+    make_receiver: Callable[[asyncio.TaskGroup], ReceiverFactory],
+    stop: asyncio.Event,
+    *,
+    watch: Callable[[], Coroutine[Any, Any, None]],
+) -> None:
+    """Forward the connections of an executor until `stop` is set or `watch` ends."""
+    async with asyncio.TaskGroup() as tasks:
+        failures = await _run_executor(executor, make_receiver(tasks), tasks, stop, watch)
+    for failure in failures:
+        raise failure
+
+
+async def _run_executor(
+    executor: Executor,
+    make_receiver: ReceiverFactory,
+    tasks: asyncio.TaskGroup,
+    stop: asyncio.Event,
+    watch: Callable[[], Coroutine[Any, Any, None]],
+) -> list[Exception]:
+    """Run the executor until it fails, `watch` ends or `stop` is set; returns the failures."""
+    failures: list[Exception] = []
+
+    async def run(coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            await coroutine
+        except (RegistryError, StartupError) as error:
+            failures.append(error)
+        stop.set()
+
+    runners = [tasks.create_task(run(executor.serve(make_receiver, tasks)))]
+    runners.append(tasks.create_task(run(watch())))
+    await stop.wait()
+    for runner in runners:
+        runner.cancel()
+    await asyncio.wait(runners)
+    return failures

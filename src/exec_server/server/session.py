@@ -1,0 +1,143 @@
+"""Session: the processes of a client, which survive reconnecting. SessionRegistry: all sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from exec_server.errors import InvalidRequest, SessionAttached
+from exec_server.process.process import Emit
+from exec_server.process.table import ProcessTable
+from exec_server.protocol.method import Notice
+from exec_server.protocol.session import SessionId
+
+log = logging.getLogger(__name__)
+
+# Sessions, attached or detached: as many as connections. Beyond this a detached session ends before
+# its retention; `initialize` is refused only if all are attached.
+MAX_SESSIONS = 4096
+# A kill is immediate, except for a child in an uninterruptible system call.
+END_SECONDS = 5.0
+
+
+class AttachedConnection(Protocol):
+    """The connection a session is attached to."""
+
+    def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None: ...
+
+    def probe(self) -> None: ...
+
+
+class Session:
+    """A client's processes, and the connection that receives their events."""
+
+    def __init__(self, make_table: Callable[[Emit], ProcessTable]) -> None:
+        self.id = SessionId(str(uuid.uuid4()))
+        self.connection: AttachedConnection | None = None
+        self.processes = make_table(self._notify)
+
+    def _notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
+        # Nothing is queued while detached: the client reads missed output after it has resumed.
+        if self.connection is not None:
+            self.connection.notify(notice, params)
+
+
+class SessionRegistry:
+    """Creates, resumes and ends sessions."""
+
+    def __init__(
+        self,
+        make_table: Callable[[Emit], ProcessTable],
+        tasks: asyncio.TaskGroup,
+        retention: float,
+    ) -> None:
+        self._make_table = make_table
+        self._tasks = tasks
+        self._retention = retention
+        self._sessions: dict[SessionId, Session] = {}
+        # Of the detached sessions, in the order of their detaching.
+        self._expiries: dict[SessionId, asyncio.TimerHandle] = {}
+
+    def create(self, connection: AttachedConnection) -> Session:
+        if len(self._sessions) >= MAX_SESSIONS:
+            self._evict()
+        session = Session(self._make_table)
+        session.connection = connection
+        self._sessions[session.id] = session
+        return session
+
+    def resume(self, session_id: str, connection: AttachedConnection) -> Session:
+        """Attach a detached session.
+
+        If it is attached to another connection, that connection is probed: a client that resumes
+        has lost it, but the server may not have noticed yet.
+        """
+        session = self._sessions.get(SessionId(session_id))
+        if session is None:
+            raise InvalidRequest(f"unknown session id {session_id}")
+        if session.connection is not None:
+            session.connection.probe()
+            raise SessionAttached(f"session {session_id} is already attached to another connection")
+        self._expiries.pop(session.id).cancel()
+        session.connection = connection
+        session.processes.resume_reading()
+        return session
+
+    def detach(self, session: Session) -> None:
+        """Keep a session whose connection has ended; its processes run on until it is resumed."""
+        if session.id not in self._sessions:
+            return  # ended with the server
+        session.connection = None
+        session.processes.resume_reading()
+        if self._retention <= 0:
+            self._end(session)
+            return
+        loop = asyncio.get_running_loop()
+        self._expiries[session.id] = loop.call_later(self._retention, self._expire, session)
+
+    def _evict(self) -> None:
+        """End the oldest detached session, one without processes if there is any.
+
+        Clients that connect and leave at once must not lock out others, nor end the sessions
+        of clients whose connection broke while their processes run.
+        """
+        oldest = next(iter(self._expiries), None)
+        if oldest is None:
+            raise InvalidRequest(f"at most {MAX_SESSIONS} sessions may exist")
+        empty = (each for each in self._expiries if self._sessions[each].processes.is_empty)
+        evicted = next(empty, oldest)
+        log.info("session %s ends early: at most %d sessions may exist", evicted, MAX_SESSIONS)
+        self._expiries.pop(evicted).cancel()
+        self._end(self._sessions[evicted])
+
+    def _expire(self, session: Session) -> None:
+        log.info("session %s expired", session.id)
+        del self._expiries[session.id]
+        self._end(session)
+
+    def _end(self, session: Session) -> None:
+        del self._sessions[session.id]
+        self._tasks.create_task(self._end_processes(session))
+
+    async def _end_processes(self, session: Session) -> None:
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await session.processes.end()
+        except TimeoutError:
+            log.error("session %s: some processes could not be killed", session.id)
+
+    async def end_all(self) -> None:
+        """Kill the processes of every session."""
+        for timer in self._expiries.values():
+            timer.cancel()
+        self._expiries.clear()
+        async with asyncio.TaskGroup() as tasks:
+            for session in self._sessions.values():
+                session.connection = None
+                tasks.create_task(self._end_processes(session))
+        self._sessions.clear()

@@ -1,1 +1,0 @@
-"""Message streams over something real."""

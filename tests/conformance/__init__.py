@@ -1,0 +1,1 @@
+"""Exchanges that our server and the reference both have to pass."""

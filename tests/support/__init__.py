@@ -1,0 +1,1 @@
+"""Shared by tests: servers, clients, peers and terminals."""

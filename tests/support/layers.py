@@ -1,0 +1,152 @@
+"""The layers of the package as data: which module may import which.
+
+A module may import its own layer and the layers that its layer names. The numbers are those of
+docs/architecture.md: a layer names only layers with the same or a lower number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+_IO = {"asyncio", "os", "socket", "subprocess", "threading", "time", "random", "signal", "select"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Modules with the layers that they may import beside their own, and banned imports."""
+
+    number: int  # as docs/architecture.md counts them, from the ground up
+    name: str
+    modules: tuple[str, ...]
+    below: tuple[str, ...]
+    banned: frozenset[str] = frozenset()
+
+
+_PURE = frozenset(_IO | {"websockets"})
+_BELOW_SANDBOX = ("errors", "protocol", "process", "filesystem", "host")
+
+LAYERS = [
+    Layer(0, "errors", ("errors", "printable"), (), frozenset(_PURE | {"msgspec"})),
+    # Used by every layer that reads URLs, so that all of them name the same host.
+    Layer(1, "url host", ("protocol.url_host",), (), _PURE),
+    Layer(1, "protocol", ("protocol", "protocol.*"), ("errors", "url host"), _PURE),
+    Layer(1, "relay", ("relay", "relay.*"), ("errors",), _PURE),
+    # The server patches files, and so does the client of a server that cannot.
+    Layer(1, "patching", ("patching", "patching.*"), ("errors",), _PURE),
+    Layer(2, "output", ("process.output",), ("errors", "protocol"), _PURE),
+    Layer(
+        2,
+        "host",
+        ("host", "host.*"),
+        ("errors", "url host", "protocol", "version"),
+        frozenset({"websockets"}),
+    ),
+    Layer(
+        2,
+        "process",
+        ("process", "process.*"),
+        ("errors", "protocol", "output", "host"),
+        frozenset({"websockets"}),
+    ),
+    Layer(
+        2,
+        "filesystem",
+        ("filesystem", "filesystem.*"),
+        ("errors", "protocol", "host", "patching"),
+        frozenset({"websockets"}),
+    ),
+    # A policy is compiled without looking at the machine.
+    Layer(
+        3,
+        "policy",
+        ("sandbox.policy", "sandbox.policy.*"),
+        ("errors", "protocol"),
+        _PURE,
+    ),
+    Layer(
+        3,
+        "sandbox",
+        ("sandbox", "sandbox.*"),
+        (*_BELOW_SANDBOX, "policy"),
+        frozenset({"websockets"}),
+    ),
+    Layer(4, "stream", ("net.stream",), (), frozenset({"websockets", "asyncio", "msgspec"})),
+    Layer(4, "net", ("net", "net.*"), ("errors", "url host", "relay", "stream")),
+    Layer(4, "registry", ("registry", "registry.*"), ("errors", "relay", "net")),
+    Layer(5, "remote", ("server.remote",), ("errors", "relay", "stream", "net", "registry")),
+    # Builds the parts of a server; the one module that knows both transports and connections.
+    Layer(
+        5,
+        "serve",
+        ("server.serve",),
+        (*_BELOW_SANDBOX, "sandbox", "stream", "server", "net", "registry", "remote"),
+    ),
+    # Lanes count and queue; they run nothing.
+    Layer(5, "lanes", ("server.lanes",), ("protocol", "server"), _PURE),
+    Layer(
+        5,
+        "server",
+        ("server", "server.*"),
+        (*_BELOW_SANDBOX, "output", "sandbox", "stream", "lanes"),
+        frozenset({"websockets", "subprocess", "socket"}),
+    ),
+    Layer(5, "local server", ("client.local_server",), ("errors",)),
+    Layer(
+        5,
+        "client",
+        ("client", "client.*"),
+        ("errors", "protocol", "relay", "patching", "stream", "net", "registry", "local server"),
+    ),
+    Layer(6, "sync", ("sync", "sync.*"), ("errors", "protocol", "client", "local server")),
+    Layer(6, "logs", ("cli.logs",), ("errors",)),
+    Layer(
+        6,
+        "arguments",
+        ("cli.argument_parser", "cli.server_arguments", "cli.sandbox_arguments"),
+        ("logs", "version"),
+    ),
+    # The watchdog stays small: its imports are limited.
+    Layer(
+        6,
+        "watchdog",
+        ("cli.watchdog",),
+        ("process", "filesystem", "host"),
+        frozenset({"asyncio", "msgspec"}),
+    ),
+    # The client commands know the client, and of the server only its flags.
+    Layer(
+        6,
+        "commands",
+        ("cli.commands", "cli.commands.*"),
+        ("errors", "protocol", "net", "client", "arguments"),
+    ),
+    Layer(
+        6,
+        "cli",
+        ("cli", "cli.*", "__main__"),
+        (
+            *_BELOW_SANDBOX,
+            "policy",
+            "sandbox",
+            "net",
+            "registry",
+            "remote",
+            "serve",
+            "logs",
+            "arguments",
+            "watchdog",
+            "commands",
+        ),
+    ),
+    # Every module may import the package for its version, users for the names it loads lazily.
+    Layer(0, "version", ("",), ("errors", "client", "local server")),
+]
+
+
+def layer_of(module: str) -> Layer:
+    """The layer of a module, which is named like `net.stream`."""
+    for layer in LAYERS:
+        if any(fnmatchcase(module, pattern) for pattern in layer.modules):
+            return layer
+    raise AssertionError(f"{module} belongs to no layer")

@@ -1,0 +1,107 @@
+"""An asyncio transport in memory: the test is the peer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any, cast
+
+
+class _Socket:
+    """The socket of a transport that has none; its descriptor makes writers use the transport."""
+
+    def __init__(self, family: int) -> None:
+        self.family = family
+        self.options: list[tuple[int, ...]] = []
+
+    def fileno(self) -> int:
+        return -1
+
+    def setsockopt(self, *option: int) -> None:
+        self.options.append(option)
+
+
+class MemoryTransport(asyncio.Transport):
+    """Records the writes of its protocol; `receive` and `lose` are the peer's actions."""
+
+    def __init__(
+        self, protocol: asyncio.BaseProtocol, family: int = socket.AF_INET, peer: object = None
+    ) -> None:
+        self.socket = _Socket(family)
+        super().__init__({"socket": self.socket, "peername": peer})
+        self._protocol = protocol
+        self.written = b""
+        self.buffered = 0  # bytes that the peer has not read; set by the test
+        self.is_reading_paused = False
+        self.has_written_eof = False
+        self.is_aborted = False
+        self._is_closing = False
+        cast(Any, protocol).connection_made(self)
+
+    # ---- the protocol's side ----------------------------------------------------------
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.has_written_eof
+        self.written += bytes(data)
+
+    def write_eof(self) -> None:
+        self.has_written_eof = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.limits = (high, low)
+
+    def pause_reading(self) -> None:
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_reading_paused = False
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        self._is_closing = True
+
+    def abort(self) -> None:
+        self._is_closing = True
+        self.is_aborted = True
+
+    # ---- the peer's side --------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Let the peer send bytes, as the event loop would deliver them."""
+        assert not self.is_reading_paused
+        if not isinstance(self._protocol, asyncio.BufferedProtocol):
+            cast(asyncio.Protocol, self._protocol).data_received(data)
+            return
+        while data and isinstance(self._protocol, asyncio.BufferedProtocol):
+            buffer = memoryview(self._protocol.get_buffer(-1))
+            count = min(len(buffer), len(data))
+            buffer[:count] = data[:count]
+            data = data[count:]
+            self._protocol.buffer_updated(count)
+        if data:
+            self.receive(data)
+
+    def take_written(self) -> bytes:
+        """The bytes written since the last call."""
+        written, self.written = self.written, b""
+        return written
+
+    def eof(self) -> None:
+        if not cast(Any, self._protocol).eof_received():
+            self.close()
+
+    def lose(self, error: Exception | None = None) -> None:
+        """The connection is gone."""
+        self._is_closing = True
+        cast(Any, self._protocol).connection_lost(error)

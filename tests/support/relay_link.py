@@ -1,0 +1,125 @@
+"""A relay link in memory: keeps the frames, keys and streams that a multiplexer passes to it."""
+
+from __future__ import annotations
+
+from exec_server.errors import RelayError
+from exec_server.relay.channel import Channel
+from exec_server.relay.frames import Frame, Kind, decode, encode
+from exec_server.relay.multiplexer import MAX_FAILURES, EncryptedMultiplexer, PendingHandshake
+from exec_server.relay.noise import Identity, Initiator, prologue
+from exec_server.relay.stream_table import RESET_REASON
+
+EXECUTOR = Identity.generate()
+CLIENT = Identity.generate()
+
+
+class FakeReceiver:
+    """Keeps messages; refuses those that ask for it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.batches: list[list[bytes]] = []
+        self.losses = 0
+
+    def messages_received(self, messages: list[bytes]) -> None:
+        if b"refuse" in messages:
+            raise RelayError("refused")
+        self.batches.append(messages)
+
+    def stream_lost(self) -> None:
+        self.losses += 1
+
+
+class FakeLink:
+    """The owner of the streams: keeps frames, validations and opened streams; time stands still."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.sent: list[Frame] = []
+        self.asked: list[PendingHandshake] = []
+        self.opened: list[FakeReceiver] = []
+        self.streams = EncryptedMultiplexer(EXECUTOR, "env-1", "reg-1", self, lambda: self.now)
+
+    def send_frame(self, frame: bytes) -> None:
+        self.sent.append(decode(frame))
+
+    def validate(self, handshake: PendingHandshake) -> None:
+        self.asked.append(handshake)
+
+    def stream_opened(self, channel: Channel) -> FakeReceiver:
+        self.opened.append(FakeReceiver(channel))
+        return self.opened[-1]
+
+    def deliver(self, frame: Frame) -> list[Frame]:
+        """The frames sent in response to this frame."""
+        before = len(self.sent)
+        self.streams.frame_received(encode(frame))
+        return self.sent[before:]
+
+    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> list[Frame]:
+        """The frames sent in response to this answer of the registry."""
+        before = len(self.sent)
+        self.streams.finish_handshake(handshake, is_valid=is_valid)
+        return self.sent[before:]
+
+    def begin(self, stream_id: str) -> tuple[Initiator, PendingHandshake]:
+        """A handshake up to the question to the registry."""
+        initiator = initiator_of(stream_id)
+        assert (
+            self.deliver(handshake_frame(stream_id, initiator.write_first(b"authorization"))) == []
+        )
+        return initiator, self.asked[-1]
+
+    def open(self, stream_id: str) -> Channel:
+        """A stream with all that belongs to it; the harness's end."""
+        initiator, handshake = self.begin(stream_id)
+        (answer,) = self.finish_handshake(handshake, is_valid=True)
+        assert (answer.stream_id, answer.kind) == (stream_id, Kind.HANDSHAKE)
+        return Channel(stream_id, initiator.read_second(answer.payload))
+
+    def fail(self, count: int) -> None:
+        """Handshakes that are charged."""
+        for _ in range(count):
+            assert self.deliver(handshake_frame("bad", b"x")) == [reset_frame("bad")]
+
+    def is_paused(self) -> bool:
+        """Whether a good handshake is refused; one that is not is taken back."""
+        asked = len(self.asked)
+        answers = self.deliver(handshake_frame("probe", initiator_of("probe").write_first(b"")))
+        assert self.deliver(reset_frame("probe")) == []
+        assert answers == ([reset_frame("probe")] if len(self.asked) == asked else [])
+        return len(self.asked) == asked
+
+    def failures(self) -> int:
+        """How many failures were charged, found out by adding some until all is refused."""
+        for missing in range(1, MAX_FAILURES + 1):
+            self.fail(1)
+            if self.is_paused():
+                return MAX_FAILURES - missing
+        raise AssertionError("never paused")
+
+
+def initiator_of(stream_id: str, registration_id: str = "reg-1") -> Initiator:
+    return Initiator(CLIENT, EXECUTOR.public, prologue("env-1", registration_id, stream_id))
+
+
+def handshake_frame(stream_id: str, payload: bytes) -> Frame:
+    return Frame(stream_id, Kind.HANDSHAKE, payload)
+
+
+def reset_frame(stream_id: str) -> Frame:
+    return Frame(stream_id, Kind.RESET, reason=RESET_REASON)
+
+
+def data_frame_of(harness: Channel, message: bytes) -> Frame:
+    (piece,) = harness.records(message)
+    return decode(harness.seal(piece))
+
+
+def check_alive(link: FakeLink, harness: Channel, receiver: FakeReceiver) -> None:
+    assert link.deliver(data_frame_of(harness, b"alive?")) == []
+    assert receiver.batches[-1] == [b"alive?"]
+    assert harness.receive(
+        decode(receiver.channel.seal(next(receiver.channel.records(b"yes"))))
+    ) == [b"yes"]
+    assert receiver.losses == 0

@@ -1,0 +1,168 @@
+"""Error texts with hints, reports of interruptions, and signals; no connection is opened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from exec_server.cli.commands import connection
+from exec_server.cli.commands.connection import (
+    describe_error,
+    error_text,
+    open_environment,
+    run_until_signal,
+)
+from exec_server.cli.commands.errors import UsageError
+from exec_server.cli.commands.targets import AccessOptions, Target
+from exec_server.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    ExecServerError,
+    InternalError,
+    InvalidParams,
+    RegistryError,
+    SessionLost,
+)
+
+_WEBSOCKET = Target(label="build", url="ws://h:1")
+_WITH_TOKEN = Target(label="build", url="wss://h", access=AccessOptions(token="t"))
+_STDIO = Target(label="stdio:x", argv=("x",))
+
+
+@pytest.mark.parametrize(
+    ("error", "target", "start", "hint"),
+    [
+        (ConnectFailed("HTTP error: 401", 401), _WEBSOCKET, "HTTP error: 401\n", "--token-file"),
+        (ConnectFailed("HTTP error: 403", 403), _WITH_TOKEN, "HTTP error: 403\n", "the token is"),
+        (ConnectFailed("HTTP error: 404", 404), _WEBSOCKET, "HTTP error: 404\n", "host and port"),
+        (ConnectFailed("ended"), _STDIO, "ended\n", "must speak the protocol"),
+        (ConnectFailed("refused (os error 111)"), _WEBSOCKET, "refused\n", "is running"),
+        (ConnectFailed("failed to lookup x"), _WEBSOCKET, "failed to lookup x\n", "spelling"),
+        (ConnectFailed("invalid certificate"), _WEBSOCKET, "invalid certificate\n", "--ca-file"),
+        (ConnectFailed("timed out"), _WEBSOCKET, "timed out", ""),
+    ],
+)
+def test_connection_errors_come_with_a_hint(
+    error: ConnectFailed, target: Target, start: str, hint: str
+) -> None:
+    text = describe_error(error, target)
+    assert text.startswith(f"cannot connect to {target.label}: {start}")
+    assert hint in text.partition("\n")[2]
+    assert bool(hint) == ("\n" in text)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (RegistryError("unknown environment"), "cannot reach build: unknown environment"),
+        (SessionLost("it expired"), "connection lost: build: it expired"),
+        (InvalidParams("bad params"), "build: bad params"),
+    ],
+)
+def test_other_errors_name_the_target(error: ExecServerError, text: str) -> None:
+    assert describe_error(error, _WEBSOCKET) == text
+
+
+def test_error_texts_have_neither_errno_nor_a_path_that_is_printed_anyway() -> None:
+    error = OSError("/a: No such file (os error 2)")
+    assert error_text(error) == "/a: No such file"
+    assert error_text(error, "/a") == "No such file"
+    assert error_text(error, "/b") == "/a: No such file"
+
+
+def test_error_texts_are_one_harmless_line() -> None:
+    error = InternalError("/a\nb: it is \x1b[2J\nTrust me (os error 2)")
+    assert error_text(error, "/a\nb") == "it is \\x1b[2J\\nTrust me"
+    assert describe_error(error, _WEBSOCKET) == "build: /a\\nb: it is \\x1b[2J\\nTrust me"
+
+
+@pytest.mark.parametrize(
+    ("access", "text"),
+    [
+        (AccessOptions(ca_file="{}/none"), "--ca-file: cannot read {}/none: No such file"),
+        (AccessOptions(ca_file="{}/empty"), "--ca-file: no certificates in {}/empty"),
+        (AccessOptions(token_file="{}/none"), "cannot read the token file {}/none: No such file"),
+    ],
+)
+def test_unusable_files_are_named(tmp_path: Path, access: AccessOptions, text: str) -> None:
+    (tmp_path / "empty").write_text("")
+    place = str(tmp_path)
+    access = AccessOptions(
+        ca_file=access.ca_file and access.ca_file.format(place),
+        token_file=access.token_file and access.token_file.format(place),
+    )
+
+    async def work() -> None:
+        async with open_environment(Target(label="x", url="wss://h", access=access)):
+            pass
+
+    with pytest.raises(UsageError) as caught:
+        asyncio.run(work())
+    assert str(caught.value).startswith(text.format(place))
+
+
+def test_a_registry_requires_a_token() -> None:
+    async def work() -> None:
+        target = Target(label="x", registry="https://r", environment_id="e")
+        async with open_environment(target):
+            pass
+
+    with pytest.raises(UsageError, match="requires a token: use --token-file"):
+        asyncio.run(work())
+
+
+def test_only_long_interruptions_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[str] = []
+    seen = asyncio.Event()
+
+    def report(text: str) -> None:
+        reported.append(text)
+        seen.set()
+
+    async def work() -> None:
+        monitor = connection._ConnectionMonitor(report)
+        error = ConnectionLost("x")
+        assert not monitor.may_have_raised(error)
+        monitor.on_disconnected()
+        assert monitor.may_have_raised(error)
+        monitor.on_resumed()
+        assert reported == []
+        monkeypatch.setattr(connection, "RECONNECT_NOTICE_SECONDS", 0.0)
+        monitor.on_disconnected()
+        await seen.wait()
+        monitor.on_resumed()
+        assert reported == ["connection lost; reconnecting", "reconnected"]
+        monitor.on_disconnected()
+        lost = SessionLost("y")
+        assert not monitor.may_have_raised(lost)
+        monitor.on_lost(lost)
+        assert monitor.may_have_raised(lost)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_cancels_the_work(number: signal.Signals) -> None:
+    cleaned_up: list[bool] = []
+
+    async def work() -> int:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+        finally:
+            cleaned_up.append(True)
+        return 0
+
+    assert run_until_signal(work) == 128 + number
+    assert cleaned_up == [True]
+
+
+def test_the_exit_code_of_the_work_is_returned() -> None:
+    async def work() -> int:
+        return 3
+
+    assert run_until_signal(work) == 3

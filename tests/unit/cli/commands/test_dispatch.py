@@ -1,0 +1,91 @@
+"""Exit codes and error texts of the client commands."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from exec_server.cli.commands import dispatch
+from exec_server.cli.commands.errors import CommandError, UsageError
+from exec_server.errors import NotFound, SessionLost
+
+
+@pytest.mark.parametrize(
+    ("error", "codes", "text"),
+    [
+        (
+            UsageError("use X"),
+            (2, 255),
+            "Error: use X\n\nFor more information, try 'exec",
+        ),
+        (CommandError("it failed"), (1, 255), "Error: it failed\n"),
+        (NotFound("no such file"), (1, 255), "Error: no such file\n"),
+        (SessionLost("expired"), (1, 255), "Error: expired\n"),
+        (FileNotFoundError(2, "No such file", "a"), (1, 255), "Error: a: No such file\n"),
+        (OSError("unknown"), (1, 255), "Error: unknown\n"),
+        (BrokenPipeError(32, "Broken pipe"), (128 + signal.SIGPIPE,) * 2, ""),
+        (KeyboardInterrupt(), (128 + signal.SIGINT,) * 2, ""),
+        (SystemExit(7), (7, 7), ""),
+        (SystemExit("text"), (1, 1), ""),
+    ],
+)
+def test_errors_become_exit_codes(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+    codes: tuple[int, int],
+    text: str,
+) -> None:
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(dispatch, "_run_command", fail)
+    for command, code in zip(("info", "exec"), codes, strict=True):
+        assert dispatch.run(command, ["x"]) == code
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err.startswith(text)
+        assert bool(err) == bool(text)
+
+
+def test_a_defect_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its traceback may quote a server."""
+
+    def fail(*_: object) -> int:
+        raise ZeroDivisionError("\x1b[2J")
+
+    monkeypatch.setattr(dispatch, "_run_command", fail)
+    assert dispatch.run("info", ["x"]) == 1
+    assert dispatch.run("exec", ["x"]) == 255
+    text = capfd.readouterr().err
+    assert text.startswith("Error: this is a defect of exec-server\nTraceback (most recent")
+    assert text.endswith("ZeroDivisionError: \\x1b[2J\n\n")
+    assert "\x1b" not in text
+
+
+def test_targets_are_listed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "exec-server" / "targets.toml"
+    assert dispatch.run("targets", []) == 0
+    out, err = capfd.readouterr()
+    assert (out, err) == (
+        "",
+        f"Error: {file} defines no targets; see `exec-server targets -h`\n",
+    )
+    file.parent.mkdir()
+    file.write_text('[b]\nurl = "ws://h"\n[long]\nstdio = "x y"\n')
+    assert dispatch.run("targets", []) == 0
+    assert capfd.readouterr().out == "b     ws://h\nlong  stdio:x y\n"
+    assert dispatch.run("targets", ["--names"]) == 0
+    assert capfd.readouterr().out == "b\nlong\n"
+
+
+def test_completion_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert dispatch.run("completion", ["bash"]) == 0
+    assert "complete -F _exec_server_complete exec-server" in capfd.readouterr().out

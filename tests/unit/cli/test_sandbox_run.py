@@ -1,0 +1,60 @@
+"""Explanations of a denial; running commands is tested in integration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from exec_server.cli.sandbox_run import EXIT_CANNOT_EXECUTE, _describe_access, describe_denial
+from exec_server.protocol.sandbox import Denial
+from exec_server.sandbox.denial_explainer import CommandDenials
+from exec_server.sandbox.policy.model import Policy, Rule
+
+_NO_RULES = Policy((), (), "enabled")
+
+
+def _describe(policy: Policy, code: int, stderr: bytes) -> str:
+    return describe_denial(CommandDenials(policy, "/"), policy, code, stderr)
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "text"),
+    [
+        (0, b"x: Permission denied\n", ""),
+        (1, b"no reason\n", ""),
+        (EXIT_CANNOT_EXECUTE, b"exec-server: cannot execute x: Permission denied\n", ""),
+    ],
+)
+def test_other_failures_are_not_explained(code: int, stderr: bytes, text: str) -> None:
+    assert _describe(Policy(None, (), "enabled"), code, stderr) == text
+
+
+def test_a_denial_names_access_and_rule() -> None:
+    text = _describe(_NO_RULES, 1, b"cat: /a: Permission denied\n")
+    first, second = text.splitlines()
+    assert first == "exec-server: denied: read /a"
+    assert second.startswith("exec-server: ")
+
+
+def test_a_denial_of_a_successful_command_is_explained() -> None:
+    policy = Policy((Rule("/", "read"),), (), "enabled")
+    stderr = b"touch: cannot touch '/etc/x': Read-only file system\nbut all is well\n"
+    first, second = _describe(policy, 0, stderr).splitlines()
+    assert first == "exec-server: denied: write /etc/x"
+    assert second.endswith("the closest one is: read /")
+
+
+@pytest.mark.parametrize(
+    ("operation", "path", "text"),
+    [
+        ("network", None, "network access"),
+        ("syscall", None, "a system call"),
+        ("write", None, "a system call"),
+        ("write", "/a", "write /a"),
+    ],
+)
+def test_kinds_of_access(
+    operation: Literal["read", "write", "network", "syscall"], path: str | None, text: str
+) -> None:
+    assert _describe_access(Denial(None, path, operation, "rule")) == text

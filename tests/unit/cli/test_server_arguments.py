@@ -1,0 +1,102 @@
+"""The flags of the server: defaults, combinations, help."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from exec_server.cli.server_arguments import DEFAULT_LISTEN_URL, build_parser, parse
+
+_REMOTE = ["--remote", "https://r", "--environment-id", "e"]
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EXEC_SERVER_LOG", "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE"):
+        monkeypatch.delenv(name, raising=False)
+    arguments = parse([])
+    assert (arguments.listen, arguments.concurrent_requests) == (DEFAULT_LISTEN_URL, 1)
+    assert (arguments.session_retention, arguments.log_level) == (30.0, "error")
+    assert not arguments.exit_on_stdin_close
+    assert not arguments.legacy_sandbox_forms
+    assert not arguments.forward
+
+
+def test_variables_change_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXEC_SERVER_LOG", "info")
+    monkeypatch.setenv("CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE", "true")
+    arguments = parse([])
+    assert (arguments.log_level, arguments.exit_on_stdin_close) == ("info", True)
+    assert parse(["--log-level", "debug"]).log_level == "debug"
+
+
+@pytest.mark.parametrize("flag", ["--legacy-sandbox-forms", "--older-sandbox-forms"])
+def test_legacy_sandbox_forms_have_an_old_and_a_new_flag(flag: str) -> None:
+    assert parse([flag]).legacy_sandbox_forms
+
+
+def test_help_shows_only_the_new_flag() -> None:
+    text = build_parser().format_help()
+    assert "--legacy-sandbox-forms" in text
+    assert "--older-sandbox-forms" not in text
+
+
+def test_help_fits_and_its_examples_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = build_parser().format_help()
+    assert max(map(len, text.splitlines())) <= 100
+    examples = re.findall(r"^  exec-server( .*)?$", text.partition("examples:")[2], re.MULTILINE)
+    assert len(examples) >= 6
+    for example in examples:
+        parse(shlex.split(example))
+
+
+def test_forward_may_follow_flags() -> None:
+    assert parse([*_REMOTE, "forward", "--connect", "ws://h:1"]).forward
+    assert parse(["forward", *_REMOTE, "--connect", "ws://h:1"]).forward
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["forward"], "forward requires --remote"),
+        (["--aws-sigv4", "--name", "n"], "--name, --aws-sigv4 requires --remote"),
+        (["--remote", "u", "--listen", "stdio"], "--remote and --listen exclude each other"),
+        (["--remote", "u"], "--remote requires --environment-id"),
+        ([*_REMOTE, "--executor-id", "i"], "--environment-id and --executor-id exclude each other"),
+        ([*_REMOTE, "forward"], "forward requires --connect"),
+        ([*_REMOTE, "--connect", "ws://h"], "--connect requires forward"),
+        (
+            [*_REMOTE, "--use-agent-identity-auth", "--executor-credential-stdin"],
+            "--use-agent-identity-auth and --executor-credential-stdin exclude each other",
+        ),
+        (
+            [*_REMOTE, "--executor-credential-stdin", "--aws-sigv4"],
+            "--executor-credential-stdin and --aws-sigv4 exclude each other",
+        ),
+        (
+            [*_REMOTE, "--remote-transport", "direct"],
+            "--remote-transport direct requires --aws-sigv4",
+        ),
+        (
+            [*_REMOTE, "--remote-transport", "direct", "--aws-sigv4", "--relay-security", "text"],
+            "--relay-security requires --remote-transport noise",
+        ),
+        ([*_REMOTE, "--ws-auth", "capability-token"], "--ws-auth requires --listen"),
+        (["forward", "again"], "unrecognized arguments: again"),
+        (["--concurrent-requests", "0"], "invalid positive number value: '0'"),
+        (["--session-retention", "-1"], "invalid number of seconds value: '-1'"),
+        (["--listen"], "argument --listen: expected one argument"),
+    ],
+)
+def test_invalid_flags_are_named(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(words)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert text in error
+    assert error.endswith("\n\nFor more information, try '--help'.\n")

@@ -1,0 +1,161 @@
+"""Consumers, and when full queues stop the reading."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+
+import pytest
+
+from exec_server.client.engine import flow_control as module
+from exec_server.client.engine.flow_control import (
+    MAX_DEPTH,
+    Consumer,
+    FlowControl,
+    current_consumer,
+    share_consumer,
+    waiting_consumers,
+)
+
+
+def test_tasks_that_a_reader_starts_belong_to_its_consumer() -> None:
+    async def begun() -> tuple[Consumer, ...]:
+        return waiting_consumers()
+
+    async def reader() -> None:
+        before = asyncio.get_running_loop().create_task(begun())
+        consumer = current_consumer()
+        assert current_consumer() is consumer
+        assert consumer in waiting_consumers()
+        assert consumer in await asyncio.get_running_loop().create_task(begun())
+        assert consumer not in await before
+
+    async def scene() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(reader())
+            tasks.create_task(reader())
+        assert waiting_consumers() == ()
+
+    asyncio.run(scene())
+
+
+def test_a_reader_within_a_reader_is_a_consumer_of_its_own() -> None:
+    async def nest(depth: int, outer: Consumer | None) -> int:
+        consumer = current_consumer()
+        assert consumer is not outer
+        assert outer is None or outer in waiting_consumers()
+        if depth:
+            return await asyncio.get_running_loop().create_task(nest(depth - 1, consumer))
+        return len(waiting_consumers())
+
+    assert asyncio.run(nest(3, None)) == 4
+    assert asyncio.run(nest(3 * MAX_DEPTH, None)) == MAX_DEPTH
+
+
+def test_a_thread_is_one_consumer_whatever_its_tasks() -> None:
+    async def read() -> Consumer:
+        return current_consumer()
+
+    def thread() -> None:
+        share_consumer()
+        share_consumer()
+        assert asyncio.run(read()) is asyncio.run(read()) is waiting_consumers()[0]
+
+    contextvars.Context().run(thread)
+
+
+# ---- full queues ----------------------------------------------------------------------
+
+
+class Reader:
+    """Counts pauses of the reading."""
+
+    def __init__(self) -> None:
+        self.is_reading = True
+        self.flow = FlowControl(self.pause_reading, self.resume_reading)
+
+    def pause_reading(self) -> None:
+        assert self.is_reading
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.is_reading
+        self.is_reading = True
+
+
+def test_reading_stops_while_a_queue_is_full() -> None:
+    reader = Reader()
+    consumer = Consumer(None)
+    reader.flow.queue_full("a", consumer)
+    reader.flow.queue_full("b", None)
+    reader.flow.queue_full("a", consumer)
+    reader.flow.queue_drained("a")
+    assert not reader.is_reading
+    reader.flow.queue_read("b", consumer)
+    assert not reader.is_reading
+    reader.flow.queue_drained("b")
+    assert reader.is_reading
+    reader.flow.queue_drained("b")
+    reader.flow.queue_read("b", consumer)
+    assert reader.is_reading
+
+
+def test_a_queue_is_exempt_while_its_consumer_waits() -> None:
+    async def scene() -> None:
+        reader = Reader()
+        flow = reader.flow
+        others = flow.begin_wait()  # before this task is a consumer
+        flow.queue_full("a", current_consumer())
+        assert not reader.is_reading
+        own = flow.begin_wait(), flow.begin_wait()
+        assert reader.is_reading
+        assert flow.is_exempt("a")
+        for consumers in own:
+            assert reader.is_reading
+            flow.end_wait(consumers)
+        assert not reader.is_reading
+        flow.end_wait(others)
+        flow.close()
+
+    asyncio.run(scene())
+
+
+def test_a_queue_without_a_consumer_is_exempt_while_any_task_waits() -> None:
+    async def scene() -> None:
+        reader = Reader()
+        reader.flow.queue_full("a", None)
+        assert not reader.is_reading
+        consumers = reader.flow.begin_wait()
+        assert reader.is_reading
+        reader.flow.queue_full("a", Consumer(None))
+        assert not reader.is_reading
+        reader.flow.end_wait(consumers)
+        reader.flow.close()
+
+    asyncio.run(scene())
+
+
+def test_a_stalled_queue_is_exempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALL_SECONDS", 0.0)
+
+    async def timer() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    async def scene() -> None:
+        reader = Reader()
+        consumer = Consumer(None)
+        reader.flow.queue_full("a", consumer)
+        await timer()
+        assert not reader.is_reading  # no task waits
+        consumers = reader.flow.begin_wait()
+        reader.flow.queue_read("a", consumer)
+        assert not reader.is_reading
+        while not reader.is_reading:
+            await asyncio.sleep(0)
+        reader.flow.queue_read("a", consumer)
+        assert not reader.is_reading
+        reader.flow.end_wait(consumers)
+        reader.flow.close()
+
+    asyncio.run(scene())

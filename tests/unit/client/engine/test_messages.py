@@ -1,0 +1,98 @@
+"""What goes to a server and what comes back, as text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from exec_server.client.engine import messages
+from exec_server.errors import MalformedMessage
+from exec_server.protocol import decoding, files, process
+from exec_server.protocol.base64_text import Base64
+from exec_server.protocol.paths import PathUri
+from exec_server.protocol.process import ProcessId
+from exec_server.protocol.session import Capabilities, EnvironmentInfo, Shell
+from exec_server.protocol.uuid_text import Uuid
+
+_ID = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        process.WriteParams(ProcessId("p"), Base64(b"\x00\xff"), "1"),
+        files.ReadFileParams(PathUri.from_wire("/a b/ü"), follow_symlinks=False),
+        process.StartParams(
+            process_id=ProcessId("p"),
+            metadata=process.Metadata(Uuid.from_wire(_ID)),
+            argv=["a"],
+            cwd=PathUri.from_wire("/"),
+            env={"A": "ü"},
+            tty=True,
+        ),
+    ],
+    ids=lambda params: type(params).__name__,
+)
+def test_params_are_what_a_server_reads(params: Any) -> None:
+    message = json.loads(b'{"id":1,' + messages.request_body("a/b", params))
+    assert message["method"] == "a/b"
+    assert decoding.decode(type(params), message["params"]) == params
+
+
+def test_a_value_without_a_form_on_the_wire_is_a_mistake() -> None:
+    with pytest.raises(NotImplementedError, match="object has no form"):
+        messages.encode({"a": object()})
+
+
+def test_params_of_the_server_may_hold_paths() -> None:
+    text = Raw(b'{"watchId":1,"missing":["file:///a"],"present":null}')
+    expected = files.WatchMissingParams(1, [PathUri.from_wire("/a")])
+    assert messages.decode_as(files.WatchMissingParams, text, "") == expected
+
+
+def test_an_environment_may_say_little() -> None:
+    text = Raw(b'{"shell":{"name":"sh","path":"/bin/sh"},"cwd":null,"platformOs":null,"new":1}')
+    assert messages.decode_environment(text) == EnvironmentInfo(
+        Shell("sh", "/bin/sh"), "", "", None, None, "", [], [], "/tmp", Capabilities()
+    )
+
+
+def test_what_an_environment_says_counts() -> None:
+    said = {
+        "shell": {"name": "sh", "path": "/bin/sh"},
+        "executorVersion": "1",
+        "providerId": "local",
+        "cwd": "file:///w",
+        "userHomeDir": "file:///h",
+        "platformOs": "linux",
+        "prependPathDirs": ["/x"],
+        "temporaryDirectories": ["file:///t"],
+        "tempDir": "/t",
+        "capabilities": {"fsWatchMissing": True, "unheardOf": True},
+    }
+    assert messages.decode_environment(Raw(json.dumps(said).encode())) == EnvironmentInfo(
+        Shell("sh", "/bin/sh"),
+        "1",
+        "local",
+        "file:///w",
+        "file:///h",
+        "linux",
+        ["/x"],
+        ["file:///t"],
+        "/t",
+        Capabilities(fs_watch_missing=True),
+    )
+
+
+@pytest.mark.parametrize("text", [b"5", b"[]", b'{"shell":{}}', b'{"shell":null}', b"{"])
+def test_an_environment_without_a_shell_is_none(text: bytes) -> None:
+    with pytest.raises(MalformedMessage, match="environment: "):
+        messages.decode_environment(Raw(text))
+
+
+def test_nesting_without_end_is_malformed() -> None:
+    with pytest.raises(MalformedMessage):
+        messages.decode(b'{"method":"x","params":' + b"[" * 100_000)

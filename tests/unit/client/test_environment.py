@@ -1,0 +1,257 @@
+"""An environment with a server that is the test: commands that run to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+from tests.support.memory_environment import Scene, in_environment, turns
+from tests.support.memory_session import GREETING, MemoryDialer, Message, outcome, play
+
+from exec_server.client import process as process_module
+from exec_server.client.environment import Environment
+from exec_server.client.exceptions import CommandDenied, CommandFailed, Timeout
+from exec_server.client.results import Result
+from exec_server.errors import (
+    InvalidParams,
+    ProgramNotFound,
+    RpcError,
+    SessionLost,
+    Unsupported,
+)
+
+
+async def accepted(scene: Scene) -> Message:
+    """The params of the next start, which the server accepts."""
+    request = await scene.stream.next("process/start")
+    scene.process_id = request["params"]["processId"]
+    scene.accept(request)
+    params: Message = request["params"]
+    return params
+
+
+async def killed(scene: Scene) -> None:
+    request = await scene.stream.next("process/terminate")
+    assert request["params"] == {"processId": scene.process_id}
+    scene.stream.answer(request, {"running": True})
+
+
+@in_environment
+async def test_a_result_has_all_output(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(scene.env.run(["a", "b"]))
+        await accepted(scene)
+        scene.output(1, b"one ")
+        scene.say("output", 2, stream="stderr", chunk=base64.b64encode(b"err").decode())
+        scene.exited(3, 7)
+        scene.output(4, b"two")
+        await turns()
+        assert not run.done()
+        scene.say("closed", 5)
+    result = run.result()
+    assert result == Result(("a", "b"), b"one two", b"err", 7, result.duration)
+    assert scene.stream.is_quiet
+
+
+@in_environment
+async def test_output_beyond_the_limit_is_counted(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(scene.env.run(["a"], output_limit=5))
+        await accepted(scene)
+        for seq in range(1, 4):
+            scene.output(seq, b"xyz")
+        scene.exited(4)
+        scene.say("closed", 5)
+    assert (run.result().stdout, run.result().lost_bytes) == (b"xyzxy", 4)
+    with pytest.raises(InvalidParams, match="output_limit must not be negative"):
+        await scene.env.run(["a"], output_limit=-1)
+
+
+@in_environment
+async def test_much_output_does_not_stop_the_reading(scene: Scene) -> None:
+    """Collected output passes no queue, so a run is never paused or skipped."""
+    chunk = bytes(process_module.FULL_BYTES)
+    count = process_module.OVERFLOW_BYTES // len(chunk) + 1
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(scene.env.run(["a"]))
+        await accepted(scene)
+        for seq in range(1, count + 1):
+            scene.output(seq, chunk)
+            assert scene.stream.receiving
+        scene.exited(count + 1)
+        scene.say("closed", count + 2)
+    assert (len(run.result().stdout), run.result().lost_bytes) == (count * len(chunk), 0)
+
+
+@in_environment
+async def test_input_is_written_and_closed(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(scene.env.run(["a"], input=b"data"))
+        assert (await accepted(scene))["pipeStdin"]
+        write = await scene.stream.next("process/write")
+        assert write["params"]["chunk"] == base64.b64encode(b"data").decode()
+        scene.stream.answer(write, {"status": "accepted"})
+        scene.stream.answer(await scene.stream.next("process/closeStdin"), {})
+        scene.exited(1)
+        scene.say("closed", 2)
+    assert run.result()
+
+
+@in_environment
+async def test_a_command_need_not_read_its_input(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(scene.env.run(["a"], input=b"data"))
+        await accepted(scene)
+        scene.stream.answer(await scene.stream.next("process/write"), {"status": "stdinClosed"})
+        await turns()
+        scene.exited(1)
+        scene.say("closed", 2)
+    assert run.result()
+
+
+def test_a_server_that_cannot_close_stdin_gets_a_shell() -> None:
+    async def run(scene: Scene) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            run = tasks.create_task(scene.env.run(["a"], input=b"data"))
+            assert (await accepted(scene))["argv"][3:] == ["sh", "4", "a"]
+            scene.stream.answer(await scene.stream.next("process/write"), {"status": "accepted"})
+            await turns()
+            assert scene.stream.is_quiet
+            scene.exited(1)
+            scene.say("closed", 2)
+        assert run.result().argv == ("a",)
+
+    in_environment(run, GREETING)()
+
+
+@in_environment
+async def test_a_timeout_kills_and_has_the_output(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(outcome(scene.env.run(["a"], timeout=0.01)))
+        await accepted(scene)
+        scene.output(1, b"before")
+        await killed(scene)
+        scene.output(2, b" after")
+        scene.exited(3, 137)
+        scene.say("closed", 4)
+    error = run.result()
+    assert isinstance(error, Timeout)
+    assert (error.result.stdout, error.result.exit_code) == (b"before after", 137)
+
+
+def test_a_killed_command_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "KILL_SECONDS", 0.01)
+
+    @in_environment
+    async def test(scene: Scene) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            run = tasks.create_task(outcome(scene.env.run(["a"], timeout=0.01)))
+            await accepted(scene)
+            await killed(scene)
+        error = run.result()
+        assert isinstance(error, Timeout)
+        assert error.result.exit_code == 137
+
+    test()
+
+
+@in_environment
+async def test_a_cancelled_run_is_killed(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(scene.env.run(["a"]))
+        await accepted(scene)
+        await turns()
+        run.cancel()
+        await killed(scene)
+        assert not run.done()
+        scene.exited(1, 137)
+        scene.say("closed", 2)
+    assert run.cancelled()
+
+
+@pytest.mark.parametrize(("is_denied", "kind"), [(False, CommandFailed), (True, CommandDenied)])
+def test_a_checked_failure_is_raised(is_denied: bool, kind: type[CommandFailed]) -> None:
+    @in_environment
+    async def test(scene: Scene) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            run = tasks.create_task(outcome(scene.env.run(["a"], check=True)))
+            await accepted(scene)
+            scene.say("exited", 1, exitCode=2, sandboxDenied=is_denied)
+            scene.say("closed", 2)
+        assert type(run.result()) is kind
+        assert run.result().result.exit_code == 2
+
+    test()
+
+
+_DIRECTORY = {
+    "isDirectory": True,
+    "isFile": False,
+    "isSymlink": False,
+    "size": 0,
+    "createdAtMs": 0,
+    "modifiedAtMs": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind"),
+    [
+        (-32603, "No such file or directory (os error 2)", ProgramNotFound),
+        (-32603, "Permission denied (os error 13)", RpcError),
+        (-32600, "not now", RpcError),
+    ],
+)
+def test_an_error_of_the_start_names_the_command(
+    code: int, message: str, kind: type[RpcError]
+) -> None:
+    @in_environment
+    async def test(scene: Scene) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            run = tasks.create_task(outcome(scene.env.run(["a"], cwd="/b")))
+            request = await scene.stream.next("process/start")
+            scene.stream.refuse(request, code, message, {"more": 1})
+            if kind is ProgramNotFound:
+                # The program is missing if the directory is not.
+                scene.stream.answer(await scene.stream.next("fs/getMetadata"), _DIRECTORY)
+        error: Any = run.result()
+        assert isinstance(error, kind)
+        assert isinstance(error, ProgramNotFound) == (kind is ProgramNotFound)
+        text = f"cannot start a in /b: {message}"
+        assert (str(error), error.code, error.data) == (text, code, {"more": 1})
+        assert scene.stream.is_quiet
+
+    test()
+
+
+def test_leaving_kills_all_processes() -> None:
+    async def run() -> None:
+        dialer = MemoryDialer()
+        async with asyncio.TaskGroup() as tasks:
+            env = await Environment(dialer).__aenter__()
+            stream = await dialer.stream()
+            await stream.past_handshake()
+            scene = Scene(env, dialer, stream)
+            process = await scene.started()
+            waiting = tasks.create_task(outcome(process.wait()))
+            await turns()
+            leaving = tasks.create_task(env.__aexit__(None, None, None))
+            await killed(scene)
+            await leaving
+        error = waiting.result()
+        assert isinstance(error, SessionLost)
+        assert str(error) == "the environment was closed"
+        with pytest.raises(SessionLost, match="the environment was closed"):
+            await env.start(["a"]).__aenter__()
+
+    play(run())
+
+
+def test_a_server_that_cannot_list_processes() -> None:
+    async def processes(scene: Scene) -> None:
+        with pytest.raises(Unsupported, match="processList: keep the processes"):
+            await scene.env.processes()
+
+    in_environment(processes, GREETING)()

@@ -1,0 +1,77 @@
+"""Errors of files: their classes, numbers and texts."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+
+import pytest
+
+from exec_server import errors
+from exec_server.client import file_errors
+from exec_server.client.file_errors import FileError, file_error, is_a_directory
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "built_in", "number"),
+    [
+        ("No such file or directory (os error 2)", file_errors.NotFound, FileNotFoundError, 2),
+        ("Permission denied (os error 13)", file_errors.PermissionDenied, PermissionError, 13),
+        ("Operation not permitted (os error 1)", file_errors.PermissionDenied, PermissionError, 1),
+        ("File exists (os error 17)", file_errors.AlreadyExists, FileExistsError, 17),
+        ("Not a directory (os error 20)", file_errors.NotADirectory, NotADirectoryError, 20),
+        ("Is a directory (os error 21)", file_errors.IsADirectory, IsADirectoryError, 21),
+        ("Directory not empty (os error 39)", file_errors.NotEmpty, OSError, 39),
+        ("No space left on device (os error 28)", file_errors.NoSpace, OSError, 28),
+        ("Quota exceeded (os error 122)", file_errors.NoSpace, OSError, 122),
+        ("Read-only file system (os error 30)", file_errors.ReadOnly, OSError, 30),
+        ("Filename too long (os error 36)", file_errors.NameTooLong, OSError, 36),
+        ("Symbolic link loop (os error 40)", file_errors.LinkLoop, OSError, 40),
+        ("I/O error (os error 5)", FileError, OSError, 5),
+    ],
+)
+def test_the_class_fits_the_number(
+    text: str, kind: type[FileError], built_in: type[OSError], number: int
+) -> None:
+    error = file_error(errors.InternalError(text), "/x")
+    assert type(error) is kind
+    assert isinstance(error, built_in)
+    assert isinstance(error, errors.RpcError)
+    assert (error.errno, error.filename) == (number, "/x")
+    assert str(error) == f"/x: {text}"
+    assert error.strerror == text.partition(" (os")[0]
+
+
+def test_code_and_data_are_kept() -> None:
+    original = errors.InvalidRequest("Permission denied (os error 13)")
+    original.data = {"more": 1}
+    error = file_error(original, "/x")
+    assert (error.code, error.data) == (-32600, {"more": 1})
+
+
+def test_a_missing_file_is_the_error_of_the_protocol_too() -> None:
+    error = file_error(errors.NotFound("No such file or directory (os error 2)"), "/x")
+    assert isinstance(error, errors.NotFound)
+    assert error.errno == errno.ENOENT  # type: ignore[attr-defined]
+
+
+def test_an_error_without_a_number_keeps_its_class() -> None:
+    error = file_error(errors.InvalidParams("wrong"), "/x")
+    assert type(error) is errors.InvalidParams
+    assert str(error) == "/x: wrong"
+
+
+def test_another_text_keeps_the_number() -> None:
+    error = is_a_directory("/x").explained("something else")
+    assert (str(error), error.errno, error.filename) == ("something else", errno.EISDIR, "/x")
+
+
+def test_errors_can_be_copied_to_other_processes() -> None:
+    copy = pickle.loads(pickle.dumps(is_a_directory("/x")))
+    assert (type(copy), copy.errno, copy.filename) == (
+        file_errors.IsADirectory,
+        errno.EISDIR,
+        "/x",
+    )

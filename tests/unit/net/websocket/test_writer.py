@@ -1,0 +1,113 @@
+"""Frames to a transport: at once by the descriptor, through the transport, or gathered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+from tests.support.clock import Clock
+from tests.support.memory_transport import MemoryTransport
+
+from exec_server.net.websocket.writer import GATHERED_BYTES, FrameWriter
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    return clock
+
+
+@pytest.fixture
+def transport() -> MemoryTransport:
+    return MemoryTransport(asyncio.Protocol())
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe2(os.O_NONBLOCK)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_bytes_go_to_the_descriptor_first(
+    clock: Clock, transport: MemoryTransport, pipe: tuple[int, int]
+) -> None:
+    writer = FrameWriter(transport, pipe[1])
+    writer.write(b"frame")
+    assert os.read(pipe[0], 100) == b"frame"
+    assert transport.written == b""
+
+
+def test_bytes_that_the_descriptor_does_not_take_go_to_the_transport(
+    clock: Clock, transport: MemoryTransport, pipe: tuple[int, int]
+) -> None:
+    writer = FrameWriter(transport, pipe[1])
+    data = bytes(range(256)) * 1024
+    writer.write(data)
+    taken = os.read(pipe[0], len(data))
+    assert 0 < len(taken) < len(data)
+    assert taken + transport.take_written() == data
+    os.write(pipe[1], b"x" * len(taken))
+    writer.write(b"full")
+    assert transport.take_written() == b"full"
+
+
+def test_bytes_wait_behind_those_of_the_transport(
+    clock: Clock, transport: MemoryTransport, pipe: tuple[int, int]
+) -> None:
+    transport.buffered = 1
+    writer = FrameWriter(transport, pipe[1])
+    writer.write(b"frame")
+    assert transport.written == b"frame"
+    assert writer.unsent() == 1
+
+
+def test_closing_transport_is_not_written_to(
+    clock: Clock, transport: MemoryTransport, pipe: tuple[int, int]
+) -> None:
+    transport.close()
+    FrameWriter(transport, pipe[1]).write(b"frame")
+    assert transport.written == b""
+    with pytest.raises(BlockingIOError):
+        os.read(pipe[0], 1)
+
+
+def test_gathered_frames_are_written_together_in_the_next_iteration(
+    clock: Clock, transport: MemoryTransport
+) -> None:
+    writer = FrameWriter(transport, -1)
+    writer.gather(b"one")
+    writer.gather(b"two")
+    assert (transport.written, writer.unsent(), len(clock.waiting)) == (b"", 6, 1)
+    assert writer.is_flush_scheduled
+    clock.run_soon()
+    assert (transport.take_written(), writer.unsent()) == (b"onetwo", 0)
+    assert not writer.is_flush_scheduled
+
+
+def test_many_gathered_bytes_are_written_at_once(clock: Clock, transport: MemoryTransport) -> None:
+    writer = FrameWriter(transport, -1)
+    writer.gather(b"x")
+    writer.gather(b"y" * GATHERED_BYTES)
+    assert transport.take_written() == b"x" + b"y" * GATHERED_BYTES
+    clock.run_soon()
+    assert transport.written == b""
+
+
+def test_frame_in_order_follows_gathered_ones(clock: Clock, transport: MemoryTransport) -> None:
+    writer = FrameWriter(transport, -1)
+    writer.gather(b"one")
+    writer.write_in_order(b"two")
+    assert transport.written == b"onetwo"
+
+
+def test_discarded_frames_are_not_written(clock: Clock, transport: MemoryTransport) -> None:
+    writer = FrameWriter(transport, -1)
+    writer.gather(b"one")
+    writer.discard()
+    clock.run_soon()
+    assert (transport.written, writer.unsent()) == (b"", 0)

@@ -1,0 +1,46 @@
+"""Exact edits: each old text must occur once."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.patching.edits import Edit, apply_edits
+from exec_server.patching.model import PatchFailed
+
+pytestmark = pytest.mark.quick
+
+
+def test_edits_are_applied_one_after_the_other() -> None:
+    assert apply_edits("one two", [Edit("one", "three"), Edit("three", "four")]) == (
+        "four two",
+        2,
+    )
+
+
+def test_all_occurrences_on_request() -> None:
+    assert apply_edits("a b a", [Edit("a", "c", all=True)]) == ("c b c", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "edit", "reason"),
+    [
+        ("a", Edit("", "x"), "must not be empty"),
+        ("a", Edit("b", "x"), "does not occur$"),
+        ("a a", Edit("a", "x"), "occurs 2 times"),
+        ("a\r\nb", Edit("a\nb", "x"), "its lines end with CRLF"),
+        ("if x:\n    y", Edit("if x:\n  y", "x"), "except with other spaces"),
+    ],
+)
+def test_the_reason_of_a_failed_edit(text: str, edit: Edit, reason: str) -> None:
+    with pytest.raises(PatchFailed, match=reason):
+        apply_edits(text, [edit])
+
+
+def test_the_failed_edit_of_several_is_named() -> None:
+    with pytest.raises(PatchFailed, match="edit 2 of 2"):
+        apply_edits("a", [Edit("a", "b"), Edit("a", "c")])
+
+
+def test_the_new_text_is_bounded() -> None:
+    with pytest.raises(PatchFailed, match="the new text would have more than"):
+        apply_edits("a" * 1000, [Edit("a", "b" * 1_000_000, all=True)])

@@ -1,0 +1,125 @@
+"""Where hunks are found in a file, and the text after them."""
+
+from __future__ import annotations
+
+import difflib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exec_server.patching import codex_patch, unified_diff
+from exec_server.patching.hunks import apply_hunks
+from exec_server.patching.model import Hunk, Line, PatchFailed
+
+pytestmark = pytest.mark.quick
+
+_LINES = st.lists(st.sampled_from(["a", "b", " a", "c ", "", "é", "x\ty"]), max_size=12)
+
+
+def codex_hunks(body: str) -> tuple[Hunk, ...]:
+    (file,) = codex_patch.parse(f"*** Begin Patch\n*** Update File: f\n{body}\n*** End Patch")
+    return file.hunks
+
+
+def diff_hunks(old: str, new: str) -> tuple[Hunk, ...]:
+    lines = list(
+        difflib.unified_diff(
+            old.splitlines(keepends=True), new.splitlines(keepends=True), "a/f", "b/f"
+        )
+    )
+    marked = [
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    ]
+    if not marked:
+        return ()
+    (file,) = unified_diff.parse("".join(marked))
+    return file.hunks
+
+
+@given(_LINES, _LINES, st.booleans(), st.booleans())
+def test_a_diff_of_two_texts_makes_one_of_the_other(
+    old: list[str], new: list[str], old_end: bool, new_end: bool
+) -> None:
+    before = "\n".join(old) + ("\n" if old and old_end else "")
+    after = "\n".join(new) + ("\n" if new and new_end else "")
+    assert apply_hunks(before, diff_hunks(before, after), "f") == after
+
+
+def test_a_diff_fits_a_file_with_other_changes_above() -> None:
+    old = "".join(f"{number}\n" for number in range(40))
+    hunks = diff_hunks(old, old.replace("30\n", "thirty\n"))
+    assert apply_hunks("new\n" * 7 + old, hunks, "f") == "new\n" * 7 + old.replace(
+        "30\n", "thirty\n"
+    )
+
+
+def test_the_nearest_of_several_places_is_changed() -> None:
+    old = "begin\nsame\nend\n" * 5
+    lines = old.splitlines(keepends=True)
+    lines[10] = "other\n"
+    hunk = Hunk((Line(" ", "begin"), Line("-", "same"), Line("+", "other")), first_line=10)
+    assert apply_hunks(old, [hunk], "f") == "".join(lines)
+
+
+def test_hunks_of_codex_are_found_below_their_anchor_and_each_other() -> None:
+    text = "class A:\n  x = 1\nclass B:\n  x = 1\n  y = 1\n"
+    hunks = codex_hunks("@@ class B:\n-  x = 1\n+  x = 2\n@@\n-  y = 1\n+  y = 2")
+    assert apply_hunks(text, hunks, "f") == "class A:\n  x = 1\nclass B:\n  x = 2\n  y = 2\n"
+
+
+def test_nested_anchors_narrow_the_search() -> None:
+    text = "class A:\n def f():\n  pass\nclass B:\n def f():\n  pass\n"
+    hunks = codex_hunks("@@ class B:\n@@  def f():\n-  pass\n+  return 1")
+    assert apply_hunks(text, hunks, "f") == text[: -len("  pass\n")] + "  return 1\n"
+
+
+def test_a_hunk_at_the_end_of_the_file_prefers_the_end() -> None:
+    hunks = codex_hunks("@@\n-x\n+y\n*** End of File")
+    assert apply_hunks("x\nx\n", hunks, "f") == "x\ny\n"
+
+
+def test_lines_without_context_are_appended() -> None:
+    assert apply_hunks("a\n", codex_hunks("+b"), "f") == "a\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [("x  ", "x"), ("  x", "x"), ("\u2018x\u2019 \u2014 y", "'x' - y"), ("x\u00a0y", "x y")],
+)
+def test_lines_that_differ_in_spaces_or_punctuation_match_and_stay(line: str, wanted: str) -> None:
+    hunks = codex_hunks(f"@@\n {wanted}\n-old\n+new")
+    assert apply_hunks(f"{line}\nold\n", hunks, "f") == f"{line}\nnew\n"
+
+
+def test_an_exact_match_is_preferred_to_an_earlier_similar_one() -> None:
+    assert apply_hunks(" x\nx\n", codex_hunks("@@\n-x\n+y"), "f") == " x\ny\n"
+
+
+def test_a_patch_with_lf_fits_a_file_with_crlf() -> None:
+    assert apply_hunks("a\r\nb\r\n", codex_hunks("@@\n a\n-b\n+c"), "f") == "a\r\nc\r\n"
+
+
+def test_a_hunk_that_does_not_fit_is_named_with_its_lines() -> None:
+    hunks = codex_hunks("@@\n-missing\n+y")
+    with pytest.raises(PatchFailed, match=r"hunk 1 does not fit some/file: .*\nmissing"):
+        apply_hunks("x\n", hunks, "some/file")
+
+
+def test_a_missing_anchor_is_named() -> None:
+    with pytest.raises(PatchFailed, match="f has no line 'class C:' below line 0"):
+        apply_hunks("x\n", codex_hunks("@@ class C:\n-x\n+y"), "f")
+
+
+def test_a_long_hunk_is_shown_in_part() -> None:
+    body = "@@\n" + "\n".join(f"-line {number}" for number in range(50))
+    with pytest.raises(PatchFailed, match="line 4\n… and 45 more lines"):
+        apply_hunks("x\n", codex_hunks(body), "f")
+
+
+def test_repetitive_files_are_searched_in_one_pass() -> None:
+    """Equal lines make a candidate of every line: comparing the hunk at each takes minutes."""
+    text = "same\n" * 200_000
+    hunks = codex_hunks("@@\n" + " same\n" * 50_000 + "-other\n+x")
+    with pytest.raises(PatchFailed):
+        apply_hunks(text, hunks, "f")

@@ -1,0 +1,80 @@
+"""Patches of both formats: the files after them, and the paths that they may name."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.patching.model import PatchFailed
+from exec_server.patching.patch import FileChange, parse_patch, plan
+
+pytestmark = pytest.mark.quick
+
+
+def codex(*lines: str) -> str:
+    return "\n".join(["*** Begin Patch", *lines, "*** End Patch", ""])
+
+
+def planned(text: str, **files: bytes) -> list[FileChange]:
+    return plan(
+        parse_patch(text), "/root", {f"/root/{name}": data for name, data in files.items()}.get
+    )
+
+
+def test_both_formats_are_recognized() -> None:
+    change = [FileChange("/root/f", b"a\n", b"b\n")]
+    assert planned(codex("*** Update File: f", "@@", "-a", "+b"), f=b"a\n") == change
+    assert planned("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n", f=b"a\n") == change
+
+
+def test_files_are_added_deleted_and_renamed() -> None:
+    text = codex(
+        "*** Add File: new",
+        "+x",
+        "*** Delete File: gone",
+        "*** Update File: old",
+        "*** Move to: moved",
+    )
+    assert planned(text, gone=b"1", old=b"2") == [
+        FileChange("/root/new", None, b"x\n"),
+        FileChange("/root/gone", b"1", None),
+        FileChange("/root/old", b"2", None),
+        FileChange("/root/moved", None, b"2"),
+    ]
+
+
+def test_a_later_part_sees_the_changes_of_an_earlier_one() -> None:
+    text = codex("*** Update File: f", "@@", "-a", "+b", "*** Update File: ./f", "@@", "-b", "+c")
+    assert planned(text, f=b"a\n") == [FileChange("/root/f", b"a\n", b"c\n")]
+
+
+def test_an_added_file_replaces_an_existing_one() -> None:
+    assert planned(codex("*** Add File: f", "+x"), f=b"old") == [
+        FileChange("/root/f", b"old", b"x\n")
+    ]
+
+
+def test_the_mode_of_git_is_kept() -> None:
+    text = "diff --git a/f b/f\nold mode 100644\nnew mode 100755\n"
+    assert planned(text, f=b"x") == [FileChange("/root/f", b"x", b"x", 0o755)]
+
+
+def test_bytes_that_are_not_utf8_stay() -> None:
+    text = codex("*** Update File: f", "@@", "-a", "+b")
+    assert planned(text, f=b"\xff\na\n") == [FileChange("/root/f", b"\xff\na\n", b"\xff\nb\n")]
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(PatchFailed, match="f does not exist"):
+        planned(codex("*** Update File: f", "@@", "-a", "+b"))
+
+
+def test_an_absolute_path_below_the_root_is_accepted() -> None:
+    assert planned(codex("*** Delete File: /root/f"), f=b"x") == [FileChange("/root/f", b"x", None)]
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "/rootless/x", "a/.", "..", "a/"])
+def test_paths_outside_of_the_root_are_refused(path: str) -> None:
+    with pytest.raises(PatchFailed, match=r"outside of the root|not the path of a file"):
+        planned(codex(f"*** Add File: {path}", "+x"))
+    with pytest.raises(PatchFailed, match=r"outside of the root|not the path of a file"):
+        planned(codex("*** Update File: f", f"*** Move to: {path}"), f=b"x")

@@ -1,0 +1,105 @@
+"""The envelope: which texts are messages, the error for all others, and the encoded forms."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.errors import InvalidRequest, MalformedMessage
+from exec_server.protocol import jsonrpc
+from exec_server.protocol.jsonrpc import Message, Notification, Request, Response
+from exec_server.protocol.method import Notice
+from exec_server.protocol.process import ClosedParams, ProcessId
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"id":1,"method":"m","params":{"a":1}}', Request(1, "m", {"a": 1})),
+        (b'{"id":"","method":"m"}', Request("", "m", None)),
+        (b'{"jsonrpc":"2.0","id":-9223372036854775808,"method":"m"}', Request(-(2**63), "m", None)),
+        (b'{"id":1,"method":"m","trace":null}', Request(1, "m", None)),
+        (
+            b'{"id":1,"method":"m","params":[],"trace":{"traceparent":"p","tracestate":null}}',
+            Request(1, "m", []),
+        ),
+        (b'{"method":"initialized"}', Notification("initialized", None)),
+        (b'{"method":"m","params":5,"unknown":true}', Notification("m", 5)),
+        (b'{"id":7,"result":null}', Response(7)),
+        (b'{"id":"x","error":{"code":-1,"message":"no","data":[1]}}', Response("x")),
+    ],
+)
+def test_message(data: bytes, message: Message) -> None:
+    assert jsonrpc.decode(data) == message
+
+
+ID = "data did not match any variant of untagged enum RequestId"
+STRING = "expected a string"
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"[]", "expected a JSON-RPC object"),
+        (b"5", "expected a JSON-RPC object"),
+        (b"{}", "missing field `error`"),
+        (b'{"id":1}', "missing field `error`"),
+        (b'{"id":null,"method":"m"}', ID),
+        (b'{"id":true,"method":"m"}', ID),
+        (b'{"id":1.0,"method":"m"}', ID),
+        (b'{"id":9223372036854775808,"method":"m"}', ID),
+        (b'{"id":1,"method":5}', f"invalid type: number, {STRING}"),
+        (b'{"id":1,"method":null}', f"invalid type: null, {STRING}"),
+        (
+            b'{"id":1,"method":"m","trace":"x"}',
+            'invalid type: string "x", expected struct W3cTraceContext',
+        ),
+        (
+            b'{"id":1,"method":"m","trace":{"tracestate":5}}',
+            f"invalid type: number, {STRING}",
+        ),
+        (b'{"result":1}', "missing field `id`"),
+        (b'{"id":[],"result":1}', ID),
+        (b'{"id":1,"error":5}', "invalid type: number, expected struct JSONRPCErrorError"),
+        (b'{"id":1,"error":{"code":"x"}}', 'invalid type: string "x", expected i64'),
+        (b'{"id":1,"error":{"code":1,"message":2}}', f"invalid type: number, {STRING}"),
+        (b'{"id":1,"error":{"message":"no"}}', "missing field `code`"),
+        (b'{"id":1,"error":{"code":1}}', "missing field `message`"),
+        (b'{"error":{"code":1,"message":"no"}}', "missing field `id`"),
+        (b'{"id":1,"method":"m"} x', "trailing characters at line 1 column 23"),
+        (b'{"id":1.5,"method":"m"} x', ID),
+        (b"[] x", "expected a JSON-RPC object"),
+        (b"x", "expected value at line 1 column 1"),
+    ],
+)
+def test_malformed_message(data: bytes, text: str) -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        jsonrpc.decode(data)
+    assert str(caught.value) == text
+
+
+def test_result() -> None:
+    assert jsonrpc.encode_result(5, b'{"a":1}') == b'{"id":5,"result":{"a":1}}'
+    start, end = jsonrpc.result_frame("a\n")
+    assert start + b"[]" + end == b'{"id":"a\\n","result":[]}'
+
+
+def test_error() -> None:
+    error = InvalidRequest('no "x"')
+    text = b'{"error":{"code":-32600,"message":"no \\"x\\""},"id":%b}'
+    assert jsonrpc.encode_error("r", error) == text % b'"r"'
+    assert jsonrpc.encode_error(None, error) == text % b"-1"
+
+
+def test_error_with_data() -> None:
+    error = InvalidRequest("no")
+    error.data = {"why": [1, None]}
+    assert jsonrpc.encode_error(0, error) == (
+        b'{"error":{"code":-32600,"message":"no","data":{"why":[1,null]}},"id":0}'
+    )
+
+
+def test_notification() -> None:
+    notice = Notice("process/closed", ClosedParams)
+    assert jsonrpc.encode_notification(notice, ClosedParams(ProcessId("p"), 3)) == (
+        b'{"method":"process/closed","params":{"processId":"p","seq":3}}'
+    )

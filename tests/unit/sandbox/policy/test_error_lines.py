@@ -1,0 +1,90 @@
+"""Lines of output with an error, and the names in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.sandbox.policy import error_lines
+from exec_server.sandbox.policy.error_lines import (
+    certain_names,
+    last_lines,
+    likely_names,
+    lines_with,
+    names_above,
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("touch: cannot touch '/etc/a b': x", ["/etc/a b"]),
+        ("mv: cannot move 'a' to '/srv/b': x", ["a", "/srv/b"]),
+        # The quoting of a shell.
+        ("touch: cannot touch '/etc/it'\\''s': x", ["/etc/it's"]),
+        ("touch: cannot touch '/etc/a'$'\\n''b': x", ["/etc/a\nb"]),
+        (
+            "touch: cannot touch '/etc/'$'\\303\\244': x",
+            ["/etc/\N{LATIN SMALL LETTER A WITH DIAERESIS}"],
+        ),
+        ('touch: cannot touch "/etc/it\'s": x', ["/etc/it's"]),
+        ("error: failed to create directory `/usr/target`", ["/usr/target"]),
+        ("x: `/usr/target' is read-only", ["/usr/target"]),
+        # Quotes of other languages.
+        ("mkdir: \u2018/usr/x\u2019: x", ["/usr/x"]),
+        ("tar: \u201e/etc/x\u201c kann nicht", ["/etc/x"]),
+        ("gcc: \u00bb/etc/x\u00ab: x", ["/etc/x"]),
+        ("gcc: impossible d'ouvrir \u00ab\u00a0/etc/x\u00a0\u00bb: x", ["/etc/x"]),
+        ("gcc: \u300c/etc/x\u300d: x", ["/etc/x"]),
+        # An apostrophe is no quote.
+        ("can't open '/etc/x'", ["/etc/x"]),
+        ("couldn't open temporary file /etc/sedXY: x", ["/etc/sedXY"]),
+        ("in `initialize': x @ rb_sysopen - /etc/x (Errno::EROFS)", ["initialize", "/etc/x"]),
+        # Paths without quotes, but not the program that reports the error.
+        ("/bin/sh: 1: cannot create /etc/x: x", ["/etc/x"]),
+        ("java.io.FileNotFoundException: /etc/x (x)", ["/etc/x"]),
+        ("fopen(/etc/x): Failed to open stream: x", ["/etc/x"]),
+        ("/etc/x: x", ["/etc/x"]),
+        ("nothing here: x", []),
+    ],
+)
+def test_certain_names(line: str, names: list[str]) -> None:
+    assert certain_names(line) == names
+
+
+@pytest.mark.parametrize(
+    ("before", "names"),
+    [
+        ("cat: notes.txt: ", ["notes.txt"]),
+        ("sh: 1: cannot create ../x: ", ["../x"]),
+        ("PermissionError: [Errno 13] ", []),
+        ("bash: line 1: ", []),
+        ("", []),
+    ],
+)
+def test_likely_names(before: str, names: list[str]) -> None:
+    assert likely_names(before) == names
+
+
+def test_names_of_a_reason_in_a_line_of_its_own() -> None:
+    assert names_above(["failed to create directory `/x`", "", "Caused by:"]) == ["/x"]
+    assert names_above(["all is well: `/x`"]) == []
+
+
+def test_lines_are_found_with_the_lines_before_them() -> None:
+    data = b"1\n2\n3\n4\n5\nx DENIED y\nz\nno\x1b[31m Denied\x1b[0m, denied\n"
+    assert list(lines_with(data, {b"denied", b"never"})) == [
+        ("x DENIED y", ["2", "3", "4", "5"]),
+        ("no Denied, denied", ["4", "5", "x DENIED y", "z"]),
+    ]
+
+
+def test_of_a_long_line_the_part_around_the_phrase_is_taken() -> None:
+    half = error_lines.LINE_BYTES // 2
+    ((line, _),) = lines_with(b"a" * 100_000 + b"!" + b"b" * 100_000, {b"!"})
+    assert line == "a" * half + "!" + "b" * (half - 1)
+
+
+def test_last_lines() -> None:
+    assert last_lines(b"1\n\n2\r\n\x1b[1m3\x1b[0m\n\n", 2) == ["2", "3"]
+    assert last_lines(b"", 2) == []
+    assert len(last_lines(b"x" * 100_000, 2)[0]) == error_lines.LINE_BYTES

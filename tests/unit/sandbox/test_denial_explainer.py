@@ -1,0 +1,163 @@
+"""DenialExplainer: the rule behind a failure, in errors of files and after commands."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from pathlib import Path
+
+import pytest
+
+from exec_server.errors import NotFound
+from exec_server.protocol import files
+from exec_server.protocol.confinable import ConfinableParams
+from exec_server.protocol.paths import PathUri
+from exec_server.protocol.process import Chunk
+from exec_server.protocol.sandbox import Denial
+from exec_server.sandbox import denial_explainer
+from exec_server.sandbox.denial_explainer import CommandDenials, DenialExplainer
+from exec_server.sandbox.policy.error_texts import ErrorTexts
+from exec_server.sandbox.policy.model import Network, Policy, Rule
+
+DENIED = PermissionError(errno.EACCES, "Permission denied")
+READ_ONLY = "no policy entry allows writing here; the closest one is: read /"
+
+
+def _policy(*rules: Rule, network: Network = "restricted") -> Policy:
+    return Policy((Rule("/", "read"), *rules), (), network)
+
+
+def _uri(path: str) -> PathUri:
+    return PathUri.from_wire(path)
+
+
+@pytest.mark.parametrize(
+    ("params", "path", "operation"),
+    [
+        (files.WriteFileParams(_uri("/a"), ""), "/a", "write"),
+        (files.CreateDirectoryParams(_uri("/a")), "/a", "write"),
+        (files.RemoveParams(_uri("/a")), "/a", "write"),
+        (files.OpenParams(files.HandleId("h"), _uri("/a"), "replace"), "/a", "write"),
+        (files.CopyParams(_uri("/a"), _uri("/b"), False), "/b", "write"),
+        (files.ReadFileParams(_uri("/secret")), "/secret", "read"),
+        (files.OpenParams(files.HandleId("h"), _uri("/secret"), "read"), "/secret", "read"),
+        (files.CopyParams(_uri("/secret"), _uri("/b"), False), "/secret", "read"),
+    ],
+)
+def test_the_error_of_a_file_operation_names_the_rule(
+    params: ConfinableParams, path: str, operation: str
+) -> None:
+    explainer = DenialExplainer(_policy(Rule("/secret", "deny")))
+    rule = "deny entry /secret" if operation == "read" else READ_ONLY
+    failure = explainer.file_error(params, DENIED)
+    assert failure.data == {"sandboxDenial": {"path": path, "operation": operation, "rule": rule}}
+    assert failure.message == "Permission denied (os error 13)"
+
+
+def test_a_link_is_explained_by_its_target(tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "link").symlink_to("secret")
+    explainer = DenialExplainer(_policy(Rule(f"{tmp_path.resolve()}/secret", "deny")))
+    path = f"{tmp_path}/link/file"
+    failure = explainer.file_error(files.ReadFileParams(_uri(path)), DENIED)
+    rule = f"deny entry {tmp_path.resolve()}/secret"
+    assert failure.data == {"sandboxDenial": {"path": path, "operation": "read", "rule": rule}}
+
+
+def test_an_error_without_a_rule_stays_as_it_is() -> None:
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    failure = DenialExplainer(_policy()).file_error(files.ReadFileParams(_uri("/a")), error)
+    assert isinstance(failure, NotFound)
+    assert failure.data is None
+
+
+def _output(text: str) -> list[Chunk]:
+    return [Chunk(1, "stderr", text.encode())]
+
+
+READ_ONLY_ERROR = "touch: cannot touch '/etc/x': Read-only file system"
+
+
+def test_a_command_that_was_denied_nothing() -> None:
+    assert CommandDenials(_policy(), "/").check(0, _output("permission denied")) == (False, None)
+    assert CommandDenials(_policy(), "/").check(1, _output("no such file")) == (False, None)
+
+
+def test_a_command_that_was_denied_a_read() -> None:
+    output = _output("cat: /x/y: Permission denied\n")
+    policy = _policy(Rule("/x", "deny"))
+    expected = Denial("cat: /x/y: Permission denied", "/x/y", "read", "deny entry /x")
+    assert CommandDenials(policy, "/").check(1, output) == (True, expected)
+
+
+def test_a_successful_command_is_not_denied_but_its_denial_is_known() -> None:
+    denials = CommandDenials(_policy(), "/")
+    expected = Denial(READ_ONLY_ERROR, "/etc/x", "write", READ_ONLY)
+    assert denials.check(0, _output(READ_ONLY_ERROR)) == (False, expected)
+
+
+def test_words_spread_over_streams_are_a_denial_without_a_line() -> None:
+    chunks = [Chunk(1, "stdout", b"permission "), Chunk(2, "stderr", b"denied")]
+    expected = (True, Denial(None, None, None, None))
+    assert CommandDenials(_policy(), "/").check(1, chunks) == expected
+
+
+def test_the_language_of_the_command_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    german = ErrorTexts({"Das Dateisystem ist nur lesbar": errno.EROFS})
+    monkeypatch.setattr(denial_explainer, "error_texts", lambda env: {"de": german}[env["LANG"]])
+    denials = CommandDenials(_policy(), "/")
+    denials.prepare({"LANG": "de"})
+    is_denied, denial = denials.check(1, _output("/etc/x: Das Dateisystem ist nur lesbar"))
+    assert not is_denied
+    assert denial is not None
+    assert denial.path == "/etc/x"
+
+
+# ---- refused calls --------------------------------------------------------------------
+
+
+def _followed(policy: Policy, report: bytes) -> tuple[CommandDenials, socket.socket]:
+    """The denials of a command whose init has reported something and ended."""
+    control, init = socket.socketpair()
+    denials = CommandDenials(policy, "/")
+    denials.follow(control)
+    with init, contextlib.suppress(OSError):
+        init.send(report)
+    return denials, control
+
+
+@pytest.mark.parametrize("exit_code", [0, 6])
+def test_a_reported_call_is_a_denial_of_the_network(exit_code: int) -> None:
+    denials, control = _followed(_policy(), b"r")
+    line = "curl: (6) Could not resolve host: example.com"
+    expected = Denial(line, None, "network", "network access is restricted")
+    assert denials.check(exit_code, _output(line)) == (False, expected)
+    assert control.fileno() == -1
+
+
+@pytest.mark.parametrize(
+    ("policy", "report"),
+    [
+        (_policy(), b""),
+        (_policy(network="enabled"), b"r"),
+        (Policy(None, (), "restricted"), b"r"),
+    ],
+)
+def test_without_a_report_there_is_none(policy: Policy, report: bytes) -> None:
+    denials, control = _followed(policy, report)
+    line = "curl: (6) Could not resolve host: example.com"
+    assert denials.check(6, _output(line)) == (False, None)
+    assert control.fileno() == -1
+
+
+def test_a_report_may_be_missing_while_the_init_lives() -> None:
+    control, init = socket.socketpair()
+    denials = CommandDenials(_policy(), "/")
+    denials.follow(control)
+    with init:
+        assert denials.check(1, []) == (False, None)
+
+
+def test_a_command_that_was_not_started_has_no_report() -> None:
+    assert CommandDenials(_policy(), "/").check(1, []) == (False, None)

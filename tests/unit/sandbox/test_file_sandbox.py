@@ -1,0 +1,131 @@
+"""FileSandbox: which policy a sandbox object gives, and how policies are cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from exec_server.errors import InternalError, RpcError
+from exec_server.protocol import files
+from exec_server.protocol import sandbox as wire
+from exec_server.protocol.paths import PathUri
+from exec_server.sandbox import file_sandbox
+from exec_server.sandbox.builder import SandboxBuilder
+from exec_server.sandbox.file_sandbox import FilePolicy, FileSandbox
+from exec_server.sandbox.policy.model import Policy, Rule
+
+PARAMS = files.ReadFileParams(PathUri.from_wire("/secret"))
+
+
+def _sandbox(*entries: wire.Entry, **members: Any) -> wire.Sandbox:
+    return wire.Sandbox(
+        permissions=wire.Managed(wire.Restricted(list(entries), None), "restricted"),
+        windows_sandbox_level="disabled",
+        **members,
+    )
+
+
+def _root(access: wire.Access) -> wire.Entry:
+    return wire.Entry(wire.SpecialPath(wire.Root()), access)
+
+
+def _path(path: str, access: wire.Access) -> wire.Entry:
+    return wire.Entry(wire.ExactPath(wire.FileUri.from_wire("file://" + path)), access)
+
+
+def _file_sandbox() -> FileSandbox:
+    return FileSandbox(cast(SandboxBuilder, None), None)
+
+
+def test_a_disabled_sandbox_has_no_policy() -> None:
+    disabled = wire.Sandbox(permissions=wire.Disabled(), windows_sandbox_level="disabled")
+    assert _file_sandbox().policy_for(disabled, reading=True) is None
+    assert _file_sandbox().policy_for(_sandbox(_root("write")), reading=False) is None
+
+
+@pytest.mark.parametrize(
+    ("entries", "reading", "expected"),
+    [
+        ([_root("read")], True, True),
+        ([_root("read")], False, False),
+        ([_root("read"), _path("/secret", "deny")], True, False),
+        ([_path("/usr", "read")], True, False),
+    ],
+)
+def test_reads_are_trusted_if_every_read_is_allowed(
+    entries: list[wire.Entry], reading: bool, expected: bool
+) -> None:
+    policy = _file_sandbox().policy_for(_sandbox(*entries), reading=reading)
+    assert policy is not None
+    assert policy.is_trusted_read == expected
+
+
+def test_equal_sandboxes_share_a_policy() -> None:
+    sandbox = _file_sandbox()
+    first = sandbox.policy_for(_sandbox(_root("read")), reading=True)
+    assert sandbox.policy_for(_sandbox(_root("read")), reading=True) is first
+    assert sandbox.policy_for(_sandbox(_root("read")), reading=False) is not first
+    assert sandbox.policy_for(_sandbox(_path("/usr", "read")), reading=True) is not first
+
+
+def test_the_policy_used_longest_ago_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_sandbox, "_CACHED_POLICIES", 2)
+    sandbox = _file_sandbox()
+    a, b, c = (_sandbox(_path(path, "read")) for path in ("/a", "/b", "/c"))
+    first, second = (sandbox.policy_for(each, reading=True) for each in (a, b))
+    assert sandbox.policy_for(a, reading=True) is first
+    sandbox.policy_for(c, reading=True)
+    assert sandbox.policy_for(a, reading=True) is first
+    assert sandbox.policy_for(b, reading=True) is not second
+
+
+def test_the_policy_of_a_long_sandbox_object_is_not_kept() -> None:
+    sandbox = _file_sandbox()
+    long = _sandbox(*(_path(f"/{number:0100}", "read") for number in range(1000)))
+    first = sandbox.policy_for(long, reading=True)
+    assert sandbox.policy_for(long, reading=True) is not first
+
+
+class FakeWorkers:
+    """A WorkerPool that fails or returns a value."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        self.policies: list[Policy] = []
+
+    def run(self, policy: Policy, action: Callable[[Any], object]) -> object:
+        self.policies.append(policy)
+        if self._error is not None:
+            raise self._error
+        return "result"
+
+
+DENYING = Policy((Rule("/", "read"), Rule("/secret", "deny")), (), "restricted")
+
+
+def _policy(workers: FakeWorkers, *, is_legacy: bool = False) -> FilePolicy:
+    return FilePolicy(cast(Any, workers), DENYING, False, is_legacy=is_legacy)
+
+
+def test_operations_run_on_workers_of_their_policy() -> None:
+    workers = FakeWorkers()
+    assert _policy(workers).perform(files.READ_FILE, PARAMS) == cast(Any, "result")
+    assert _policy(workers).open(files.READ_FILE, PARAMS) == cast(Any, "result")
+    assert workers.policies == [DENYING, DENYING]
+
+
+def test_errors_of_workers_name_the_rule() -> None:
+    workers = FakeWorkers(PermissionError(13, "Permission denied"))
+    with pytest.raises(RpcError) as caught:
+        _policy(workers).perform(files.READ_FILE, PARAMS)
+    denial = {"path": "/secret", "operation": "read", "rule": "deny entry /secret"}
+    assert caught.value.data == {"sandboxDenial": denial}
+
+
+def test_a_weaker_confinement_is_refused() -> None:
+    workers = FakeWorkers()
+    with pytest.raises(InternalError, match="useLegacyLandlock is not supported"):
+        _policy(workers, is_legacy=True).open(files.READ_FILE, PARAMS)
+    assert workers.policies == []

@@ -1,0 +1,283 @@
+"""Connection: handshake, responses, tasks and end, over an in-memory stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from tests.support.connection_bench import (
+    ConnectionBench,
+    MemoryStream,
+    named,
+    request,
+    run_scenario,
+    settle,
+)
+
+from exec_server.protocol import jsonrpc, process, session
+from exec_server.server.context import ConnectionContext
+
+# ---- the handshake -------------------------------------------------------------------
+
+
+def test_initialize_and_initialized() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        stream = bench.stream
+        stream.say(named(1, "quick", "a"))
+        stream.say(request("i", "initialize", clientName="x"))
+        stream.say(named(2, "quick", "b"))
+        stream.say({"method": "initialized"}, {"method": "initialized", "params": [1]})
+        stream.say(named(3, "quick", "c"))
+        before, initialized, between, after = stream.sent
+        assert before["error"] == {
+            "code": -32600,
+            "message": "client must call initialize before using fake methods",
+        }
+        assert initialized["id"] == "i"
+        assert initialized["result"]["environmentInfo"]["shell"] == {
+            "name": "sh",
+            "path": "/bin/sh",
+        }
+        assert between["error"]["message"] == (
+            "client must send initialized before using fake methods"
+        )
+        assert after == {"id": 3, "result": {"name": "c"}}
+        assert bench.ran == ["c"]
+
+    run_scenario(scenario)
+
+
+def test_params_are_judged_before_the_handshake() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.stream.say(request(1, "quick", processId=5), request(2, "unit", x=1))
+        bench.stream.say({"id": 3, "method": "unit", "params": []})
+        bench.stream.say({"id": 4, "method": "unit", "params": None})
+        codes = [message["error"]["code"] for message in bench.stream.sent]
+        assert codes == [-32602, -32602, -32602, -32600]
+        assert "unit words methods" in bench.stream.sent[3]["error"]["message"]
+
+    run_scenario(scenario)
+
+
+def test_initialize_succeeds_once() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        unknown = request(1, "initialize", clientName="x", resumeSessionId="no")
+        bench.stream.say(
+            unknown, request(2, "initialize"), request(3, "initialize", clientName="x")
+        )
+        bench.stream.say(request(4, "initialize", clientName="x"))
+        texts = [message.get("error", {}).get("message") for message in bench.stream.sent]
+        assert texts == [
+            "unknown session id no",
+            "missing field `clientName`",
+            None,
+            "initialize may only be sent once per connection",
+        ]
+
+    run_scenario(scenario)
+
+
+def test_early_initialized_ends_the_connection() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.stream.say({"method": "initialized"})
+        assert bench.stream.closed == (1008, "initialized before initialize")
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize(
+    "message", [{"id": 1, "result": None}, {"id": "x", "error": {"code": 1, "message": "m"}}]
+)
+def test_stray_response_ends_the_connection(message: object) -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        bench.stream.say(message)
+        assert bench.stream.closed == (1008, "response to a request that was never made")
+
+    run_scenario(scenario)
+
+
+# ---- messages that are not requests --------------------------------------------------
+
+
+def test_malformed_messages_are_answered_and_survived() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.stream.say(b"garbage", [], {"method": "no/such"})
+        bench.ready()
+        bench.stream.say(b"garbage", [], {"method": "no/such", "params": 1})
+        prefix = "failed to parse message from memory: "
+        assert bench.stream.sent == [
+            {"error": {"code": -32600, "message": text}, "id": -1}
+            for text in (
+                prefix + "expected value at line 1 column 1",
+                prefix + "expected a JSON-RPC object",
+                "unexpected notification method: no/such",
+            )
+        ]
+        assert bench.stream.closed is None
+
+    run_scenario(scenario)
+
+
+def test_unknown_methods() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.stream.say(request("a", "no/such"), request(5, "initialized"))
+        assert [message["id"] for message in bench.stream.sent] == ["a", 5]
+        assert bench.stream.sent[0]["error"] == {
+            "code": -32601,
+            "message": "exec-server stub does not implement `no/such` yet",
+        }
+
+    run_scenario(scenario)
+
+
+# ---- responses -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fail", "failLater"])
+def test_exceptions_become_answers(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        bench.stream.say(*(named(n, method, n) for n in ("rpc", "os", "bug")))
+        await settle(20)
+        errors = {message["id"]: message["error"] for message in bench.stream.sent}
+        assert errors == {
+            "rpc": {"code": -32004, "message": "it is not there"},
+            "os": {"code": -32004, "message": "anything (os error 2)"},
+            "bug": {"code": -32603, "message": "internal error"},
+        }
+        bench.stream.say(named(1, "quick", "still alive"))
+        assert bench.ran == ["still alive"]
+
+    with caplog.at_level(logging.ERROR):
+        run_scenario(scenario)
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_results_that_are_text_already() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        bench.stream.say(named(1, "encoded", "x"), named(2, "streamed", "x"))
+        await settle()
+        assert bench.stream.sent == [{"id": 1, "result": {"x": 1}}, {"id": 2, "result": {"big": 1}}]
+        assert len(bench.stream.parts) == 4
+
+    run_scenario(scenario)
+
+
+def test_half_an_answer_ends_the_connection() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        bench.stream.say(named(1, "streamed", "broken"))
+        await settle()
+        assert bench.stream.closed == (1011, "a file could not be read to its end")
+
+    run_scenario(scenario)
+
+
+# ---- tasks that outlive their request ------------------------------------------------
+
+
+def _context(bench: ConnectionBench) -> ConnectionContext:
+    assert bench.connection._context is not None
+    return bench.connection._context
+
+
+def test_what_was_started_waits_for_the_client_and_ends_with_the_link() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        seen: list[str] = []
+
+        async def go_on() -> None:
+            try:
+                await _context(bench).drain()
+                seen.append("writable")
+                await asyncio.get_running_loop().create_future()
+            finally:
+                seen.append("ended")
+
+        bench.connection.pause_writing()
+        bench.ready()
+        assert _context(bench).start_task(go_on())
+        await settle()
+        assert seen == []
+        bench.connection.resume_writing()
+        await settle()
+        assert seen == ["writable"]
+        bench.connection.connection_lost()
+        assert not _context(bench).start_task(go_on())
+        await settle()
+        assert seen == ["writable", "ended"]
+
+    run_scenario(scenario)
+
+
+def test_what_was_started_and_fails_ends_only_its_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail() -> None:
+        raise ValueError("a bug")
+
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        assert _context(bench).start_task(fail())
+        await settle()
+        assert bench.stream.closed == (1011, "internal error")
+
+    run_scenario(scenario)
+    assert "a bug" in caplog.text
+
+
+# ---- end of the connection -----------------------------------------------------------
+
+
+def test_lost_link_abandons_requests_and_detaches() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        bench.stream.say(named(1, "slow", "a"), named(2, "quick", "b"), named(3, "parked", "c"))
+        bench.stream.say(named(4, "slowControl", "d"), named(5, "control", "e"))
+        await settle()
+        bench.connection.connection_lost()
+        await settle()
+        assert all(gate.cancelled() for gate in bench.gates.values())
+        assert bench.stream.sent == []
+        assert bench.ran == ["a", "d"]
+        assert bench.tables[0].calls == ["resume"]
+
+    run_scenario(scenario)
+
+
+def test_session_moves_to_another_connection() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.stream.say(request(0, "initialize", clientName="x"), {"method": "initialized"})
+        session_id = bench.stream.sent[0]["result"]["sessionId"]
+        second = MemoryStream()
+        bench.connect(second)
+        resume = request(1, "initialize", clientName="y", resumeSessionId=session_id)
+        second.say(resume)
+        assert second.sent[0]["error"]["code"] == -32010
+        assert bench.stream.probed == 1
+        bench.connection.connection_lost()
+        await settle()
+        second.say(resume)
+        assert second.sent[1]["result"]["sessionId"] == session_id
+        notice = session_notice(bench, session_id)
+        assert second.sent[2] == notice
+        assert notice not in bench.stream.sent
+
+    run_scenario(scenario)
+
+
+def session_notice(bench: ConnectionBench, session_id: str) -> dict[str, Any]:
+    """Has the session say something; returns what should be on the wire."""
+    found = bench.sessions._sessions[session.SessionId(session_id)]
+    found._notify(process.CLOSED, process.ClosedParams(process.ProcessId("p"), 3))
+    return {"method": "process/closed", "params": {"processId": "p", "seq": 3}}
+
+
+def test_notifications_are_compact() -> None:
+    text = jsonrpc.encode_notification(
+        process.CLOSED, process.ClosedParams(process.ProcessId("ü"), 3)
+    )
+    assert text == '{"method":"process/closed","params":{"processId":"ü","seq":3}}'.encode()

@@ -1,0 +1,274 @@
+"""Session and SessionRegistry: create, attach, detach, resume, expire, end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from exec_server.errors import InvalidRequest, SessionAttached
+from exec_server.process.process import Emit
+from exec_server.process.table import ProcessTable
+from exec_server.protocol.method import Notice
+from exec_server.protocol.process import CLOSED, ClosedParams, ProcessId
+from exec_server.server import session as sessions
+from exec_server.server.session import SessionRegistry
+
+EVENT = ClosedParams(ProcessId("p"), 1)
+
+
+class FakeConnection:
+    """Records notifications and probes."""
+
+    def __init__(self) -> None:
+        self.notified: list[msgspec.Struct] = []
+        self.probes = 0
+
+    def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
+        assert notice is CLOSED
+        self.notified.append(params)
+
+    def probe(self) -> None:
+        self.probes += 1
+
+
+class FakeTable:
+    """A ProcessTable without processes, which ends when the test allows it."""
+
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+        self.calls: list[str] = []
+        self.is_empty = True
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    def resume_reading(self) -> None:
+        self.calls.append("resume_reading")
+
+    async def end(self) -> None:
+        self.calls.append("end")
+        await self.may_end.wait()
+        self.calls.append("ended")
+
+
+class Bench:
+    """A registry with fake tables."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, retention: float) -> None:
+        self.tables: list[FakeTable] = []
+        self.registry = SessionRegistry(self._make_table, tasks, retention)
+
+    def _make_table(self, emit: Emit) -> ProcessTable:
+        self.tables.append(FakeTable(emit))
+        return cast(ProcessTable, self.tables[-1])
+
+
+def _run(scenario: Callable[[Bench], Awaitable[None]], *, retention: float = 1000.0) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            bench = Bench(tasks, retention)
+            await scenario(bench)
+            await bench.registry.end_all()
+
+    asyncio.run(run())
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_events_go_to_the_attached_connection() -> None:
+    async def scenario(bench: Bench) -> None:
+        connection = FakeConnection()
+        session = bench.registry.create(connection)
+        bench.tables[0].emit(cast(Any, CLOSED), EVENT)
+        assert connection.notified == [EVENT]
+        bench.registry.detach(session)
+        bench.tables[0].emit(cast(Any, CLOSED), EVENT)
+        assert connection.notified == [EVENT]
+
+    _run(scenario)
+
+
+def test_sessions_have_ids_of_their_own() -> None:
+    async def scenario(bench: Bench) -> None:
+        made = {bench.registry.create(FakeConnection()).id for _ in range(3)}
+        assert len(made) == 3
+
+    _run(scenario)
+
+
+def test_a_detached_session_is_resumed() -> None:
+    async def scenario(bench: Bench) -> None:
+        session = bench.registry.create(FakeConnection())
+        bench.registry.detach(session)
+        # Without a connection the output is read on, into the log.
+        assert bench.tables[0].calls == ["resume_reading"]
+        connection = FakeConnection()
+        assert bench.registry.resume(session.id, connection) is session
+        assert session.connection is connection
+        bench.tables[0].emit(cast(Any, CLOSED), EVENT)
+        assert connection.notified == [EVENT]
+
+    _run(scenario)
+
+
+def test_an_attached_session_is_not_resumed_but_its_connection_is_probed() -> None:
+    async def scenario(bench: Bench) -> None:
+        first = FakeConnection()
+        session = bench.registry.create(first)
+        with pytest.raises(SessionAttached, match=f"session {session.id} is already attached"):
+            bench.registry.resume(session.id, FakeConnection())
+        assert (first.probes, session.connection) == (1, first)
+
+    _run(scenario)
+
+
+def test_unknown_sessions_are_not_resumed() -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(InvalidRequest, match="unknown session id x"):
+            bench.registry.resume("x", FakeConnection())
+
+    _run(scenario)
+
+
+def test_a_detached_session_ends_after_the_retention() -> None:
+    async def scenario(bench: Bench) -> None:
+        session = bench.registry.create(FakeConnection())
+        bench.registry.detach(session)
+        while "ended" not in bench.tables[0].calls:
+            await asyncio.sleep(0.001)
+        with pytest.raises(InvalidRequest, match="unknown session"):
+            bench.registry.resume(session.id, FakeConnection())
+
+    _run(scenario, retention=0.005)
+
+
+def test_a_resumed_session_does_not_end() -> None:
+    async def scenario(bench: Bench) -> None:
+        session, other = (bench.registry.create(FakeConnection()) for _ in range(2))
+        bench.registry.detach(session)
+        bench.registry.resume(session.id, FakeConnection())
+        bench.registry.detach(other)
+        while "ended" not in bench.tables[1].calls:  # its retention began later
+            await asyncio.sleep(0.001)
+        assert "end" not in bench.tables[0].calls
+
+    _run(scenario, retention=0.005)
+
+
+def test_without_retention_a_session_ends_with_its_connection() -> None:
+    async def scenario(bench: Bench) -> None:
+        session = bench.registry.create(FakeConnection())
+        bench.registry.detach(session)
+        with pytest.raises(InvalidRequest, match="unknown session"):
+            bench.registry.resume(session.id, FakeConnection())
+        await _settle()
+        assert bench.tables[0].calls == ["resume_reading", "end", "ended"]
+
+    _run(scenario, retention=0.0)
+
+
+def test_the_number_of_sessions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
+
+    async def scenario(bench: Bench) -> None:
+        first = bench.registry.create(FakeConnection())
+        bench.registry.create(FakeConnection())
+        with pytest.raises(InvalidRequest, match="at most 2 sessions may exist"):
+            bench.registry.create(FakeConnection())
+        bench.registry.detach(first)
+        bench.registry.create(FakeConnection())
+
+    _run(scenario, retention=0.0)
+
+
+def _evicted(bench: Bench) -> list[int]:
+    """The numbers of the sessions that have ended."""
+    return [number for number, table in enumerate(bench.tables) if "end" in table.calls]
+
+
+def test_the_oldest_detached_session_gives_way_to_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 4)
+
+    async def scenario(bench: Bench) -> None:
+        made = [bench.registry.create(FakeConnection()) for _ in range(4)]
+        for session in (made[2], made[1], made[3]):
+            bench.registry.detach(session)
+        bench.registry.resume(made[2].id, FakeConnection())
+        bench.registry.detach(made[2])  # the youngest of all
+        for expected in ([1], [1, 3], [1, 2, 3]):
+            bench.registry.create(FakeConnection())
+            await _settle()
+            assert _evicted(bench) == expected
+        with pytest.raises(InvalidRequest, match="at most 4 sessions may exist"):
+            bench.registry.create(FakeConnection())
+        with pytest.raises(InvalidRequest, match="unknown session id"):
+            bench.registry.resume(made[1].id, FakeConnection())
+
+    _run(scenario)
+
+
+def test_sessions_without_processes_give_way_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
+
+    async def scenario(bench: Bench) -> None:
+        made = [bench.registry.create(FakeConnection()) for _ in range(3)]
+        bench.tables[0].is_empty = bench.tables[1].is_empty = False
+        for session in made:
+            bench.registry.detach(session)
+        for expected in ([2], [0, 2], [0, 1, 2]):
+            bench.registry.create(FakeConnection())
+            await _settle()
+            assert _evicted(bench) == expected
+
+    _run(scenario)
+
+
+def test_no_session_gives_way_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 8)
+
+    async def scenario(bench: Bench) -> None:
+        for _ in range(8):
+            bench.registry.detach(bench.registry.create(FakeConnection()))
+        await _settle()
+        assert _evicted(bench) == []
+
+    _run(scenario)
+
+
+def test_all_sessions_end_with_the_server() -> None:
+    async def scenario(bench: Bench) -> None:
+        attached = FakeConnection()
+        session = bench.registry.create(attached)
+        bench.registry.detach(bench.registry.create(FakeConnection()))
+        await bench.registry.end_all()
+        assert [table.calls[-1] for table in bench.tables] == ["ended", "ended"]
+        bench.tables[0].emit(cast(Any, CLOSED), EVENT)
+        assert attached.notified == []
+        # The end of the connection comes later and changes nothing.
+        bench.registry.detach(session)
+        assert bench.tables[0].calls == ["end", "ended"]
+
+    _run(scenario)
+
+
+def test_processes_that_cannot_be_killed_are_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sessions, "END_SECONDS", 0.001)
+
+    async def scenario(bench: Bench) -> None:
+        bench.registry.create(FakeConnection())
+        bench.tables[0].may_end.clear()
+
+    with caplog.at_level(logging.ERROR):
+        _run(scenario)
+    assert "some processes could not be killed" in caplog.text

@@ -1,0 +1,304 @@
+"""LoopThread: calls from other threads into an event loop, without a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+from tests.support.client import DEFAULT_TIMEOUT, scaled
+
+from exec_server import sync
+from exec_server.errors import SessionLost
+from exec_server.sync import thread as thread_module
+from exec_server.sync.thread import Blocking, BlockingContext, LoopThread, blocking, iterate
+
+
+class Counter:
+    """An async object with its own context."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.entered = threading.Event()
+        self.left = threading.Event()
+
+    async def __aenter__(self) -> Counter:
+        self.entered.set()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.left.set()
+
+    async def add(self, number: int = 1) -> int:
+        await asyncio.sleep(0)
+        self.value += number
+        return self.value
+
+    async def fail(self) -> None:
+        raise KeyError("mine")
+
+    async def wait_forever(self) -> None:
+        self.entered.set()
+        await asyncio.Event().wait()
+
+    async def numbers(self, count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+
+class BlockingCounter(Blocking[Counter]):
+    add = blocking(Counter.add)
+    fail = blocking(Counter.fail)
+    wait_forever = blocking(Counter.wait_forever)
+
+
+def test_calls_of_several_threads_are_performed() -> None:
+    thread = LoopThread(Counter)
+    counter = BlockingCounter(thread, thread.value)
+    callers = [threading.Thread(target=counter.add) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert counter.add(number=6) == 10
+    with pytest.raises(KeyError, match="mine"):
+        counter.fail()
+    thread.close()
+    assert thread.value.left.is_set()
+
+
+def test_an_error_of_entering_is_raised() -> None:
+    @asynccontextmanager
+    async def broken() -> AsyncIterator[None]:
+        raise KeyError("mine")
+        yield
+
+    before = threading.active_count()
+    with pytest.raises(KeyError, match="mine"):
+        LoopThread(broken)
+    assert threading.active_count() == before
+
+
+def test_closing_ends_calls() -> None:
+    thread = LoopThread(Counter)
+    counter = BlockingCounter(thread, thread.value)
+    thread.value.entered.clear()
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            counter.wait_forever()
+        except SessionLost as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=wait)
+    caller.start()
+    assert thread.value.entered.wait(scaled(DEFAULT_TIMEOUT))
+    thread.close()
+    caller.join()
+    assert [str(error) for error in errors] == ["the environment was closed"]
+    with pytest.raises(SessionLost):
+        counter.add()
+    thread.close()
+
+
+def test_a_callback_cannot_call_the_client() -> None:
+    thread = LoopThread(Counter)
+    counter = BlockingCounter(thread, thread.value)
+
+    async def callback() -> list[str]:
+        texts = []
+        for use in (counter.add, thread.close):
+            with pytest.raises(RuntimeError) as refused:
+                use()
+            texts.append(str(refused.value))
+        return texts
+
+    assert thread.call(callback) == [
+        "a callback of the client must not call the client",
+        "a callback of the client must not close the client",
+    ]
+    thread.close()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 10])
+def test_an_async_iterator_is_iterated_in_batches(batch_size: int) -> None:
+    thread = LoopThread(Counter)
+    assert list(iterate(thread, thread.value.numbers(7), batch_size)) == list(range(7))
+    assert list(iterate(thread, thread.value.numbers(0), batch_size)) == []
+    thread.close()
+
+
+def test_a_context_is_entered_and_left() -> None:
+    thread = LoopThread(Counter)
+    inner = Counter()
+    with BlockingContext(thread, inner):
+        assert inner.entered.is_set()
+        assert not inner.left.is_set()
+    assert inner.left.is_set()
+    thread.close()
+
+
+def test_a_context_that_was_entered_is_left_after_an_interrupt() -> None:
+    """The interrupt arrives when the context was entered, and before the caller knows it."""
+    main = threading.get_ident()
+
+    class Interrupting(Counter):
+        async def __aenter__(self) -> Counter:
+            signal.pthread_kill(main, signal.SIGINT)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return await super().__aenter__()
+
+    thread = LoopThread(Counter)
+    inner = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        BlockingContext(thread, inner).__enter__()
+    assert inner.entered.is_set()
+    assert inner.left.is_set()
+    thread.close()
+
+
+def test_wrong_arguments_are_refused_before_the_call() -> None:
+    """Also for a function that fails before it returns a coroutine."""
+    thread = LoopThread(Counter)
+    counter = BlockingCounter(thread, thread.value)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'no_such'"):
+        counter.add(no_such=True)  # type: ignore[call-arg]
+
+    def broken() -> Coroutine[Any, Any, None]:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        thread.call(broken)
+    assert counter.add() == 1
+    thread.close()
+
+
+def _methods() -> Iterator[tuple[type, str]]:
+    for name in sync.__all__:
+        kind = getattr(sync, name)
+        if isinstance(kind, type):
+            yield from (
+                (kind, method)
+                for method, value in inspect.getmembers(kind)
+                if not method.startswith("_") and callable(value)
+            )
+
+
+@pytest.mark.parametrize(("kind", "method"), list(_methods()))
+def test_wrong_arguments_to_any_method_raise_type_error(kind: Any, method: str) -> None:
+    thread = LoopThread(Counter)
+    wrapper = kind.__new__(kind)
+    wrapper._thread, wrapper._inner = thread, None
+    call = getattr(wrapper, method)
+    try:
+        with pytest.raises(TypeError, match="'no_such'"):
+            call(no_such=True)
+        parameters = inspect.signature(call).parameters.values()
+        named = [each for each in parameters if each.kind is not each.VAR_POSITIONAL]
+        if any(each.default is each.empty for each in named):
+            with pytest.raises(TypeError, match="missing"):
+                call()
+    finally:
+        thread.close()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_an_exception_that_stops_the_loop_is_raised(kind: type[BaseException]) -> None:
+    """A callback of the caller may raise one in a task of the client."""
+
+    async def stop() -> None:
+        async def raise_it() -> None:
+            raise kind("mine")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(raise_it())
+            await asyncio.Event().wait()
+
+    thread = LoopThread(Counter)
+    counter = BlockingCounter(thread, thread.value)
+    with pytest.raises(kind, match="mine"):
+        thread.call(stop)
+    assert thread.value.left.wait(scaled(DEFAULT_TIMEOUT))
+    with pytest.raises(SessionLost, match=f"has failed: {kind.__name__}"):
+        counter.add()
+    thread.close()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_an_exception_of_any_kind_is_raised(kind: type[BaseException]) -> None:
+    async def fail() -> None:
+        raise kind("mine")
+
+    thread = LoopThread(Counter)
+    with pytest.raises(kind, match="mine"):
+        thread.call(fail)
+    assert thread.call(thread.value.add) == 1
+    thread.close()
+
+
+def test_a_call_that_comes_too_late_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop has accepted the call, and ends before it performs it."""
+    thread = LoopThread(Counter)
+    monkeypatch.setattr(thread, "_start", lambda call: None)
+    errors: list[Exception] = []
+
+    def add() -> None:
+        try:
+            thread.call(thread.value.add)
+        except SessionLost as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=add)
+    caller.start()
+    while not thread._waiting:
+        time.sleep(0)
+    thread.close()
+    caller.join()
+    assert [str(error) for error in errors] == ["the environment was closed"]
+
+
+def test_an_interrupt_does_not_wait_for_a_slow_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_module, "CANCEL_SECONDS", 0.0)
+    thread = LoopThread(Counter)
+    reached, is_cleaned_up = asyncio.Event(), threading.Event()
+    main = threading.get_ident()
+
+    async def wait() -> None:
+        try:
+            signal.pthread_kill(main, signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            await reached.wait()
+            is_cleaned_up.set()
+
+    async def go_on() -> None:
+        reached.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.call(wait)
+    assert not is_cleaned_up.is_set()
+    thread.call(go_on)
+    assert is_cleaned_up.wait(scaled(DEFAULT_TIMEOUT))
+    thread.close()
+
+
+def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loop = uvloop.new_event_loop()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(uvloop, "new_event_loop", lambda: loop)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        LoopThread(Counter)
+    assert loop.is_closed()
