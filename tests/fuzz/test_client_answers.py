@@ -11,8 +11,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -111,10 +110,13 @@ class HostileStream(MemoryStream):
         self._left = 24
         self._process_id = "p"
         self._leaving: asyncio.TimerHandle | None = None
+        self.interruption: BaseException | None = None
 
     def send(self, message: bytes) -> None:
         loop = asyncio.get_running_loop()
         request = json.loads(message)
+        if self.interruption is not None:
+            return
         if request.get("method") == "initialize":
             loop.call_soon(self.answer, request, OURS)
         elif "id" in request and "method" in request:
@@ -125,6 +127,17 @@ class HostileStream(MemoryStream):
             super().close(code, reason)
 
     def _answer_anything(self, request: Message) -> None:
+        """Answer, or keep the exception by which Hypothesis ends an example in a draw.
+
+        The event loop would swallow it, and the client would wait for an answer.
+        """
+        try:
+            self._draw_answers(request)
+        except BaseException as interruption:
+            self.interruption = interruption
+            self._leave()
+
+    def _draw_answers(self, request: Message) -> None:
         if request["method"] == "process/start":
             self._process_id = request["params"]["processId"]
         for said in self._data.draw(st.lists(self._messages(request), max_size=4)):
@@ -193,6 +206,10 @@ class HostileDialer:
         self._data = data
         self._stream: HostileStream | None = None
 
+    @property
+    def interruption(self) -> BaseException | None:
+        return None if self._stream is None else self._stream.interruption
+
     async def open(self, make_receiver: ReceiverFactory) -> HostileStream:
         if self._stream is not None:
             raise ConnectFailed("gone", 404)
@@ -256,12 +273,6 @@ CALLS: dict[str, Callable[[Environment], Awaitable[object]]] = {
 }
 
 
-@asynccontextmanager
-async def environment(data: st.DataObject) -> AsyncIterator[Environment]:
-    async with Environment(HostileDialer(data)) as env:
-        yield env
-
-
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -272,9 +283,11 @@ def test_every_call_ends_with_a_result_or_an_error_of_ours(name: str, data: st.D
         def emit(self, record: logging.LogRecord) -> None:
             records.append(record.getMessage())
 
+    dialer = HostileDialer(data)
+
     async def scene() -> None:
         async with asyncio.timeout(scaled(DEFAULT_TIMEOUT)):
-            async with environment(data) as env:
+            async with Environment(dialer) as env:
                 try:
                     await CALLS[name](env)
                 except ExecServerError:
@@ -287,4 +300,6 @@ def test_every_call_ends_with_a_result_or_an_error_of_ours(name: str, data: st.D
         asyncio.run(scene())
     finally:
         logging.getLogger("exec_server").removeHandler(recorder)
+    if dialer.interruption is not None:
+        raise dialer.interruption
     assert records == []  # a subscriber that fails is logged, and its event is lost
