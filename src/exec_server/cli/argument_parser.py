@@ -24,6 +24,10 @@ class ArgumentParser(argparse.ArgumentParser):
         """The command that error texts refer to."""
         return "--help"
 
+    def parse_words(self, words: list[str]) -> argparse.Namespace:
+        """Parse the words after the name of the command; exits if they are invalid."""
+        return self.parse_args(words)
+
     def error(self, message: str) -> NoReturn:
         text = f"Error: {message}\n\nFor more information, try '{self.help_command()}'.\n"
         self.exit(self.usage_exit_code, text)

@@ -7,10 +7,8 @@ import signal
 import sys
 from typing import NoReturn
 
+from exec_server.cli.commands.table import COMMANDS
 from exec_server.host import standard_streams
-
-# Commands that are clients: they start no processes here and need no watchdog.
-CLIENT_COMMANDS = frozenset({"exec", "cp", "ls", "cat", "rm", "info", "targets", "completion"})
 
 
 def main() -> None:
@@ -19,12 +17,13 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         # Until the command has something to clean up, Ctrl-C ends it without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.argv[1:2] and sys.argv[1] in CLIENT_COMMANDS:
+    command = COMMANDS.get(sys.argv[1]) if sys.argv[1:] else None
+    if command is not None and command.is_client:
         from exec_server.cli.commands.dispatch import run
         from exec_server.host import libc
 
         libc.keep_freed_memory()
-        _exit(run(sys.argv[1], sys.argv[2:]))
+        _exit(run(command.name, sys.argv[2:]))
     _run_server()
 
 

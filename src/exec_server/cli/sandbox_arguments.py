@@ -79,7 +79,7 @@ a FILE for system programs that may write the workspace and see no other files:
 """
 
 
-def build_sandbox_parser() -> ArgumentParser:
+def build_parser() -> ArgumentParser:
     """The parser of the words between `exec-server sandbox` and `--`."""
     parser = ArgumentParser("exec-server sandbox", description=_DESCRIPTION, epilog=_EPILOG)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)

@@ -7,7 +7,7 @@ from typing import Final
 
 from exec_server.cli import sandbox_check
 from exec_server.cli.commands.errors import EXIT_USAGE, UsageError
-from exec_server.cli.sandbox_arguments import build_sandbox_parser
+from exec_server.cli.sandbox_arguments import build_parser
 from exec_server.cli.sandbox_policy import describe_view, prepare_command
 from exec_server.cli.sandbox_run import SignalForwarder, print_to, run_confined
 from exec_server.errors import RpcError, os_error_text
@@ -43,7 +43,7 @@ def _run_action(
     words: list[str], register_cleanup: RegisterCleanup, signals: SignalForwarder
 ) -> int:
     separator = words.index("--") if "--" in words else len(words)
-    arguments, unknown = build_sandbox_parser().parse_known_args(words[:separator])
+    arguments, unknown = build_parser().parse_known_args(words[:separator])
     if unknown:
         hint = "; the command comes after `--`" if arguments.action == "run" else ""
         raise UsageError(f"unexpected argument `{unknown[0]}`{hint}")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exec_server.cli import sandbox_command, sandbox_policy
-from exec_server.cli.sandbox_arguments import build_sandbox_parser
+from exec_server.cli.sandbox_arguments import build_parser
 from exec_server.cli.sandbox_policy import ConfinedCommand, describe_view, prepare_command
 from exec_server.errors import InternalError
 from exec_server.sandbox.policy.model import Policy
@@ -30,7 +30,7 @@ def _run(*words: str) -> int:
 
 
 def _prepare(*words: str, argv: tuple[str, ...] = ("true",)) -> ConfinedCommand:
-    arguments = build_sandbox_parser().parse_args(["run", "--policy", *words])
+    arguments = build_parser().parse_args(["run", "--policy", *words])
     return prepare_command(arguments, list(argv))
 
 

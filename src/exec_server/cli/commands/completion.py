@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from exec_server.cli.commands.arguments import PARSERS, SHELLS, SUMMARIES
-from exec_server.cli.sandbox_arguments import build_sandbox_parser
-from exec_server.cli.server_arguments import build_parser
+from exec_server.cli import server_arguments
+from exec_server.cli.commands.table import ALL_PATHS, COMMANDS, REMOTE_PATHS, TARGETS, load
 
-# Commands by their operands; cp takes both remote and local paths.
-_TARGET_COMMANDS: Final = ("exec", "info")
-_PATH_COMMANDS: Final = ("ls", "cat", "rm")
+SHELLS: Final = ("bash", "zsh", "fish")
 _SERVER: Final = ""  # the server, which is started without a command
 _LIST_NAMES: Final = "exec-server targets --names 2>/dev/null"
 
@@ -38,16 +35,24 @@ def script(shell: str) -> str:
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
 
 
+def _with_operands(operands: str) -> list[str]:
+    """The names of the commands that take these operands."""
+    return [command.name for command in COMMANDS.values() if command.operands == operands]
+
+
 def _flags(command: str) -> list[_Flag]:
     """The flags of a command, from its parser."""
-    if command == "sandbox":
-        return list(_sandbox_flags())
-    return list(_parser_flags(PARSERS[command]() if command else build_parser()))
+    if command == _SERVER:
+        return list(_parser_flags(server_arguments.build_parser()))
+    return list(_parser_flags(load(COMMANDS[command]).build_parser()))
 
 
 def _parser_flags(parser: argparse.ArgumentParser) -> Iterator[_Flag]:
     for action in parser._actions:
-        if action.option_strings and action.help != argparse.SUPPRESS:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from (flag for flag in _parser_flags(each) if flag.names[0] != "-h")
+        elif action.option_strings and action.help != argparse.SUPPRESS:
             metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
             choices = tuple(str(choice) for choice in action.choices or ())
             yield _Flag(
@@ -58,19 +63,8 @@ def _parser_flags(parser: argparse.ArgumentParser) -> Iterator[_Flag]:
             )
 
 
-def _sandbox_flags() -> Iterator[_Flag]:
-    for action in build_sandbox_parser()._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for parser in action.choices.values():
-                yield from (flag for flag in _parser_flags(parser) if flag.names[0] != "-h")
-
-
-def _commands() -> dict[str, str]:
-    return {**SUMMARIES, "sandbox": "test the sandbox of this machine"}
-
-
 def _flags_by_command() -> dict[str, list[_Flag]]:
-    return {command: _flags(command) for command in (*_commands(), _SERVER)}
+    return {command: _flags(command) for command in (*COMMANDS, _SERVER)}
 
 
 def _all_flags() -> list[_Flag]:
@@ -100,8 +94,9 @@ def _shared() -> dict[str, str]:
             if flag.value is not None and not flag.is_file and not flag.choices
             for name in flag.names
         ),
-        "target_commands": "|".join(_TARGET_COMMANDS),
-        "path_commands": "|".join(_PATH_COMMANDS),
+        "target_commands": "|".join(_with_operands(TARGETS)),
+        "path_commands": "|".join(_with_operands(REMOTE_PATHS)),
+        "copy_commands": "|".join(_with_operands(ALL_PATHS)),
         "list_names": _LIST_NAMES,
     }
 
@@ -146,7 +141,7 @@ _exec_server_complete() {{
         first) _exec_server_reply -W {commands} ;;
         {target_commands}) _exec_server_reply -W "$({list_names})" ;;
         {path_commands}) compopt -o nospace; _exec_server_reply -S : -W "$({list_names})" ;;
-        cp)
+        {copy_commands})
             _exec_server_reply -S : -W "$({list_names})"
             if ((${{#COMPREPLY[@]}})); then compopt -o nospace
             else compopt -o filenames; _exec_server_reply -f; fi ;;
@@ -169,7 +164,7 @@ def _bash() -> str:
             f"            {_case(command)}) flags='{_words(flags)}' ;;\n"
             for command, flags in _flags_by_command().items()
         ),
-        commands=_quoted(" ".join(_commands())),
+        commands=_quoted(" ".join(COMMANDS)),
         shells=_quoted(" ".join(SHELLS)),
     )
 
@@ -199,7 +194,7 @@ _exec_server() {{
         first) commands=({commands}); _describe command commands ;;
         ({target_commands}) compadd -a names ;;
         ({path_commands}) compadd -S : -a names ;;
-        cp) compadd -S : -a names; _files ;;
+        ({copy_commands}) compadd -S : -a names; _files ;;
         completion) compadd {shells} ;;
         sandbox) ((CURRENT == 3)) && compadd check run ;;
     esac
@@ -219,7 +214,7 @@ def _zsh() -> str:
             f"            {_case(command)}) flags=({_described(flags)}) ;;\n"
             for command, flags in _flags_by_command().items()
         ),
-        commands=" ".join(_quoted(f"{name}:{text}") for name, text in _commands().items()),
+        commands=" ".join(_quoted(f"{each.name}:{each.summary}") for each in COMMANDS.values()),
         shells=" ".join(SHELLS),
     )
 
@@ -241,8 +236,9 @@ def _fish() -> str:
         "complete -c exec-server -f",
         "function __exec_server_before_dashes; not contains -- -- (commandline -opc); end",
         *(
-            f"complete -c exec-server -n __fish_use_subcommand -a {name} -d {_fish_quoted(text)}"
-            for name, text in _commands().items()
+            f"complete -c exec-server -n __fish_use_subcommand -a {each.name} "
+            f"-d {_fish_quoted(each.summary)}"
+            for each in COMMANDS.values()
         ),
         *(
             _fish_flag(f"{seen} {command}" if command else "__fish_use_subcommand", flag)
@@ -252,13 +248,13 @@ def _fish() -> str:
         *(
             f"complete -c exec-server -n '{seen} {command}; and __exec_server_before_dashes' "
             f"-a '({_LIST_NAMES.replace('2>', '2> ')})'"
-            for command in _TARGET_COMMANDS
+            for command in _with_operands(TARGETS)
         ),
         *(
             f"complete -c exec-server -n '{seen} {command}' -a {_fish_quoted(path)}"
-            for command in (*_PATH_COMMANDS, "cp")
+            for command in (*_with_operands(REMOTE_PATHS), *_with_operands(ALL_PATHS))
         ),
-        f"complete -c exec-server -n '{seen} cp' -F",
+        *(f"complete -c exec-server -n '{seen} {name}' -F" for name in _with_operands(ALL_PATHS)),
         f"complete -c exec-server -n '{seen} completion' -a '{' '.join(SHELLS)}'",
         f"complete -c exec-server -n '{seen} sandbox' -a 'check run'",
     ]

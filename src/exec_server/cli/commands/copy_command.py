@@ -3,209 +3,44 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
-import os
-import posixpath
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from typing import Final
 
-from exec_server.cli.commands.arguments import access_options
-from exec_server.cli.commands.connection import Connections, error_text, run_until_signal
-from exec_server.cli.commands.errors import EXIT_FAILURE, CommandError, UsageError
-from exec_server.cli.commands.printing import print_status
-from exec_server.cli.commands.progress import ProgressBar
-from exec_server.cli.commands.targets import parse_remote_path, remote_path_example
-from exec_server.client.environment import Environment
-from exec_server.client.paths import PathResolver
-from exec_server.client.results import Progress, Transfer
-from exec_server.client.transfer.plan import is_final
-from exec_server.errors import NotFound, RpcError
-from exec_server.printable import printable
+from exec_server.cli.commands.access_flags import access_options, add_access_flags
+from exec_server.cli.commands.command_parser import PATH_FORMS, CommandParser
+
+_DESCRIPTION: Final = f"""\
+Copy files and directories to, from or between targets. Directories are copied recursively,
+with modes, symlinks and empty directories. A file appears under its final name only when it
+is complete.
+
+{PATH_FORMS}  A path without a target, or with a / before its first colon, is local: ./a:b
+"""
+_EPILOG: Final = """\
+Several sources require an existing directory as destination. If the destination is an existing
+directory, each source is copied into it under its own name. The interrupted copy of a large file
+is resumed by the next one if the source has not changed.
+
+examples:
+  exec-server cp report.pdf build:/srv/
+  exec-server cp build:/var/log/syslog .
+  exec-server cp src docs build:project/           two trees into one directory
+  exec-server cp ws://127.0.0.1:7700:/etc/hosts /tmp/hosts
+"""
 
 
-@dataclass(frozen=True)
-class _Endpoint:
-    """A source or the destination; local if `target` is None."""
-
-    target: str | None
-    path: str
-
-    def __str__(self) -> str:
-        return self.path if self.target is None else f"{self.target}:{self.path}"
-
-    @property
-    def name(self) -> str:
-        """The last component of the path; empty for `.` and `..`, which mean the content."""
-        last = self.path.rstrip("/").rpartition("/")[2]
-        return "" if last in (".", "..") else last
-
-    def joined(self, name: str) -> _Endpoint:
-        return _Endpoint(self.target, posixpath.join(self.path, name) if name else self.path)
+def build_parser() -> CommandParser:
+    parser = CommandParser("cp", description=_DESCRIPTION, epilog=_EPILOG)
+    parser.usage = "exec-server cp [-q] SOURCE... DESTINATION"
+    parser.add_argument("paths", metavar="PATH", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="show no progress bar (default: on a terminal)"
+    )
+    add_access_flags(parser)
+    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Copy all sources; returns the exit code."""
-    *sources, destination = [_parse_endpoint(text) for text in arguments.paths]
-    if not sources:
-        raise UsageError("no destination; write SOURCE... DESTINATION")
-    if all(endpoint.target is None for endpoint in (*sources, destination)):
-        raise UsageError("both sides are local; write a path on a target as TARGET:PATH")
-    shows_progress = not arguments.quiet and os.isatty(2)
+    from exec_server.cli.commands.copier import copy
 
-    async def work() -> int:
-        async with Connections(access_options(arguments)) as connections:
-            copier = _Copier(connections, shows_progress=shows_progress)
-            return await copier.copy_all(sources, destination)
-
-    return run_until_signal(work)
-
-
-def _parse_endpoint(text: str) -> _Endpoint:
-    remote = parse_remote_path(text)
-    if remote is None:
-        if not text:
-            raise UsageError("a path is empty; write . for the current directory")
-        return _Endpoint(None, text)
-    if remote.path is None:
-        raise UsageError(f"`{text}` names no path; write {remote_path_example(remote.target)}")
-    return _Endpoint(remote.target, remote.path or ".")
-
-
-class _Copier:
-    def __init__(self, connections: Connections, *, shows_progress: bool) -> None:
-        self._connections = connections
-        self._shows_progress = shows_progress
-
-    async def copy_all(self, sources: list[_Endpoint], destination: _Endpoint) -> int:
-        """Copy every source, also after another one failed; returns the exit code."""
-        is_directory = await self._is_directory(destination)
-        if not is_directory and (len(sources) > 1 or destination.path.endswith("/")):
-            raise CommandError(f"{destination} is not a directory")
-        code = 0
-        for source in sources:
-            # The dot is for a destination that is a symlink: the user wants it to be followed.
-            name = source.name or ("." if destination.target is None else "")
-            target = destination.joined(name if is_directory else "")
-            if not await self._copy_one(source, target):
-                code = EXIT_FAILURE
-        return code
-
-    async def _is_directory(self, endpoint: _Endpoint) -> bool:
-        if endpoint.target is None:
-            return await asyncio.to_thread(os.path.isdir, endpoint.path)
-        environment = await self._connections.get(endpoint.target)
-        try:
-            return (await environment.files.stat(endpoint.path)).is_directory
-        except NotFound:
-            return False
-        except RpcError as error:
-            raise CommandError(f"{endpoint}: {error_text(error, endpoint.path)}") from None
-
-    async def _copy_one(self, source: _Endpoint, destination: _Endpoint) -> bool:
-        """Copy one source; whether it was copied completely."""
-        if source.target is None and destination.target is None:
-            raise CommandError(f"{source} and {destination} are both local; use cp")
-        if source.target is None:
-            return await self._upload(source, destination)
-        if destination.target is None:
-            return await self._download(source, destination)
-        if source.target == destination.target:
-            return await self._copy_on_target(source, destination)
-        return await self._copy_between_targets(source, destination)
-
-    async def _copy_on_target(self, source: _Endpoint, destination: _Endpoint) -> bool:
-        files = (await self._environment(source)).files
-        try:
-            is_tree = (await files.stat(source.path)).is_directory
-        except RpcError as error:
-            print_status(f"{source}: {error_text(error, source.path)}")
-            return False
-        try:
-            await files.copy(source.path, destination.path, recursive=is_tree)
-        except RpcError as error:
-            text = error_text(error, f"{source.path} to {destination.path}")
-            print_status(f"{source} to {destination}: {text}")
-            return False
-        return True
-
-    async def _copy_between_targets(self, source: _Endpoint, destination: _Endpoint) -> bool:
-        """Download to a temporary directory and upload: targets cannot reach each other."""
-        with tempfile.TemporaryDirectory(prefix="exec-server-cp-") as directory:
-            local = _Endpoint(None, os.path.join(directory, source.name or "content"))
-            is_complete = await self._download(source, local)
-            if not await asyncio.to_thread(os.path.lexists, local.path):
-                return False
-            return await self._upload(local, destination, shown=source) and is_complete
-
-    async def _upload(
-        self, source: _Endpoint, destination: _Endpoint, shown: _Endpoint | None = None
-    ) -> bool:
-        environment = await self._environment(destination)
-        with self._progress(shown or source) as update:
-            transfer = environment.files.upload(
-                source.path, destination.path, progress=update, check=False
-            )
-            outcome = await self._outcome(transfer, source, destination)
-        return await self._report(outcome, source, destination)
-
-    async def _download(self, source: _Endpoint, destination: _Endpoint) -> bool:
-        environment = await self._environment(source)
-        with self._progress(source) as update:
-            transfer = environment.files.download(
-                source.path, destination.path, progress=update, check=False
-            )
-            outcome = await self._outcome(transfer, destination, source)
-        return await self._report(outcome, destination, source)
-
-    async def _outcome(
-        self, transfer: Awaitable[Transfer], local: _Endpoint, remote: _Endpoint
-    ) -> Transfer | RpcError | OSError:
-        """The result or error of a transfer; raises CommandError if all others would fail too."""
-        try:
-            return await transfer
-        except (RpcError, OSError) as error:
-            if is_final(error):
-                raise CommandError(await self._describe_error(error, local, remote)) from None
-            return error
-
-    async def _report(
-        self, outcome: Transfer | RpcError | OSError, local: _Endpoint, remote: _Endpoint
-    ) -> bool:
-        """Print the errors of a transfer; whether the source was copied completely."""
-        if not isinstance(outcome, Transfer):
-            print_status(await self._describe_error(outcome, local, remote))
-            return False
-        for text in outcome.left_out:
-            print_status(printable(text))
-        for each in outcome.failed:
-            print_status(await self._describe_error(each.error, local, remote))
-        return not outcome.failed
-
-    async def _describe_error(self, error: Exception, local: _Endpoint, remote: _Endpoint) -> str:
-        """The text of an error, with the path in the form of an argument."""
-        if isinstance(error, OSError) and error.strerror and not isinstance(error, RpcError):
-            return printable(f"{error.filename or local}: {error.strerror}")
-        text = error_text(error)
-        top = PathResolver((await self._environment(remote)).info).absolute(remote.path)
-        top = printable(top)
-        if text.startswith((f"{top}: ", f"{top.rstrip('/')}/")):
-            return f"{remote.target}:{remote.path}{text[len(top) :]}"
-        return f"{remote}: {text}"
-
-    @contextlib.contextmanager
-    def _progress(self, source: _Endpoint) -> Iterator[Callable[[Progress], None] | None]:
-        """A progress callback that draws a bar, or None."""
-        if not self._shows_progress:
-            yield None
-            return
-        bar = ProgressBar(2, source.name or source.path)
-        try:
-            yield bar.update
-        finally:
-            bar.finish()
-
-    async def _environment(self, endpoint: _Endpoint) -> Environment:
-        assert endpoint.target is not None
-        return await self._connections.get(endpoint.target)
+    return copy(arguments.paths, access_options(arguments), is_quiet=arguments.quiet)

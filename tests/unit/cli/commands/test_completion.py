@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.cli.commands.arguments import PARSERS, SHELLS
-from exec_server.cli.commands.completion import script
+from exec_server.cli.commands.completion import SHELLS, script
+from exec_server.cli.commands.table import COMMANDS, load
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_command_and_flag_is_there(shell: str) -> None:
     text = script(shell)
-    for command, build in PARSERS.items():
-        assert command in text
-        for action in build()._actions:
+    for command in COMMANDS.values():
+        assert command.name in text
+        for action in load(command).build_parser()._actions:
             for name in action.option_strings:
                 spelt = f"-l {name[2:]} " if shell == "fish" and name.startswith("--") else name
                 if shell != "fish" or name.startswith("--"):
-                    assert spelt in text, f"{command} {name}"
+                    assert spelt in text, f"{command.name} {name}"
 
 
 @pytest.mark.parametrize("shell", SHELLS)

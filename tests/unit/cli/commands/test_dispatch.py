@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -65,27 +64,3 @@ def test_a_defect_is_not_hidden(
     assert text.startswith("Error: this is a defect of exec-server\nTraceback (most recent")
     assert text.endswith("ZeroDivisionError: \\x1b[2J\n\n")
     assert "\x1b" not in text
-
-
-def test_targets_are_listed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    file = tmp_path / "exec-server" / "targets.toml"
-    assert dispatch.run("targets", []) == 0
-    out, err = capfd.readouterr()
-    assert (out, err) == (
-        "",
-        f"Error: {file} defines no targets; see `exec-server targets -h`\n",
-    )
-    file.parent.mkdir()
-    file.write_text('[b]\nurl = "ws://h"\n[long]\nstdio = "x y"\n')
-    assert dispatch.run("targets", []) == 0
-    assert capfd.readouterr().out == "b     ws://h\nlong  stdio:x y\n"
-    assert dispatch.run("targets", ["--names"]) == 0
-    assert capfd.readouterr().out == "b\nlong\n"
-
-
-def test_completion_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    assert dispatch.run("completion", ["bash"]) == 0
-    assert "complete -F _exec_server_complete exec-server" in capfd.readouterr().out

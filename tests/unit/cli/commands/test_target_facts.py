@@ -1,4 +1,4 @@
-"""The text of `exec-server info`."""
+"""The facts about a target as text and as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.cli.commands import info_command
+from exec_server.cli.commands import target_facts
 
 FACTS: dict[str, Any] = {
     "target": "build",
@@ -27,12 +27,12 @@ def test_values_are_one_line_each() -> None:
     evil = "\x1b[2J\nsandbox      works"
     sandbox = {"works": False, "reason": evil}
     facts = FACTS | {"version": evil, "sandbox": sandbox}
-    lines = info_command._as_text(facts).splitlines()
+    lines = target_facts.as_text(facts).splitlines()
     assert "version      \\x1b[2J\\nsandbox      works" in lines
     assert [line for line in lines if line.startswith("sandbox")] == [
         "sandbox      does not work: \\x1b[2J\\nsandbox      works"
     ]
-    assert info_command._as_json(facts | {"version": "\x9b"}).isascii()
+    assert target_facts.as_json(facts | {"version": "\x9b"}).isascii()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_values_are_one_line_each() -> None:
     ],
 )
 def test_each_row_has_a_label(sandbox: dict[str, Any], text: str) -> None:
-    lines = info_command._as_text(FACTS | {"sandbox": sandbox}).splitlines()
+    lines = target_facts.as_text(FACTS | {"sandbox": sandbox}).splitlines()
     assert lines[:2] == ["target       build", "at           ws://127.0.0.1:7700"]
     assert lines[-4:] == [
         f"sandbox      {text}",

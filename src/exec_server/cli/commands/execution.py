@@ -1,0 +1,268 @@
+"""Runs a command on a server with the local stdin, stdout, stderr and signals.
+
+Theory of operation. Every way to end sets one `_Outcome`, and the first one counts: the command
+has exited, a stream or the session failed, the timeout expired, the user aborted. One task copies
+output and one copies stdin while the main task waits for the outcome; signals arrive as callbacks
+and start short tasks of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import uvloop
+
+from exec_server.cli.commands.connection import describe_error, error_text, open_environment
+from exec_server.cli.commands.errors import (
+    EXIT_EXEC_FAILED,
+    EXIT_TIMEOUT,
+    CommandError,
+    UsageError,
+)
+from exec_server.cli.commands.printing import print_error, print_status
+from exec_server.cli.commands.signals import FORWARDED, SignalForwarder, unignored
+from exec_server.cli.commands.streams import OutputWriter, StdinReader, is_null_device
+from exec_server.cli.commands.targets import Target
+from exec_server.cli.commands.terminal import Terminal, window_size
+from exec_server.cli.commands.terminal_stream import HELP_TEXT, Escape, EscapeParser, ScreenModes
+from exec_server.client.environment import Environment
+from exec_server.client.process import Process
+from exec_server.errors import ExecServerError, Unsupported
+
+# Time for the server to terminate an abandoned command; the server may be unreachable.
+TERMINATE_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """How the execution ends; `must_terminate` if the command may still be running."""
+
+    code: int
+    must_terminate: bool = True
+    text: str | None = None
+
+
+def execute(arguments: argparse.Namespace, target: Target) -> int:
+    """Run the command that the arguments of `exec` describe; returns the exit code."""
+    has_terminal = os.isatty(0) and not arguments.no_stdin
+    if not arguments.argv and has_terminal and os.isatty(1):
+        arguments.tty = True
+    with contextlib.ExitStack() as stack:
+        terminal = None
+        if arguments.tty and has_terminal:
+            screen = 1 if os.isatty(1) else None
+            terminal = stack.enter_context(Terminal(0, screen=screen))
+        return uvloop.run(_Execution(arguments, target, terminal).run())
+
+
+class _Execution:
+    def __init__(
+        self, arguments: argparse.Namespace, target: Target, terminal: Terminal | None
+    ) -> None:
+        self._arguments = arguments
+        self._target = target
+        self._terminal = terminal
+        self._variables = _variables(arguments)
+        self._writer = OutputWriter()
+        self._screen = ScreenModes()
+        self._has_input = not arguments.no_stdin and not is_null_device(0)
+        self._startup_exit_code: int | None = None
+
+    # ---- start to end -----------------------------------------------------------------
+
+    async def run(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[_Outcome] = self._loop.create_future()
+        main = asyncio.current_task()
+        assert main is not None
+        for number in unignored(FORWARDED):
+            self._loop.add_signal_handler(number, self._cancel_startup, number, main)
+        try:
+            async with open_environment(
+                self._target, self._print_target_stderr, self._print_connection_status
+            ) as environment:
+                return await self._start(environment)
+        except asyncio.CancelledError:
+            if self._startup_exit_code is None:
+                raise
+            return self._startup_exit_code
+
+    def _cancel_startup(self, number: int, main: asyncio.Task[Any]) -> None:
+        """Handle a signal that arrives before the command runs."""
+        self._startup_exit_code = 128 + number
+        main.cancel()
+
+    async def _start(self, environment: Environment) -> int:
+        arguments = self._arguments
+        process = environment.start(
+            arguments.argv or [environment.info.shell.path, "-l"],
+            cwd=arguments.cwd,
+            env=self._variables,
+            tty=arguments.tty,
+            size=window_size(0) if self._terminal is not None else None,
+            stdin=self._has_input,
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(process)
+            except ExecServerError as error:
+                raise CommandError(f"{self._target.label}: {error_text(error)}") from None
+            outcome = await self._run_process(process)
+            if outcome.must_terminate:
+                await self._terminate(environment, process)
+            return outcome.code
+
+    async def _run_process(self, process: Process) -> _Outcome:
+        """Copy streams and forward signals until there is an outcome."""
+        async with asyncio.TaskGroup() as tasks:
+            signals = SignalForwarder(
+                process, self._terminal, tasks, lambda code: self._finish(_Outcome(code))
+            )
+            self._suspend = signals.suspend
+            signals.install()
+            if self._terminal is not None:
+                self._terminal.make_raw()
+                signals.resize()  # the size may have changed since the start request
+            copying = [tasks.create_task(self._copy_output(process))]
+            if self._has_input:
+                copying.append(tasks.create_task(self._copy_input(process)))
+            try:
+                outcome = await self._wait_for_outcome()
+            finally:
+                if self._terminal is not None:
+                    self._terminal.restore()
+                for task in copying:
+                    task.cancel()
+                signals.remove()
+        self._report(outcome, process)
+        return outcome
+
+    async def _wait_for_outcome(self) -> _Outcome:
+        limit = self._arguments.timeout
+        await asyncio.wait([self._outcome], timeout=limit)
+        if not self._outcome.done():
+            self._finish(_Outcome(EXIT_TIMEOUT, text=f"the command was killed after {limit:g} s"))
+        return self._outcome.result()
+
+    def _report(self, outcome: _Outcome, process: Process) -> None:
+        if outcome.must_terminate and (sequence := self._screen.reset_sequence()):
+            with contextlib.suppress(OSError):
+                os.write(1, sequence)
+        if outcome.text is not None:
+            print_status(outcome.text)
+        if process.lost_bytes:
+            print_status(
+                f"{process.lost_bytes} bytes of output were lost: more than the server buffers"
+            )
+
+    async def _terminate(self, environment: Environment, process: Process) -> None:
+        with contextlib.suppress(TimeoutError, ExecServerError):
+            async with asyncio.timeout(TERMINATE_SECONDS):
+                await process.terminate()
+                return
+        # The server is unreachable: do not wait for the session to be resumed.
+        await environment.session.close()
+
+    def _finish(self, outcome: _Outcome) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
+
+    def _print_status(self, text: str) -> None:
+        print_status(text, is_raw=self._is_raw)
+
+    def _print_connection_status(self, text: str) -> None:
+        if not self._outcome.done():  # afterwards the connection no longer matters
+            self._print_status(text)
+
+    def _print_target_stderr(self, line: str) -> None:
+        """Print a line that a stdio target has written to its stderr."""
+        print_error(line, is_raw=self._is_raw)
+
+    @property
+    def _is_raw(self) -> bool:
+        return self._terminal is not None and self._terminal.is_raw
+
+    # ---- streams ----------------------------------------------------------------------
+
+    async def _copy_output(self, process: Process) -> None:
+        """Write output until its end; the outcome is then the exit code."""
+        try:
+            while chunks := await process.read_some():
+                for is_error, run in groupby(chunks, lambda chunk: chunk.stream == "stderr"):
+                    data = b"".join(chunk.data for chunk in run)
+                    if self._arguments.tty:
+                        self._track_screen_modes(data)
+                    await self._writer.write(2 if is_error else 1, data)
+            self._finish(_Outcome(await process.wait() & 0xFF, must_terminate=False))
+        except BrokenPipeError:
+            # As if the command itself had written to the closed pipe.
+            self._finish(_Outcome(128 + signal.SIGPIPE))
+        except OSError as error:
+            text = f"cannot write output: {error.strerror}"
+            self._finish(_Outcome(EXIT_EXEC_FAILED, text=text))
+        except ExecServerError as error:
+            text = describe_error(error, self._target)
+            self._finish(_Outcome(EXIT_EXEC_FAILED, text=text))
+
+    def _track_screen_modes(self, data: bytes) -> None:
+        """Inspect output before it is written, and keep the restorer process up to date."""
+        before = self._screen.reset_sequence()
+        self._screen.feed(data)
+        if self._terminal is not None and (after := self._screen.reset_sequence()) != before:
+            self._terminal.set_reset_sequence(after)
+
+    async def _copy_input(self, process: Process) -> None:
+        """Send stdin to the command, and then its end."""
+        escapes = EscapeParser(self._arguments.escape if self._terminal is not None else None)
+        reader = StdinReader(0)
+        try:
+            while data := await reader.read():
+                for item in escapes.feed(data):
+                    if isinstance(item, bytes):
+                        await process.write(item)
+                    else:
+                        self._handle_escape(item)
+            await process.close_stdin()
+        except Unsupported:
+            self._print_status(
+                "this server cannot close the command's stdin; "
+                "if the command waits for the end of its input, end it with Ctrl-C"
+            )
+        except ExecServerError:
+            pass  # stdin is closed; `_copy_output` reports a lost session
+
+    def _handle_escape(self, escape: Escape) -> None:
+        match escape:
+            case Escape.TERMINATE:
+                text = f"terminated by {self._arguments.escape}."
+                self._finish(_Outcome(EXIT_EXEC_FAILED, text=text))
+            case Escape.SUSPEND:
+                self._suspend()
+            case Escape.HELP:
+                self._print_status(f"\n{HELP_TEXT.format(self._arguments.escape)}")
+
+
+def _variables(arguments: argparse.Namespace) -> dict[str, str]:
+    """Variables to set for the command beside the server's environment; raises UsageError."""
+    variables = {}
+    if arguments.tty:
+        variables["TERM"] = os.environ.get("TERM", "dumb")
+        if "COLORTERM" in os.environ:
+            variables["COLORTERM"] = os.environ["COLORTERM"]
+    for word in arguments.env:
+        name, equals, value = word.partition("=")
+        if not name:
+            raise UsageError(f"--env {word}: the variable has no name; write --env NAME=VALUE")
+        if not equals and name not in os.environ:
+            raise UsageError(
+                f"--env {word}: {name} is not set in this environment; write --env {name}=VALUE"
+            )
+        variables[name] = value if equals else os.environ[name]
+    return variables

@@ -1,0 +1,82 @@
+"""Prints the listing of a file or directory of a target."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Final
+
+from exec_server.cli.commands.connection import error_text
+from exec_server.cli.commands.printing import print_text
+from exec_server.cli.commands.remote_operands import Operand
+from exec_server.client.results import Entry, Stat
+from exec_server.errors import RpcError
+from exec_server.printable import printable
+
+# Concurrent stat requests of one directory: enough to hide the round-trip time.
+MAX_CONCURRENT_STATS: Final = 32
+# `ls -l` prints a directory in batches of this size, which bounds the results it holds.
+STAT_BATCH_SIZE: Final = 1024
+
+
+class Lister:
+    """Prints one operand after the other."""
+
+    def __init__(self, *, is_long: bool, shows_all: bool, has_headings: bool) -> None:
+        self._is_long = is_long
+        self._shows_all = shows_all
+        self._has_headings = has_headings
+        self._count = 0
+        self._is_terminal = os.isatty(1)
+
+    async def __call__(self, operand: Operand) -> None:
+        files = operand.environment.files
+        status = await files.stat(operand.path)
+        if not status.is_directory:
+            line = self._long_line if self._is_long else self._short_line
+            print_text(line(operand.path, status))
+            return
+        entries = sorted(await files.list(operand.path), key=lambda entry: entry.name)
+        if not self._shows_all:
+            entries = [entry for entry in entries if not entry.name.startswith(".")]
+        if self._has_headings:
+            print_text(("\n" if self._count else "") + self._short_line(f"{operand.label}:"))
+        self._count += 1
+        if not self._is_long:
+            print_text("".join(self._short_line(entry.name) for entry in entries))
+            return
+        for start in range(0, len(entries), STAT_BATCH_SIZE):
+            print_text(await self._long_lines(operand, entries[start : start + STAT_BATCH_SIZE]))
+
+    async def _long_lines(self, operand: Operand, entries: list[Entry]) -> str:
+        """Lines with kind, size and time; an entry whose stat fails gets the error instead."""
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_STATS)
+
+        async def stat(entry: Entry) -> str:
+            async with semaphore:
+                try:
+                    status = await operand.environment.files.stat(entry.path)
+                except RpcError as error:
+                    name = self._display_name(entry.name)
+                    return f"?  {'?':>14}  {'?':16}  {name} ({error_text(error)})\n"
+                return self._long_line(entry.name, status)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                pending = [tasks.create_task(stat(entry)) for entry in entries]
+        except ExceptionGroup as group:  # the session is lost, which fails all requests
+            raise group.exceptions[0] from None
+        return "".join(task.result() for task in pending)
+
+    def _long_line(self, name: str, status: Stat) -> str:
+        kind = "d" if status.is_directory else "-" if status.is_file else "?"
+        kind += "l" if status.is_symlink else " "
+        modified = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.modified))
+        return f"{kind} {status.size:>14}  {modified:16}  {self._display_name(name)}\n"
+
+    def _short_line(self, name: str, _: Stat | None = None) -> str:
+        return f"{self._display_name(name)}\n"
+
+    def _display_name(self, name: str) -> str:
+        return printable(name) if self._is_terminal else name

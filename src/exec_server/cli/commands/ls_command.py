@@ -1,0 +1,45 @@
+"""`exec-server ls`: list directories and files of a target."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from exec_server.cli.commands.access_flags import access_options, add_access_flags
+from exec_server.cli.commands.command_parser import PATH_FORMS, CommandParser
+
+_DESCRIPTION: Final = f"""\
+List directories and files of a target.
+
+{PATH_FORMS}"""
+_EPILOG: Final = """\
+examples:
+  exec-server ls build:                            the server's working directory
+  exec-server ls -l build:/srv ws://127.0.0.1:7700:/tmp
+"""
+
+
+def build_parser() -> CommandParser:
+    parser = CommandParser("ls", description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
+    parser.add_argument(
+        "-l", "--long", action="store_true", help="also show kind, size and modification time"
+    )
+    parser.add_argument(
+        "-a", "--all", action="store_true", help="also show names that begin with a dot"
+    )
+    add_access_flags(parser)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List each operand; returns the exit code."""
+    from exec_server.cli.commands.listing import Lister
+    from exec_server.cli.commands.remote_operands import for_each_operand
+
+    lister = Lister(
+        is_long=arguments.long,
+        shows_all=arguments.all,
+        has_headings=len(arguments.paths) > 1,
+    )
+    return for_each_operand(arguments.paths, access_options(arguments), lister, needs_path=False)

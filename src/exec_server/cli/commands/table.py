@@ -1,0 +1,96 @@
+"""The table of all commands; each command is one row here and one module, imported on demand.
+
+The entry point, `--help`, completion scripts and suggestions are all made from this table, so a
+new command is its module and its row. CONTRIBUTING.md describes the module.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from exec_server.cli.commands.errors import EXIT_EXEC_FAILED, EXIT_FAILURE
+
+if TYPE_CHECKING:  # the watchdog, which imports this module too, is to stay small
+    import argparse
+
+    from exec_server.cli.argument_parser import ArgumentParser
+
+# What shell completion offers for the operands of a command.
+NOTHING: Final = "nothing"
+TARGETS: Final = "targets"
+REMOTE_PATHS: Final = "remote paths"
+ALL_PATHS: Final = "remote and local paths"
+
+
+class Command(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    group: str
+    summary: str  # a few words in lower case
+    module: str  # below exec_server.cli
+    operands: str = NOTHING
+    failure_code: int = EXIT_FAILURE  # the exit code for errors other than wrong arguments
+    is_client: bool = True  # False: it starts processes on this machine, under the watchdog
+
+
+class CommandModule(Protocol):
+    """What the module of a client command defines. Others define `build_parser` only."""
+
+    def build_parser(self) -> ArgumentParser: ...
+
+    def run(self, arguments: argparse.Namespace) -> int: ...
+
+
+_RUN: Final = "commands"
+_FILES: Final = "files"
+_TARGETS: Final = "targets"
+_MACHINE: Final = "this machine"
+
+COMMANDS: Final = {
+    row.name: row
+    for row in (
+        Command(
+            "exec",
+            _RUN,
+            "run a command on a target",
+            "commands.exec_command",
+            TARGETS,
+            failure_code=EXIT_EXEC_FAILED,
+        ),
+        Command("cp", _FILES, "copy files and directories", "commands.copy_command", ALL_PATHS),
+        Command("ls", _FILES, "list files of a target", "commands.ls_command", REMOTE_PATHS),
+        Command("cat", _FILES, "print files of a target", "commands.cat_command", REMOTE_PATHS),
+        Command("rm", _FILES, "remove files of a target", "commands.rm_command", REMOTE_PATHS),
+        Command(
+            "info",
+            _TARGETS,
+            "show version, directories and capabilities of a target",
+            "commands.info_command",
+            TARGETS,
+        ),
+        Command(
+            "targets", _TARGETS, "list the targets of targets.toml", "commands.targets_command"
+        ),
+        Command(
+            "completion",
+            _MACHINE,
+            "print a shell completion script",
+            "commands.completion_command",
+        ),
+        Command(
+            "sandbox",
+            _MACHINE,
+            "test the sandbox of this machine",
+            "sandbox_arguments",
+            is_client=False,
+        ),
+    )
+}
+
+
+def load(command: Command) -> CommandModule:
+    """Import the module of a command."""
+    module: CommandModule = import_module(f"exec_server.cli.{command.module}")
+    return module

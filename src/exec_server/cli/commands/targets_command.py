@@ -1,0 +1,46 @@
+"""`exec-server targets`: list the targets of targets.toml."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from exec_server.cli.commands.command_parser import CommandParser
+from exec_server.cli.commands.printing import print_error, print_text
+from exec_server.cli.commands.targets import load_targets, targets_file
+
+_DESCRIPTION: Final = """\
+List the targets of ~/.config/exec-server/targets.toml (or $XDG_CONFIG_HOME/exec-server/
+targets.toml). Create the file yourself; each table defines one target:
+
+  [build]
+  url = "wss://build.example.net:7700"
+  token_file = "build.token"           # or token_env; relative to targets.toml
+  ca_file = "build-ca.pem"             # root certificate of a private authority
+
+  [lab]
+  stdio = "ssh lab exec-server --listen stdio"
+
+  [behind-nat]
+  registry = "https://registry.example.net"
+  environment_id = "build-7"
+  token_env = "REGISTRY_TOKEN"
+  executor_key = "sha256:…"            # accept this key only: the registry need not be trusted
+"""
+
+
+def build_parser() -> CommandParser:
+    parser = CommandParser("targets", description=_DESCRIPTION)
+    parser.add_argument("--names", action="store_true", help="print only the names")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print name and address of each target; returns the exit code."""
+    known = load_targets()
+    width = max(map(len, known), default=0)
+    for name, target in sorted(known.items()):
+        print_text(f"{name}\n" if arguments.names else f"{name:{width}}  {target.address}\n")
+    if not known and not arguments.names:
+        print_error(f"Error: {targets_file()} defines no targets; see `exec-server targets -h`")
+    return 0

@@ -1,0 +1,38 @@
+"""The arguments of `exec-server exec`."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.cli.commands.exec_command import build_parser
+
+
+def test_the_command_is_what_comes_after_the_first_dashes() -> None:
+    words = ["-t", "--env", "A=b", "build", "--", "ls", "-l", "--", "x"]
+    arguments = build_parser().parse_words(words)
+    assert (arguments.target, arguments.argv) == ("build", ["ls", "-l", "--", "x"])
+    assert (arguments.tty, arguments.env, arguments.escape) == (True, ["A=b"], "~")
+    assert build_parser().parse_words(["build", "-n", "-e", "none"]).escape is None
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "the following arguments are required: TARGET\n"),
+        (["build", "ls"], "`ls`; the command comes after `--`"),
+        (["build", "--"], "no command after `--`"),
+        (["--timeout", "0", "build", "--", "x"], "invalid number of seconds"),
+        (["--timeout", "nan", "build", "--", "x"], "invalid number of seconds"),
+        (["-e", "ab", "build"], "invalid escape character"),
+        (["-e", "\x01", "build"], "invalid escape character"),
+        (["--tt", "build"], "--tt"),
+    ],
+)
+def test_usage_errors(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        build_parser().parse_words(words)
+    assert ended.value.code == 255
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert text in error
+    assert "try 'exec-server exec -h'" in error

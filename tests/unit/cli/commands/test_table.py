@@ -1,0 +1,64 @@
+"""Every command of the table: its module, its parser and its help."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from exec_server.cli.argument_parser import ArgumentParser
+from exec_server.cli.commands.command_parser import CommandParser
+from exec_server.cli.commands.table import COMMANDS, Command, load
+from exec_server.cli.commands.targets import parse_remote_path
+
+CLIENTS = [command for command in COMMANDS.values() if command.is_client]
+WITHOUT_EXAMPLES = ("targets", "completion")
+
+
+def _name(command: Command) -> str:
+    return command.name
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=_name)
+def test_every_command_has_a_parser_and_a_summary(command: Command) -> None:
+    parser = load(command).build_parser()
+    assert isinstance(parser, CommandParser if command.is_client else ArgumentParser)
+    assert parser.prog == f"exec-server {command.name}"
+    assert command.summary[0].islower()
+    assert not command.summary.endswith(".")
+
+
+@pytest.mark.parametrize("command", CLIENTS, ids=_name)
+def test_every_client_command_can_be_run(command: Command) -> None:
+    assert callable(load(command).run)
+
+
+@pytest.mark.parametrize("command", CLIENTS, ids=_name)
+def test_help_teaches_by_examples_that_parse(command: Command) -> None:
+    parser = load(command).build_parser()
+    text = parser.format_help()
+    assert max(map(len, text.splitlines())) <= 100
+    part = text.partition("examples:")[2]
+    examples = re.findall(rf"exec-server {command.name} (.*)$", part, re.MULTILINE)
+    if command.name not in WITHOUT_EXAMPLES:
+        assert len(examples) >= 2
+    for example in examples:
+        words = shlex.split(re.split(r"   +|\|", example)[0])
+        arguments = parser.parse_words(words)
+        for path in getattr(arguments, "paths", ()) if command.name != "cp" else ():
+            assert parse_remote_path(path) is not None
+
+
+def test_parsers_are_built_without_the_client() -> None:
+    """Completion scripts, help and wrong arguments need none of the slow modules."""
+    code = (
+        "import sys; from exec_server.cli.commands.table import COMMANDS, load\n"
+        "for each in COMMANDS.values(): load(each).build_parser()\n"
+        "slow = {'asyncio', 'ssl', 'msgspec', 'exec_server.client', 'exec_server.protocol'}\n"
+        "print(*sorted(slow & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert ended.stdout == "\n"
