@@ -18,7 +18,7 @@ async def main(target: str | None) -> None:
                 if b"line 5\n" in seen:
                     break
             print(seen.decode().splitlines()[:5])
-            await process.terminate()
+            await process.kill()
             print("ended:", await process.wait() != 0)
 
 

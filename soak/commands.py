@@ -106,7 +106,7 @@ async def killed_output(world: World, random: Random) -> None:
                     if accounts[0].received > 50_000:
                         break
                 if way == "terminate":
-                    await process.terminate()
+                    await process.kill()
                 elif way == "signal":
                     await process.signal("KILL")
                 if way != "leave":
@@ -188,7 +188,7 @@ async def tree(world: World, random: Random) -> None:
         async with env.start(argv) as process:
             await _read_until(process, b"grown")
             if way == "terminate":
-                await process.terminate()
+                await process.kill()
                 await world.gone(token, "a tree after process/terminate")
         if way == "leave":
             await world.gone(token, "a tree after its process was left")
@@ -207,7 +207,7 @@ async def stubborn(world: World, random: Random) -> None:
         await _read_until(process, b"grown")
         if env.capabilities.process_signals:
             await process.signal(random.choice(["TERM", "HUP", "INT"]))
-        await process.terminate()
+        await process.kill()
         await world.gone(token, "a stubborn command after process/terminate")
     world.tally["commands"] += 1
     world.tally["commands killed"] += 1

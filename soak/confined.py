@@ -146,7 +146,7 @@ async def confined_trees(world: World, random: Random) -> None:
                     if b"grown" in chunk.data:
                         break
                 if random.random() < 0.5:
-                    await process.terminate()
+                    await process.kill()
 
         async with world.environment() as env:
             await _repeated(world, grow)

@@ -130,19 +130,19 @@ def test_a_process_is_used_inside_of_its_block(there: ClientTarget) -> None:
             process.close_stdin,
             process.interrupt,
             process.terminate,
+            process.kill,
             lambda: process.signal("INT"),
-            lambda: process.__aexit__(None, None, None),
         ):
-            with pytest.raises(RuntimeError, match="is not started: use it inside of its `async"):
+            with pytest.raises(RuntimeError, match="is not started: await it, or use it"):
                 await use()
         with pytest.raises(RuntimeError, match="is not started"):
             process.id  # noqa: B018
         async with process:
-            with pytest.raises(RuntimeError, match="entered only once"):
+            with pytest.raises(RuntimeError, match="opened only once"):
                 await process.__aenter__()
             await process.write(b"x")
             assert (await anext(process)).data == b"x"
-        with pytest.raises(RuntimeError, match="entered only once"):
+        with pytest.raises(RuntimeError, match="opened only once"):
             await process.__aenter__()
         assert await process.wait() == 137
         assert await process.read_some() == []

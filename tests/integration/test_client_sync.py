@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from exec_server import (
     Timeout,
     sync,
 )
-from exec_server.client import environment, files, http, process
+from exec_server.client import environment, files, http, local_server, process
 from exec_server.client.transfer import open_file
 from exec_server.protocol.session import INFO
 
@@ -51,7 +51,7 @@ def is_running(word: str) -> bool:
 @pytest.mark.parametrize("name", sync.__all__)
 def test_everything_is_there_without_async(name: str) -> None:
     def names(of: type) -> set[str]:
-        return {name for name in dir(of) if not name.startswith(("_", "on_"))}
+        return {name for name in dir(of) if not name.startswith(("_", "on_"))} - {"aclose"}
 
     async_one = {"HttpStream": http.HttpStream, "FileReader": open_file.FileReader}
     async_one |= {"FileWriter": open_file.FileWriter, "Files": files.Files}
@@ -201,7 +201,7 @@ def test_a_program_that_just_ends_leaves_nothing_running(there: ClientTarget) ->
         "import sys\n"
         "from exec_server import sync\n"
         "env = sync.connect(sys.argv[1])\n"
-        "process = env.start(['sleep', sys.argv[2]]).__enter__()\n"
+        "process = env.start(['sleep', sys.argv[2]])\n"
         "print(process.is_over)\n"
     )
     ended = subprocess.run(
@@ -278,18 +278,31 @@ def test_servers_and_this_machine() -> None:
         (sync.Environment, environment.Environment),
         (sync.Files, files.Files),
         (sync.Process, process.Process),
+        (sync.HttpStream, http.HttpStream),
+        (sync.RunningServer, local_server.RunningServer),
         (sync.FileReader, open_file.FileReader),
         (sync.FileWriter, open_file.FileWriter),
     ],
 )
 def test_the_names_are_the_same(ours: type, theirs: type) -> None:
-    """Whatever the async class has, this one has with the same parameters."""
+    """Whatever the async class has, this one has with the same parameters and defaults."""
     internal = {"read_some", "is_over"}
     names = {name for name in dir(theirs) if not name.startswith(("_", "on_"))} - internal
     assert names
-    assert names <= set(dir(ours))
     for name in names:
         method = getattr(theirs, name)
-        if inspect.isfunction(method):
-            parameters = inspect.signature(method).parameters
-            assert inspect.signature(getattr(ours, name)).parameters.keys() == parameters.keys()
+        twin = getattr(ours, "close" if name == "aclose" else name)
+        if inspect.isroutine(method):
+            assert _parameters(twin) == _parameters(method), name
+        else:
+            assert not inspect.isroutine(twin), name
+
+
+@pytest.mark.parametrize("name", ["connect", "serve"])
+def test_the_functions_are_the_same(name: str) -> None:
+    assert _parameters(getattr(sync, name)) == _parameters(getattr(exec_server, name))
+
+
+def _parameters(function: Callable[..., object]) -> list[tuple[str, object, object]]:
+    parameters = inspect.signature(function).parameters.values()
+    return [(each.name, each.kind, each.default) for each in parameters]

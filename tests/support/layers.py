@@ -91,14 +91,20 @@ LAYERS = [
         (*_BELOW_SANDBOX, "output", "sandbox", "stream", "lanes"),
         frozenset({"websockets", "subprocess", "socket"}),
     ),
-    Layer(5, "local server", ("client.local_server",), ("errors",)),
+    Layer(5, "handle", ("client.handle",), ()),
+    Layer(5, "local server", ("client.local_server",), ("errors", "handle")),
     Layer(
         5,
         "client",
         ("client", "client.*"),
-        ("errors", "protocol", "relay", "patching", "stream", "net", "registry", "local server"),
+        (
+            *("errors", "protocol", "relay", "patching", "stream", "net", "registry"),
+            *("handle", "local server"),
+        ),
     ),
-    Layer(6, "sync", ("sync", "sync.*"), ("errors", "protocol", "client", "local server")),
+    Layer(
+        6, "sync", ("sync", "sync.*"), ("errors", "protocol", "handle", "client", "local server")
+    ),
     Layer(6, "logs", ("cli.logs",), ("errors",)),
     Layer(
         6,

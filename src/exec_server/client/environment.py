@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 from exec_server.client.engine.dialers import Dialer
 from exec_server.client.engine.recovery import RemoteProcesses
@@ -14,6 +14,7 @@ from exec_server.client.engine.start_params import AnySandbox, StartParamsBuilde
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.client.exceptions import CommandDenied, CommandFailed
 from exec_server.client.files import Files
+from exec_server.client.handle import ContextTask, Handle
 from exec_server.client.http import Headers, HttpStream, fetch
 from exec_server.client.paths import AnyPath, PathResolver, path_text
 from exec_server.client.process import OUTPUT_BYTES, Process, run_to_end
@@ -26,24 +27,25 @@ from exec_server.protocol.session import Capabilities, EnvironmentInfo
 P = TypeVar("P")
 R = TypeVar("R")
 
-# The attributes that are set when an environment is entered.
-_SET_ON_ENTRY = frozenset({"files", "_connected", "_processes", "_start_params"})
+# The attributes that are set when an environment is opened.
+_SET_ON_OPENING = frozenset({"files", "_connected", "_processes", "_start_params"})
 
 
-class Environment:
-    """A machine with an exec-server, for `async with`; `connect` and `local` make one.
+class Environment(Handle):
+    """A machine with an exec-server; `connect` and `local` make one.
 
-    Entering connects; it raises ConnectFailed, RegistryError or RpcError. Leaving kills all
-    running processes and closes the connection. A connection that is lost meanwhile is opened
-    again and the session is resumed, which callers notice only by the time it takes; calls that
-    may not be repeated raise ConnectionLost. If the session cannot be resumed, everything raises
-    SessionLost.
+    `await` or `async with` connects; it raises ConnectFailed, RegistryError or RpcError. `aclose`,
+    or leaving the block, kills all running processes and closes the connection. A connection that
+    is lost meanwhile is opened again and the session is resumed, which callers notice only by the
+    time it takes; calls that may not be repeated raise ConnectionLost. If the session cannot be
+    resumed, everything raises SessionLost.
     """
 
     files: Files
     """Reads, writes and transfers files."""
 
     def __init__(self, dialer: Dialer, *, client_name: str = CLIENT_NAME) -> None:
+        super().__init__()
         self.session = ClientSession(dialer, client_name=client_name)
         """The layer below: subscribe to notifications, answer requests of the server."""
 
@@ -57,33 +59,32 @@ class Environment:
         argv = [sys.executable, "-m", "exec_server", "--listen", "stdio", *arguments]
         return cls(StdioDialer(argv, env))
 
-    async def __aenter__(self) -> Self:
-        self._connected = await self.session.__aenter__()
-        self._processes = RemoteProcesses(self.session)
-        paths = PathResolver(self.info)
-        self._start_params = StartParamsBuilder(paths, self.capabilities)
-        self.files = Files(self.session, paths, self)
-        return self
+    async def _open(self) -> None:
+        self._life = ContextTask(self._connect())
+        await self._life.open()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        processes = self._processes
-        try:
-            await processes.close()
-        finally:
-            await self.session.__aexit__(None, None, None)
+    async def _close(self) -> None:
+        await self._life.close()
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[None]:
+        async with self.session as self._connected:
+            self._processes = processes = RemoteProcesses(self.session)
+            paths = PathResolver(self.info)
+            self._start_params = StartParamsBuilder(paths, self.capabilities)
+            self.files = Files(self.session, paths, self)
+            try:
+                yield
+            finally:
+                await processes.close()
 
     if not TYPE_CHECKING:  # a type checker would accept every name
 
         def __getattr__(self, name: str) -> object:
-            """Explain a missing attribute, so that no method checks whether it was entered."""
-            if name in _SET_ON_ENTRY:
+            """Explain a missing attribute, so that no method checks whether it was opened."""
+            if name in _SET_ON_OPENING:
                 raise RuntimeError(
-                    "the environment is not connected: use it inside of its `async with`"
+                    "the environment is not connected: await it, or use it with `async with`"
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -163,7 +164,7 @@ class Environment:
         stdin: bool = False,
         sandbox: AnySandbox | None = None,
     ) -> Process:
-        """A command that runs during its `async with`; see Process.
+        """A command that `await` or `async with` starts; see Process.
 
         `size` is the rows and columns of its terminal, `stdin` opens a pipe for writing to a
         command without a terminal; the other arguments are those of `run`.
@@ -228,7 +229,7 @@ class Environment:
         timeout: float | None = None,
         follow_redirects: bool = True,
     ) -> HttpStream:
-        """An HTTP request for `async with`: status and headers, and the body in pieces."""
+        """An HTTP request, made by `await` or `async with`; its body comes in pieces."""
         return HttpStream(
             self._connected,
             method,

@@ -6,11 +6,11 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 from exec_server.client.engine.flow_control import Consumer, current_consumer
 from exec_server.client.engine.session import ClientSession
+from exec_server.client.handle import Handle
 from exec_server.client.results import Response
 from exec_server.errors import (
     ConnectionLost,
@@ -39,8 +39,8 @@ BODY_BYTES: Final = 256 * 1_048_576
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
 
-class HttpStream:
-    """A response with a streamed body, for `async with`; iterating gives its pieces.
+class HttpStream(Handle):
+    """A response with a streamed body; iterating gives its pieces.
 
     If the connection is lost, the rest of the body is lost: iterating raises ConnectionLost.
     """
@@ -59,6 +59,7 @@ class HttpStream:
         timeout: float | None,
         follow_redirects: bool,
     ) -> None:
+        super().__init__()
         pairs = headers.items() if isinstance(headers, Mapping) else headers
         self._session = session
         self._params = RequestParams(
@@ -71,7 +72,6 @@ class HttpStream:
             request_id=uuid.uuid4().hex,
             stream_response=True,
         )
-        self._is_entered = False
         self._unsubscribe: Callable[[], None] = lambda: None
         self._pieces: deque[bytes] = deque()
         self._unread_bytes = 0
@@ -81,10 +81,7 @@ class HttpStream:
         self._failure: ExecServerError | None = None
         self._changed = asyncio.Event()
 
-    async def __aenter__(self) -> Self:
-        if self._is_entered:
-            raise RuntimeError("a request can be entered only once: make another one")
-        self._is_entered = True
+    async def _open(self) -> None:
         self._unsubscribe = self._session.subscribe(self)
         try:
             answer = await self._session.call(REQUEST, self._params)
@@ -97,15 +94,10 @@ class HttpStream:
             raise
         self.status = answer.status
         self.headers = tuple((header.name, header.value) for header in answer.headers)
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def _close(self) -> None:
         self._unsubscribe()
+        self._unsubscribe = lambda: None
         self._pieces.clear()
         self._session.flow_control.queue_drained(self)
 
@@ -117,8 +109,8 @@ class HttpStream:
         return self
 
     async def __anext__(self) -> bytes:
-        if not self._is_entered:
-            raise RuntimeError("the request is not open: use it inside of its `async with`")
+        if not self.is_open:
+            raise RuntimeError("the request is not open: await it, or use it with `async with`")
         self._consumer = current_consumer()
         while not self._pieces:
             if self._failure is not None:

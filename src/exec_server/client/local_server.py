@@ -1,4 +1,4 @@
-"""serve(): a server that runs during an `async with`.
+"""serve(): a server for this program, from `await` or `async with` to its close.
 
 The server is a process of its own, because it reaps every child of its process and the calling
 program may have children, too. It cannot outlive the program, because it exits when its stdin is
@@ -12,11 +12,10 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from exec_server.client.handle import Handle
 from exec_server.errors import StartupError
 
 # Until the server prints its URL, and for its shutdown with all processes.
@@ -28,23 +27,52 @@ LINE_BYTES: Final = 4096
 DEFAULT_LISTEN: Final = "ws://127.0.0.1:0"
 
 
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """The URL and the process id of a running server."""
+class RunningServer(Handle):
+    """A server that `await` or `async with` starts, with its URL and its process id."""
 
     url: str
     pid: int
 
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None,
+        cwd: str | os.PathLike[str] | None,
+    ) -> None:
+        super().__init__()
+        self._argv = argv
+        self._env = None if env is None else dict(env)
+        self._cwd = cwd
 
-@asynccontextmanager
-async def serve(
+    async def _open(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=self._env,
+            cwd=self._cwd,
+            limit=LINE_BYTES,
+        )
+        try:
+            self.url = await _url(self._process)
+        except BaseException:
+            await self._close()
+            raise
+        self.pid = self._process.pid
+
+    async def _close(self) -> None:
+        await _stop(self._process)
+
+
+def serve(
     listen: str = DEFAULT_LISTEN,
     *arguments: str,
     token: str | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
-) -> AsyncIterator[RunningServer]:
-    """Run a server during the `async with`; raises StartupError if it does not start.
+) -> RunningServer:
+    """A server, started by `await` or `async with`; StartupError if it does not start.
 
     `arguments` are further flags of `exec-server`. With a `token`, only clients that present it
     are accepted. The defaults of `env` and `cwd` are those of this program. The server logs to
@@ -55,19 +83,7 @@ async def serve(
         # Only its digest: every user of the machine can read the arguments of a process.
         digest = hashlib.sha256(token.encode()).hexdigest()
         argv += ["--ws-auth", "capability-token", "--ws-token-sha256", digest]
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=None if env is None else dict(env),
-        cwd=cwd,
-        limit=LINE_BYTES,
-    )
-    try:
-        yield RunningServer(await _url(process), process.pid)
-    finally:
-        await _stop(process)
+    return RunningServer([*argv, *arguments], env=env, cwd=cwd)
 
 
 async def _url(process: asyncio.subprocess.Process) -> str:

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import signal
 from collections import deque
-from types import TracebackType
 from typing import Final, Self
 
 from exec_server.client.engine.flow_control import Consumer, current_consumer
@@ -20,6 +19,7 @@ from exec_server.client.engine.input import ProcessInput
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import Timeout
+from exec_server.client.handle import Handle
 from exec_server.client.results import Chunk, Result
 from exec_server.errors import (
     ExecServerError,
@@ -57,15 +57,20 @@ OUTPUT_BYTES: Final = 256 * 1_048_576
 INPUT_PIECES: Final = 64
 INPUT_PIECE_BYTES: Final = 262_144
 
+# How long a process may take to end after SIGTERM: enough for a web server or a database, and half
+# of the time that `docker stop` allows.
+GRACE_SECONDS: Final = 5.0
+
 # The exit code of a killed command whose exit event was not received.
 _KILLED: Final = 128 + signal.SIGKILL
 
 
-class Process:
-    """A running command, for `async with`; leaving kills it with all its descendants.
+class Process(Handle):
+    """A command that `await` or `async with` starts.
 
-    Iterating gives its output in order. Raises SessionLost or ProcessLost if the further output
-    cannot be known.
+    `aclose`, or leaving the block, kills it with all its descendants, and so does closing its
+    environment. Iterating gives its output in order. Raises SessionLost or ProcessLost if the
+    further output cannot be known.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Process:
 
         `name` names the command in the error of a failed start.
         """
+        super().__init__()
         self.argv = argv
         self._name = name
         self.exit_code: int | None = None
@@ -103,10 +109,10 @@ class Process:
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
 
-    # ---- lifetime ---------------------------------------------------------------------
+    # ---- life ----------------------------------------------------------------------------
 
-    async def __aenter__(self) -> Self:
-        remote = self._open()
+    async def _open(self) -> None:
+        remote = self._register()
         is_terminal = self._params.tty
         if is_terminal or self._params.pipe_stdin:
             self._input = ProcessInput(self._session, remote.id, is_terminal=is_terminal)
@@ -117,30 +123,16 @@ class Process:
                 self._processes.kill(remote)
             self._forget(remote)
             raise
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        remote = self._entered()
+    async def _close(self) -> None:
+        remote = self._started()
         self._discard_output()
         try:
-            if not self.is_over:
-                async with asyncio.timeout(KILL_SECONDS):
-                    await self.terminate()
-                    while not self.is_over and self.exit_code is None:
-                        await self._wait_for_change()
-        except TimeoutError:
-            pass  # the kill was requested; nothing else can be done
+            await self._kill_and_wait()
         finally:
             self._forget(remote)
 
-    def _open(self) -> RemoteProcess:
-        if self._remote is not None:
-            raise RuntimeError("a process can be entered only once: start another instead")
+    def _register(self) -> RemoteProcess:
         self._remote = self._processes.open(self)
         return self._remote
 
@@ -150,15 +142,20 @@ class Process:
         if self.exit_code is None:
             self.on_failed(ProcessLost("the process was abandoned before its exit was received"))
 
-    def _entered(self) -> RemoteProcess:
+    def _started(self) -> RemoteProcess:
         if self._remote is None:
-            raise RuntimeError("the process is not started: use it inside of its `async with`")
+            raise RuntimeError("the process is not started: await it, or use it with `async with`")
         return self._remote
 
     @property
     def id(self) -> ProcessId:
         """The id of the process in the protocol."""
-        return self._entered().id
+        return self._started().id
+
+    @property
+    def returncode(self) -> int | None:
+        """Another name of `exit_code`: 128 + N after signal N, not -N as in subprocess."""
+        return self.exit_code
 
     @property
     def is_over(self) -> bool:
@@ -171,7 +168,7 @@ class Process:
         return self
 
     async def __anext__(self) -> Chunk:
-        self._entered()
+        self._started()
         self._consumer = current_consumer()
         while not self._queue:
             self._recover_skipped()
@@ -192,13 +189,25 @@ class Process:
             chunks.append(self._pop())
         return chunks
 
-    async def wait(self) -> int:
+    async def wait(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as in Popen
         """Wait for the exit and return the exit code.
 
-        Output can be read before, after, or at the same time. Unread output is kept as far as
-        the queue has space for it.
+        Raises TimeoutError after `timeout` seconds; the process goes on. Output can be read before,
+        after, or at the same time. Unread output is kept as far as the queue has space for it.
         """
-        self._entered()
+        self._started()
+        scope = asyncio.timeout(timeout)
+        try:
+            async with scope:
+                return await self._wait_for_exit()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            if self.exit_code is not None:
+                return self.exit_code  # it exited in the same moment
+            raise TimeoutError(f"{self._name} has not exited after {timeout:g} s") from None
+
+    async def _wait_for_exit(self) -> int:
         consumers = self._session.flow_control.begin_wait()
         try:
             while self.exit_code is None:
@@ -223,7 +232,7 @@ class Process:
 
     def _recover_skipped(self) -> None:
         """Request the output of ignored notifications: the queue has space again."""
-        remote = self._entered()
+        remote = self._started()
         if remote.is_skipping:
             self._processes.recover(remote)
 
@@ -268,7 +277,7 @@ class Process:
         await self._stdin().close()
 
     def _stdin(self) -> ProcessInput:
-        self._entered()
+        self._started()
         if self._input is None:
             raise StdinClosed("the process has no stdin: use start(..., stdin=True)")
         return self._input
@@ -288,7 +297,7 @@ class Process:
 
         A number is one of this machine. Raises Unsupported if the server knows only INT and KILL.
         """
-        self._entered()
+        self._started()
         full = _signal_name(name)
         if self._capabilities.process_signals:
             known: Signal = full  # type: ignore[assignment]  # the server refuses unknown ones
@@ -296,15 +305,49 @@ class Process:
         elif full == "SIGINT":
             await self.interrupt()
         elif full == "SIGKILL":
-            await self.terminate()
+            await self.kill()
         else:
             raise Unsupported("processSignals", f"{full} cannot be sent, only INT and KILL")
 
-    async def terminate(self) -> None:
-        """Kill the process with all its descendants, unless it is over."""
-        remote = self._entered()
+    async def terminate(self, grace: float = GRACE_SECONDS) -> None:
+        """Let the process end: SIGTERM to its group, and `kill` after `grace` seconds.
+
+        Returns when the process has exited. On a server without `processSignals` it is killed at
+        once.
+        """
+        self._started()
+        if self.is_over:
+            return
+        if self._capabilities.process_signals and self.exit_code is None:
+            await self.signal("SIGTERM")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await self._wait_until_gone()
+        await self._kill_and_wait()
+
+    async def _wait_until_gone(self) -> None:
+        """Wait for the exit, and for the end of the output if all of it is received."""
+        remote = self._started()
+        consumers = self._session.flow_control.begin_wait()
+        try:
+            while not self.is_over and not (remote.is_skipping and self.exit_code is not None):
+                await self._wait_for_change()
+        finally:
+            self._session.flow_control.end_wait(consumers)
+
+    async def kill(self) -> None:
+        """Kill the process at once with all its descendants, unless it is over."""
+        remote = self._started()
         if not self.is_over:
             await asyncio.wait([self._processes.kill(remote)])
+
+    async def _kill_and_wait(self) -> None:
+        """Kill the process, unless it is over, and wait for its exit up to KILL_SECONDS."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await self.kill()
+                while not self.is_over and self.exit_code is None:
+                    await self._wait_for_change()
 
     # ---- events of the process --------------------------------------------------------
 
@@ -320,7 +363,7 @@ class Process:
         if self._weight >= FULL_BYTES:
             self._session.flow_control.queue_full(self, self._consumer)
             if self._weight >= OVERFLOW_BYTES:
-                self._entered().is_skipping = True
+                self._started().is_skipping = True
         self._changed.set()
 
     def on_gap(self, size: int) -> None:
@@ -383,7 +426,7 @@ async def run_to_end(
         raise InvalidParams(f"output_limit must not be negative: {output_limit}")
     began = asyncio.get_running_loop().time()
     output = process._collected = _CollectedOutput(output_limit)
-    remote = process._open()
+    remote = process._register()
     writing: asyncio.Future[None] | None = None
     scope = asyncio.timeout(seconds)
     try:

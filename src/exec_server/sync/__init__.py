@@ -10,7 +10,7 @@ of threads. An exception during a call, such as the KeyboardInterrupt of Ctrl-C,
 and so kills the process that it had started.
 """
 
-from exec_server.sync.environment import Environment, connect, serve
+from exec_server.sync.environment import Environment, RunningServer, connect, serve
 from exec_server.sync.files import FileReader, Files, FileWriter
 from exec_server.sync.process import HttpStream, Process
 
@@ -21,6 +21,7 @@ __all__ = [
     "Files",
     "HttpStream",
     "Process",
+    "RunningServer",
     "connect",
     "serve",
 ]

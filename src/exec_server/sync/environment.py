@@ -10,7 +10,7 @@ from typing import Self
 from exec_server.client import connect as client_connect
 from exec_server.client import environment, local_server
 from exec_server.client.engine.session import CLIENT_NAME
-from exec_server.client.local_server import DEFAULT_LISTEN, RunningServer
+from exec_server.client.local_server import DEFAULT_LISTEN
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 from exec_server.sync.files import Files
 from exec_server.sync.process import HttpStream, Process
@@ -45,6 +45,10 @@ class Environment(Blocking[environment.Environment]):
     def close(self) -> None:
         """Kill all processes and close the connection; running calls raise SessionLost."""
         self._thread.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._inner.is_open
 
     @property
     def info(self) -> EnvironmentInfo:
@@ -92,22 +96,44 @@ def connect(
     )
 
 
-class serve:  # noqa: N801 - used like the async function
-    """Run a server, for `with`; the arguments are those of `exec_server.serve`."""
+class RunningServer:
+    """A server that runs until `close`, or until its `with` is left."""
 
-    def __init__(
-        self,
-        listen: str = DEFAULT_LISTEN,
-        *arguments: str,
-        token: str | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-    ) -> None:
-        self._make = lambda: local_server.serve(listen, *arguments, token=token, env=env, cwd=cwd)
+    def __init__(self, make: Callable[[], local_server.RunningServer]) -> None:
+        """Start the server now, in a thread."""
+        self._thread = LoopThread(make, has_children=True)
 
-    def __enter__(self) -> RunningServer:
-        self._thread = LoopThread(self._make, has_children=True)
-        return self._thread.value
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server with all its processes."""
         self._thread.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._thread.value.is_open
+
+    @property
+    def url(self) -> str:
+        return self._thread.value.url
+
+    @property
+    def pid(self) -> int:
+        return self._thread.value.pid
+
+
+def serve(
+    listen: str = DEFAULT_LISTEN,
+    *arguments: str,
+    token: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+) -> RunningServer:
+    """Start a server now; arguments and exceptions are those of `exec_server.serve`."""
+    return RunningServer(
+        lambda: local_server.serve(listen, *arguments, token=token, env=env, cwd=cwd)
+    )

@@ -8,11 +8,11 @@ from exec_server.client import http, process
 from exec_server.client.results import Chunk
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.sandbox import Denial
-from exec_server.sync.thread import BlockingContext, blocking, iterate
+from exec_server.sync.thread import BlockingHandle, blocking, iterate
 
 
-class Process(BlockingContext[process.Process]):
-    """A running command, for `with`; leaving kills it with all its descendants."""
+class Process(BlockingHandle[process.Process]):
+    """A running command; `close`, or leaving its `with`, kills it with all its descendants."""
 
     def __iter__(self) -> Iterator[Chunk]:
         while chunks := self._thread.call(self._inner.read_some):
@@ -29,6 +29,10 @@ class Process(BlockingContext[process.Process]):
     @property
     def exit_code(self) -> int | None:
         return self._inner.exit_code
+
+    @property
+    def returncode(self) -> int | None:
+        return self._inner.returncode
 
     @property
     def is_over(self) -> bool:
@@ -53,11 +57,12 @@ class Process(BlockingContext[process.Process]):
     interrupt = blocking(process.Process.interrupt)
     signal = blocking(process.Process.signal)
     terminate = blocking(process.Process.terminate)
+    kill = blocking(process.Process.kill)
     wait = blocking(process.Process.wait)
 
 
-class HttpStream(BlockingContext[http.HttpStream]):
-    """A response with a streamed body, for `with`; iterating gives its pieces."""
+class HttpStream(BlockingHandle[http.HttpStream]):
+    """A response with a streamed body, for `with` or `close`; iterating gives its pieces."""
 
     def __iter__(self) -> Iterator[bytes]:
         return iterate(self._thread, self._inner)

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, c
 import uvloop
 
 from exec_server.client.engine.flow_control import share_consumer
+from exec_server.client.handle import Handle
 from exec_server.errors import SessionLost
 
 P = ParamSpec("P")
@@ -278,6 +279,38 @@ class BlockingContext(Blocking[C]):
         traceback: TracebackType | None,
     ) -> None:
         self._thread.call(self._inner.__aexit__, kind, error, traceback)
+
+
+H = TypeVar("H", bound=Handle)
+
+
+class BlockingHandle(Blocking[H]):
+    """A wrapper for an open handle, for `with` or `close`."""
+
+    def __init__(self, thread: LoopThread[Any], inner: H) -> None:
+        """Open the handle now."""
+        super().__init__(thread, inner)
+        try:
+            thread.call(inner.__aenter__)
+        except BaseException:
+            if inner.is_open:  # interrupted in the moment after that
+                self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close, as leaving the block does; closing the environment does it, too."""
+        with contextlib.suppress(SessionLost):  # the environment was closed
+            self._thread.call(self._inner.aclose)
+
+    @property
+    def is_open(self) -> bool:
+        return self._inner.is_open
 
 
 def blocking(

@@ -123,6 +123,6 @@ async def test_a_server_that_makes_no_requests(scene: Scene) -> None:
 @in_environment
 async def test_a_request_is_made_once(scene: Scene) -> None:
     stream = await opened(scene)
-    with pytest.raises(RuntimeError, match="entered only once"):
+    with pytest.raises(RuntimeError, match="opened only once"):
         await stream.__aenter__()
     await stream.__aexit__(None, None, None)

@@ -17,9 +17,17 @@ import uvloop
 from tests.support.client import DEFAULT_TIMEOUT, scaled
 
 from exec_server import sync
+from exec_server.client.handle import Handle
 from exec_server.errors import SessionLost
 from exec_server.sync import thread as thread_module
-from exec_server.sync.thread import Blocking, BlockingContext, LoopThread, blocking, iterate
+from exec_server.sync.thread import (
+    Blocking,
+    BlockingContext,
+    BlockingHandle,
+    LoopThread,
+    blocking,
+    iterate,
+)
 
 
 class Counter:
@@ -164,6 +172,58 @@ def test_a_context_that_was_entered_is_left_after_an_interrupt() -> None:
         BlockingContext(thread, inner).__enter__()
     assert inner.entered.is_set()
     assert inner.left.is_set()
+    thread.close()
+
+
+class Door(Handle):
+    """A handle that counts."""
+
+    opened = closed = 0
+
+    async def _open(self) -> None:
+        self.opened += 1
+
+    async def _close(self) -> None:
+        self.closed += 1
+
+
+def test_a_handle_is_open_at_once() -> None:
+    thread = LoopThread(Counter)
+    inner = Door()
+    door = BlockingHandle(thread, inner)
+    assert (inner.opened, door.is_open) == (1, True)
+    with door as same:
+        assert same is door
+    assert (inner.closed, door.is_open) == (1, False)
+    door.close()
+    assert inner.closed == 1
+    left = BlockingHandle(thread, Door())
+    thread.close()
+    left.close()  # it was closed with the thread
+
+
+def test_a_handle_that_was_opened_is_closed_after_an_interrupt() -> None:
+    """The interrupt arrives when the handle was opened, and before the caller knows it."""
+    main = threading.get_ident()
+
+    class Interrupting(Door):
+        async def _open(self) -> None:
+            signal.pthread_kill(main, signal.SIGINT)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            await super()._open()
+
+    class Broken(Door):
+        async def _open(self) -> None:
+            raise KeyError("mine")
+
+    thread = LoopThread(Counter)
+    inner = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        BlockingHandle(thread, inner)
+    assert (inner.opened, inner.closed) == (1, 1)
+    with pytest.raises(KeyError, match="mine"):
+        BlockingHandle(thread, Broken())
     thread.close()
 
 

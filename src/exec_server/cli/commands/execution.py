@@ -165,7 +165,7 @@ class _Execution:
     async def _terminate(self, environment: Environment, process: Process) -> None:
         with contextlib.suppress(TimeoutError, ExecServerError):
             async with asyncio.timeout(TERMINATE_SECONDS):
-                await process.terminate()
+                await process.kill()
                 return
         # The server is unreachable: do not wait for the session to be resumed.
         await environment.session.close()

@@ -113,7 +113,7 @@ class SignalForwarder:
             if number == signal.SIGINT:
                 await self._process.interrupt()
             elif number in _FATAL:
-                await self._process.terminate()
+                await self._process.kill()
 
     # ---- the terminal -----------------------------------------------------------------
 

@@ -1,0 +1,176 @@
+"""Handle, the life of everything that the client opens and closes, and ContextTask.
+
+Theory of operation. A handle is opened once, by `await` or by `async with`, and closed by `aclose`
+or by leaving the block. A handle that was opened by `await` may be entered later. Opening and
+closing may happen in different tasks. Scopes such as TaskGroup belong to the task that entered
+them; a handle that needs one keeps it in a ContextTask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import AbstractAsyncContextManager
+from enum import Enum, auto
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class _State(Enum):
+    NEW = auto()
+    OPENING = auto()
+    OPEN = auto()  # by `await`
+    ENTERED = auto()  # by `async with`
+    CLOSING = auto()
+    CLOSED = auto()  # or opening has failed
+
+
+_USABLE = frozenset({_State.OPEN, _State.ENTERED})
+
+
+class Handle(ABC):
+    """Opened by `await` or `async with`; closed by `aclose` or by leaving the block."""
+
+    def __init__(self) -> None:
+        self.__state = _State.NEW
+        self.__settled = asyncio.Event()  # not OPENING and not CLOSING, from then on
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Open; called once. If it raises, it has cleaned up."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Close; called at most once, after `_open` has returned, perhaps in another task."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__open(_State.OPEN).__await__()
+
+    async def __aenter__(self) -> Self:
+        if self.__state is _State.OPEN:
+            self.__state = _State.ENTERED
+            return self
+        return await self.__open(_State.ENTERED)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close, as leaving the block does; in any task, and as often as you like."""
+        while self.__state in (_State.OPENING, _State.CLOSING):
+            await self.__settled.wait()
+        if self.__state not in _USABLE:
+            self.__state = _State.CLOSED
+            return
+        self.__state = _State.CLOSING
+        self.__settled.clear()
+        try:
+            await self._close()
+        finally:
+            self.__settle(_State.CLOSED)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened and not closed."""
+        return self.__state in _USABLE
+
+    async def __open(self, state: _State) -> Self:
+        if self.__state is not _State.NEW:
+            noun = type(self).__name__
+            raise RuntimeError(f"this {noun} can be opened only once: make another one instead")
+        self.__state = _State.OPENING
+        try:
+            await self._open()
+        except BaseException:
+            self.__settle(_State.CLOSED)
+            raise
+        self.__settle(state)
+        return self
+
+    def __settle(self, state: _State) -> None:
+        self.__state = state
+        self.__settled.set()
+
+
+# The contexts that are open. A program that ends without closing them would leave its processes
+# running until the server gives up the session.
+_OPEN: set[ContextTask[Any]] = set()
+
+
+@atexit.register
+def _close_open() -> None:
+    """Close the contexts of loops that do not run any more."""
+    for context in list(_OPEN):
+        with contextlib.suppress(Exception):
+            context.close_in_stopped_loop()
+
+
+class ContextTask(Generic[T]):
+    """A task that enters an async context, keeps it open and leaves it.
+
+    `open` and `close` may be called by different tasks. `asyncio.run` cancels all tasks at its
+    end, and waits for them: this one then leaves its context in order.
+    """
+
+    def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
+        self._context = context
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> T:
+        """Enter the context; if this is cancelled, the context is left again."""
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[T] = loop.create_future()
+        # Not in a TaskGroup: the context may be left long after the calling task has ended.
+        self._task = task = loop.create_task(self._keep(opened))
+        _OPEN.add(self)
+        task.add_done_callback(lambda _: _OPEN.discard(self))
+        try:
+            return await opened
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # mark it as retrieved
+            raise
+
+    async def close(self) -> None:
+        """Leave the context and wait for that; raises the exception of leaving it.
+
+        If the caller is cancelled, leaving goes on.
+        """
+        self._stop.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():
+                self._task.result()
+
+    def close_in_stopped_loop(self) -> None:
+        """Run the loop until the context is left, unless the loop is running or closed."""
+        assert self._task is not None
+        loop = self._task.get_loop()
+        if not loop.is_running() and not loop.is_closed():
+            loop.run_until_complete(self.close())
+
+    async def _keep(self, opened: asyncio.Future[T]) -> None:
+        try:
+            async with self._context as value:
+                if not opened.done():
+                    opened.set_result(value)
+                await self._stop.wait()
+        except Exception as error:  # an edge: the task that opens or closes raises it
+            if opened.done():
+                raise
+            opened.set_exception(error)
+        finally:
+            opened.cancel()  # unless it is done
