@@ -47,12 +47,13 @@ _LOOPBACK = "ws://127.0.0.1:0"
 
 @pytest.mark.quick
 def test_help_teaches() -> None:
-    ended = run_command("ours", "--help")
+    ended = run_command("ours", "serve", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
+    assert run_command("ours", "--listen", "stdio", "-h").stdout == ended.stdout
     for word in ("--listen", "--concurrent-requests", "--ws-auth", "--session-retention"):
         assert word in ended.stdout
     assert "examples:" in ended.stdout
-    for word in ("--remote", "--environment-id", "exec-server exec", "exec-server cp"):
+    for word in ("--remote", "--environment-id"):
         assert word in ended.stdout
     # A flag of the reference that does not work here is not shown.
     assert "--linux-sandbox-pid-namespace" not in ended.stdout
@@ -60,7 +61,7 @@ def test_help_teaches() -> None:
 
 def test_every_example_of_the_help_starts(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-token")
-    help_text = run_command("ours", "--help").stdout
+    help_text = run_command("ours", "serve", "--help").stdout
     examples = re.findall(r"^  exec-server(.*)$", help_text, re.MULTILINE)
     assert len(examples) >= 4
     for example in examples:
@@ -81,8 +82,32 @@ def test_every_example_of_the_help_starts(tmp_path: Path) -> None:
             assert server.url.startswith("ws://")
 
 
-def test_version() -> None:
-    ended = run_command("ours", "--version")
+@pytest.mark.quick
+def test_help_lists_the_commands_of_people_first() -> None:
+    ended = run_command("ours", "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.index("\n  exec ") < ended.stdout.index("\n  serve ")
+    assert "--ws-auth" not in ended.stdout
+    assert run_command("ours", "help").stdout == ended.stdout
+
+
+@pytest.mark.parametrize(("words", "usage"), [("forward", "forward"), ("sandbox run", "sandbox")])
+def test_help_of_a_command(words: str, usage: str) -> None:
+    shown = run_command("ours", "help", *words.split())
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith(f"usage: exec-server {usage}")
+    assert run_command("ours", *words.split(), "--help").stdout == shown.stdout
+
+
+def test_an_unknown_command_suggests_the_nearest() -> None:
+    ended = run_command("ours", "exce", "build")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("Error: unknown command `exce`; did you mean `exec`?\n")
+
+
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_version(word: str) -> None:
+    ended = run_command("ours", word)
     assert ended.returncode == 0
     assert re.fullmatch(r"exec-server \d+\.\d+\.\d+(\.dev\d+)?\n", ended.stdout)
 
@@ -111,7 +136,7 @@ def test_wrong_flags_are_usage_errors(flags: list[str]) -> None:
     ended = run_command("ours", *flags)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("Error: ")
-    assert "try '--help'" in ended.stderr
+    assert re.search(r"try 'exec-server (serve )?--help'", ended.stderr)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from tests.support.client import scaled, server_command, server_environment, sta
 from tests.support.client_targets import ClientTarget
 from tests.support.relay import start_executor
 
+from exec_server.cli.commands.table import COMMANDS
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
@@ -143,7 +145,9 @@ for typed in "$@"; do
 done
 """
 _TYPED = {
-    "exec-server ": "exec cp ls cat rm info targets completion sandbox",
+    "exec-server ": " ".join(name for name, row in COMMANDS.items() if row.is_visible),
+    "exec-server help ex": "exec",
+    "exec-server serve --log-l": "--log-level",
     "exec-server e": "exec",
     "exec-server exec --ti": "--timeout",
     "exec-server exec bu": "build",

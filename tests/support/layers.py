@@ -109,7 +109,12 @@ LAYERS = [
     Layer(
         6,
         "arguments",
-        ("cli.argument_parser", "cli.server_arguments", "cli.sandbox_arguments"),
+        (
+            "cli.argument_parser",
+            "cli.server_arguments",
+            "cli.forward_arguments",
+            "cli.sandbox_arguments",
+        ),
         ("logs", "version"),
     ),
     # The watchdog stays small: its imports are limited.

@@ -68,7 +68,7 @@ def test_there_is_something_to_check() -> None:
     some = {"errors", "protocol.jsonrpc", "process.spawn", "server.connection", "cli.main"}
     assert some <= set(MODULES)
     commands = {"cli.serve_command", "cli.sandbox_command", "cli.commands.dispatch"}
-    commands.add("cli.commands.table")
+    commands |= {"cli.commands.table", "cli.commands.routing"}
     host = {"host.libc", "host.secret_variables", "host.standard_streams"}
     below = {"process.descendants", "cli.watchdog", "registry.secrets"} | host | commands
     assert _own_imports("cli.main") == below

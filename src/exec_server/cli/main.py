@@ -7,6 +7,7 @@ import signal
 import sys
 from typing import NoReturn
 
+from exec_server.cli.commands.routing import route
 from exec_server.cli.commands.table import COMMANDS
 from exec_server.host import standard_streams
 
@@ -17,14 +18,15 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         # Until the command has something to clean up, Ctrl-C ends it without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    command = COMMANDS.get(sys.argv[1]) if sys.argv[1:] else None
-    if command is not None and command.is_client:
+    name, words = route(sys.argv[1:])
+    command = COMMANDS.get(name)
+    if command is None or command.is_client:
         from exec_server.cli.commands.dispatch import run
         from exec_server.host import libc
 
         libc.keep_freed_memory()
-        _exit(run(command.name, sys.argv[2:]))
-    _run_server()
+        _exit(run(name, words))
+    _run_server(name, words)
 
 
 def _open_missing_streams() -> None:
@@ -36,7 +38,7 @@ def _open_missing_streams() -> None:
         os._exit(1)
 
 
-def _run_server() -> NoReturn:
+def _run_server(name: str, words: list[str]) -> NoReturn:
     from exec_server.cli import watchdog
     from exec_server.host import libc
     from exec_server.host.secret_variables import STRIPPED_NAMES
@@ -51,16 +53,16 @@ def _run_server() -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     dog = watchdog.start()
     # Imported after the fork, to keep the watchdog small.
-    if sys.argv[1:2] == ["sandbox"]:
+    if name == "sandbox":
         from exec_server.cli.sandbox_command import run
 
         dog.wait_until_ready()
-        code = run(sys.argv[2:], dog.register_cleanup)
+        code = run(words, dog.register_cleanup)
     else:
         from exec_server.cli.serve_command import serve
 
         dog.wait_until_ready()
-        code = serve(sys.argv[1:], dog.register_cleanup)
+        code = serve(words if name == "serve" else [name, *words], dog.register_cleanup)
     descendants.kill_all_descendants(spared=dog.pid)  # orphans that have removed their tag
     _exit(code)
 

@@ -1,4 +1,4 @@
-"""The arguments of the server: `exec-server` without a command, and `exec-server forward`."""
+"""The arguments of the server: `exec-server serve`, which is also exec-server without a command."""
 
 from __future__ import annotations
 
@@ -16,34 +16,26 @@ Run processes, terminals and file operations on this machine for a coding agent.
 
 The server speaks JSON-RPC over WebSocket (one message per WebSocket message) or over
 stdin/stdout (one message per line). The first line on stdout is the URL it listens on.
+The word `serve` may be omitted before a flag.
 """
 
 _EPILOG = """\
 examples:
-  exec-server
+  exec-server serve
       listen on a free port of 127.0.0.1 and print its URL
-  exec-server --listen ws://127.0.0.1:7700
+  exec-server serve --listen ws://127.0.0.1:7700
       listen on a fixed port
-  exec-server --listen stdio
+  exec-server serve --listen stdio
       serve the parent process over stdin and stdout
-  exec-server --listen ws://0.0.0.0:7700 --ws-auth capability-token --ws-token-file token
+  exec-server serve --listen ws://0.0.0.0:7700 --ws-auth capability-token --ws-token-file token
       listen for other machines; clients send "Authorization: Bearer TOKEN"
-  exec-server --remote https://registry.example.net --environment-id build-7
+  exec-server serve --remote https://registry.example.net --environment-id build-7
       from behind a NAT: register with a registry and serve clients through its relay
   exec-server forward --connect ws://127.0.0.1:7700 --remote URL --environment-id build-7
       the same for another server: forward messages between the relay and that server
 
 Every client that can connect can run commands as the user of the server. All processes that
 clients have started end with the server, even if it is killed.
-
-client and sandbox commands (for each: exec-server COMMAND --help):
-    exec-server exec TARGET -- COMMAND     run a command on another machine, like ssh
-    exec-server cp SOURCE DESTINATION      copy files and directories, like scp
-    exec-server ls, cat, rm TARGET:PATH    list, print and remove files on another machine
-    exec-server info TARGET                show version, directories and capabilities
-    exec-server targets, completion        list named machines; print a shell completion script
-    exec-server sandbox check              show which policies this machine can enforce
-    exec-server sandbox run                run a command under a sandbox policy
 """
 
 
@@ -107,8 +99,16 @@ def _dest(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def build_parser() -> ArgumentParser:
-    parser = ArgumentParser("exec-server", description=_DESCRIPTION, epilog=_EPILOG)
+class ServerParser(ArgumentParser):
+    """The parser of a command that serves; its name is that of the command."""
+
+    def help_command(self) -> str:
+        return f"{self.prog} --help"
+
+
+def build_parser() -> ServerParser:
+    """The parser of `serve`, and of exec-server without a command."""
+    parser = ServerParser("exec-server serve", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"exec-server {__version__}")
     parser.add_argument(
         "--listen",
@@ -152,13 +152,13 @@ def build_parser() -> ArgumentParser:
         help=argparse.SUPPRESS,
     )
     _add_authentication(parser)
-    _add_remote(parser)
-    _add_remote_credentials(parser)
-    _add_logging(parser)
+    add_remote_flags(parser)
+    add_registry_credentials(parser)
+    add_logging_flags(parser)
     return parser
 
 
-def _add_logging(parser: ArgumentParser) -> None:
+def add_logging_flags(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("logging (to stderr)")
     group.add_argument(
         "--log-level",
@@ -192,7 +192,7 @@ _REMOTE_FLAGS = (
 )
 
 
-def _add_remote(parser: ArgumentParser) -> None:
+def add_remote_flags(parser: ArgumentParser) -> None:
     group = parser.add_argument_group(
         "remote mode",
         "Register with a registry and serve clients through its relay, encrypted end to end;\n"
@@ -229,7 +229,7 @@ def _add_remote(parser: ArgumentParser) -> None:
     )
 
 
-def _add_remote_credentials(parser: ArgumentParser) -> None:
+def add_registry_credentials(parser: ArgumentParser) -> None:
     group = parser.add_argument_group(
         "credentials for the registry",
         "By default EXEC_SERVER_API_KEY, CODEX_API_KEY or a stored Codex sign-in is used.",

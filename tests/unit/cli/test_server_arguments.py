@@ -99,4 +99,4 @@ def test_invalid_flags_are_named(
     error = capsys.readouterr().err
     assert error.startswith("Error: ")
     assert text in error
-    assert error.endswith("\n\nFor more information, try '--help'.\n")
+    assert error.endswith("\n\nFor more information, try 'exec-server serve --help'.\n")

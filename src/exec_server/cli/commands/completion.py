@@ -10,11 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from exec_server.cli import server_arguments
-from exec_server.cli.commands.table import ALL_PATHS, COMMANDS, REMOTE_PATHS, TARGETS, load
+from exec_server.cli.commands.table import (
+    ALL_PATHS,
+    COMMAND,
+    COMMANDS,
+    REMOTE_PATHS,
+    TARGETS,
+    Command,
+    load,
+)
 
 SHELLS: Final = ("bash", "zsh", "fish")
-_SERVER: Final = ""  # the server, which is started without a command
 _LIST_NAMES: Final = "exec-server targets --names 2>/dev/null"
 
 
@@ -35,6 +41,10 @@ def script(shell: str) -> str:
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
 
 
+def _visible() -> dict[str, Command]:
+    return {name: command for name, command in COMMANDS.items() if command.is_visible}
+
+
 def _with_operands(operands: str) -> list[str]:
     """The names of the commands that take these operands."""
     return [command.name for command in COMMANDS.values() if command.operands == operands]
@@ -42,8 +52,6 @@ def _with_operands(operands: str) -> list[str]:
 
 def _flags(command: str) -> list[_Flag]:
     """The flags of a command, from its parser."""
-    if command == _SERVER:
-        return list(_parser_flags(server_arguments.build_parser()))
     return list(_parser_flags(load(COMMANDS[command]).build_parser()))
 
 
@@ -64,7 +72,7 @@ def _parser_flags(parser: argparse.ArgumentParser) -> Iterator[_Flag]:
 
 
 def _flags_by_command() -> dict[str, list[_Flag]]:
-    return {command: _flags(command) for command in (*COMMANDS, _SERVER)}
+    return {command: _flags(command) for command in _visible()}
 
 
 def _all_flags() -> list[_Flag]:
@@ -73,7 +81,8 @@ def _all_flags() -> list[_Flag]:
 
 def _case(command: str) -> str:
     """The pattern that matches the variable `command` of the scripts."""
-    return command or "first|server"
+    # The server is also started by flags alone.
+    return f"first|{command}" if command == "serve" else command
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
@@ -97,6 +106,7 @@ def _shared() -> dict[str, str]:
         "target_commands": "|".join(_with_operands(TARGETS)),
         "path_commands": "|".join(_with_operands(REMOTE_PATHS)),
         "copy_commands": "|".join(_with_operands(ALL_PATHS)),
+        "help_commands": "|".join(_with_operands(COMMAND)),
         "list_names": _LIST_NAMES,
     }
 
@@ -123,7 +133,7 @@ _exec_server_complete() {{
     local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" i flags
     local command="${{COMP_WORDS[1]}}"
     COMPREPLY=()
-    ((COMP_CWORD == 1)) && command=first || {{ [[ $command == -* ]] && command=server; }}
+    ((COMP_CWORD == 1)) && command=first || {{ [[ $command == -* ]] && command=serve; }}
     for ((i = 2; i < COMP_CWORD; i++)); do
         [[ $command == exec && ${{COMP_WORDS[i]}} == -- ]] && return
     done
@@ -138,7 +148,7 @@ _exec_server_complete() {{
         return
     fi
     case $command in
-        first) _exec_server_reply -W {commands} ;;
+        first|{help_commands}) _exec_server_reply -W {commands} ;;
         {target_commands}) _exec_server_reply -W "$({list_names})" ;;
         {path_commands}) compopt -o nospace; _exec_server_reply -S : -W "$({list_names})" ;;
         {copy_commands})
@@ -164,7 +174,7 @@ def _bash() -> str:
             f"            {_case(command)}) flags='{_words(flags)}' ;;\n"
             for command, flags in _flags_by_command().items()
         ),
-        commands=_quoted(" ".join(COMMANDS)),
+        commands=_quoted(" ".join(_visible())),
         shells=_quoted(" ".join(SHELLS)),
     )
 
@@ -177,7 +187,7 @@ _ZSH: Final = """\
 _exec_server() {{
     local -a commands names flags
     local command=$words[2]
-    ((CURRENT == 2)) && command=first || {{ [[ $command == -* ]] && command=server }}
+    ((CURRENT == 2)) && command=first || {{ [[ $command == -* ]] && command=serve }}
     [[ $command == exec ]] && ((${{words[(i)--]}} < CURRENT)) && return 1
     case $words[CURRENT-1] in
         ({files}) _files; return ;;
@@ -191,7 +201,7 @@ _exec_server() {{
     fi
     names=(${{(f)"$({list_names})"}})
     case $command in
-        first) commands=({commands}); _describe command commands ;;
+        first|{help_commands}) commands=({commands}); _describe command commands ;;
         ({target_commands}) compadd -a names ;;
         ({path_commands}) compadd -S : -a names ;;
         ({copy_commands}) compadd -S : -a names; _files ;;
@@ -214,7 +224,7 @@ def _zsh() -> str:
             f"            {_case(command)}) flags=({_described(flags)}) ;;\n"
             for command, flags in _flags_by_command().items()
         ),
-        commands=" ".join(_quoted(f"{each.name}:{each.summary}") for each in COMMANDS.values()),
+        commands=" ".join(_quoted(f"{each.name}:{each.summary}") for each in _visible().values()),
         shells=" ".join(SHELLS),
     )
 
@@ -238,13 +248,14 @@ def _fish() -> str:
         *(
             f"complete -c exec-server -n __fish_use_subcommand -a {each.name} "
             f"-d {_fish_quoted(each.summary)}"
-            for each in COMMANDS.values()
+            for each in _visible().values()
         ),
         *(
-            _fish_flag(f"{seen} {command}" if command else "__fish_use_subcommand", flag)
+            _fish_flag(f"{seen} {command}", flag)
             for command, flags in _flags_by_command().items()
             for flag in flags
         ),
+        *(_fish_flag("__fish_use_subcommand", flag) for flag in _flags("serve")),
         *(
             f"complete -c exec-server -n '{seen} {command}; and __exec_server_before_dashes' "
             f"-a '({_LIST_NAMES.replace('2>', '2> ')})'"
@@ -255,6 +266,10 @@ def _fish() -> str:
             for command in (*_with_operands(REMOTE_PATHS), *_with_operands(ALL_PATHS))
         ),
         *(f"complete -c exec-server -n '{seen} {name}' -F" for name in _with_operands(ALL_PATHS)),
+        *(
+            f"complete -c exec-server -n '{seen} {name}' -a '{' '.join(_visible())}'"
+            for name in _with_operands(COMMAND)
+        ),
         f"complete -c exec-server -n '{seen} completion' -a '{' '.join(SHELLS)}'",
         f"complete -c exec-server -n '{seen} sandbox' -a 'check run'",
     ]

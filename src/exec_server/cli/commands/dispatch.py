@@ -12,6 +12,7 @@ from exec_server.cli.commands.errors import (
     UsageError,
 )
 from exec_server.cli.commands.printing import print_error
+from exec_server.cli.commands.routing import unknown_command
 from exec_server.cli.commands.table import COMMANDS, Command, load
 from exec_server.errors import ExecServerError
 from exec_server.printable import printable
@@ -19,7 +20,10 @@ from exec_server.printable import printable
 
 def run(name: str, words: list[str]) -> int:
     """Run a command and return its exit code. Only defects print a traceback."""
-    command = COMMANDS[name]
+    command = COMMANDS.get(name)
+    if command is None:
+        _print_error(f"{unknown_command(name)}\n\nFor more information, try 'exec-server --help'.")
+        return EXIT_USAGE
     try:
         return _run_command(command, words)
     except SystemExit as end:  # argparse: --help and usage errors

@@ -21,6 +21,7 @@ NOTHING: Final = "nothing"
 TARGETS: Final = "targets"
 REMOTE_PATHS: Final = "remote paths"
 ALL_PATHS: Final = "remote and local paths"
+COMMAND: Final = "a command"
 
 
 class Command(NamedTuple):
@@ -34,6 +35,11 @@ class Command(NamedTuple):
     failure_code: int = EXIT_FAILURE  # the exit code for errors other than wrong arguments
     is_client: bool = True  # False: it starts processes on this machine, under the watchdog
 
+    @property
+    def is_visible(self) -> bool:
+        """Whether help, completion and suggestions show it."""
+        return self.group in GROUPS
+
 
 class CommandModule(Protocol):
     """What the module of a client command defines. Others define `build_parser` only."""
@@ -43,10 +49,13 @@ class CommandModule(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-_RUN: Final = "commands"
-_FILES: Final = "files"
-_TARGETS: Final = "targets"
-_MACHINE: Final = "this machine"
+_RUN: Final = "run commands on a target"
+_FILES: Final = "files of a target"
+_TARGETS: Final = "about targets"
+_MACHINE: Final = "serve this machine"
+_OTHER: Final = "other"
+# In the order of `exec-server --help`.
+GROUPS: Final = (_RUN, _FILES, _TARGETS, _MACHINE, _OTHER)
 
 COMMANDS: Final = {
     row.name: row
@@ -74,10 +83,18 @@ COMMANDS: Final = {
             "targets", _TARGETS, "list the targets of targets.toml", "commands.targets_command"
         ),
         Command(
-            "completion",
+            "serve",
             _MACHINE,
-            "print a shell completion script",
-            "commands.completion_command",
+            "listen for clients (the default without a command)",
+            "server_arguments",
+            is_client=False,
+        ),
+        Command(
+            "forward",
+            _MACHINE,
+            "serve clients of a relay on behalf of another server",
+            "forward_arguments",
+            is_client=False,
         ),
         Command(
             "sandbox",
@@ -86,6 +103,11 @@ COMMANDS: Final = {
             "sandbox_arguments",
             is_client=False,
         ),
+        Command(
+            "completion", _OTHER, "print a shell completion script", "commands.completion_command"
+        ),
+        Command("help", _OTHER, "show the help of a command", "commands.help_command", COMMAND),
+        Command("version", _OTHER, "print the version", "commands.version_command"),
     )
 }
 

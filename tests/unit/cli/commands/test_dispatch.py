@@ -64,3 +64,11 @@ def test_a_defect_is_not_hidden(
     assert text.startswith("Error: this is a defect of exec-server\nTraceback (most recent")
     assert text.endswith("ZeroDivisionError: \\x1b[2J\n\n")
     assert "\x1b" not in text
+
+
+def test_an_unknown_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert dispatch.run("exce", []) == 2
+    assert capfd.readouterr().err == (
+        "Error: unknown command `exce`; did you mean `exec`?\n\n"
+        "For more information, try 'exec-server --help'.\n"
+    )

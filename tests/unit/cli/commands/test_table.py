@@ -15,7 +15,7 @@ from exec_server.cli.commands.table import COMMANDS, Command, load
 from exec_server.cli.commands.targets import parse_remote_path
 
 CLIENTS = [command for command in COMMANDS.values() if command.is_client]
-WITHOUT_EXAMPLES = ("targets", "completion")
+WITHOUT_EXAMPLES = ("targets", "completion", "version")
 
 
 def _name(command: Command) -> str:
