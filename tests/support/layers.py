@@ -130,7 +130,7 @@ LAYERS = [
         6,
         "commands",
         ("cli.commands", "cli.commands.*"),
-        ("errors", "protocol", "net", "client", "arguments"),
+        ("errors", "protocol", "net", "client", "arguments", "version"),
     ),
     Layer(
         6,

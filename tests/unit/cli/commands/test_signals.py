@@ -33,8 +33,8 @@ class _Process:
     async def interrupt(self) -> None:
         self.received.append("interrupt")
 
-    async def terminate(self) -> None:
-        self.received.append("terminate")
+    async def kill(self) -> None:
+        self.received.append("kill")
 
 
 def _try(body: Callable[[SignalForwarder, _Process, list[int]], Any], **options: bool) -> None:
@@ -80,7 +80,7 @@ def test_a_server_that_supports_one_signal() -> None:
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGQUIT):
             forwarder._forward(number)
             await _settle()
-        assert (process.received, codes) == (["interrupt", "terminate"], [])
+        assert (process.received, codes) == (["interrupt", "kill"], [])
 
     _try(body, knows_signals=False)
 
