@@ -184,6 +184,7 @@ _OUR_EXTENSIONS = frozenset(
         "fsDiskUsage",
         "fsEdit",
         "fsGlob",
+        "fsGrep",
         "fsRename",
         "fsSetTimes",
         "fsSymlink",

@@ -19,7 +19,7 @@ from exec_server.errors import (
     MalformedMessage,
     RpcError,
 )
-from exec_server.filesystem import search
+from exec_server.filesystem.glob_patterns import GlobPatterns
 from exec_server.patching.edits import Edit, apply_edits
 from exec_server.patching.model import PatchFailed
 from exec_server.patching.patch import parse_patch, plan
@@ -172,7 +172,7 @@ def _edit(data: bytes) -> None:
 def _search_pattern(data: bytes) -> None:
     pattern, _, path = as_text(data).partition("\n")
     with suppress(InvalidParams):
-        patterns = search._Patterns(pattern)
+        patterns = GlobPatterns(pattern)
         state = patterns.start()
         for name in path.split("/")[:20]:
             state = patterns.step(state, name)

@@ -11,7 +11,6 @@ import pybase64
 
 from exec_server.client.engine.start_params import AnySandbox
 from exec_server.client.exceptions import NotAllCopied, SandboxDenied
-from exec_server.client.file_changes import FileChanges
 from exec_server.client.file_errors import (
     AlreadyExists,
     LinkLoop,
@@ -20,6 +19,7 @@ from exec_server.client.file_errors import (
     already_exists,
     is_a_directory,
 )
+from exec_server.client.file_searches import FileSearches
 from exec_server.client.paths import AnyPath, native, path_text
 from exec_server.client.results import Entry, Progress, Stat, Transfer
 from exec_server.client.transfer.download import Download
@@ -64,7 +64,7 @@ _NOT_IN_NAMES: Final = re.compile("[/\0]")
 _IS_SAME_FILE: Final = '[ "$1" -ef "$2" ]'
 
 
-class Files(FileChanges):
+class Files(FileSearches):
     """The files of an environment, as `env.files`.
 
     Paths are strings or path-like; relative ones start at the server's directory, `~` is the

@@ -103,6 +103,22 @@ class DiskUsage:
     available: int
 
 
+@dataclass(frozen=True, slots=True)
+class GrepMatch:
+    """A line that matches, with the lines around it; `line` and `column` are counted from 1.
+
+    `path` is relative to the root of the search; it is the name of a root that is a file. Lines
+    are cut after 1000 characters.
+    """
+
+    path: str
+    line: int
+    column: int
+    text: str
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
 class Found(list[T]):
     """The results of a search; `truncated` if there are more than its limit."""
 

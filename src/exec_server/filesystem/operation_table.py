@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from exec_server.filesystem import changes, operations, search, tree
+from exec_server.filesystem import changes, grep, operations, search, tree
 from exec_server.protocol import file_changes, files
 from exec_server.protocol.method import Call
 
@@ -32,5 +32,6 @@ OPERATIONS: Final[dict[Call[Any, Any], Operation]] = {
     file_changes.EDIT: changes.edit,
     file_changes.APPLY_PATCH: changes.apply_patch,
     file_changes.GLOB: search.glob,
+    file_changes.GREP: grep.grep,
     file_changes.DISK_USAGE: search.disk_usage,
 }

@@ -55,6 +55,7 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
             fs_disk_usage=True,
             fs_edit=True,
             fs_glob=True,
+            fs_grep=True,
             fs_rename=True,
             fs_set_times=True,
             fs_symlink=True,

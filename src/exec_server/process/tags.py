@@ -25,7 +25,7 @@ import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 # Bits of a tag, from the highest: the server (random), the command. A server has more tags than it
@@ -120,7 +120,7 @@ SERVER_TAGS: Final = _random_range(_PLAN.tags_below if _PLAN and _HAS_TAGS else 
 SERVER_TAG: Final = SERVER_TAGS[-1]
 # Names of helpers, which tell them from commands where there is no room for tags.
 _HELPERS: Final = frozenset(
-    {b"exec-guardian\n", b"exec-launcher\n", b"exec-worker\n", b"exec-init\n"}
+    {b"exec-guardian\n", b"exec-launcher\n", b"exec-worker\n", b"exec-init\n", b"exec-search\n"}
 )
 
 
@@ -181,6 +181,12 @@ def tagged_as_helper() -> Iterator[int]:
     with tagged() as tag:
         _helper_tags.append(tag)
         yield tag
+
+
+def forget_helper(tag: int) -> None:
+    """A helper has ended, so that its tag leaves room for others."""
+    with suppress(ValueError):
+        _helper_tags.remove(tag)
 
 
 def _set_own_limits(plan: Plan, value: int) -> None:

@@ -23,5 +23,6 @@ ConfinableParams = (
     | file_changes.EditParams
     | file_changes.ApplyPatchParams
     | file_changes.GlobParams
+    | file_changes.GrepParams
     | file_changes.DiskUsageParams
 )

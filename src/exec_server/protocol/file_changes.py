@@ -112,6 +112,40 @@ class GlobResult(Result, frozen=True):
     truncated: bool
 
 
+class GrepParams(Confinable, frozen=True):
+    """`path` is a file or a directory; `glob` and `exclude` are patterns of paths below it."""
+
+    wire_name: ClassVar[str] = "FsGrepParams"
+    path: PathUri
+    pattern: str
+    literal: bool = False
+    ignore_case: bool = False
+    glob: str | None = None
+    exclude: str | None = None
+    before: Usize = 0
+    after: Usize = 0
+    limit: Usize = 1000
+    sandbox: Sandbox | None = None
+
+
+class GrepMatch(Result, frozen=True):
+    """A matching line with the lines around it; `line` and `column` are counted from 1."""
+
+    path: str  # relative to the directory; the name of a file that is searched itself
+    line: int
+    column: int
+    text: str
+    before: list[str]
+    after: list[str]
+
+
+class GrepResult(Result, frozen=True):
+    """Matches in the order of paths and lines; `truncated` if there may be more."""
+
+    matches: list[GrepMatch]
+    truncated: bool
+
+
 class DiskUsageParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "FsDiskUsageParams"
     path: PathUri
@@ -134,4 +168,5 @@ SET_TIMES = Call("fs/setTimes", SetTimesParams, Done)
 EDIT = Call("fs/edit", EditParams, EditResult)
 APPLY_PATCH = Call("fs/applyPatch", ApplyPatchParams, ApplyPatchResult)
 GLOB = Call("fs/glob", GlobParams, GlobResult)
+GREP = Call("fs/grep", GrepParams, GrepResult)
 DISK_USAGE = Call("fs/diskUsage", DiskUsageParams, DiskUsageResult)

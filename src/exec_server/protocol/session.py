@@ -45,6 +45,7 @@ class Capabilities(Result, frozen=True):
     fs_disk_usage: bool = False
     fs_edit: bool = False
     fs_glob: bool = False
+    fs_grep: bool = False
     fs_rename: bool = False
     fs_set_times: bool = False
     fs_symlink: bool = False

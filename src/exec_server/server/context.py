@@ -25,6 +25,9 @@ T = TypeVar("T")
 # HTTP requests of one connection that wait for their responses at the same time, each with a
 # socket: far more than clients make at once. Further ones wait.
 CONCURRENT_HTTP_REQUESTS = 32
+# Searches of all clients at the same time: each takes a processor and a thread for file operations
+# for seconds. Further ones wait.
+CONCURRENT_SEARCHES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,9 @@ class ServerContext:
     http: HttpResources | None = None  # None: http/request is refused
     concurrent_requests: int = 1  # of one connection
     legacy_sandbox_forms: bool = False  # translate `sandbox` objects of earlier versions
+    search_slots: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(CONCURRENT_SEARCHES)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from exec_server.filesystem.operation_table import OPERATIONS
-from exec_server.protocol import files, http, process, session
+from exec_server.protocol import file_changes, files, http, process, session
 from exec_server.protocol.decoding import Params, Result, decode, decode_unit
 from exec_server.protocol.method import Call
 from exec_server.server.context import ConnectionContext, Encoded, Streamed
@@ -16,6 +16,7 @@ from exec_server.server.handlers import environment as environment_handlers
 from exec_server.server.handlers import files as file_handlers
 from exec_server.server.handlers import http as http_handlers
 from exec_server.server.handlers import process as process_handlers
+from exec_server.server.handlers import searches as search_handlers
 
 P = TypeVar("P")
 R = TypeVar("R", bound=Result)
@@ -124,6 +125,7 @@ _ROWS = [
     Method(files.READ_DIRECTORY, file_handlers.read_directory, "filesystem"),
     Method(files.WALK, file_handlers.walk, "filesystem"),
     Method(files.WATCH_MISSING, file_handlers.watch_missing, "filesystem"),
+    Method(file_changes.GREP, search_handlers.grep, "filesystem", yields_slot=True),
     Method(http.REQUEST, http_handlers.request, "http", yields_slot=True),
 ]
 

@@ -64,6 +64,7 @@ class Files(Blocking[files.Files]):
     symlink = blocking(files.Files.symlink)
     touch = blocking(files.Files.touch)
     glob = blocking(files.Files.glob)
+    grep = blocking(files.Files.grep)
     edit = blocking(files.Files.edit)
     apply_patch = blocking(files.Files.apply_patch)
     disk_usage = blocking(files.Files.disk_usage)

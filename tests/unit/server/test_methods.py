@@ -118,4 +118,10 @@ def test_how_methods_are_scheduled() -> None:
         "process/terminate",
         "fs/close",
     }
-    assert parked == {"process/read", "process/write", "process/closeStdin", "http/request"}
+    assert parked == {
+        "process/read",
+        "process/write",
+        "process/closeStdin",
+        "fs/grep",
+        "http/request",
+    }

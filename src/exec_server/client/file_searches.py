@@ -1,0 +1,141 @@
+"""FileSearches: the methods of `Files` that look at many files, by extensions of the server.
+
+For a server without `fsGrep`, the command `grep` on its machine finds literal texts. Its dialects
+of regular expressions are others, so those are not searched for.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from exec_server.client.file_changes import FileChanges
+from exec_server.client.paths import AnyPath
+from exec_server.client.results import Found, GrepMatch
+from exec_server.errors import Unsupported
+from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files
+
+# Output of `grep` that is read; a longer one is cut, and the result is truncated.
+GREP_OUTPUT_BYTES: Final = 4 * 1_048_576
+
+_GREP: Final = 'grep "$@" | head -c ' + str(GREP_OUTPUT_BYTES)
+# The lines of `grep -nZ`: a path, a number, and whether the line matches or is context.
+_GREP_LINE: Final = re.compile(rb"([^\0]*)\0(\d{1,18})([:-])(.*)", re.DOTALL)
+# Filters that mean the same to `grep --include`.
+_SIMPLE_FILTER: Final = re.compile(r"[\w.*?-]+")
+# As long as those of the extension.
+_SHOWN_CHARACTERS: Final = 1000
+
+
+class FileSearches(FileChanges):
+    """Searches in the contents of files."""
+
+    async def grep(
+        self,
+        pattern: str,
+        root: AnyPath = ".",
+        *,
+        literal: bool = False,
+        ignore_case: bool = False,
+        glob: str | None = None,
+        exclude: str | None = ".git",
+        before: int = 0,
+        after: int = 0,
+        context: int = 0,
+        limit: int = 1000,
+    ) -> Found[GrepMatch]:
+        """The lines below `root`, a directory or a file, that match a regular expression.
+
+        `literal` takes the pattern as a plain text. `glob` and `exclude` are patterns of paths
+        like those of `glob()`; without a slash they match names at any depth. `before`, `after`
+        and `context` (both) are numbers of lines around a match, at most 20. Binary files and
+        links are skipped, hidden files and those in a .gitignore are not. At most `limit` matches
+        are returned; `truncated` of the result tells whether there may be more. A search that
+        takes longer than 5 seconds is truncated, too.
+        """
+        if not isinstance(pattern, str):
+            raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
+        params = wire.GrepParams(
+            self._paths.uri(root),
+            pattern,
+            literal=literal,
+            ignore_case=ignore_case,
+            glob=glob,
+            exclude=exclude,
+            before=max(before, context),
+            after=max(after, context),
+            limit=limit,
+            sandbox=self._sandbox,
+        )
+        if not self._capabilities.fs_grep:
+            return await self._grep_by_command(params, root)
+        found = await self._call(wire.GREP, params, root)
+        matches = (
+            GrepMatch(
+                each.path, each.line, each.column, each.text, tuple(each.before), tuple(each.after)
+            )
+            for each in found.matches
+        )
+        return Found(matches, truncated=found.truncated)
+
+    async def _grep_by_command(self, params: wire.GrepParams, root: AnyPath) -> Found[GrepMatch]:
+        is_exact = params.pattern.isascii() or not params.ignore_case
+        filters = [text for text in (params.glob, params.exclude) if text is not None]
+        if not params.literal or not is_exact or not all(map(_SIMPLE_FILTER.fullmatch, filters)):
+            raise Unsupported(
+                "fsGrep", "search for a literal text, or run a program such as rg on its machine"
+            )
+        metadata = files.GetMetadataParams(self._paths.uri(root), sandbox=self._sandbox)
+        is_directory = (await self._call(files.GET_METADATA, metadata, root)).is_directory
+        path = self._absolute(root)
+        base = f"{path.rstrip('/')}/./" if is_directory else f"{path.rpartition('/')[0]}/"
+        words = [*_grep_words(params), "--", base[:-1] if is_directory else path]
+        done = await self._commands.run(
+            ["/bin/sh", "-c", _GREP, "sh", *words],
+            cwd="/",
+            env={"LC_ALL": "C"},
+            sandbox=self._sandbox,
+            output_limit=2 * GREP_OUTPUT_BYTES,
+        )
+        if done.stderr:
+            raise Unsupported("fsGrep", f"grep on its machine says: {done.error_text.strip()}")
+        return _grep_matches(params, done.stdout, base)
+
+
+def _grep_words(params: wire.GrepParams) -> list[str]:
+    words = ["-rnIFZHs", f"-B{params.before}", f"-A{params.after}", "-e", params.pattern]
+    words += ["-i"] if params.ignore_case else []
+    words += [f"--include={params.glob}"] if params.glob is not None else []
+    if params.exclude is not None:
+        words += [f"--exclude={params.exclude}", f"--exclude-dir={params.exclude}"]
+    return words
+
+
+def _grep_matches(params: wire.GrepParams, output: bytes, base: str) -> Found[GrepMatch]:
+    """The matches in the output of `grep`, in the order of paths and lines."""
+    is_cut = len(output) >= GREP_OUTPUT_BYTES
+    lines: dict[bytes, dict[int, tuple[bool, str]]] = {}
+    for text in output.split(b"\n")[: -1 if is_cut else None]:
+        if (line := _GREP_LINE.fullmatch(text)) is not None:
+            cut = line[4].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].rstrip("\r")
+            lines.setdefault(line[1], {})[int(line[2])] = (line[3] == b":", cut)
+    matches = []
+    for path in sorted(lines):
+        found = lines[path]
+        name = path.decode("utf-8", "replace").removeprefix(base)
+        for number in sorted(number for number, (is_match, _) in found.items() if is_match):
+            first, last = number - params.before, number + params.after
+            before = tuple(found[n][1] for n in range(first, number) if n in found)
+            after = tuple(found[n][1] for n in range(number + 1, last + 1) if n in found)
+            shown = found[number][1]
+            column = _find(shown, params) + 1
+            matches.append(GrepMatch(name, number, column, shown, before, after))
+    return Found(matches[: params.limit], truncated=is_cut or len(matches) > params.limit)
+
+
+def _find(text: str, params: wire.GrepParams) -> int:
+    """The position of a literal text; 0 if it is beyond the part that is shown."""
+    if params.ignore_case:
+        return max(0, text.lower().find(params.pattern.lower()))
+    return max(0, text.find(params.pattern))

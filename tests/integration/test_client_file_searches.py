@@ -1,0 +1,131 @@
+"""Searches in files, on both servers, with ripgrep and without, and under policies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.support.client_targets import ClientTarget, bounded
+
+from exec_server import Environment, GrepMatch, NotFound, RpcError, Unsupported
+
+_TEXTS = {
+    "a.py": "import os\n\ndef f():\n    return os\n",
+    "src/b.py": "import re  # OS\r\n",
+    "src/.hidden": "import os\n",
+    ".git/config": "import os\n",
+    "data.bin": "import os\n\0",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Path:
+    for name, text in _TEXTS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, newline="")
+    return tmp_path
+
+
+def test_a_plain_text_is_found(there: ClientTarget, folder: Path) -> None:
+    async def scene(env: Environment) -> None:
+        found = await env.files.grep("os", folder, literal=True, context=1)
+        assert found == [
+            GrepMatch("a.py", 1, 8, "import os", (), ("",)),
+            GrepMatch("a.py", 4, 12, "    return os", ("def f():",), ()),
+            GrepMatch("src/.hidden", 1, 8, "import os"),
+        ]
+        assert not found.truncated
+        found = await env.files.grep("OS", folder, literal=True, ignore_case=True, glob="*.py")
+        assert [(match.path, match.column) for match in found] == [
+            ("a.py", 8),
+            ("a.py", 12),
+            ("src/b.py", 14),
+        ]
+        found = await env.files.grep("os", folder / "a.py", literal=True, limit=1)
+        assert (found, found.truncated) == ([GrepMatch("a.py", 1, 8, "import os")], True)
+        assert await env.files.grep("none", folder, literal=True) == []
+        with pytest.raises(NotFound):
+            await env.files.grep("os", folder / "missing", literal=True)
+
+    there.play(scene)
+
+
+def test_a_regular_expression_needs_the_extension(there: ClientTarget, folder: Path) -> None:
+    async def scene(env: Environment) -> None:
+        if not env.capabilities.fs_grep:
+            with pytest.raises(Unsupported, match="fsGrep"):
+                await env.files.grep("import (os|re)$", folder)
+            return
+        found = await env.files.grep("import (os|re)\\b", folder, exclude="src")
+        assert [match.path for match in found] == [".git/config", "a.py"]
+        with pytest.raises(RpcError, match="not a regular expression"):
+            await env.files.grep("(", folder)
+
+    there.play(scene)
+
+
+def test_a_slow_pattern_ends_and_delays_no_other_request(ours: ClientTarget, folder: Path) -> None:
+    (folder / "evil").write_text("a" * 60 + "b")
+
+    async def scene(env: Environment) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            search = tasks.create_task(env.files.grep("(?<!x)(a+)+$", folder / "evil"))
+            await env.files.read(folder / "a.py")  # on the same connection
+            assert not search.done()
+        found = search.result()
+        assert (found, found.truncated) == ([], True)
+
+    ours.play(scene)
+
+
+def test_a_policy_hides_files_from_a_search(ours: ClientTarget, folder: Path) -> None:
+    entries = [
+        {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"},
+        {"path": {"type": "path", "path": f"file://{folder}/src"}, "access": "deny"},
+        {"path": {"type": "glob_pattern", "pattern": f"{folder}/*.bin"}, "access": "deny"},
+    ]
+    sandbox = {
+        "windowsSandboxLevel": "disabled",
+        "permissions": {
+            "type": "managed",
+            "file_system": {"type": "restricted", "entries": entries},
+            "network": "restricted",
+        },
+    }
+
+    async def scene(env: Environment) -> None:
+        (folder / "data.bin").write_text("import os\n")
+        files = env.files.sandboxed(sandbox)
+        found = await files.grep("import", folder, exclude=None)
+        assert [match.path for match in found] == [".git/config", "a.py"]
+        assert len(await env.files.grep("import", folder, exclude=None)) == 5
+
+    ours.play(scene)
+
+
+def test_ripgrep_is_used_where_it_is_installed(folder: Path) -> None:
+    # A stand-in that writes what ripgrep does, as not every machine has one.
+    programs = folder / "programs"
+    programs.mkdir()
+    script = programs / "rg"
+    data = {
+        "path": {"text": str(folder / "a.py")},
+        "lines": {"text": "by rg"},
+        "line_number": 1,
+        "submatches": [{"start": 3}],
+    }
+    messages = [{"type": kind, "data": data} for kind in ("begin", "match", "summary")]
+    lines = "".join(f"echo '{json.dumps(message)}'\n" for message in messages)
+    script.write_text(f"#!/bin/sh\n{lines}")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+
+    async def scene() -> None:
+        env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+        async with Environment.local(env=env) as local:
+            assert await local.files.grep("x", folder) == [GrepMatch("a.py", 1, 4, "by rg")]
+
+    bounded(scene())

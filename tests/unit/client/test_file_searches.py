@@ -1,0 +1,108 @@
+"""FileSearches with a session and commands that are the test."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from exec_server.client import file_searches as module
+from exec_server.client.file_searches import FileSearches
+from exec_server.client.paths import PathResolver
+from exec_server.client.results import Found, GrepMatch, Result
+from exec_server.errors import Unsupported
+from exec_server.protocol import file_changes as wire
+from exec_server.protocol.files import GetMetadataResult
+from exec_server.protocol.session import Capabilities
+
+pytestmark = pytest.mark.quick
+
+_MATCH = wire.GrepMatch("f", 2, 1, "x", ["a"], ["b"])
+
+
+class Searches(FileSearches):
+    """Searches of a server whose answers are those of the test."""
+
+    def __init__(
+        self, *, extended: bool, output: bytes = b"", stderr: bytes = b"", is_file: bool = False
+    ) -> None:
+        self.sent: list[Any] = []
+        self._output = (output, stderr)
+        self._is_file = is_file
+        info = SimpleNamespace(
+            capabilities=Capabilities(fs_grep=extended),
+            user_home_dir=None,
+            cwd="file:///w",
+            temp_dir="file:///tmp",
+        )
+        session = SimpleNamespace(environment_info=info, call=self._answer)
+        commands = SimpleNamespace(run=self._command)
+        super().__init__(cast(Any, session), PathResolver(cast(Any, info)), cast(Any, commands))
+
+    async def _answer(self, call: Any, params: Any, *, is_retryable: bool) -> Any:
+        self.sent.append(params)
+        if call is wire.GREP:
+            return wire.GrepResult([_MATCH], True)
+        return GetMetadataResult(not self._is_file, self._is_file, False, 0, 0, 0)
+
+    async def _command(self, argv: list[str], **_: Any) -> Result:
+        self.sent.append(argv)
+        return Result(tuple(argv), *self._output, 0, 0.0)
+
+    def find(self, *args: Any, **kwargs: Any) -> Found[GrepMatch]:
+        return asyncio.run(self.grep(*args, **kwargs))
+
+
+def test_the_extension_is_a_request() -> None:
+    files = Searches(extended=True)
+    found = files.find("x", "/r", context=2, after=3, glob="*.py", limit=5)
+    assert (found, found.truncated) == ([GrepMatch("f", 2, 1, "x", ("a",), ("b",))], True)
+    (params,) = files.sent
+    assert (params.before, params.after, params.glob, params.exclude) == (2, 3, "*.py", ".git")
+    with pytest.raises(TypeError, match="pattern must be str, not bytes"):
+        files.find(b"x")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"literal": True, "ignore_case": True}, {"literal": True, "glob": "src/*.py"}],
+)
+def test_only_exact_commands_replace_it(options: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported, match="fsGrep"):
+        Searches(extended=False).find("ä", **options)
+
+
+def test_the_output_of_grep_is_read() -> None:
+    output = (
+        b"/w/./b\x001-one\n/w/./b\x002:a X\r\n/w/./b\x003-three\n--\n"
+        b"/w/./a\x007:x\xff\n/w/./a\x008:x\n"
+    )
+    files = Searches(extended=False, output=output)
+    found = files.find("x", literal=True, ignore_case=True, context=1, glob="*")
+    assert found == [
+        GrepMatch("a", 7, 1, "x\ufffd", (), ("x",)),
+        GrepMatch("a", 8, 1, "x", ("x\ufffd",), ()),
+        GrepMatch("b", 2, 3, "a X", ("one",), ("three",)),
+    ]
+    assert not found.truncated
+    words = files.sent[-1]
+    assert words[-2:] == ["--", "/w/."]
+    assert {"-B1", "-A1", "-i", "--include=*", "--exclude-dir=.git"} < set(words)
+
+
+def test_a_file_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Searches(extended=False, output=b"/w/f\x001:x\n/w/f\x002:x\n", is_file=True)
+    found = files.find("x", "f", literal=True, exclude=None, limit=1)
+    assert (found, found.truncated) == ([GrepMatch("f", 1, 1, "x")], True)
+    assert files.sent[-1][-1] == "/w/f"
+    monkeypatch.setattr(module, "GREP_OUTPUT_BYTES", 5)
+    found = files.find("x", "f", literal=True)
+    assert (len(found), found.truncated) == (2, True)
+
+
+def test_a_grep_that_lacks_an_option() -> None:
+    files = Searches(extended=False, stderr=b"grep: unrecognized option: Z\n")
+    with pytest.raises(Unsupported, match="unrecognized option"):
+        files.find("x", literal=True)
