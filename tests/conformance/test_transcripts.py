@@ -178,6 +178,7 @@ _OUR_EXTENSIONS = frozenset(
         "processSignals",
         "processList",
         "processReadLoss",
+        "processFlowControl",
         "fsAppend",
         "fsApplyPatch",
         "fsChmod",

@@ -507,6 +507,52 @@ def test_loss_that_is_too_long_ago_has_no_size() -> None:
         assert "lostBytes" not in read
 
 
+# ---- process/setFlow ------------------------------------------------------------------
+
+
+def _set_flow(client: Client, process_id: str, flow: str) -> None:
+    assert client.call("process/setFlow", {"processId": process_id, "flow": flow}) == {}
+
+
+@CONFINED
+def test_paused_process_waits_and_others_go_on(client: Client, confined: Json) -> None:
+    """Also after the connection was lost; nothing is lost when it is sent again."""
+    name = _shell(client, "read a; yes 0123456 | head -c 4000000", pipeStdin=True, **confined)
+    _set_flow(client, name, "pause")
+    client.write(name, b"\n", "1")
+    assert client.collect(_shell(client, "echo other; exit 4", **confined)).exit_code == 4
+    read = client.call("process/read", {"processId": name})
+    assert (read["chunks"], read["nextSeq"], read["exited"]) == ([], 1, False)
+    _set_flow(client, name, "send")
+    run = client.collect(name)
+    assert (run.stdout, run.exit_code) == (b"0123456\n" * 500_000, 0)
+    _set_flow(client, name, "pause")  # too late, which is no error
+
+
+@CONFINED
+def test_retained_output_is_not_sent_but_read(client: Client, confined: Json) -> None:
+    name = _shell(client, "read a; echo quiet; exit 3", pipeStdin=True, **confined)
+    _set_flow(client, name, "retain")
+    client.write(name, b"\n", "1")
+    while not client.notifications or client.notifications[-1]["method"] != "process/closed":
+        client.receive()
+    received = [(each["method"], each["params"]["seq"]) for each in client.notifications]
+    assert received == [("process/exited", 2), ("process/closed", 3)]
+    [chunk] = client.call("process/read", {"processId": name})["chunks"]
+    assert (chunk["seq"], base64.b64decode(chunk["chunk"])) == (1, b"quiet\n")
+
+
+def test_flow_outlives_the_connection_and_ends_with_the_process(server: Server) -> None:
+    with server.connect() as lost:
+        name = _shell(lost, "echo a; read a", pipeStdin=True)
+        _until(lost, name, b"a")
+        _set_flow(lost, name, "pause")
+    with _resumed(server, lost) as client:
+        assert client.call("process/terminate", {"processId": name}) == {"running": True}
+        while client.receive()["method"] != "process/closed":
+            pass
+
+
 @pytest.mark.parametrize("flag", ["--legacy-sandbox-forms", "--older-sandbox-forms"])
 def test_flag_translates_legacy_sandbox_forms(flag: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")

@@ -49,6 +49,7 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
             process_signals=True,
             process_list=True,
             process_read_loss=True,
+            process_flow_control=True,
             fs_append=True,
             fs_apply_patch=True,
             fs_chmod=True,

@@ -3,7 +3,8 @@
 The output path is the hot path of the server and consists of plain calls: the event loop finds
 a descriptor readable, `Process._read` reads it, numbers the data in chunks and passes each chunk
 to `emit`, which ends in the transport's buffer. When that buffer is full, `pause_reading` removes
-the descriptors from the loop; the pipe fills and the child blocks in its write.
+the descriptors from the loop; the pipe fills and the child blocks in its write. A client can do the
+same for one process with `set_flow`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from exec_server.protocol.process import (
     Chunk,
     ClosedParams,
     ExitedParams,
+    Flow,
     Listed,
     OutputParams,
     ProcessId,
@@ -102,22 +104,36 @@ class Process:
         # A future while the write waits for space, None once it is accepted.
         self._write_ids: dict[str, asyncio.Future[None] | None] = {}
         self._waiters: list[asyncio.Future[None]] = []
+        self._may_read = False  # the link of the client has space
+        self._flow: Flow = "send"
         self._reading = False
 
     # ---- output -----------------------------------------------------------------------
 
     def resume_reading(self) -> None:
-        """Let the loop read the output."""
-        if not self._reading:
-            self._reading = True
-            for descriptor, stream in self._outputs.items():
-                self._loop.add_reader(descriptor, self._read, descriptor, stream)
+        """Let the loop read the output, unless the client has paused it."""
+        self._may_read = True
+        self._update_reading()
 
     def pause_reading(self) -> None:
         """Leave the output in the pipe; a full pipe blocks the child."""
-        if self._reading:
-            self._reading = False
-            for descriptor in self._outputs:
+        self._may_read = False
+        self._update_reading()
+
+    def set_flow(self, flow: Flow) -> None:
+        """Do with the output as the client wishes, until it changes its wish."""
+        self._flow = flow
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        reading = self._may_read and self._flow != "pause"
+        if reading == self._reading:
+            return
+        self._reading = reading
+        for descriptor, stream in self._outputs.items():
+            if reading:
+                self._loop.add_reader(descriptor, self._read, descriptor, stream)
+            else:
                 self._loop.remove_reader(descriptor)
 
     def _read(self, descriptor: int, stream: Stream) -> int:
@@ -145,7 +161,8 @@ class Process:
 
     def _publish(self, stream: Stream, chunk: bytes) -> None:
         seq = self.log.append(stream, chunk)
-        self._emit(OUTPUT, OutputParams(self.id, seq, stream, chunk))
+        if self._flow != "retain":
+            self._emit(OUTPUT, OutputParams(self.id, seq, stream, chunk))
 
     def _end_output(self, descriptor: int) -> None:
         del self._outputs[descriptor]

@@ -26,6 +26,8 @@ from exec_server.protocol.sandbox import Confinable, Denial, Sandbox
 ProcessId = NewType("ProcessId", str)
 Stream = Literal["stdout", "stderr", "pty"]
 SandboxType = Literal["none", "linuxSeccomp"]
+# Output is read and sent, or read and only retained, or not read, so that the process waits.
+Flow = Literal["send", "retain", "pause"]
 # The reference has the first; the others are an extension, with these exact names.
 Signal = Literal[
     "interrupt",
@@ -248,6 +250,16 @@ class ListResult(Result, frozen=True):
     truncated: bool
 
 
+class SetFlowParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "SetFlowParams"
+    process_id: ProcessId
+    flow: Flow
+
+
+class SetFlowResult(Result, frozen=True):
+    pass
+
+
 class OutputParams(Result, frozen=True, gc=False):
     process_id: ProcessId
     seq: int
@@ -290,6 +302,7 @@ RESIZE = Call("process/resize", ResizeParams, ResizeResult)
 SIGNAL = Call("process/signal", SignalParams, SignalResult)
 TERMINATE = Call("process/terminate", TerminateParams, TerminateResult)
 LIST: Call[None, ListResult] = Call("process/list", None, ListResult)
+SET_FLOW = Call("process/setFlow", SetFlowParams, SetFlowResult)
 
 OUTPUT = Notice("process/output", OutputParams, encode_output)
 EXITED = Notice("process/exited", ExitedParams)

@@ -39,6 +39,7 @@ class Capabilities(Result, frozen=True):
     process_signals: bool = False
     process_list: bool = False
     process_read_loss: bool = False
+    process_flow_control: bool = False
     fs_append: bool = False
     fs_apply_patch: bool = False
     fs_chmod: bool = False

@@ -115,6 +115,7 @@ _ROWS = [
     Method(process.SIGNAL, process_handlers.signal, "exec", control=True),
     Method(process.TERMINATE, process_handlers.terminate, "exec", control=True),
     Method(process.LIST, process_handlers.list_, "exec"),
+    Method(process.SET_FLOW, process_handlers.set_flow, "exec", control=True),
     Method(files.READ_FILE, file_handlers.read_file, "filesystem"),
     Method(files.OPEN, file_handlers.open_, "filesystem"),
     Method(files.READ_BLOCK, file_handlers.read_block, "filesystem"),

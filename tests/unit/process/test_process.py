@@ -163,6 +163,43 @@ def test_paused_output_stays_in_the_pipe() -> None:
     _run(test)
 
 
+def test_a_process_is_read_if_both_its_client_and_the_link_allow_it() -> None:
+    async def test() -> None:
+        world = _world()
+        world.process.set_flow("pause")
+        os.write(world.stdout, b"kept")
+        world.process.pause_reading()
+        world.process.set_flow("send")
+        world.process.set_flow("pause")
+        world.process.resume_reading()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (world.events, world.process.log.next_seq) == ([], 1)
+        world.process.set_flow("send")
+        assert await world.until(1) == [OutputParams(_ID, 1, "stdout", b"kept")]
+        await world.finish()
+
+    _run(test)
+
+
+def test_output_that_is_only_retained_is_numbered_and_can_be_read() -> None:
+    async def test() -> None:
+        world = _world()
+        world.process.set_flow("retain")
+        os.write(world.stdout, b"quiet")
+        await world.process.next_event()
+        assert world.events == []
+        assert world.process.read(0, None).chunks == [Chunk(1, "stdout", b"quiet")]
+        world.process.set_flow("send")
+        os.write(world.stdout, b"loud")
+        assert await world.until(1) == [OutputParams(_ID, 2, "stdout", b"loud")]
+        world.process.set_flow("retain")
+        await world.finish(4)
+        assert world.events[1:] == [ExitedParams(_ID, 3, 4, False, None), ClosedParams(_ID, 4)]
+
+    _run(test)
+
+
 def test_a_full_pipe_blocks_the_child_and_is_enlarged_when_it_is_read() -> None:
     async def test() -> None:
         world = _world(reading=False)

@@ -29,6 +29,8 @@ from exec_server.protocol.process import (
     ResizeParams,
     ResizeResult,
     SandboxType,
+    SetFlowParams,
+    SetFlowResult,
     SignalParams,
     SignalResult,
     StartParams,
@@ -240,3 +242,8 @@ def terminate(context: ConnectionContext, params: TerminateParams) -> TerminateR
 def list_(context: ConnectionContext, params: None) -> ListResult:
     summaries, truncated = context.session.processes.summaries()
     return ListResult(summaries, truncated)
+
+
+def set_flow(context: ConnectionContext, params: SetFlowParams) -> SetFlowResult:
+    _existing(context, params.process_id).set_flow(params.flow)
+    return SetFlowResult()
