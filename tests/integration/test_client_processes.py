@@ -22,7 +22,7 @@ from exec_server import (
     StdinClosed,
     Unsupported,
 )
-from exec_server.client import process as process_module
+from exec_server.client.engine import output_queue as queue_module
 from exec_server.errors import InvalidParams
 
 
@@ -308,10 +308,11 @@ def test_a_process_that_nobody_reads_is_slowed_down(there: ClientTarget) -> None
         script = f"yes 0123456 | head -c {total}"
         async with env.start(["sh", "-c", script]) as process:
             first = await anext(process)
-            while process._weight < process_module.FULL_BYTES:
+            while process._output.weight < queue_module.FULL_BYTES:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)  # what comes now would be too much
-            assert process._weight < 2 * process_module.FULL_BYTES
+            # Some of it was under way when the process was paused.
+            assert process._output.weight < queue_module.OVERFLOW_BYTES
             assert process.exit_code is None
             rest = (await collect(process))["stdout"]
             assert first.data + rest == b"0123456\n" * (total // 8)
@@ -339,7 +340,7 @@ def test_calls_are_answered_while_output_waits(there: ClientTarget) -> None:
 
 def test_waiting_without_reading_ends(there: ClientTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for some output; then the process goes on, and what is lost is declared."""
-    monkeypatch.setattr(process_module, "OVERFLOW_BYTES", 3_000_000)
+    monkeypatch.setattr(queue_module, "OVERFLOW_BYTES", 3_000_000)
     total = 30_000_000
 
     async def scene(env: Environment) -> None:

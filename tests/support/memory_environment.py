@@ -7,6 +7,8 @@ import base64
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from exec_server.client.environment import Environment
 from exec_server.client.process import Process
 from tests.support.memory_session import SESSION, MemoryDialer, MemoryStream, Message, play
@@ -23,6 +25,11 @@ OURS = {
         },
     },
 }
+
+
+# A server that can pause the output of one process.
+PAUSING = msgspec.json.decode(msgspec.json.encode(OURS))
+PAUSING["environmentInfo"]["capabilities"]["processFlowControl"] = True
 
 
 class Scene:

@@ -1,9 +1,7 @@
 """Process: one command on the server while it runs; `run_to_end` collects all of its output.
 
-Output is queued until it is read. A full queue stops the reading from the server, except while a
-task waits for an answer (see `flow_control`). The queue may then grow to sixteen times its limit;
-beyond that notifications are ignored, and once there is space the server is asked for the output
-that it still has. Output can be lost only in that case, and `lost_bytes` counts it.
+Output is queued until it is read; `engine.output_queue` has the rules for output that is not read,
+or slowly. Lost output is counted in `lost_bytes`.
 """
 
 from __future__ import annotations
@@ -11,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections import deque
 from typing import Final, Self
 
-from exec_server.client.engine.flow_control import Consumer, current_consumer
 from exec_server.client.engine.input import ProcessInput
+from exec_server.client.engine.output_queue import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import Timeout
@@ -40,14 +37,6 @@ from exec_server.protocol.process import (
     StartParams,
 )
 from exec_server.protocol.sandbox import Denial
-
-# Weights of the queue: its bytes, and for each chunk the memory that it takes beside them. Reading
-# from the server stops at the first, continues below the second; beyond the third notifications
-# are ignored even while a task waits for an answer.
-FULL_BYTES: Final = 1_048_576
-DRAINED_BYTES: Final = 262_144
-OVERFLOW_BYTES: Final = 16 * 1_048_576
-CHUNK_COST: Final = 256
 
 # Output that `run_to_end` keeps by default: more than a caller can use, less than would exhaust
 # the memory of this machine. The rest is counted in `lost_bytes`.
@@ -99,13 +88,11 @@ class Process(Handle):
         self._params = params
         self._remote: RemoteProcess | None = None
         self._input: ProcessInput | None = None
-        self._queue: deque[Chunk] = deque()
-        self._weight = 0
+        self._output: OutputQueue  # set when it is started
         self._unread_gap = 0
         self._collected: _CollectedOutput | None = None  # used instead of the queue
         self._is_closed = False
         self._is_output_discarded = False
-        self._consumer: Consumer | None = None
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
 
@@ -133,8 +120,10 @@ class Process(Handle):
             self._forget(remote)
 
     def _register(self) -> RemoteProcess:
-        self._remote = self._processes.open(self)
-        return self._remote
+        remote = self._remote = self._processes.open(self)
+        requests = FlowRequests(self._session, remote.id)
+        self._output = OutputQueue(self._session.flow_control, remote, requests)
+        return remote
 
     def _forget(self, remote: RemoteProcess) -> None:
         """Receive no more events; pending waits fail if the exit is unknown."""
@@ -164,29 +153,37 @@ class Process(Handle):
 
     # ---- output -----------------------------------------------------------------------
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> OutputIterator:
+        return OutputIterator(self)
 
     async def __anext__(self) -> Chunk:
+        return await self._next(None)
+
+    async def read_some(self) -> list[Chunk]:
+        """All queued output, or else the next chunk; an empty list at the end."""
+        return await self._next_some(None)
+
+    async def _next(self, reader: Reader | None) -> Chunk:
+        """The next chunk, for a reader; raises StopAsyncIteration at the end."""
         self._started()
-        self._consumer = current_consumer()
-        while not self._queue:
-            self._recover_skipped()
+        output = self._output
+        output.begin_read(reader)
+        while not output:
+            output.recover_skipped()
             if self._failure is not None:
                 raise self._failure
             if self._is_closed or self._is_output_discarded:
                 raise StopAsyncIteration
             await self._wait_for_change()
-        return self._pop()
+        return output.pop()
 
-    async def read_some(self) -> list[Chunk]:
-        """All queued output, or else the next chunk; an empty list at the end."""
+    async def _next_some(self, reader: Reader | None) -> list[Chunk]:
         try:
-            chunks = [await anext(self)]
+            chunks = [await self._next(reader)]
         except StopAsyncIteration:
             return []
-        while self._queue:
-            chunks.append(self._pop())
+        while self._output:
+            chunks.append(self._output.pop())
         return chunks
 
     async def wait(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as in Popen
@@ -210,39 +207,19 @@ class Process(Handle):
     async def _wait_for_exit(self) -> int:
         consumers = self._session.flow_control.begin_wait()
         try:
-            while self.exit_code is None:
-                if self._failure is not None:
-                    raise self._failure
-                await self._wait_for_change()
+            with self._output.waiting_for_exit():
+                while self.exit_code is None:
+                    if self._failure is not None:
+                        raise self._failure
+                    await self._wait_for_change()
         finally:
             self._session.flow_control.end_wait(consumers)
         return self.exit_code
 
-    def _pop(self) -> Chunk:
-        assert self._consumer is not None
-        chunk = self._queue.popleft()
-        before = self._weight
-        self._weight -= len(chunk.data) + CHUNK_COST
-        if self._weight < DRAINED_BYTES <= before:
-            self._session.flow_control.queue_drained(self)
-            self._recover_skipped()
-        else:
-            self._session.flow_control.queue_read(self, self._consumer)
-        return chunk
-
-    def _recover_skipped(self) -> None:
-        """Request the output of ignored notifications: the queue has space again."""
-        remote = self._started()
-        if remote.is_skipping:
-            self._processes.recover(remote)
-
     def _discard_output(self) -> None:
         """Discard queued and future output."""
         self._is_output_discarded = True
-        self._queue.clear()
-        self._weight = 0
-        self._session.flow_control.queue_drained(self)
-        self._recover_skipped()
+        self._output.discard()
         self._changed.set()
 
     async def _wait_until_over(self) -> None:
@@ -330,8 +307,9 @@ class Process(Handle):
         remote = self._started()
         consumers = self._session.flow_control.begin_wait()
         try:
-            while not self.is_over and not (remote.is_skipping and self.exit_code is not None):
-                await self._wait_for_change()
+            with self._output.waiting_for_exit():
+                while not self.is_over and not (remote.is_skipping and self.exit_code is not None):
+                    await self._wait_for_change()
         finally:
             self._session.flow_control.end_wait(consumers)
 
@@ -355,15 +333,8 @@ class Process(Handle):
         if self._collected is not None:
             self._collected.add(event)
             return
-        if self._is_output_discarded:
-            return
-        self._queue.append(Chunk(event.stream, event.chunk, self._unread_gap))
+        self._output.append(Chunk(event.stream, event.chunk, self._unread_gap))
         self._unread_gap = 0
-        self._weight += len(event.chunk) + CHUNK_COST
-        if self._weight >= FULL_BYTES:
-            self._session.flow_control.queue_full(self, self._consumer)
-            if self._weight >= OVERFLOW_BYTES:
-                self._started().is_skipping = True
         self._changed.set()
 
     def on_gap(self, size: int) -> None:
@@ -395,6 +366,26 @@ class Process(Handle):
         if not writing.cancelled() and (error := writing.exception()) is not None:
             self._failure = self._failure or error
             self._changed.set()
+
+
+class OutputIterator(Reader):
+    """One iteration over the output of a process; the output is wanted until this is deleted."""
+
+    __slots__ = ("_process",)
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self._process = process
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        return await self._process._next(self)
+
+    async def read_some(self) -> list[Chunk]:
+        """All queued output, or else the next chunk; an empty list at the end."""
+        return await self._process._next_some(self)
 
 
 class _CollectedOutput:

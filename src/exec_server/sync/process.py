@@ -15,7 +15,8 @@ class Process(BlockingHandle[process.Process]):
     """A running command; `close`, or leaving its `with`, kills it with all its descendants."""
 
     def __iter__(self) -> Iterator[Chunk]:
-        while chunks := self._thread.call(self._inner.read_some):
+        output = aiter(self._inner)  # the output is wanted while this generator lives
+        while chunks := self._thread.call(output.read_some):
             yield from chunks
 
     @property

@@ -11,6 +11,7 @@ from tests.support.memory_environment import Scene, in_environment, turns
 from tests.support.memory_session import GREETING, MemoryDialer, Message, outcome, play
 
 from exec_server.client import process as process_module
+from exec_server.client.engine import output_queue as queue_module
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import CommandDenied, CommandFailed, Timeout
 from exec_server.client.results import Result
@@ -72,8 +73,8 @@ async def test_output_beyond_the_limit_is_counted(scene: Scene) -> None:
 @in_environment
 async def test_much_output_does_not_stop_the_reading(scene: Scene) -> None:
     """Collected output passes no queue, so a run is never paused or skipped."""
-    chunk = bytes(process_module.FULL_BYTES)
-    count = process_module.OVERFLOW_BYTES // len(chunk) + 1
+    chunk = bytes(queue_module.FULL_BYTES)
+    count = queue_module.OVERFLOW_BYTES // len(chunk) + 1
     async with asyncio.TaskGroup() as tasks:
         run = tasks.create_task(scene.env.run(["a"]))
         await accepted(scene)

@@ -1,9 +1,11 @@
-"""FlowControl: when the client stops reading from the server, and which tasks that might block.
+"""FlowControl: when a sender is paused because its output is not taken, and which tasks wait.
 
-Theory of operation. One connection carries all answers and the output of all processes. While an
-output queue is full, nothing is read from the connection: the server's buffers fill up, and then
-the server pauses the process. But a consumer that does not empty its queue because it waits for
-an answer would then wait forever. So a full queue is exempt, and does not stop the reading,
+Theory of operation. One connection carries all answers and the output of all processes. A queue
+that its consumer empties slowly is reported as full, and then its valve is closed: the server does
+not read that process, if it can do that (`output_queue`), or else nothing is read from the
+connection, so that the server's buffers fill up. A consumer that does not empty its queue because
+it waits for an answer, or for a command that needs the paused process, would then wait forever. So
+a full queue is exempt, and its valve stays open,
 
 - while its consumer waits for an answer;
 - while any task waits for an answer, if the queue has no consumer yet;
@@ -21,9 +23,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, Protocol
 
 # How long a full queue may stay untouched while a task waits for an answer. A consumer that is
 # only slow reads more often.
@@ -69,19 +70,32 @@ def share_consumer() -> None:
         _chain.set((Consumer(None),))
 
 
+def is_consumer(consumer: Consumer | None) -> bool:
+    """Whether the running task itself is this consumer, not one that it has started."""
+    chain = _chain.get()
+    return bool(chain) and chain[-1] is consumer and chain[-1].is_current()
+
+
+class Valve(Protocol):
+    """Stops and continues the sender of one or more queues."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
 class FlowControl:
     """The full queues and the waiting tasks of one session."""
 
-    def __init__(
-        self, pause_reading: Callable[[], None], resume_reading: Callable[[], None]
-    ) -> None:
-        self._pause_reading = pause_reading
-        self._resume_reading = resume_reading
-        self._full: dict[object, Consumer | None] = {}
+    def __init__(self, connection: Valve) -> None:
+        """`connection` is the valve of all queues without one of their own."""
+        self.queued_bytes = 0  # in the queues of all processes, which keep count
+        self._connection = connection
+        self._full: dict[object, tuple[Consumer | None, Valve]] = {}
         self._stalled: set[object] = set()
         self._waits = 0
         self._waiting: Counter[Consumer] = Counter()
-        self._is_paused = False
+        self._paused: set[Valve] = set()
         self._has_progress = False
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -90,16 +104,18 @@ class FlowControl:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
 
-    def queue_full(self, queue: object, consumer: Consumer | None) -> None:
+    def queue_full(
+        self, queue: object, consumer: Consumer | None, valve: Valve | None = None
+    ) -> None:
         """Note that a queue is above its limit; `consumer` was the last to take from it."""
-        if queue not in self._full or self._full[queue] is not consumer:
-            self._full[queue] = consumer
+        if queue not in self._full or self._full[queue][0] is not consumer:
+            self._full[queue] = consumer, valve or self._connection
             self._update()
 
     def queue_read(self, queue: object, consumer: Consumer) -> None:
         """Note that data was taken from a queue, full or not."""
         if queue in self._full:
-            self._full[queue] = consumer
+            self._full[queue] = consumer, self._full[queue][1]
             self._stalled.discard(queue)
             self._has_progress = True
             self._update()
@@ -128,22 +144,23 @@ class FlowControl:
         self._update()
 
     def is_exempt(self, queue: object) -> bool:
-        """Whether a full queue does not stop the reading."""
-        consumer = self._full[queue]
+        """Whether a full queue does not close its valve."""
+        consumer, _ = self._full[queue]
         if consumer is None:
             return self._waits > 0
         return consumer in self._waiting or queue in self._stalled
 
     def _update(self) -> None:
-        """Pause or resume reading, as the queues and waits demand now."""
-        must_pause = any(not self.is_exempt(queue) for queue in self._full)
-        if must_pause != self._is_paused:
-            self._is_paused = must_pause
-            if must_pause:
-                self._pause_reading()
-            else:
-                self._resume_reading()
-        if must_pause and self._waits and self._stall_timer is None:
+        """Close and open valves, as the queues and waits demand now."""
+        if not self._full and not self._paused:
+            return
+        paused = {valve for queue, (_, valve) in self._full.items() if not self.is_exempt(queue)}
+        before, self._paused = self._paused, paused
+        for valve in paused - before:
+            valve.pause_reading()
+        for valve in before - paused:
+            valve.resume_reading()
+        if paused and self._waits and self._stall_timer is None:
             self._has_progress = False
             loop = asyncio.get_running_loop()
             self._stall_timer = loop.call_later(STALL_SECONDS, self._check_stall)
@@ -151,6 +168,6 @@ class FlowControl:
     def _check_stall(self) -> None:
         """Exempt all full queues if nothing was taken from them since the timer was set."""
         self._stall_timer = None
-        if self._is_paused and self._waits and not self._has_progress:
+        if self._paused and self._waits and not self._has_progress:
             self._stalled.update(self._full)
         self._update()

@@ -97,9 +97,10 @@ class Sink(Protocol):
 
 
 class RemoteProcess:
-    """Client-side state of one remote process."""
+    """Client-side state of one remote process; the Source of its output queue."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, processes: RemoteProcesses, sink: Sink) -> None:
+        self._processes = processes
         self.id = ProcessId(uuid.uuid4().hex)
         self.sink = sink
         self.sequence = EventSequence(self.id)
@@ -107,7 +108,13 @@ class RemoteProcess:
         self.may_run = False  # a start was sent and has not failed
         # Notifications are ignored until `recover`, because the sink's queue is full.
         self.is_skipping = False
+        # All of its output exists, and is being requested or was received.
+        self.is_ending = False
         self.recovery: asyncio.Future[None] | None = None
+
+    def recover(self) -> asyncio.Future[None]:
+        """Read all missed events; a recovery in progress covers them."""
+        return self._processes.recover(self)
 
 
 class RemoteProcesses:
@@ -124,7 +131,7 @@ class RemoteProcesses:
         """Register a process that is to be started; the caller must `forget` it."""
         if self._is_closed:
             raise SessionLost(_CLOSED)
-        process = RemoteProcess(sink)
+        process = RemoteProcess(self, sink)
         self._processes[process.id] = process
         return process
 
@@ -245,6 +252,8 @@ class RemoteProcesses:
         if process.is_skipping:
             if isinstance(params, ExitedParams):
                 process.sink.on_exited(params)
+            elif isinstance(params, ClosedParams):
+                self._finish(process)
             return
         self._deliver(process, process.sequence.receive(params))
         if process.sequence.needs_read:
@@ -255,7 +264,9 @@ class RemoteProcesses:
 
     def on_resumed(self) -> None:
         for process in tuple(self._processes.values()):
-            if process.is_started:
+            if process.is_skipping:
+                self._session.spawn(self._learn_end(process))
+            elif process.is_started:
                 self.recover(process)
 
     def on_lost(self, error: SessionLost) -> None:
@@ -264,11 +275,33 @@ class RemoteProcesses:
 
     # ---- missed events ----------------------------------------------------------------
 
-    def recover(self, process: RemoteProcess) -> None:
+    def recover(self, process: RemoteProcess) -> asyncio.Future[None]:
         """Read all missed events; a recovery in progress covers them."""
         process.is_skipping = False
         if process.recovery is None or process.recovery.done():
             process.recovery = self._session.spawn(self._recover(process))
+        return process.recovery
+
+    def _finish(self, process: RemoteProcess) -> None:
+        """Read the rest of a skipped process that has closed: the server will forget it soon."""
+        process.is_ending = True
+        self.recover(process)
+
+    async def _learn_end(self, process: RemoteProcess) -> None:
+        """Learn whether a skipped process has ended while there was no connection."""
+        params = ReadParams(process.id, process.sequence.last, 1, 0)
+        try:
+            answer = await self._session.call(READ, params, is_retryable=True)
+        except ExecServerError:
+            return  # its reader gets the error
+        if not process.is_skipping:
+            return
+        if answer.exit_code is not None:
+            denial = answer.sandbox_denied, answer.sandbox_denial
+            event = ExitedParams(process.id, answer.next_seq, answer.exit_code, *denial)
+            process.sink.on_exited(event)
+        if answer.closed:
+            self._finish(process)
 
     async def _recover(self, process: RemoteProcess) -> None:
         try:

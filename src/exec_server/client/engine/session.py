@@ -83,11 +83,12 @@ T = TypeVar("T")
 class PendingCall:
     """A request that is queued or sent; cancelling its future discards the answer."""
 
-    __slots__ = ("body", "future", "is_retryable", "times_sent")
+    __slots__ = ("body", "future", "is_retryable", "is_urgent", "times_sent")
 
-    def __init__(self, body: bytes, *, is_retryable: bool) -> None:
+    def __init__(self, body: bytes, *, is_retryable: bool, is_urgent: bool = False) -> None:
         self.body = body
         self.is_retryable = is_retryable
+        self.is_urgent = is_urgent
         self.times_sent = 0
         self.future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
 
@@ -170,7 +171,7 @@ class ClientSession:
     environment_info: EnvironmentInfo
 
     def __init__(self, dialer: Dialer, *, client_name: str = CLIENT_NAME) -> None:
-        self.flow_control = FlowControl(self.pause_reading, self.resume_reading)
+        self.flow_control = FlowControl(self)
         self._dialer = dialer
         self._client_name = client_name
         self._tasks = asyncio.TaskGroup()
@@ -261,16 +262,21 @@ class ClientSession:
             self.flow_control.end_wait(consumers)
         return decode_as(call.result, answer, f"answer to {call.name}")
 
-    async def call_in_background(self, call: Call[P, R], params: P) -> R:
+    async def call_in_background(
+        self, call: Call[P, R], params: P, *, is_urgent: bool = False
+    ) -> R:
         """Make a retryable call whose answer no consumer waits for.
 
         Such a call exempts no full queue. A process that does not read its input may delay the
-        answer to a write for as long as it likes.
+        answer to a write for as long as it likes. An urgent call does not wait for such answers:
+        it is sent before queued ones, whatever the number of calls in flight.
         """
-        answer = await self._request(call.name, params, is_retryable=True)
+        answer = await self._request(call.name, params, is_retryable=True, is_urgent=is_urgent)
         return decode_as(call.result, answer, f"answer to {call.name}")
 
-    async def _request(self, method: str, params: object, *, is_retryable: bool) -> Raw:
+    async def _request(
+        self, method: str, params: object, *, is_retryable: bool, is_urgent: bool = False
+    ) -> Raw:
         if not self._is_entered:
             raise RuntimeError("the session is not open: use it inside of its `async with`")
         try:
@@ -283,8 +289,10 @@ class ClientSession:
             raise InvalidRequest(f"the request has {len(body)} bytes; a message may have 64 MiB")
         if self._end_reason is not None:
             raise SessionLost(self._end_reason)
-        call = PendingCall(body, is_retryable=is_retryable)
+        call = PendingCall(body, is_retryable=is_retryable, is_urgent=is_urgent)
         self._queue[call] = None
+        if is_urgent:
+            self._queue.move_to_end(call, last=False)
         self._send_queued()
         try:
             return await call.future
@@ -292,14 +300,13 @@ class ClientSession:
             self._queue.pop(call, None)  # if it was cancelled before it was sent
 
     def _send_queued(self) -> None:
-        """Send queued calls, up to the number that may be in flight."""
+        """Send queued calls, up to the number that may be in flight; urgent ones are first."""
         while self._queue:
             connection = self._connection  # sending may find out that it has ended
-            if (
-                connection is None
-                or connection.is_writing_paused
-                or len(connection.pending) >= self._dialer.calls_in_flight
-            ):
+            if connection is None or connection.is_writing_paused:
+                return
+            is_full = len(connection.pending) >= self._dialer.calls_in_flight
+            if is_full and not next(iter(self._queue)).is_urgent:
                 return
             call, _ = self._queue.popitem(last=False)
             self._send(connection, call)

@@ -13,6 +13,7 @@ from exec_server.client.engine.flow_control import (
     Consumer,
     FlowControl,
     current_consumer,
+    is_consumer,
     share_consumer,
     waiting_consumers,
 )
@@ -72,7 +73,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.is_reading = True
-        self.flow = FlowControl(self.pause_reading, self.resume_reading)
+        self.flow = FlowControl(self)
 
     def pause_reading(self) -> None:
         assert self.is_reading
@@ -157,5 +158,40 @@ def test_a_stalled_queue_is_exempt(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not reader.is_reading
         reader.flow.end_wait(consumers)
         reader.flow.close()
+
+    asyncio.run(scene())
+
+
+def test_a_queue_with_a_valve_of_its_own_stops_no_other() -> None:
+    async def scene() -> None:
+        reader, own = Reader(), Reader()
+        flow = reader.flow
+        flow.queue_full("a", current_consumer(), own)
+        assert (reader.is_reading, own.is_reading) == (True, False)
+        flow.queue_full("b", None)
+        assert (reader.is_reading, own.is_reading) == (False, False)
+        consumers = flow.begin_wait()
+        assert (reader.is_reading, own.is_reading) == (True, True)
+        flow.queue_drained("a")
+        flow.end_wait(consumers)
+        assert (reader.is_reading, own.is_reading) == (False, True)
+        flow.queue_drained("b")
+        assert (reader.is_reading, own.is_reading) == (True, True)
+        flow.close()
+
+    asyncio.run(scene())
+
+
+def test_a_task_that_a_consumer_starts_is_not_that_consumer() -> None:
+    async def scene() -> None:
+        assert not is_consumer(None)
+        consumer = current_consumer()
+        assert is_consumer(consumer)
+        assert not is_consumer(Consumer(None))
+
+        async def started() -> bool:
+            return is_consumer(consumer)
+
+        assert not await asyncio.get_running_loop().create_task(started())
 
     asyncio.run(scene())
