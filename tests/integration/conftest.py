@@ -1,4 +1,4 @@
-"""Shared by integration tests: servers for clients of every kind and for sandboxes, a relay."""
+"""Shared by integration tests: servers for clients of every kind, a relay."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from tests.relay_service import ThreadedRelayService
-from tests.support.client import KINDS, Client
+from tests.support.client import KINDS
 from tests.support.client_targets import ClientTarget, machine
 from tests.support.relay_ends import Ends, close_links
-from tests.support.sandbox import BASE_STEPS, USERS, Stage, start_stage
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -42,18 +41,3 @@ def closed_links() -> Iterator[None]:
     """Closes the links of `relay_ends.dial`."""
     yield
     close_links()
-
-
-@pytest.fixture(scope="module", params=USERS)
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """One server for all sandbox tests of a module that do not end it: of root, then of a user."""
-    with start_stage(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[Client]:
-    """A connection to the server of the sandbox tests, and a reset tree."""
-    stage.scratch.reset(BASE_STEPS)
-    with stage.server.connect() as connected:
-        yield connected
