@@ -26,6 +26,11 @@ from exec_server.client.environment import Environment
 from exec_server.errors import ConnectFailed, ExecServerError
 from exec_server.net.stream import ReceiverFactory
 
+# A script: for each request the messages that follow, and whether the right answer does.
+Script = list[tuple[list[tuple[str, Any]], bool]]
+# After as many messages the server leaves.
+MAX_MESSAGES = 24
+
 STAT = {
     "isDirectory": True,
     "isFile": False,
@@ -101,22 +106,40 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copied
 
 
-class HostileStream(MemoryStream):
-    """Answers each request by drawing from `data`, until its messages are used up."""
+# How a part of an answer is changed: a number that chooses the part, and its new value.
+changes = st.tuples(st.integers(0, 63), values)
+ERROR = {"code": -32603, "message": "x (os error 5)", "data": {"sandboxDenial": 5}}
+EVENTS: list[tuple[str, dict[str, Any]]] = [
+    ("output", {"stream": "stdout", "chunk": "eHl6"}),
+    ("exited", {"exitCode": 0, "sandboxDenied": False}),
+    ("closed", {}),
+]
+numbers = st.integers(-1, 6) | st.sampled_from([2**62, 2**63, 2**64, 10**30])
+messages = (
+    st.tuples(st.just("answer"), changes)
+    | st.tuples(st.just("answer"), changes)
+    | st.tuples(st.just("refusal"), changes)
+    | st.tuples(st.just("notice"), st.tuples(st.sampled_from(EVENTS), st.booleans(), numbers))
+    | st.tuples(st.just("garbage"), st.binary(max_size=12))
+)
+# The messages after each request, and whether the right answer follows them. They are drawn before
+# the client runs: the order of its requests may differ from run to run, a draw must not.
+scripts = st.lists(st.tuples(st.lists(messages, max_size=3), st.booleans()), max_size=8)
 
-    def __init__(self, make_receiver: ReceiverFactory, data: st.DataObject) -> None:
+
+class HostileStream(MemoryStream):
+    """Answers each request by its script, until there is none or enough was said."""
+
+    def __init__(self, make_receiver: ReceiverFactory, script: Script) -> None:
         super().__init__(make_receiver)
-        self._data = data
-        self._left = 24
+        self._script = iter(script)
+        self._left = MAX_MESSAGES
         self._process_id = "p"
         self._leaving: asyncio.TimerHandle | None = None
-        self.interruption: BaseException | None = None
 
     def send(self, message: bytes) -> None:
         loop = asyncio.get_running_loop()
         request = json.loads(message)
-        if self.interruption is not None:
-            return
         if request.get("method") == "initialize":
             loop.call_soon(self.answer, request, OURS)
         elif "id" in request and "method" in request:
@@ -127,23 +150,13 @@ class HostileStream(MemoryStream):
             super().close(code, reason)
 
     def _answer_anything(self, request: Message) -> None:
-        """Answer, or keep the exception by which Hypothesis ends an example in a draw.
-
-        The event loop would swallow it, and the client would wait for an answer.
-        """
-        try:
-            self._draw_answers(request)
-        except BaseException as interruption:
-            self.interruption = interruption
-            self._leave()
-
-    def _draw_answers(self, request: Message) -> None:
         if request["method"] == "process/start":
             self._process_id = request["params"]["processId"]
-        for said in self._data.draw(st.lists(self._messages(request), max_size=4)):
+        said, is_answered = next(self._script, ([], False))
+        for kind, content in said:
             self._left -= 1
-            self.receiver.message_received(said if isinstance(said, bytes) else encoded(said))
-        if self._data.draw(st.booleans()):
+            self.receiver.message_received(self._message(request, kind, content))
+        if is_answered:
             self.receiver.message_received(encoded(self._right_answer(request)))
         self._left -= 1
         if self._leaving is not None:
@@ -160,36 +173,22 @@ class HostileStream(MemoryStream):
     def _right_answer(self, request: Message) -> Message:
         return {"id": request["id"], "result": ANSWERS.get(request["method"], {})}
 
-    def _messages(self, request: Message) -> st.SearchStrategy[Any]:
-        right = self._right_answer(request)
-        wrong = st.builds(
-            lambda path, new: changed(right, path, new),
-            st.sampled_from(paths(right)),
-            values,
-        )
-        error = {"code": -32603, "message": "x (os error 5)", "data": {"sandboxDenial": 5}}
-        refusals = st.builds(
-            lambda path, new: {"id": request["id"], "error": changed(error, path, new)},
-            st.sampled_from(paths(error)),
-            values,
-        )
-        return wrong | wrong | refusals | self._notices() | st.binary(max_size=12)
+    def _message(self, request: Message, kind: str, content: Any) -> bytes:
+        if kind == "garbage":
+            return bytes(content)
+        if kind == "notice":
+            (name, params), is_ours, seq = content
+            process = self._process_id if is_ours else "other"
+            params = {"processId": process, "seq": seq, **params}
+            return encoded({"method": f"process/{name}", "params": params})
+        if kind == "refusal":
+            return encoded({"id": request["id"], "error": changed_at(ERROR, *content)})
+        return encoded(changed_at(self._right_answer(request), *content))
 
-    def _notices(self) -> st.SearchStrategy[Any]:
-        numbers = st.integers(-1, 6) | st.sampled_from([2**62, 2**63, 2**64, 10**30])
-        of = st.sampled_from([self._process_id, "other"])
-        output = {"stream": "stdout", "chunk": "eHl6"}
-        exit_ = {"exitCode": 0, "sandboxDenied": False}
-        events = st.sampled_from([("output", output), ("exited", exit_), ("closed", {})])
-        return st.builds(
-            lambda event, process, seq: {
-                "method": f"process/{event[0]}",
-                "params": {"processId": process, "seq": seq, **event[1]},
-            },
-            events,
-            of,
-            numbers,
-        )
+
+def changed_at(value: Any, number: int, new: Any) -> Any:
+    places = paths(value)
+    return changed(value, places[number % len(places)], new)
 
 
 def encoded(value: Any) -> bytes:
@@ -202,18 +201,14 @@ class HostileDialer:
     can_reconnect = True
     calls_in_flight = 16
 
-    def __init__(self, data: st.DataObject) -> None:
-        self._data = data
+    def __init__(self, script: Script) -> None:
+        self._script = script
         self._stream: HostileStream | None = None
-
-    @property
-    def interruption(self) -> BaseException | None:
-        return None if self._stream is None else self._stream.interruption
 
     async def open(self, make_receiver: ReceiverFactory) -> HostileStream:
         if self._stream is not None:
             raise ConnectFailed("gone", 404)
-        self._stream = HostileStream(make_receiver, self._data)
+        self._stream = HostileStream(make_receiver, self._script)
         return self._stream
 
     def retry_delay(self, attempt: int) -> float:
@@ -275,19 +270,17 @@ CALLS: dict[str, Callable[[Environment], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_every_call_ends_with_a_result_or_an_error_of_ours(name: str, data: st.DataObject) -> None:
+@given(script=scripts)
+def test_every_call_ends_with_a_result_or_an_error_of_ours(name: str, script: Script) -> None:
     records: list[str] = []
 
     class Recorder(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             records.append(record.getMessage())
 
-    dialer = HostileDialer(data)
-
     async def scene() -> None:
         async with asyncio.timeout(scaled(DEFAULT_TIMEOUT)):
-            async with Environment(dialer) as env:
+            async with Environment(HostileDialer(script)) as env:
                 try:
                     await CALLS[name](env)
                 except ExecServerError:
@@ -300,6 +293,4 @@ def test_every_call_ends_with_a_result_or_an_error_of_ours(name: str, data: st.D
         asyncio.run(scene())
     finally:
         logging.getLogger("exec_server").removeHandler(recorder)
-    if dialer.interruption is not None:
-        raise dialer.interruption
     assert records == []  # a subscriber that fails is logged, and its event is lost
