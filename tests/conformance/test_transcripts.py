@@ -179,6 +179,7 @@ _OUR_EXTENSIONS = frozenset(
         "processList",
         "processReadLoss",
         "processFlowControl",
+        "processDetach",
         "fsAppend",
         "fsApplyPatch",
         "fsChmod",

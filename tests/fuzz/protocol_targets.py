@@ -206,6 +206,7 @@ _START: Final = {
     "env": {"A": "b"},
     "tty": True,
     "ttySize": {"rows": 24, "columns": 80},
+    "detach": {"name": "web", "maxLifetimeMs": 1000, "idleTimeoutMs": 1000},
     "sandbox": _SANDBOX,
 }
 
@@ -216,6 +217,7 @@ _SEED_PARAMS: Final = {
     "process/write": {"processId": "p", "chunk": "YQ==", "writeId": "w"},
     "process/resize": {"processId": "p", "rows": 24, "columns": 80},
     "process/signal": {"processId": "p", "signal": "SIGTERM"},
+    "process/attach": {"processId": "p", "name": "web", "afterSeq": 1},
     "fs/open": {"handleId": "h", "path": "file:///w", "mode": "replace"},
     "fs/writeBlock": {"handleId": "h", "offset": 0, "chunk": "YQ=="},
     "fs/walk": {

@@ -148,6 +148,7 @@ class ConnectionBench:
             inotify=Inotify(threads.run),
             sandboxes=cast(Any, None),
             sessions=self.sessions,
+            detached=cast(Any, None),
             tasks=tasks,
             concurrent_requests=slots,
         )

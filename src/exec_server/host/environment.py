@@ -50,6 +50,7 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
             process_list=True,
             process_read_loss=True,
             process_flow_control=True,
+            process_detach=True,
             fs_append=True,
             fs_apply_patch=True,
             fs_chmod=True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import deque
+from itertools import islice
 
 from exec_server.protocol.process import Chunk, Stream
 
@@ -91,6 +92,12 @@ class OutputLog:
             if total >= max_bytes:
                 break
         return included, included[-1].seq + 1 if included else self.next_seq
+
+    def next_chunks(self, after: int, count: int) -> list[Chunk]:
+        """The first `count` chunks numbered above `after`; the cost does not depend on the rest."""
+        seen = after - bisect_right(self._non_chunk_seqs, after)
+        start = max(0, seen - self._forgotten_sizes - len(self._dropped_sizes))
+        return list(islice(self._chunks, start, start + count))
 
     def loss(self, after: int) -> tuple[int, int | None] | None:
         """The first retained number and the bytes dropped after `after`; None if none were.

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -40,12 +41,36 @@ class LaunchMode:
     check_denial: DenialCheck | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TableLimits:
+    """The limits of a table that is not that of a session."""
+
+    live: int
+    closed: int
+    closed_bytes: int
+    retention_seconds: float
+
+
+class TableObserver(Protocol):
+    """Learns of each process that enters or leaves a table."""
+
+    def started(self, process: Process) -> None:
+        """A start has succeeded, perhaps after its request was abandoned."""
+        ...
+
+    def start_failed(self, process_id: ProcessId) -> None: ...
+
+    def forgotten(self, process: Process) -> None:
+        """A closed process has left the table."""
+        ...
+
+
 def _discard(notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
     """Ignore an event of a process whose start has failed."""
 
 
 class ProcessTable:
-    """The processes of one session, by the ids that its client chose."""
+    """The processes of one session, by the ids that its client chose; or detached ones by name."""
 
     def __init__(
         self,
@@ -53,8 +78,13 @@ class ProcessTable:
         reaper: Reaper,
         spawn_threads: ThreadPool,
         cleanup_threads: ThreadPool,
+        *,
+        limits: TableLimits | None = None,  # None: those of a session
+        observer: TableObserver | None = None,
     ) -> None:
         self._emit = emit
+        self._limits = limits or TableLimits(MAX_LIVE, MAX_CLOSED, CLOSED_BYTES, RETENTION_SECONDS)
+        self._observer = observer
         self._reaper = reaper
         self._spawn_threads = spawn_threads
         self._cleanup_threads = cleanup_threads
@@ -79,12 +109,17 @@ class ProcessTable:
         return process_id in self._starting
 
     def reserve(self, process_id: ProcessId) -> None:
-        """Reserve an id for a start; raises InvalidRequest if it is in use or at MAX_LIVE."""
+        """Reserve an id for a start; raises InvalidRequest if it is in use or at the limit."""
         if process_id in self._processes or process_id in self._starting:
             raise InvalidRequest(f"process {process_id} already exists")
-        if len(self._processes) - len(self._closed) + len(self._starting) >= MAX_LIVE:
-            raise InvalidRequest(f"at most {MAX_LIVE} processes may run per session")
+        if self.live_count >= self._limits.live:
+            raise InvalidRequest(f"at most {self._limits.live} processes may run per session")
         self._starting[process_id] = False
+
+    @property
+    def live_count(self) -> int:
+        """The number of processes that start, or that have not closed."""
+        return len(self._processes) - len(self._closed) + len(self._starting)
 
     async def start(self, process_id: ProcessId, command: Command, launch_mode: LaunchMode) -> None:
         """Start a command under a reserved id.
@@ -132,6 +167,8 @@ class ProcessTable:
     def _on_failed_start(self, process_id: ProcessId, owner: Owner) -> None:
         self._reaper.unexpect(owner)
         del self._starting[process_id]
+        if self._observer is not None:
+            self._observer.start_failed(process_id)
 
     def _add(
         self,
@@ -149,6 +186,8 @@ class ProcessTable:
             )
             self._watch(process, child)
             self._terminate(process)
+            if self._observer is not None:
+                self._observer.start_failed(process_id)
             raise InvalidRequest(f"process {process_id} start was cancelled")
         process = Process(process_id, command, child, owner, self._emit, check_denial=check_denial)
         process.on_closed = self._on_closed
@@ -156,6 +195,8 @@ class ProcessTable:
         if not self._paused:
             process.resume_reading()
         self._watch(process, child)
+        if self._observer is not None:
+            self._observer.started(process)
         if self._is_terminating:
             self._terminate(process)
 
@@ -227,15 +268,28 @@ class ProcessTable:
         return self._cleanup_threads.run(self._reaper.orphans.kill, has_ended)
 
     def _on_closed(self, process: Process) -> None:
-        self._closed[process] = self._loop.call_later(RETENTION_SECONDS, self._forget, process)
+        limits = self._limits
+        self._closed[process] = self._loop.call_later(
+            limits.retention_seconds, self._forget, process
+        )
         self._closed_bytes += process.memory_bytes()
-        while len(self._closed) > MAX_CLOSED or self._closed_bytes > CLOSED_BYTES:
+        while len(self._closed) > limits.closed or self._closed_bytes > limits.closed_bytes:
             self._forget(next(iter(self._closed)))
+
+    def forget(self, process_id: ProcessId) -> bool:
+        """Forget a process before the end of its retention; False if it has not closed."""
+        process = self._processes.get(process_id)
+        if process is None or process not in self._closed:
+            return False
+        self._forget(process)
+        return True
 
     def _forget(self, process: Process) -> None:
         self._closed.pop(process).cancel()
         self._closed_bytes -= process.memory_bytes()
         del self._processes[process.id]
+        if self._observer is not None:
+            self._observer.forgotten(process)
 
     async def end(self) -> None:
         """Kill and forget all processes of the session; returns when all are dead."""

@@ -111,9 +111,19 @@ class TtySize(Params, frozen=True):
     columns: NonZeroU16
 
 
+class Detach(Params, frozen=True):
+    """Extension: the process outlives the session; see `protocol.detached`."""
+
+    wire_name: ClassVar[str] = "Detach"
+    omissible: ClassVar[tuple[str, ...]] = ("name", "max_lifetime_ms", "idle_timeout_ms")
+    name: str | None = None  # None: the server chooses one
+    max_lifetime_ms: U64 | None = None
+    idle_timeout_ms: U64 | None = None
+
+
 class StartParams(Confinable, frozen=True, kw_only=True):
     wire_name: ClassVar[str] = "WireExecParams"
-    named_only: ClassVar[tuple[str, ...]] = ("tty_size",)
+    named_only: ClassVar[tuple[str, ...]] = ("tty_size", "detach")
     process_id: ProcessId
     metadata: Metadata | None = None
     argv: list[str]
@@ -129,11 +139,14 @@ class StartParams(Confinable, frozen=True, kw_only=True):
     managed_network: ManagedNetwork | None = None
     network_proxy: NetworkProxy | None = None
     tty_size: TtySize | None = None
+    detach: Detach | None = None
 
 
-class StartResult(Result, frozen=True):
+class StartResult(Result, frozen=True, omit_defaults=True):
     process_id: ProcessId
     sandbox_type: SandboxType
+    # Extension, encoded only if present: the name of a detached process.
+    name: str | None = None
 
 
 class ReadParams(Params, frozen=True):

@@ -40,6 +40,7 @@ class Capabilities(Result, frozen=True):
     process_list: bool = False
     process_read_loss: bool = False
     process_flow_control: bool = False
+    process_detach: bool = False
     fs_append: bool = False
     fs_apply_patch: bool = False
     fs_chmod: bool = False

@@ -17,6 +17,7 @@ from exec_server.host.threads import ThreadPool
 from exec_server.protocol.method import Notice
 from exec_server.protocol.session import EnvironmentInfo
 from exec_server.sandbox.sandboxes import Sandboxes
+from exec_server.server.detached import DetachedProcesses
 from exec_server.server.session import Session, SessionRegistry
 
 A = ParamSpec("A")
@@ -42,6 +43,7 @@ class ServerContext:
     inotify: Inotify
     sandboxes: Sandboxes
     sessions: SessionRegistry
+    detached: DetachedProcesses
     tasks: asyncio.TaskGroup
     http: HttpResources | None = None  # None: http/request is refused
     concurrent_requests: int = 1  # of one connection

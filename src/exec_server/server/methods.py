@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from exec_server.filesystem.operation_table import OPERATIONS
-from exec_server.protocol import file_changes, files, http, process, session
+from exec_server.protocol import detached, file_changes, files, http, process, session
 from exec_server.protocol.decoding import Params, Result, decode, decode_unit
 from exec_server.protocol.method import Call
 from exec_server.server.context import ConnectionContext, Encoded, Streamed
 from exec_server.server.file_access import FileOperation
+from exec_server.server.handlers import detached as detached_handlers
 from exec_server.server.handlers import environment as environment_handlers
 from exec_server.server.handlers import files as file_handlers
 from exec_server.server.handlers import http as http_handlers
@@ -68,7 +69,7 @@ class Method:
         self.family = family
         self.control = control
         self.yields_slot = yields_slot
-        self.starts_process = call.name == process.START.name
+        self.starts_process = call.name in (process.START.name, detached.ATTACH.name)
 
 
 class DecodedParams:
@@ -116,6 +117,9 @@ _ROWS = [
     Method(process.TERMINATE, process_handlers.terminate, "exec", control=True),
     Method(process.LIST, process_handlers.list_, "exec"),
     Method(process.SET_FLOW, process_handlers.set_flow, "exec", control=True),
+    Method(detached.ATTACH, detached_handlers.attach, "exec"),
+    Method(detached.DETACH, detached_handlers.detach, "exec"),
+    Method(detached.LIST_DETACHED, detached_handlers.list_, "exec"),
     Method(files.READ_FILE, file_handlers.read_file, "filesystem"),
     Method(files.OPEN, file_handlers.open_, "filesystem"),
     Method(files.READ_BLOCK, file_handlers.read_block, "filesystem"),

@@ -21,10 +21,11 @@ from exec_server.net.stream import ReceiverFactory
 from exec_server.net.websocket.server import Settings, WebSocketListener
 from exec_server.process.process import Emit
 from exec_server.process.reaper import Reaper
-from exec_server.process.table import ProcessTable
+from exec_server.process.table import ProcessTable, TableLimits, TableObserver
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.connection import Connection
 from exec_server.server.context import ServerContext
+from exec_server.server.detached import DetachedProcesses
 from exec_server.server.session import SessionRegistry
 
 if TYPE_CHECKING:
@@ -111,13 +112,18 @@ async def _server_context(
     inotify = Inotify(file_threads.run)
     lazy_client = _LazyHttpClient(file_threads)
 
-    def make_table(emit: Emit) -> ProcessTable:
-        return ProcessTable(emit, reaper, spawn_threads, cleanup_threads)
+    def make_table(
+        emit: Emit, limits: TableLimits | None = None, observer: TableObserver | None = None
+    ) -> ProcessTable:
+        return ProcessTable(
+            emit, reaper, spawn_threads, cleanup_threads, limits=limits, observer=observer
+        )
 
     try:
         async with asyncio.TaskGroup() as tasks:
             sweeper = tasks.create_task(_sweep(sandboxes, decode_threads))
             sessions = SessionRegistry(make_table, tasks, options.session_retention)
+            detached = DetachedProcesses(make_table)
             try:
                 yield ServerContext(
                     environment=environment.describe(variables),
@@ -128,13 +134,16 @@ async def _server_context(
                     inotify=inotify,
                     sandboxes=sandboxes,
                     sessions=sessions,
+                    detached=detached,
                     tasks=tasks,
                     http=http.HttpResources(lazy_client),
                     concurrent_requests=options.concurrent_requests,
                     legacy_sandbox_forms=options.legacy_sandbox_forms,
                 )
             finally:
-                await sessions.end_all()
+                async with asyncio.TaskGroup() as ends:
+                    ends.create_task(sessions.end_all())
+                    ends.create_task(detached.end_all())
                 sweeper.cancel()
         await lazy_client.close()
     finally:

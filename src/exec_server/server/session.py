@@ -11,10 +11,12 @@ from typing import Protocol
 import msgspec
 
 from exec_server.errors import InvalidRequest, SessionAttached
-from exec_server.process.process import Emit
+from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable
 from exec_server.protocol.method import Notice
+from exec_server.protocol.process import ProcessId
 from exec_server.protocol.session import SessionId
+from exec_server.server.attachment import Attachment, Broadcast
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +41,80 @@ class Session:
     def __init__(self, make_table: Callable[[Emit], ProcessTable]) -> None:
         self.id = SessionId(str(uuid.uuid4()))
         self.connection: AttachedConnection | None = None
-        self.processes = make_table(self._notify)
+        self.processes = make_table(self.notify)
+        self.attachments: dict[ProcessId, Attachment] = {}  # detached processes that it uses
+        self._is_paused = False  # the send buffer of the connection is full
 
-    def _notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
+    def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
         # Nothing is queued while detached: the client reads missed output after it has resumed.
         if self.connection is not None:
             self.connection.notify(notice, params)
+
+    def check_unused(self, process_id: ProcessId) -> None:
+        """Raise InvalidRequest if the id names a process, also one that is starting."""
+        if self.process(process_id) is not None or self.is_starting(process_id):
+            raise InvalidRequest(f"process {process_id} already exists")
+
+    def process(self, process_id: ProcessId) -> Process | None:
+        """A process of this session, or a detached one to which it is attached."""
+        attachment = self.attachments.get(process_id)
+        if attachment is not None:
+            return attachment.broadcast.process
+        return self.processes.get(process_id)
+
+    def is_starting(self, process_id: ProcessId) -> bool:
+        attachment = self.attachments.get(process_id)
+        if attachment is not None:
+            return attachment.broadcast.process is None
+        return self.processes.is_starting(process_id)
+
+    # ---- attachments ------------------------------------------------------------------
+
+    def attach(self, process_id: ProcessId, broadcast: Broadcast) -> Attachment:
+        """Attach to a detached process under an unused id; raises InvalidRequest."""
+        self.check_unused(process_id)
+        attachment = broadcast.attach(process_id, self)
+        self.attachments[process_id] = attachment
+        return attachment
+
+    def attachment_ended(self, process_id: ProcessId) -> None:
+        del self.attachments[process_id]
+
+    def close_attachments(self) -> None:
+        """Leave the detached processes: the session ends."""
+        for attachment in self.attachments.values():
+            attachment.close()
+        self.attachments.clear()
+
+    # ---- back-pressure ----------------------------------------------------------------
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether there is a connection, and its send buffer is not full."""
+        return self.connection is not None and not self._is_paused
+
+    def pause_writing(self) -> None:
+        """Send no more output: the client does not read. Detached processes are not paused."""
+        self._is_paused = True
+        self.processes.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self.processes.resume_reading()
+        for attachment in tuple(self.attachments.values()):
+            attachment.push()
+
+    def connection_opened(self, connection: AttachedConnection) -> None:
+        self.connection = connection
+        self.processes.resume_reading()
+        for attachment in self.attachments.values():
+            attachment.skip_to_end()
+
+    def connection_lost(self) -> None:
+        """Let the processes run on; the client may resume."""
+        self.connection = None
+        self._is_paused = False
+        self.processes.resume_reading()
 
 
 class SessionRegistry:
@@ -84,16 +154,14 @@ class SessionRegistry:
             session.connection.probe()
             raise SessionAttached(f"session {session_id} is already attached to another connection")
         self._expiries.pop(session.id).cancel()
-        session.connection = connection
-        session.processes.resume_reading()
+        session.connection_opened(connection)
         return session
 
     def detach(self, session: Session) -> None:
         """Keep a session whose connection has ended; its processes run on until it is resumed."""
         if session.id not in self._sessions:
             return  # ended with the server
-        session.connection = None
-        session.processes.resume_reading()
+        session.connection_lost()
         if self._retention <= 0:
             self._end(session)
             return
@@ -122,6 +190,7 @@ class SessionRegistry:
 
     def _end(self, session: Session) -> None:
         del self._sessions[session.id]
+        session.close_attachments()
         self._tasks.create_task(self._end_processes(session))
 
     async def _end_processes(self, session: Session) -> None:
@@ -139,5 +208,6 @@ class SessionRegistry:
         async with asyncio.TaskGroup() as tasks:
             for session in self._sessions.values():
                 session.connection = None
+                session.close_attachments()
                 tasks.create_task(self._end_processes(session))
         self._sessions.clear()

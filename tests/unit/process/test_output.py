@@ -165,3 +165,34 @@ def test_sizes_of_dropped_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 def test_limits_are_those_of_the_reference() -> None:
     assert (output.CHUNK_BYTES, output.RETAINED_BYTES) == (8192, 1_048_576)
     assert output.RETAINED_CHUNKS == 50_000
+
+
+# ---- next_chunks ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after", "count", "chunks"),
+    [
+        (0, 10, [_ONE, _TWO, _FOUR]),
+        (0, 2, [_ONE, _TWO]),
+        (1, 1, [_TWO]),
+        (2, 10, [_FOUR]),
+        (3, 10, [_FOUR]),
+        (4, 10, []),
+        (5, 10, []),
+        (99, 10, []),
+    ],
+)
+def test_next_chunks(log: OutputLog, after: int, count: int, chunks: list[Chunk]) -> None:
+    assert log.next_chunks(after, count) == chunks
+
+
+def test_next_chunks_begin_with_the_oldest_retained_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "RETAINED_CHUNKS", 3)
+    monkeypatch.setattr(output, "DROPPED_SIZES", 4)
+    log = OutputLog()
+    for number in range(1, 21):
+        log.append("stdout", bytes([number]))
+        for after in range(number + 2):
+            expected = [seq for seq in range(1, number + 1) if seq > max(after, number - 3)]
+            assert [chunk.seq for chunk in log.next_chunks(after, 100)] == expected

@@ -466,3 +466,62 @@ def test_the_end_of_a_session_waits_until_all_are_dead(run: Run) -> None:
             await world.table.start(name, _COMMAND, world.mode(name))
 
     run(test)
+
+
+# ---- tables of other owners -----------------------------------------------------------
+
+
+class Observer:
+    """Records the events of a table."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def started(self, process: Process) -> None:
+        self.seen.append(f"started {process.id}")
+
+    def start_failed(self, process_id: ProcessId) -> None:
+        self.seen.append(f"failed {process_id}")
+
+    def forgotten(self, process: Process) -> None:
+        self.seen.append(f"forgotten {process.id}")
+
+
+def test_an_observer_learns_of_starts_failures_and_of_forgotten_processes(run: Run) -> None:
+    async def test(world: World) -> None:
+        observer = world.table._observer = Observer()
+        await world.start("a")
+        missing = ProcessId("missing")
+
+        def fail(command: Command, owner: Owner) -> Child:
+            raise OSError(2, "nothing there")
+
+        world.table.reserve(missing)
+        with pytest.raises(InternalError):
+            await world.table.start(missing, _COMMAND, LaunchMode(fail))
+        cancelled = ProcessId("cancelled")
+        world.table.reserve(cancelled)
+        world.table.terminate(cancelled)
+        with pytest.raises(InvalidRequest):
+            await world.table.start(cancelled, _COMMAND, world.mode(cancelled))
+        assert not world.table.forget(ProcessId("a"))  # it has not closed
+        assert not world.table.forget(ProcessId("unknown"))
+        await world.finish("a")
+        assert world.table.forget(ProcessId("a"))
+        assert observer.seen == ["started a", "failed missing", "failed cancelled", "forgotten a"]
+
+    run(test)
+
+
+def test_a_table_may_have_other_limits(run: Run) -> None:
+    async def test(world: World) -> None:
+        world.table._limits = table.TableLimits(2, 1, 1000, 1000.0)
+        await world.start("a")
+        await world.start("b")
+        with pytest.raises(InvalidRequest, match="at most 2 processes"):
+            world.table.reserve(ProcessId("c"))
+        await world.finish("a")
+        await world.finish("b")
+        assert (world.ids(), world.table.live_count) == (["b"], 0)
+
+    run(test)

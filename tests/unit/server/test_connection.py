@@ -272,7 +272,7 @@ def test_session_moves_to_another_connection() -> None:
 def session_notice(bench: ConnectionBench, session_id: str) -> dict[str, Any]:
     """Has the session say something; returns what should be on the wire."""
     found = bench.sessions._sessions[session.SessionId(session_id)]
-    found._notify(process.CLOSED, process.ClosedParams(process.ProcessId("p"), 3))
+    found.notify(process.CLOSED, process.ClosedParams(process.ProcessId("p"), 3))
     return {"method": "process/closed", "params": {"processId": "p", "seq": 3}}
 
 

@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from exec_server.errors import InvalidRequest, SessionAttached
-from exec_server.process.process import Emit
+from exec_server.process.output import OutputLog
+from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable
 from exec_server.protocol.method import Notice
 from exec_server.protocol.process import CLOSED, ClosedParams, ProcessId
 from exec_server.server import session as sessions
+from exec_server.server.attachment import Broadcast
 from exec_server.server.session import SessionRegistry
 
 EVENT = ClosedParams(ProcessId("p"), 1)
@@ -45,6 +47,15 @@ class FakeTable:
         self.is_empty = True
         self.may_end = asyncio.Event()
         self.may_end.set()
+
+    def get(self, process_id: ProcessId) -> Process | None:
+        return cast(Process, self) if process_id == "own" else None
+
+    def is_starting(self, process_id: ProcessId) -> bool:
+        return process_id == "starting"
+
+    def pause_reading(self) -> None:
+        self.calls.append("pause_reading")
 
     def resume_reading(self) -> None:
         self.calls.append("resume_reading")
@@ -272,3 +283,87 @@ def test_processes_that_cannot_be_killed_are_reported(
     with caplog.at_level(logging.ERROR):
         _run(scenario)
     assert "some processes could not be killed" in caplog.text
+
+
+# ---- attachments ----------------------------------------------------------------------
+
+
+class FakeProcess:
+    """The log of a detached process."""
+
+    def __init__(self) -> None:
+        self.id = ProcessId("web")
+        self.log = OutputLog()
+
+
+def _close(broadcast: Broadcast, process: FakeProcess) -> None:
+    """The only event that the fake connection takes."""
+    broadcast.publish(ClosedParams(ProcessId("web"), process.log.number_event()))
+
+
+def test_a_session_knows_its_own_processes_and_its_attachments() -> None:
+    async def scenario(bench: Bench) -> None:
+        session = bench.registry.create(FakeConnection())
+        broadcast = Broadcast("web")
+        mine = ProcessId("mine")
+        session.check_unused(mine)
+        session.attach(mine, broadcast)
+        assert session.process(mine) is None
+        assert session.is_starting(mine)
+        process = broadcast.process = cast(Process, FakeProcess())
+        assert session.process(mine) is process
+        assert not session.is_starting(mine)
+        assert session.process(ProcessId("own")) is not None
+        assert session.is_starting(ProcessId("starting"))
+        for used in ("mine", "own", "starting"):
+            with pytest.raises(InvalidRequest, match=f"process {used} already exists"):
+                session.attach(ProcessId(used), broadcast)
+        session.attachment_ended(mine)
+        session.check_unused(mine)
+
+    _run(scenario)
+
+
+def test_a_full_connection_pauses_own_processes_and_falls_behind_others() -> None:
+    async def scenario(bench: Bench) -> None:
+        connection = FakeConnection()
+        session = bench.registry.create(connection)
+        process = FakeProcess()
+        broadcast = Broadcast("web")
+        broadcast.process = cast(Process, process)
+        session.attach(ProcessId("mine"), broadcast)
+        session.pause_writing()
+        assert not session.is_writable
+        _close(broadcast, process)
+        assert (connection.notified, bench.tables[0].calls) == ([], ["pause_reading"])
+        session.resume_writing()
+        assert connection.notified == [ClosedParams(ProcessId("mine"), 1)]
+        assert bench.tables[0].calls == ["pause_reading", "resume_reading"]
+
+    _run(scenario)
+
+
+def test_a_resumed_session_stays_attached_and_an_ended_one_does_not() -> None:
+    async def scenario(bench: Bench) -> None:
+        session = bench.registry.create(FakeConnection())
+        process = FakeProcess()
+        broadcast = Broadcast("web")
+        broadcast.process = cast(Process, process)
+        session.attach(ProcessId("mine"), broadcast)
+        session.pause_writing()
+        bench.registry.detach(session)
+        _close(broadcast, process)
+        connection = FakeConnection()
+        bench.registry.resume(session.id, connection)
+        assert session.is_writable
+        _close(broadcast, process)  # the client reads the first, which it has missed
+        assert connection.notified == [ClosedParams(ProcessId("mine"), 2)]
+        other = bench.registry.create(FakeConnection())
+        other.attach(ProcessId("theirs"), broadcast)
+        bench.registry.detach(session)
+        bench.registry._expire(session)
+        assert [each.process_id for each in broadcast.attachments] == ["theirs"]
+        await bench.registry.end_all()
+        assert not broadcast.attachments
+
+    _run(scenario)

@@ -62,16 +62,22 @@ def start(context: ConnectionContext, params: StartParams) -> Awaitable[StartRes
         raise InvalidParams("argv must not be empty")
     if params.tty_size is not None and not params.tty:
         raise InvalidParams("ttySize requires tty: true")
-    _check_length("processId", params.process_id, PROCESS_ID_BYTES)
+    check_process_id(params.process_id)
     if params.enforce_managed_network and _has_network(params.sandbox):
         raise InvalidRequest("this exec-server has no managed network to enforce")
     command = Command(params.argv, cwd, {}, params.tty, params.pipe_stdin, params.arg0)
     if params.tty_size is not None:
         command = replace(command, tty_size=(params.tty_size.rows, params.tty_size.columns))
-    context.session.processes.reserve(params.process_id)
     launch = _Launch(context.server, params)
     check_denial = None if params.sandbox is None else launch.check_denial
-    return _start(context, params, command, LaunchMode(launch.spawn, check_denial))
+    launch_mode = LaunchMode(launch.spawn, check_denial)
+    context.session.check_unused(params.process_id)
+    if params.detach is not None:
+        broadcast = context.server.detached.reserve(params.detach, params.argv[0])
+        context.session.attach(params.process_id, broadcast)
+        return _start_detached(context, params, command, launch_mode, broadcast.name)
+    context.session.processes.reserve(params.process_id)
+    return _start(context, params, command, launch_mode)
 
 
 class _Launch:
@@ -105,6 +111,11 @@ class _Launch:
         return self._check_denial(code, output)
 
 
+def check_process_id(process_id: ProcessId) -> None:
+    """Raise InvalidParams for an id that is too long."""
+    _check_length("processId", process_id, PROCESS_ID_BYTES)
+
+
 def _check_length(name: str, value: str, limit: int) -> None:
     if len(value) > limit // 4 and len(value.encode()) > limit:
         raise InvalidParams(f"{name} must not exceed {limit} bytes")
@@ -130,11 +141,25 @@ async def _start(
 ) -> StartResult:
     await context.session.processes.start(params.process_id, command, launch_mode)
     # No await from here to the response: the first output has to follow it.
+    return StartResult(params.process_id, _sandbox_type(params))
 
+
+async def _start_detached(
+    context: ConnectionContext,
+    params: StartParams,
+    command: Command,
+    launch_mode: LaunchMode,
+    name: str,
+) -> StartResult:
+    await context.server.detached.start(name, command, launch_mode)
+    # No await from here to the response: the first output has to follow it.
+    return StartResult(params.process_id, _sandbox_type(params), name)
+
+
+def _sandbox_type(params: StartParams) -> SandboxType:
     # The reference names its mechanism whenever there is a sandbox object, even one that does not
     # confine, and clients show that name.
-    sandbox_type: SandboxType = "none" if params.sandbox is None else "linuxSeccomp"
-    return StartResult(params.process_id, sandbox_type)
+    return "none" if params.sandbox is None else "linuxSeccomp"
 
 
 def read(context: ConnectionContext, params: ReadParams) -> ReadResult | Awaitable[ReadResult]:
@@ -146,9 +171,9 @@ def read(context: ConnectionContext, params: ReadParams) -> ReadResult | Awaitab
 
 
 def _existing(context: ConnectionContext, process_id: ProcessId) -> Process:
-    process = context.session.processes.get(process_id)
+    process = context.session.process(process_id)
     if process is None:
-        if context.session.processes.is_starting(process_id):
+        if context.session.is_starting(process_id):
             raise InvalidRequest(f"process id {process_id} is starting")
         raise InvalidRequest(f"unknown process id {process_id}")
     return process
@@ -180,13 +205,18 @@ def write(context: ConnectionContext, params: WriteParams) -> WriteResult | Awai
         raise InvalidParams("writeId must not be empty")
     if params.write_id is not None:
         _check_length("writeId", params.write_id, WRITE_ID_BYTES)
-    process = context.session.processes.get(params.process_id)
+    session = context.session
+    process = session.process(params.process_id)
     if process is None:
-        starting = context.session.processes.is_starting(params.process_id)
+        starting = session.is_starting(params.process_id)
         return WriteResult("starting" if starting else "unknownProcess")
-    if not process.accepts_write(params.write_id):
+    write_id = params.write_id
+    attachment = session.attachments.get(params.process_id)
+    if attachment is not None:
+        write_id = attachment.write_id(write_id)
+    if not process.accepts_write(write_id):
         return _STDIN_CLOSED
-    accepted = process.write(params.chunk, params.write_id)
+    accepted = process.write(params.chunk, write_id)
     return _ACCEPTED if accepted is None else _accepted_after(accepted)
 
 
@@ -226,7 +256,7 @@ def resize(context: ConnectionContext, params: ResizeParams) -> ResizeResult:
 
 
 def signal(context: ConnectionContext, params: SignalParams) -> SignalResult:
-    process = context.session.processes.get(params.process_id)
+    process = context.session.process(params.process_id)
     if process is not None:
         try:
             process.signal(params.signal)
@@ -236,6 +266,9 @@ def signal(context: ConnectionContext, params: SignalParams) -> SignalResult:
 
 
 def terminate(context: ConnectionContext, params: TerminateParams) -> TerminateResult:
+    attachment = context.session.attachments.get(params.process_id)
+    if attachment is not None:
+        return TerminateResult(context.server.detached.terminate(attachment.broadcast.name))
     return TerminateResult(context.session.processes.terminate(params.process_id))
 
 
@@ -245,5 +278,7 @@ def list_(context: ConnectionContext, params: None) -> ListResult:
 
 
 def set_flow(context: ConnectionContext, params: SetFlowParams) -> SetFlowResult:
-    _existing(context, params.process_id).set_flow(params.flow)
+    process = _existing(context, params.process_id)
+    attachment = context.session.attachments.get(params.process_id)
+    (attachment or process).set_flow(params.flow)
     return SetFlowResult()

@@ -68,6 +68,7 @@ def _server(resources: HttpResources | None) -> ServerContext:
         inotify=nothing,
         sandboxes=nothing,
         sessions=nothing,
+        detached=nothing,
         tasks=nothing,
         http=resources,
     )

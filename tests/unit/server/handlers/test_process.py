@@ -64,6 +64,9 @@ class World:
         self.commands = Commands()
         self.server = self.session = self.sandboxes = self
 
+    def check_unused(self, process_id: ProcessId) -> None:
+        assert process_id == "p"
+
     def start(self, **members: Any) -> tuple[Command, LaunchMode]:
         """Handle a request; returns the arguments of the start."""
         params = {"processId": "p", "argv": ["x"], "cwd": "/w", "env": {"A": "1"}, "tty": False}

@@ -1,0 +1,238 @@
+"""DetachedProcesses: the processes that belong to the server and not to a session.
+
+Every client of the server may attach to them by name. They are never paused: the output that no
+client has taken is retained up to the limit of an OutputLog, then the oldest is dropped. They end
+with the server, or when one of their own limits is reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from exec_server.errors import InvalidParams, InvalidRequest
+from exec_server.process.command import Command
+from exec_server.process.process import Emit, Process
+from exec_server.process.table import LaunchMode, ProcessTable, TableLimits, TableObserver
+from exec_server.protocol.detached import EndedBy, ListedDetached
+from exec_server.protocol.method import Notice
+from exec_server.protocol.process import Detach, ProcessId
+from exec_server.server.attachment import Broadcast, Event
+
+log = logging.getLogger(__name__)
+
+# Detached processes that have not closed. They outlive their clients, so only a limit of the server
+# itself bounds them; a start beyond it is refused.
+MAX_RUNNING = 64
+# Closed ones stay readable for this long, because the client that reads the end of a build may come
+# much later than its end. Beyond the number or the memory the one that closed first is forgotten.
+RETENTION_SECONDS = 3600.0
+MAX_CLOSED = 64
+CLOSED_BYTES = 64 * 1_048_576
+# A name is a word in command lines and tables.
+NAME_CHARACTERS = 64
+# Characters of the program in a name that the server chooses.
+PROGRAM_CHARACTERS = 32
+# A longer lifetime or idle timeout is refused: timers of the event loop take no larger numbers.
+MAX_LIMIT_SECONDS = 365 * 86_400.0
+# After SIGTERM a process that has reached a limit has this long to end in its own way.
+GRACE_SECONDS = 5.0
+# A kill is immediate, except for a child in an uninterruptible system call.
+END_SECONDS = 5.0
+
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS - 1}}}")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+
+MakeTable = Callable[[Emit, TableLimits, TableObserver], ProcessTable]
+
+
+class _Detached:
+    """One detached process, its limits and their timers."""
+
+    def __init__(self, name: str, max_lifetime: float | None, idle_timeout: float | None) -> None:
+        self.broadcast = Broadcast(name)
+        self.max_lifetime = max_lifetime
+        self.idle_timeout = idle_timeout
+        self.started_at_ms = int(time.time() * 1000)
+        self.ended_by: EndedBy | None = None
+        self.timers: list[asyncio.TimerHandle] = []
+
+    def cancel_timers(self) -> None:
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
+
+    def listed(self, process: Process) -> ListedDetached:
+        summary = process.summary()
+        return ListedDetached(
+            name=self.broadcast.name,
+            argv=summary.argv,
+            tty=summary.tty,
+            running=summary.running,
+            exit_code=summary.exit_code,
+            closed=summary.closed,
+            next_seq=summary.next_seq,
+            pid=process.pid,
+            started_at_ms=self.started_at_ms,
+            attached=len(self.broadcast.attachments),
+            max_lifetime_ms=_milliseconds(self.max_lifetime),
+            idle_timeout_ms=_milliseconds(self.idle_timeout),
+            ended_by=self.ended_by,
+        )
+
+
+class DetachedProcesses:
+    """The detached processes of a server by name; the TableObserver of their table."""
+
+    def __init__(self, make_table: MakeTable) -> None:
+        limits = TableLimits(MAX_RUNNING, MAX_CLOSED, CLOSED_BYTES, RETENTION_SECONDS)
+        self._table = make_table(self._emit, limits, self)
+        self._by_name: dict[str, _Detached] = {}
+        self._numbers = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+
+    # ---- starting ---------------------------------------------------------------------
+
+    def reserve(self, detach: Detach, program: str) -> Broadcast:
+        """Reserve the name for a start, or choose one; a closed process of this name is forgotten.
+
+        Raises InvalidParams or InvalidRequest.
+        """
+        max_lifetime = _seconds("maxLifetimeMs", detach.max_lifetime_ms)
+        idle_timeout = _seconds("idleTimeoutMs", detach.idle_timeout_ms)
+        name = self._unused_name(program) if detach.name is None else detach.name
+        if not _NAME.fullmatch(name):
+            raise InvalidParams(
+                f"the name of a detached process has 1 to {NAME_CHARACTERS} letters, digits, dots, "
+                "dashes and underscores, and begins with a letter or digit"
+            )
+        if name in self._by_name and not self._table.forget(ProcessId(name)):
+            raise InvalidRequest(f"the name {name} is in use by another detached process")
+        if self._table.live_count >= MAX_RUNNING:
+            raise InvalidRequest(f"at most {MAX_RUNNING} detached processes may run on a server")
+        self._table.reserve(ProcessId(name))
+        detached = self._by_name[name] = _Detached(name, max_lifetime, idle_timeout)
+        return detached.broadcast
+
+    def _unused_name(self, program: str) -> str:
+        word = program.rpartition("/")[2][:PROGRAM_CHARACTERS]
+        word = _NOT_IN_NAMES.sub("-", word).strip("-_") or "process"
+        names = (f"{word}-{number}" for number in self._numbers)
+        return next(name for name in names if name not in self._by_name)
+
+    async def start(self, name: str, command: Command, launch_mode: LaunchMode) -> None:
+        """Start a command under a reserved name; see ProcessTable.start."""
+        await self._table.start(ProcessId(name), command, launch_mode)
+
+    # ---- events of the table ----------------------------------------------------------
+
+    def started(self, process: Process) -> None:
+        detached = self._by_name[process.id]
+        detached.broadcast.process = process
+        detached.broadcast.touch()
+        if detached.max_lifetime is not None:
+            self._set_timer(detached, detached.max_lifetime, self._end_lifetime)
+        if detached.idle_timeout is not None:
+            self._set_timer(detached, detached.idle_timeout, self._check_idle)
+
+    def start_failed(self, process_id: ProcessId) -> None:
+        self._by_name.pop(process_id).broadcast.end()
+
+    def forgotten(self, process: Process) -> None:
+        self._by_name.pop(process.id).broadcast.end()
+
+    def _emit(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
+        event = cast(Event, params)
+        detached = self._by_name[event.process_id]
+        detached.broadcast.publish(event)
+        process = detached.broadcast.process
+        if process is not None and process.closed:
+            detached.cancel_timers()
+
+    # ---- clients ----------------------------------------------------------------------
+
+    def find(self, name: str) -> Broadcast:
+        """The events of a running or closed process; raises InvalidRequest."""
+        detached = self._by_name.get(name)
+        if detached is None:
+            raise InvalidRequest(f"unknown detached process {name}")
+        if detached.broadcast.process is None:
+            raise InvalidRequest(f"detached process {name} is starting")
+        return detached.broadcast
+
+    def terminate(self, name: str) -> bool:
+        """Kill a process with all its descendants; True if it was running."""
+        return self._table.terminate(ProcessId(name))
+
+    def listed(self) -> list[ListedDetached]:
+        """The processes in order of their start, without those that are still starting."""
+        found = [(each, each.broadcast.process) for each in self._by_name.values()]
+        return [each.listed(process) for each, process in found if process is not None]
+
+    # ---- the end ----------------------------------------------------------------------
+
+    def _set_timer(
+        self, detached: _Detached, delay: float, callback: Callable[[_Detached], None]
+    ) -> None:
+        # Timers that have fired are dropped here, so there are three at most.
+        now = self._loop.time()
+        detached.timers = [timer for timer in detached.timers if timer.when() > now]
+        detached.timers.append(self._loop.call_later(delay, callback, detached))
+
+    def _end_lifetime(self, detached: _Detached) -> None:
+        self._end_by_limit(detached, "maxLifetime")
+
+    def _check_idle(self, detached: _Detached) -> None:
+        assert detached.idle_timeout is not None
+        if detached.broadcast.attachments:
+            self._set_timer(detached, detached.idle_timeout, self._check_idle)
+            return
+        remaining = detached.broadcast.last_activity + detached.idle_timeout - self._loop.time()
+        if remaining > 0:
+            self._set_timer(detached, remaining, self._check_idle)
+        else:
+            self._end_by_limit(detached, "idleTimeout")
+
+    def _end_by_limit(self, detached: _Detached, limit: EndedBy) -> None:
+        """Send SIGTERM, and kill the process with all its descendants after a grace."""
+        process = detached.broadcast.process
+        if process is None or detached.ended_by is not None:
+            return
+        log.info("detached process %s ends: %s", detached.broadcast.name, limit)
+        detached.ended_by = limit
+        with contextlib.suppress(OSError):  # of a program that has changed its user
+            process.signal("SIGTERM")
+        self._set_timer(detached, GRACE_SECONDS, self._kill)
+
+    def _kill(self, detached: _Detached) -> None:
+        self.terminate(detached.broadcast.name)
+
+    async def end_all(self) -> None:
+        """Kill all processes: the server ends."""
+        for detached in self._by_name.values():
+            detached.cancel_timers()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self._table.end()
+        except TimeoutError:
+            log.error("some detached processes could not be killed")
+
+
+def _seconds(name: str, milliseconds: int | None) -> float | None:
+    if milliseconds is None:
+        return None
+    if not 0 < milliseconds <= MAX_LIMIT_SECONDS * 1000:
+        raise InvalidParams(f"{name} must be 1 to {MAX_LIMIT_SECONDS * 1000:.0f}")
+    return milliseconds / 1000
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
