@@ -227,7 +227,7 @@ def test_the_command_line_says_what_is_not_utf8(there: ClientTarget) -> None:
     for words in lines:
         command = [*server_command("ours"), "exec", there.url, *words]
         ended = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True)
-        assert (ended.returncode, ended.stdout) == (255, b"")
+        assert (ended.returncode, ended.stdout) == (125, b"")
         assert b"text that is not UTF-8 cannot be sent" in ended.stderr
         assert b"Traceback" not in ended.stderr
 

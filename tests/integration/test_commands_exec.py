@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -266,26 +267,27 @@ def test_an_interrupt_while_it_is_loaded(before: str, code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "texts"),
+    ("words", "code", "texts"),
     [
-        (["ws://127.0.0.1:1"], ["cannot connect", "refused", "Check that the server is running"]),
-        (["ws://nowhere.invalid"], ["cannot connect", "Check the spelling"]),
-        (["ws://user:pw@127.0.0.1"], ["must not contain a user name"]),
-        (["nobody"], ["unknown target `nobody`", "targets.toml defines no targets"]),
-        (["stdio:/no/such/program"], ["cannot start /no/such/program"]),
-        (["stdio:true"], ["must speak the protocol"]),
-        (["stdio:cat"], ["cannot connect to stdio:cat", "must speak the protocol"]),
-        (["--ca-file", "/etc/passwd", "wss://127.0.0.1"], ["no certificates in /etc/passwd"]),
-        (["--token-env", "UNSET", "ws://127.0.0.1"], ["environment variable UNSET"]),
-        (["--env", "=x", "ws://127.0.0.1"], ["has no name"]),
-        (["--env", "UNSET", "ws://127.0.0.1"], ["UNSET=VALUE"]),
-        (["relay:https://127.0.0.1/e"], ["requires a token"]),
-        (["-x"], ["try 'exec-server exec -h'"]),
+        (["ws://127.0.0.1:1"], 255, ["cannot connect", "refused", "Check that the server is"]),
+        (["ws://nowhere.invalid"], 255, ["cannot connect", "Check the spelling"]),
+        (["ws://user:pw@127.0.0.1"], 2, ["must not contain a user name"]),
+        (["nobody"], 2, ["unknown target `nobody`", "targets.toml defines no targets"]),
+        (["stdio:/no/such/program"], 255, ["cannot start /no/such/program"]),
+        (["stdio:true"], 255, ["must speak the protocol"]),
+        (["stdio:cat"], 255, ["cannot connect to stdio:cat", "must speak the protocol"]),
+        (["--ca-file", "/etc/passwd", "wss://127.0.0.1"], 2, ["no certificates in /etc/passwd"]),
+        (["--token-env", "UNSET", "ws://127.0.0.1"], 2, ["environment variable UNSET"]),
+        (["--env", "=x", "ws://127.0.0.1"], 2, ["has no name"]),
+        (["--env", "UNSET", "ws://127.0.0.1"], 2, ["UNSET=VALUE"]),
+        (["--sandbox", "/no/such", "ws://127.0.0.1"], 2, ["the named policies are read-only"]),
+        (["relay:https://127.0.0.1/e"], 2, ["requires a token"]),
+        (["-x"], 2, ["try 'exec-server exec -h'"]),
     ],
 )
-def test_failures_say_what_to_do(words: list[str], texts: list[str]) -> None:
+def test_failures_say_what_to_do(words: list[str], code: int, texts: list[str]) -> None:
     ended = run_client("exec", *words, "--", "true")
-    assert (ended.returncode, ended.stdout) == (255, b"")
+    assert (ended.returncode, ended.stdout) == (code, b"")
     said = stderr_text(ended)
     assert said.startswith("Error: ")
     for text in texts:
@@ -294,13 +296,50 @@ def test_failures_say_what_to_do(words: list[str], texts: list[str]) -> None:
 
 
 def test_commands_that_cannot_be_run(there: ClientTarget) -> None:
-    ended = run_client("exec", there.url, "--", "no-such-program")
-    assert ended.returncode == 255
+    ended = run_client("exec", there.url, "no-such-program")
+    assert ended.returncode == 127
     assert "cannot start no-such-program: No such file or directory\n" in stderr_text(ended)
+    ended = run_client("exec", there.url, "/etc/passwd")
+    assert ended.returncode == 126
+    assert "cannot start /etc/passwd: Permission denied\n" in stderr_text(ended)
+    ended = run_client("exec", there.url, "ls / | wc")
+    assert ended.returncode == 127
+    assert stderr_text(ended).endswith("let a shell read it: sh -c 'ls / | wc'\n")
     ended = run_client("exec", "--cwd", "/no/such/place", there.url, "--", "true")
-    assert ended.returncode == 255
+    assert ended.returncode == 126
     text = "cannot start true in /no/such/place: No such file or directory\n"
     assert stderr_text(ended).endswith(text)
+
+
+def test_options_stand_before_the_command(ours: ClientTarget) -> None:
+    ended = run_client("exec", "--cwd", "/", ours.url, "-n", "sh", "-c", "pwd; echo $0", "--cwd")
+    assert (ended.returncode, ended.stdout) == (0, b"/\n--cwd\n")
+
+
+def test_a_shell_reads_commands_from_stdin(there: ClientTarget) -> None:
+    ended = run_client("shell", there.url, input=b"cd /; pwd; exit 3\n")
+    assert (ended.returncode, ended.stdout) == (3, b"/\n")
+
+
+@pytest.mark.parametrize("policy", ["read-only", "file"])
+def test_a_command_is_confined(ours: ClientTarget, tmp_path: Path, policy: str) -> None:
+    if policy == "file":
+        policy = str(tmp_path / "policy.json")
+        read = {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"}
+        files = {"type": "restricted", "entries": [read]}
+        permissions = {"type": "managed", "file_system": files, "network": "restricted"}
+        Path(policy).write_text(json.dumps(permissions))
+    words = ("--sandbox", policy, "--cwd", str(tmp_path), ours.url, "touch", "new")
+    ended = run_client("exec", *words)
+    assert ended.returncode == 1
+    assert f"exec-server: denied: write {tmp_path}/new\n" in stderr_text(ended)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_workspace_can_be_written(ours: ClientTarget, tmp_path: Path) -> None:
+    words = ("--sandbox", "workspace-write", "--cwd", str(tmp_path), ours.url, "touch", "new")
+    assert run_client("exec", *words).returncode == 0
+    assert (tmp_path / "new").exists()
 
 
 def test_a_lost_session_is_a_failure(tmp_path: Path) -> None:

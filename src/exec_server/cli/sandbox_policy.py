@@ -9,13 +9,17 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass
-from typing import Final
 
 from exec_server.cli.commands.errors import UsageError
-from exec_server.errors import MalformedMessage, RpcError, os_error_text
+from exec_server.cli.commands.policy_file import (
+    needs_surroundings,
+    read_policy,
+    with_surroundings,
+)
+from exec_server.errors import RpcError
 from exec_server.host.secret_variables import STRIPPED_NAMES
 from exec_server.process.command import Command
-from exec_server.protocol import decoding, json_text, presets
+from exec_server.protocol import decoding, presets
 from exec_server.protocol.paths import path_to_uri
 from exec_server.protocol.sandbox import Confinable, Sandbox
 from exec_server.sandbox.policy import compiler
@@ -24,9 +28,6 @@ from exec_server.sandbox.policy.layout import lay_out, resolve_globs
 from exec_server.sandbox.policy.model import Policy
 from exec_server.sandbox.runtime import glob_scan
 from exec_server.sandbox.runtime.disk import HostDisk
-
-# A policy takes a few hundred bytes per entry. A larger file is not a policy.
-MAX_POLICY_BYTES: Final = 1_048_576
 
 
 class _SandboxParams(Confinable, frozen=True):
@@ -81,13 +82,13 @@ def _load_sandbox(arguments: argparse.Namespace, cwd: str) -> Sandbox:
             name, cwd=cwd_uri, roots=root_uris, network=arguments.network
         )
     else:
-        value = _read_file(name)
+        value = read_policy("--policy", name)
         if arguments.network:
             raise UsageError(
                 "--network has no effect with a policy FILE: set `network` in the file"
             )
-        if isinstance(value, dict) and "type" in value and "permissions" not in value:
-            value = presets.surroundings(cwd_uri, root_uris) | {"permissions": value}
+        if needs_surroundings(value):
+            value = with_surroundings(value, cwd_uri, root_uris)
         elif arguments.root:
             raise UsageError("--root has no effect with a FILE that holds a whole `sandbox` object")
     try:
@@ -97,28 +98,6 @@ def _load_sandbox(arguments: argparse.Namespace, cwd: str) -> Sandbox:
     if sandbox.use_legacy_landlock:
         raise UsageError(f"{name}: useLegacyLandlock is not supported: it would confine less")
     return sandbox
-
-
-def _read_file(path: str) -> object:
-    """The JSON value of a policy file; of whole request params only their `sandbox`."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_POLICY_BYTES + 1)
-    except FileNotFoundError:
-        raise UsageError(
-            f"--policy: {path} does not exist; the named policies are read-only and workspace-write"
-        ) from None
-    except OSError as error:
-        raise UsageError(f"--policy: {path}: {os_error_text(error)}") from None
-    if len(data) > MAX_POLICY_BYTES:
-        raise UsageError(f"--policy: {path} has more than {MAX_POLICY_BYTES} bytes")
-    try:
-        value = json_text.parse(data)
-    except MalformedMessage as error:
-        raise UsageError(f"{path}: {error}") from None
-    if isinstance(value, dict) and "permissions" not in value and "sandbox" in value:
-        return value["sandbox"]
-    return value
 
 
 def describe_view(policy: Policy | None) -> str:

@@ -12,6 +12,7 @@ import threading
 from types import FrameType
 from typing import Final, Literal
 
+from exec_server.cli.commands.denial_text import denial_lines
 from exec_server.cli.commands.printing import write_all
 from exec_server.cli.sandbox_policy import ConfinedCommand
 from exec_server.errors import os_error_text
@@ -22,7 +23,6 @@ from exec_server.process.orphans import Orphans, Owner
 from exec_server.process.path_search import candidates
 from exec_server.process.spawn import Child, Streams, encode, spawn_first
 from exec_server.protocol.process import Chunk
-from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.denial_explainer import CommandDenials
 from exec_server.sandbox.policy.access import explain_denial
 from exec_server.sandbox.policy.model import Policy
@@ -230,12 +230,4 @@ def describe_denial(denials: CommandDenials, policy: Policy, code: int, stderr: 
         if code == EXIT_CANNOT_EXECUTE:
             return ""  # the program does not exist, with or without the sandbox
         return f"{_PREFIX}: no rule of the policy explains this error: {denial.text}\n"
-    return f"{_PREFIX}: denied: {_describe_access(denial)}\n{_PREFIX}: {denial.rule}\n"
-
-
-def _describe_access(denial: Denial) -> str:
-    if denial.operation == "network":
-        return "network access"
-    if denial.operation == "syscall" or denial.path is None:
-        return "a system call"
-    return f"{denial.operation} {denial.path}"
+    return "".join(f"{_PREFIX}: {line}\n" for line in denial_lines(denial))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from exec_server.cli import sandbox_command, sandbox_policy
+from exec_server.cli import sandbox_command
+from exec_server.cli.commands import policy_file
 from exec_server.cli.sandbox_arguments import build_parser
 from exec_server.cli.sandbox_policy import ConfinedCommand, describe_view, prepare_command
 from exec_server.errors import InternalError
@@ -55,7 +56,7 @@ def test_usage_errors_name_the_argument(
 ) -> None:
     (tmp_path / "p.json").write_text('{"type": "disabled"}')
     (tmp_path / "whole.json").write_text('{"permissions": {"type": "disabled"}}')
-    (tmp_path / "large.json").write_bytes(b" " * (sandbox_policy.MAX_POLICY_BYTES + 1))
+    (tmp_path / "large.json").write_bytes(b" " * (policy_file.MAX_POLICY_BYTES + 1))
     (tmp_path / "broken.json").write_text("{")
     assert _run(*words) == 2
     out, err = capfd.readouterr()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 
-from exec_server.cli.sandbox_run import EXIT_CANNOT_EXECUTE, _describe_access, describe_denial
-from exec_server.protocol.sandbox import Denial
+from exec_server.cli.sandbox_run import EXIT_CANNOT_EXECUTE, describe_denial
 from exec_server.sandbox.denial_explainer import CommandDenials
 from exec_server.sandbox.policy.model import Policy, Rule
 
@@ -43,18 +40,3 @@ def test_a_denial_of_a_successful_command_is_explained() -> None:
     first, second = _describe(policy, 0, stderr).splitlines()
     assert first == "exec-server: denied: write /etc/x"
     assert second.endswith("the closest one is: read /")
-
-
-@pytest.mark.parametrize(
-    ("operation", "path", "text"),
-    [
-        ("network", None, "network access"),
-        ("syscall", None, "a system call"),
-        ("write", None, "a system call"),
-        ("write", "/a", "write /a"),
-    ],
-)
-def test_kinds_of_access(
-    operation: Literal["read", "write", "network", "syscall"], path: str | None, text: str
-) -> None:
-    assert _describe_access(Denial(None, path, operation, "rule")) == text

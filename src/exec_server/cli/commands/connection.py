@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import uvloop
 
-from exec_server.cli.commands.errors import CommandError, UsageError
+from exec_server.cli.commands.errors import LostConnection, UsageError
 from exec_server.cli.commands.printing import print_error, print_log_records, print_notice
 from exec_server.cli.commands.signals import unignored
 from exec_server.cli.commands.targets import AccessOptions, Target, find_target
@@ -103,7 +103,7 @@ async def open_environment(
         except StartupError as error:
             raise UsageError(f"{target.label}: {error}") from None
         except ExecServerError as error:
-            raise CommandError(describe_error(error, target)) from None
+            raise LostConnection(describe_error(error, target)) from None
         monitor = _ConnectionMonitor(lambda text: on_status(f"{target.label}: {text}"))
         stack.callback(environment.session.subscribe(monitor))
         stack.callback(monitor.stop)
@@ -112,7 +112,7 @@ async def open_environment(
         except (ConnectionLost, SessionLost) as error:
             if not monitor.may_have_raised(error):
                 raise  # from the session of another target
-            raise CommandError(describe_error(error, target)) from None
+            raise LostConnection(describe_error(error, target)) from None
 
 
 class _ConnectionMonitor:

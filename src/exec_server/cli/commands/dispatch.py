@@ -5,16 +5,22 @@ from __future__ import annotations
 import signal
 
 from exec_server.cli.commands.errors import (
-    EXIT_EXEC_FAILED,
     EXIT_FAILURE,
     EXIT_USAGE,
     CommandError,
+    LostConnection,
     UsageError,
 )
 from exec_server.cli.commands.printing import print_error
 from exec_server.cli.commands.routing import unknown_command
 from exec_server.cli.commands.table import COMMANDS, Command, load
-from exec_server.errors import ExecServerError
+from exec_server.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    ExecServerError,
+    RegistryError,
+    SessionLost,
+)
 from exec_server.printable import printable
 
 
@@ -30,13 +36,17 @@ def run(name: str, words: list[str]) -> int:
         return end.code if isinstance(end.code, int) else EXIT_FAILURE
     except UsageError as error:
         _print_error(f"{error}\n\nFor more information, try 'exec-server {name} -h'.")
-        return EXIT_EXEC_FAILED if name == "exec" else EXIT_USAGE
+        return EXIT_USAGE
     except CommandError as error:
         _print_error(str(error))
-        return command.failure_code
+        if error.exit_code is not None:
+            return error.exit_code
+        is_lost = isinstance(error, LostConnection)
+        return command.connection_code if is_lost else command.failure_code
     except ExecServerError as error:
         _print_error(printable(str(error)))
-        return command.failure_code
+        is_lost = isinstance(error, ConnectFailed | ConnectionLost | SessionLost | RegistryError)
+        return command.connection_code if is_lost else command.failure_code
     except BrokenPipeError:
         return 128 + signal.SIGPIPE
     except OSError as error:

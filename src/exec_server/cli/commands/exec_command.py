@@ -6,23 +6,28 @@ import argparse
 from typing import Final
 
 from exec_server.cli.argument_parser import positive_seconds
-from exec_server.cli.commands.access_flags import access_options, add_access_flags
+from exec_server.cli.commands.access_flags import access_options
 from exec_server.cli.commands.command_parser import TARGET_FORMS, CommandParser
-from exec_server.cli.commands.errors import EXIT_EXEC_FAILED
+from exec_server.cli.commands.execution_flags import add_execution_flags
 from exec_server.cli.commands.targets import find_target
 
 _DESCRIPTION: Final = f"""\
 Run a command on a target, like ssh. The command gets stdin and the signals of exec-server,
-which prints its stdout and stderr and exits with its exit code. The words after -- are not
-interpreted by a shell. Without COMMAND, the login shell of the server's user is started, on
-a terminal if exec-server has one.
+which prints its stdout and stderr and exits with its exit code. The words of the command are
+not interpreted by a shell. Options stand before TARGET; they are also read between TARGET and
+the command, which begins at the first other word or after --. Without COMMAND, the login shell
+of the server's user is started, on a terminal if exec-server has one.
 
 {TARGET_FORMS}"""
 _EPILOG: Final = """\
 exit code:
   the exit code of the command, or 128 + N if signal N has killed it
+  2     the arguments are invalid
   124   --timeout has expired
-  255   the command could not be run, the session was lost, or the arguments are invalid
+  125   the server refused to run the command, for example because of --sandbox
+  126   the program or the working directory was found and could not be used
+  127   the program does not exist
+  255   there is no connection to the target, or the session was lost
 
 signals:
   INT, TERM, HUP, QUIT, USR1 and USR2 are sent to the command; a second INT within 2 seconds
@@ -33,38 +38,61 @@ with -t, at the beginning of a line:
   ~?    list these escapes                ~~    send ~
 
 examples:
-  exec-server exec build -- make test
-  exec-server exec -t build                        a shell
-  exec-server exec -t --cwd /src build -- vim README.md
-  tar c src | exec-server exec --cwd /srv build -- tar x
+  exec-server exec build make test
+  exec-server exec --sandbox workspace-write --cwd /src build make test
+  exec-server exec -t --cwd /src build vim README.md
+  tar c src | exec-server exec --cwd /srv build tar x
   exec-server exec ws://127.0.0.1:7700 -- sh -c 'echo $HOME; exit 3'
-  exec-server exec 'stdio:ssh host exec-server --listen stdio' -- uname -a
+  exec-server exec 'stdio:ssh host exec-server --listen stdio' uname -a
 """
 
 
 class ExecParser(CommandParser):
-    """Parses the words before the first `--`; the words after it are the command."""
-
-    usage_exit_code = EXIT_EXEC_FAILED
+    """Parses options and TARGET; the command begins at the next word, or after `--`."""
 
     def parse_words(self, words: list[str]) -> argparse.Namespace:
-        separator = words.index("--") if "--" in words else len(words)
-        arguments = self.parse_args(words[:separator])
-        arguments.argv = words[separator + 1 :]
-        if arguments.extra:
-            word = arguments.extra[0]
-            self.error(f"unexpected argument `{word}`; the command comes after `--`")
-        if separator < len(words) and not arguments.argv:
+        end, begin = self._find_command(words)
+        arguments = self.parse_args(words[:end])
+        arguments.argv = words[begin:]
+        if end < begin and not arguments.argv:
             self.error("no command after `--`")
         return arguments
+
+    def _find_command(self, words: list[str]) -> tuple[int, int]:
+        """Where the words for the parser end, and where the command begins."""
+        has_target = False
+        position = 0
+        while position < len(words):
+            word = words[position]
+            if word == "--":
+                return position, position + 1
+            if word.startswith("-"):
+                position += self._takes_next_word(word)
+            elif has_target:
+                return position, position
+            else:
+                has_target = True
+            position += 1
+        return len(words), len(words)
+
+    def _takes_next_word(self, word: str) -> bool:
+        """Whether the next word is the value of an option."""
+        if word.startswith("--"):
+            return self._takes_value(word)
+        for number, letter in enumerate(word[1:], 1):
+            if self._takes_value(f"-{letter}"):
+                return number == len(word) - 1  # otherwise the rest of the word is the value
+        return False
+
+    def _takes_value(self, option: str) -> bool:
+        action = self._option_string_actions.get(option)
+        return action is not None and action.nargs != 0
 
 
 def build_parser() -> ExecParser:
     parser = ExecParser("exec", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.usage = "exec-server exec [-t] [-n] [--cwd DIR] [--env K=V] [...] TARGET [-- COMMAND...]"
+    parser.usage = "exec-server exec [-t] [-n] [--cwd DIR] [--env K=V] [...] TARGET [COMMAND...]"
     parser.add_argument("target", metavar="TARGET")
-    # The default makes it optional. Words are collected for the error in `parse_words`.
-    parser.add_argument("extra", nargs="*", default=[], help=argparse.SUPPRESS)
     parser.add_argument(
         "-t", "--tty", action="store_true", help="run the command on a terminal (default: on pipes)"
     )
@@ -72,45 +100,13 @@ def build_parser() -> ExecParser:
         "-n", "--no-stdin", action="store_true", help="give the command an empty stdin"
     )
     parser.add_argument(
-        "--cwd",
-        metavar="DIR",
-        help="working directory of the command (default: that of the server)",
-    )
-    parser.add_argument(
-        "--env",
-        metavar="K=V",
-        action="append",
-        default=[],
-        help="add a variable to the server's environment; K alone copies the local value; "
-        "may be repeated",
-    )
-    parser.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=positive_seconds,
         help="kill the command after this time (default: no limit)",
     )
-    parser.add_argument(
-        "-e",
-        "--escape",
-        metavar="CHAR",
-        type=_escape,
-        default="~",
-        help="with -t: the escape character, or none (default: ~)",
-    )
-    add_access_flags(parser)
+    add_execution_flags(parser)
     return parser
-
-
-def _escape(text: str) -> str | None:
-    if text == "none":
-        return None
-    if len(text) != 1 or not text.isascii() or not text.isprintable():
-        raise ValueError(text)
-    return text
-
-
-_escape.__name__ = "escape character"  # argparse prints the name of the type
 
 
 def run(arguments: argparse.Namespace) -> int:

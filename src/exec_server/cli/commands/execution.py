@@ -19,22 +19,33 @@ from typing import Any, Final
 
 import uvloop
 
-from exec_server.cli.commands.connection import describe_error, error_text, open_environment
+from exec_server.cli.commands.connection import describe_error, open_environment
+from exec_server.cli.commands.denial_text import denial_lines
 from exec_server.cli.commands.errors import (
-    EXIT_EXEC_FAILED,
+    EXIT_CONNECTION,
+    EXIT_NOT_RUN,
     EXIT_TIMEOUT,
-    CommandError,
     UsageError,
+)
+from exec_server.cli.commands.policy_file import (
+    load_policy,
+    needs_surroundings,
+    with_surroundings,
 )
 from exec_server.cli.commands.printing import print_error, print_status
 from exec_server.cli.commands.signals import FORWARDED, SignalForwarder, unignored
+from exec_server.cli.commands.start_failure import start_failure
 from exec_server.cli.commands.streams import OutputWriter, StdinReader, is_null_device
 from exec_server.cli.commands.targets import Target
 from exec_server.cli.commands.terminal import Terminal, window_size
 from exec_server.cli.commands.terminal_stream import HELP_TEXT, Escape, EscapeParser, ScreenModes
+from exec_server.client.engine.start_params import AnySandbox
 from exec_server.client.environment import Environment
+from exec_server.client.paths import PathResolver
 from exec_server.client.process import Process
-from exec_server.errors import ExecServerError, Unsupported
+from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, Unsupported
+from exec_server.printable import printable
+from exec_server.protocol.session import EnvironmentInfo
 
 # Time for the server to terminate an abandoned command; the server may be unreachable.
 TERMINATE_SECONDS: Final = 2.0
@@ -70,6 +81,7 @@ class _Execution:
         self._target = target
         self._terminal = terminal
         self._variables = _variables(arguments)
+        self._policy = load_policy("--sandbox", arguments.sandbox)
         self._writer = OutputWriter()
         self._screen = ScreenModes()
         self._has_input = not arguments.no_stdin and not is_null_device(0)
@@ -108,16 +120,26 @@ class _Execution:
             tty=arguments.tty,
             size=window_size(0) if self._terminal is not None else None,
             stdin=self._has_input,
+            sandbox=self._sandbox(environment.info),
         )
         async with contextlib.AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(process)
+            except (ConnectionLost, SessionLost):
+                raise
             except ExecServerError as error:
-                raise CommandError(f"{self._target.label}: {error_text(error)}") from None
+                raise start_failure(error, arguments.argv, self._target.label) from None
             outcome = await self._run_process(process)
             if outcome.must_terminate:
                 await self._terminate(environment, process)
             return outcome.code
+
+    def _sandbox(self, info: EnvironmentInfo) -> AnySandbox | None:
+        if not needs_surroundings(self._policy):
+            return self._policy
+        paths, cwd = PathResolver(info), self._arguments.cwd
+        workspace = str(paths.uri(paths.cwd if cwd is None else cwd))
+        return with_surroundings(self._policy, workspace, [workspace])
 
     async def _run_process(self, process: Process) -> _Outcome:
         """Copy streams and forward signals until there is an outcome."""
@@ -157,6 +179,8 @@ class _Execution:
                 os.write(1, sequence)
         if outcome.text is not None:
             print_status(outcome.text)
+        for line in denial_lines(process.sandbox_denial) if process.sandbox_denial else ():
+            print_status(printable(line))
         if process.lost_bytes:
             print_status(
                 f"{process.lost_bytes} bytes of output were lost: more than the server buffers"
@@ -206,10 +230,10 @@ class _Execution:
             self._finish(_Outcome(128 + signal.SIGPIPE))
         except OSError as error:
             text = f"cannot write output: {error.strerror}"
-            self._finish(_Outcome(EXIT_EXEC_FAILED, text=text))
+            self._finish(_Outcome(EXIT_NOT_RUN, text=text))
         except ExecServerError as error:
             text = describe_error(error, self._target)
-            self._finish(_Outcome(EXIT_EXEC_FAILED, text=text))
+            self._finish(_Outcome(EXIT_CONNECTION, text=text))
 
     def _track_screen_modes(self, data: bytes) -> None:
         """Inspect output before it is written, and keep the restorer process up to date."""
@@ -242,7 +266,7 @@ class _Execution:
         match escape:
             case Escape.TERMINATE:
                 text = f"terminated by {self._arguments.escape}."
-                self._finish(_Outcome(EXIT_EXEC_FAILED, text=text))
+                self._finish(_Outcome(EXIT_CONNECTION, text=text))
             case Escape.SUSPEND:
                 self._suspend()
             case Escape.HELP:

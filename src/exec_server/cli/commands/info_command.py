@@ -7,7 +7,7 @@ from typing import Final
 
 from exec_server.cli.commands.access_flags import access_options, add_access_flags
 from exec_server.cli.commands.command_parser import TARGET_FORMS, CommandParser
-from exec_server.cli.commands.printing import print_text
+from exec_server.cli.commands.printing import json_text, print_text
 from exec_server.cli.commands.targets import find_target
 
 _DESCRIPTION: Final = f"""\
@@ -34,12 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     target = find_target(arguments.target, access_options(arguments))
 
     from exec_server.cli.commands.connection import open_environment, run_until_signal
-    from exec_server.cli.commands.target_facts import as_json, as_text, collect
+    from exec_server.cli.commands.target_facts import as_text, collect
 
     async def work() -> int:
         async with open_environment(target) as environment:
             facts = await collect(target, environment)
-        print_text(as_json(facts) if arguments.json else as_text(facts))
+        print_text(json_text(facts) if arguments.json else as_text(facts))
         return 0
 
     return run_until_signal(work)

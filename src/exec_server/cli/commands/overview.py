@@ -18,7 +18,8 @@ coding agent.
 _EPILOG: Final = """\
 examples:
   exec-server serve --listen ws://127.0.0.1:7700   on the machine to work on
-  exec-server exec ws://127.0.0.1:7700 -- uname -a
+  exec-server exec ws://127.0.0.1:7700 uname -a
+  exec-server shell ws://127.0.0.1:7700
   exec-server cp report.pdf ws://127.0.0.1:7700:/tmp/
 
 Flags, exit codes and more examples of a command: exec-server COMMAND --help

@@ -39,6 +39,13 @@ def print_text(text: str) -> None:
         write_all(1, shown.encode(errors="surrogateescape"))
 
 
+def json_text(value: object) -> str:
+    """The JSON text that a command prints; ASCII, so that a terminal can show it."""
+    import json
+
+    return json.dumps(value, indent=2) + "\n"
+
+
 @contextlib.contextmanager
 def describe_stdout_errors() -> Iterator[None]:
     """Turn an OSError, which does not name stdout, into a CommandError that does."""

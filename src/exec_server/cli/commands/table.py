@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from exec_server.cli.commands.errors import EXIT_EXEC_FAILED, EXIT_FAILURE
+from exec_server.cli.commands.errors import EXIT_CONNECTION, EXIT_FAILURE, EXIT_NOT_RUN
 
 if TYPE_CHECKING:  # the watchdog, which imports this module too, is to stay small
     import argparse
@@ -33,6 +33,7 @@ class Command(NamedTuple):
     module: str  # below exec_server.cli
     operands: str = NOTHING
     failure_code: int = EXIT_FAILURE  # the exit code for errors other than wrong arguments
+    connection_code: int = EXIT_FAILURE  # the exit code if the target cannot be reached
     is_client: bool = True  # False: it starts processes on this machine, under the watchdog
 
     @property
@@ -66,7 +67,17 @@ COMMANDS: Final = {
             "run a command on a target",
             "commands.exec_command",
             TARGETS,
-            failure_code=EXIT_EXEC_FAILED,
+            failure_code=EXIT_NOT_RUN,
+            connection_code=EXIT_CONNECTION,
+        ),
+        Command(
+            "shell",
+            _RUN,
+            "open a login shell on a target",
+            "commands.shell_command",
+            TARGETS,
+            failure_code=EXIT_NOT_RUN,
+            connection_code=EXIT_CONNECTION,
         ),
         Command("cp", _FILES, "copy files and directories", "commands.copy_command", ALL_PATHS),
         Command("ls", _FILES, "list files of a target", "commands.ls_command", REMOTE_PATHS),

@@ -1,8 +1,7 @@
-"""What `exec-server info` finds out about a target, as text and as JSON."""
+"""The facts about a target that `exec-server info` shows."""
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any, Final
 
@@ -68,11 +67,6 @@ async def _check_sandbox(environment: Environment) -> dict[str, Any]:
         lines = result.error_text.strip().splitlines()
         return {"works": False, "reason": lines[-1] if lines else f"exit {result.exit_code}"}
     return {"works": True, "reason": None}
-
-
-def as_json(facts: dict[str, Any]) -> str:
-    # All other characters than ASCII are escaped, so that a terminal can show the text.
-    return json.dumps(facts, indent=2) + "\n"
 
 
 def as_text(facts: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from exec_server.cli.commands.command_parser import CommandParser
-from exec_server.cli.commands.printing import print_error, print_text
+from exec_server.cli.commands.printing import json_text, print_error, print_text
 from exec_server.cli.commands.targets import load_targets, targets_file
 
 _DESCRIPTION: Final = """\
@@ -31,13 +31,19 @@ targets.toml). Create the file yourself; each table defines one target:
 
 def build_parser() -> CommandParser:
     parser = CommandParser("targets", description=_DESCRIPTION)
-    parser.add_argument("--names", action="store_true", help="print only the names")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--names", action="store_true", help="print only the names")
+    shown.add_argument("--json", action="store_true", help="print a JSON list instead of text")
     return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print name and address of each target; returns the exit code."""
     known = load_targets()
+    if arguments.json:
+        rows = [{"name": name, "address": known[name].address} for name in sorted(known)]
+        print_text(json_text(rows))
+        return 0
     width = max(map(len, known), default=0)
     for name, target in sorted(known.items()):
         print_text(f"{name}\n" if arguments.names else f"{name:{width}}  {target.address}\n")

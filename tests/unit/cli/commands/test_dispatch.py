@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from exec_server.cli.commands import dispatch
-from exec_server.cli.commands.errors import CommandError, UsageError
+from exec_server.cli.commands.errors import CommandError, LostConnection, UsageError
 from exec_server.errors import NotFound, SessionLost
 
 
@@ -16,14 +16,16 @@ from exec_server.errors import NotFound, SessionLost
     [
         (
             UsageError("use X"),
-            (2, 255),
+            (2, 2),
             "Error: use X\n\nFor more information, try 'exec",
         ),
-        (CommandError("it failed"), (1, 255), "Error: it failed\n"),
-        (NotFound("no such file"), (1, 255), "Error: no such file\n"),
+        (CommandError("it failed"), (1, 125), "Error: it failed\n"),
+        (CommandError("not found", 127), (127, 127), "Error: not found\n"),
+        (LostConnection("refused"), (1, 255), "Error: refused\n"),
+        (NotFound("no such file"), (1, 125), "Error: no such file\n"),
         (SessionLost("expired"), (1, 255), "Error: expired\n"),
-        (FileNotFoundError(2, "No such file", "a"), (1, 255), "Error: a: No such file\n"),
-        (OSError("unknown"), (1, 255), "Error: unknown\n"),
+        (FileNotFoundError(2, "No such file", "a"), (1, 125), "Error: a: No such file\n"),
+        (OSError("unknown"), (1, 125), "Error: unknown\n"),
         (BrokenPipeError(32, "Broken pipe"), (128 + signal.SIGPIPE,) * 2, ""),
         (KeyboardInterrupt(), (128 + signal.SIGINT,) * 2, ""),
         (SystemExit(7), (7, 7), ""),
@@ -59,7 +61,7 @@ def test_a_defect_is_not_hidden(
 
     monkeypatch.setattr(dispatch, "_run_command", fail)
     assert dispatch.run("info", ["x"]) == 1
-    assert dispatch.run("exec", ["x"]) == 255
+    assert dispatch.run("exec", ["x"]) == 125
     text = capfd.readouterr().err
     assert text.startswith("Error: this is a defect of exec-server\nTraceback (most recent")
     assert text.endswith("ZeroDivisionError: \\x1b[2J\n\n")

@@ -16,11 +16,34 @@ def test_the_command_is_what_comes_after_the_first_dashes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "argv", "cwd"),
+    [
+        ("build ls -la", ["ls", "-la"], None),
+        ("--cwd /src build ls --cwd x", ["ls", "--cwd", "x"], "/src"),
+        ("--cwd=/src build ls", ["ls"], "/src"),
+        ("build -t --cwd /src ls -t", ["ls", "-t"], "/src"),
+        ("build -t --cwd /src -- ls", ["ls"], "/src"),
+        ("-te ! build ls", ["ls"], None),
+        ("-te! build ls", ["ls"], None),
+        ("build git log -- file", ["git", "log", "--", "file"], None),
+        ("build", [], None),
+    ],
+)
+def test_the_command_begins_at_the_first_word_after_the_target(
+    words: str, argv: list[str], cwd: str | None
+) -> None:
+    arguments = build_parser().parse_words(words.split())
+    assert (arguments.target, arguments.argv, arguments.cwd) == ("build", argv, cwd)
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         ([], "the following arguments are required: TARGET\n"),
-        (["build", "ls"], "`ls`; the command comes after `--`"),
+        (["--", "build"], "the following arguments are required: TARGET\n"),
         (["build", "--"], "no command after `--`"),
+        (["build", "-x", "ls"], "unrecognized arguments: -x"),
+        (["build", "--cwd"], "argument --cwd: expected one argument"),
         (["--timeout", "0", "build", "--", "x"], "invalid number of seconds"),
         (["--timeout", "nan", "build", "--", "x"], "invalid number of seconds"),
         (["-e", "ab", "build"], "invalid escape character"),
@@ -31,7 +54,7 @@ def test_the_command_is_what_comes_after_the_first_dashes() -> None:
 def test_usage_errors(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         build_parser().parse_words(words)
-    assert ended.value.code == 255
+    assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("Error: ")
     assert text in error

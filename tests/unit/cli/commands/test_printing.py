@@ -76,3 +76,7 @@ def test_a_closed_stderr_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(printing, "write_all", fail)
     printing.print_error("text")
+
+
+def test_json_is_ascii() -> None:
+    assert printing.json_text({"version": "\x9b"}) == '{\n  "version": "\\u009b"\n}\n'

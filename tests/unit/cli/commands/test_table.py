@@ -46,7 +46,7 @@ def test_help_teaches_by_examples_that_parse(command: Command) -> None:
     if command.name not in WITHOUT_EXAMPLES:
         assert len(examples) >= 2
     for example in examples:
-        words = shlex.split(re.split(r"   +|\|", example)[0])
+        words = shlex.split(re.split(r"   +|[|<]", example)[0])
         arguments = parser.parse_words(words)
         for path in getattr(arguments, "paths", ()) if command.name != "cp" else ():
             assert parse_remote_path(path) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,9 @@ def test_targets_are_listed(
     assert capfd.readouterr().out == "b     ws://h\nlong  stdio:x y\n"
     assert dispatch.run("targets", ["--names"]) == 0
     assert capfd.readouterr().out == "b\nlong\n"
+    assert dispatch.run("targets", ["--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == [
+        {"name": "b", "address": "ws://h"},
+        {"name": "long", "address": "stdio:x y"},
+    ]
+    assert dispatch.run("targets", ["--json", "--names"]) == 2

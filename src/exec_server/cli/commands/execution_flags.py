@@ -1,0 +1,49 @@
+"""The flags that `exec` and `shell` share."""
+
+from __future__ import annotations
+
+from exec_server.cli.argument_parser import ArgumentParser
+from exec_server.cli.commands.access_flags import add_access_flags
+
+
+def add_execution_flags(parser: ArgumentParser) -> None:
+    """Add directory, environment, sandbox, escape character, and the access flags."""
+    parser.add_argument(
+        "--cwd",
+        metavar="DIR",
+        help="working directory of the command (default: that of the server)",
+    )
+    parser.add_argument(
+        "--env",
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="add a variable to the server's environment; K alone copies the local value; "
+        "may be repeated",
+    )
+    parser.add_argument(
+        "--sandbox",
+        metavar="POLICY",
+        help="confine the command: read-only, workspace-write (the working directory and /tmp), "
+        "or a JSON file as `exec-server sandbox run --policy` takes it (default: not confined)",
+    )
+    parser.add_argument(
+        "-e",
+        "--escape",
+        metavar="CHAR",
+        type=_escape,
+        default="~",
+        help="on a terminal: the escape character, or none (default: ~)",
+    )
+    add_access_flags(parser)
+
+
+def _escape(text: str) -> str | None:
+    if text == "none":
+        return None
+    if len(text) != 1 or not text.isascii() or not text.isprintable():
+        raise ValueError(text)
+    return text
+
+
+_escape.__name__ = "escape character"  # argparse prints the name of the type
