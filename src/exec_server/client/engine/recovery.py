@@ -252,6 +252,8 @@ class RemoteProcesses:
         if process.is_skipping:
             if isinstance(params, ExitedParams):
                 process.sink.on_exited(params)
+                # Its number is not that of a lost chunk.
+                self._deliver(process, process.sequence.receive(params))
             elif isinstance(params, ClosedParams):
                 self._finish(process)
             return
