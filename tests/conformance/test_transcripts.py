@@ -177,6 +177,8 @@ _OUR_EXTENSIONS = frozenset(
         "processResize",
         "processSignals",
         "processList",
+        "processPid",
+        "processTerminateExited",
         "processReadLoss",
         "processFlowControl",
         "processDetach",

@@ -146,7 +146,7 @@ def test_a_process_is_asked_to_end_and_then_killed(there: ClientTarget) -> None:
             assert (await anext(process)).data == b"ready\n"
             await process.terminate(grace=scaled(20))
             assert process.exit_code == (3 if has_signals else 137)
-            rest = b"".join([chunk.data async for chunk in process])
+            rest = b"".join([chunk.data async for chunk in process if chunk.stream == "stdout"])
             assert rest == (b"bye\n" if has_signals else b"")
             await process.terminate()  # it is over
         async with env.start(["sh", "-c", STUBBORN]) as process:
@@ -183,5 +183,23 @@ def test_a_wait_may_be_given_up(there: ClientTarget) -> None:
             assert process.returncode is None
             await process.write(b"\n")
             assert await process.wait(timeout=scaled(20)) == 5
+
+    there.play(scene)
+
+
+def test_the_id_of_a_process(there: ClientTarget) -> None:
+    async def scene(env: Environment) -> None:
+        async with env.start(["sh", "-c", "echo $$; cat"], stdin=True) as process:
+            said = int((await anext(process)).data)
+            if there.is_ours:
+                assert process.pid == said
+                (listed,) = [each for each in await env.processes() if each.running]
+                assert listed.pid == said
+            else:
+                assert process.pid is None
+        if there.is_ours:
+            async with env.start(["cat"], stdin=True, sandbox="read-only") as process:
+                assert process.pid is not None
+                assert is_alive(process.pid)
 
     there.play(scene)

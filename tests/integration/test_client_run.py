@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from exec_server import (
     Result,
     RpcError,
     Timeout,
+    Unsupported,
     WorkingDirectoryNotFound,
 )
 from exec_server.client.engine.input import ProcessInput
@@ -286,5 +288,48 @@ def test_much_output_of_many_commands(there: ClientTarget) -> None:
             lines = run.result().text.splitlines()
             assert lines == [str(each) for each in range(number, 300_001)]
             assert run.result().error_text == "1\n2\n3\n"
+
+    there.play(scene)
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_a_run_does_not_wait_for_what_it_leaves_running(there: ClientTarget, tty: bool) -> None:
+    word = f"39{os.getpid()}"
+    pids = []
+
+    async def scene(env: Environment) -> None:
+        words = ["sh", "-c", f"trap '' HUP; sleep {word} & echo $!"]
+        result = await env.run(words, timeout=scaled(20), tty=tty)
+        pids.append(int(result.text))
+        assert result.exit_code == 0
+        assert is_running(word)
+        assert await env.run(["true"])
+
+    there.play(scene)
+    if not there.is_ours:  # the reference does not kill what an exited command has left
+        os.kill(pids[0], signal.SIGKILL)
+    eventually("it is gone", lambda: not is_running(word))
+
+
+def test_a_run_may_kill_what_it_leaves_running(there: ClientTarget) -> None:
+    word = f"32{os.getpid()}"
+
+    async def scene(env: Environment) -> None:
+        words = ["sh", "-c", f"sleep {word} & echo done"]
+        if not env.capabilities.process_terminate_exited:
+            with pytest.raises(Unsupported, match="processTerminateExited: it cannot kill"):
+                await env.run(words, leave_running=False)
+            return
+        result = await env.run(words, leave_running=False)
+        assert (result.text, result.exit_code) == ("done\n", 0)
+        eventually("it is gone", lambda: not is_running(word))
+
+    there.play(scene)
+
+
+def test_output_of_a_child_after_the_exit_is_had_for_a_moment(there: ClientTarget) -> None:
+    async def scene(env: Environment) -> None:
+        result = await env.run(["sh", "-c", "(sleep 0.05; echo late) & echo done"])
+        assert result.text == "done\nlate\n"
 
     there.play(scene)

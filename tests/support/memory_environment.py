@@ -22,6 +22,7 @@ OURS = {
             "processCloseStdin": True,
             "processReadLoss": True,
             "processSignals": True,
+            "processTerminateExited": True,
         },
     },
 }

@@ -17,8 +17,9 @@ from exec_server.client.files import Files
 from exec_server.client.handle import ContextTask, Handle
 from exec_server.client.http import Headers, HttpStream, fetch
 from exec_server.client.paths import AnyPath, PathResolver, path_text
-from exec_server.client.process import OUTPUT_BYTES, Process, run_to_end
+from exec_server.client.process import Process
 from exec_server.client.results import Response, Result
+from exec_server.client.run import OUTPUT_BYTES, CommandRun
 from exec_server.errors import Unsupported
 from exec_server.protocol.method import Call
 from exec_server.protocol.process import LIST, Listed, StartParams
@@ -26,6 +27,7 @@ from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 P = TypeVar("P")
 R = TypeVar("R")
+C = TypeVar("C", bound=Process)
 
 # The attributes that are set when an environment is opened.
 _SET_ON_OPENING = frozenset({"files", "_connected", "_processes", "_start_params"})
@@ -121,19 +123,25 @@ class Environment(Handle):
         tty: bool = False,
         check: bool = False,
         output_limit: int = OUTPUT_BYTES,
+        leave_running: bool = True,
     ) -> Result:
-        """Run a command to its end, and return its output and exit code.
+        """Run a command until it exits, and return its output and exit code.
 
         The command runs in `cwd` (default: the server's directory) with the server's environment
         updated by `env`, or with `env` alone if `clean_env` is set. Without `input` its stdin is
         empty. A `sandbox` is "read-only", "workspace-write" (with `cwd` as workspace) or an object
         of the protocol. Raises RpcError if the command cannot be started (ProgramNotFound if the
         program or `cwd` does not exist), Timeout with the output so far after `timeout` seconds,
-        and CommandFailed if `check` is set and the exit code is not 0. If the call is cancelled
+        and CommandFailed if `check` is set and the exit code is not 0. Children that the command
+        leaves in the background go on without their output, until the environment is closed;
+        without `leave_running` they are killed, or Unsupported is raised. If the call is cancelled
         or fails, the command is killed with all its descendants.
         """
         if input is not None and not isinstance(input, bytes | bytearray | memoryview):
             raise TypeError(f"input must be bytes, not {type(input).__name__}")
+        if not leave_running and not self.capabilities.process_terminate_exited:
+            hint = "it cannot kill the children of a command that has exited: leave them running"
+            raise Unsupported("processTerminateExited", hint)
         data = bytes(input) if input else None
         words = argv_list(argv)
         params = self._start_params.build(
@@ -145,8 +153,10 @@ class Environment(Handle):
             sandbox=sandbox,
             input_size=None if data is None or tty else len(data),
         )
-        process = self._process(words, cwd, params)
-        result = await run_to_end(process, data, seconds=timeout, output_limit=output_limit)
+        run = self._command(CommandRun, words, cwd, params)
+        result = await run.to_exit(
+            data, seconds=timeout, output_limit=output_limit, leave_running=leave_running
+        )
         if check and result.exit_code:
             is_denied = result.sandbox_denied or result.sandbox_denial is not None
             raise CommandDenied(result) if is_denied else CommandFailed(result)
@@ -180,12 +190,14 @@ class Environment(Handle):
             stdin=stdin,
             sandbox=sandbox,
         )
-        return self._process(words, cwd, params)
+        return self._command(Process, words, cwd, params)
 
-    def _process(self, argv: list[str], cwd: AnyPath | None, params: StartParams) -> Process:
+    def _command(
+        self, kind: type[C], argv: list[str], cwd: AnyPath | None, params: StartParams
+    ) -> C:
         # An error of the start names both: either may be missing.
         name = argv[0] if cwd is None else f"{argv[0]} in {path_text(cwd)}"
-        return Process(self.session, self._processes, params, argv=tuple(argv), name=name)
+        return kind(self.session, self._processes, params, argv=tuple(argv), name=name)
 
     async def processes(self) -> list[Listed]:
         """List the processes of this session; raises Unsupported if the server cannot."""

@@ -1,4 +1,4 @@
-"""Process: one command on the server while it runs; `run_to_end` collects all of its output.
+"""Process: one command on the server while it runs.
 
 Output is queued until it is read; `engine.output_queue` has the rules for output that is not read,
 or slowly. Lost output is counted in `lost_bytes`.
@@ -15,9 +15,8 @@ from exec_server.client.engine.input import ProcessInput
 from exec_server.client.engine.output_queue import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.exceptions import Timeout
 from exec_server.client.handle import Handle
-from exec_server.client.results import Chunk, Result
+from exec_server.client.results import Chunk
 from exec_server.errors import (
     ExecServerError,
     InvalidParams,
@@ -38,20 +37,9 @@ from exec_server.protocol.process import (
 )
 from exec_server.protocol.sandbox import Denial
 
-# Output that `run_to_end` keeps by default: more than a caller can use, less than would exhaust
-# the memory of this machine. The rest is counted in `lost_bytes`.
-OUTPUT_BYTES: Final = 256 * 1_048_576
-# Servers count queued input in pieces, and some stop answering if there are too many. So
-# `run_to_end` sends at most INPUT_PIECES pieces, each but the last of at least INPUT_PIECE_BYTES.
-INPUT_PIECES: Final = 64
-INPUT_PIECE_BYTES: Final = 262_144
-
 # How long a process may take to end after SIGTERM: enough for a web server or a database, and half
 # of the time that `docker stop` allows.
 GRACE_SECONDS: Final = 5.0
-
-# The exit code of a killed command whose exit event was not received.
-_KILLED: Final = 128 + signal.SIGKILL
 
 
 class Process(Handle):
@@ -90,7 +78,6 @@ class Process(Handle):
         self._input: ProcessInput | None = None
         self._output: OutputQueue  # set when it is started
         self._unread_gap = 0
-        self._collected: _CollectedOutput | None = None  # used instead of the queue
         self._is_closed = False
         self._is_output_discarded = False
         self._failure: BaseException | None = None
@@ -140,6 +127,11 @@ class Process(Handle):
     def id(self) -> ProcessId:
         """The id of the process in the protocol."""
         return self._started().id
+
+    @property
+    def pid(self) -> int | None:
+        """The process id on the server's machine; None if the server does not tell it."""
+        return self._started().pid
 
     @property
     def returncode(self) -> int | None:
@@ -221,16 +213,6 @@ class Process(Handle):
         self._is_output_discarded = True
         self._output.discard()
         self._changed.set()
-
-    async def _wait_until_over(self) -> None:
-        consumers = self._session.flow_control.begin_wait()
-        try:
-            while not self.is_over:
-                await self._wait_for_change()
-        finally:
-            self._session.flow_control.end_wait(consumers)
-        if self._failure is not None:
-            raise self._failure
 
     async def _wait_for_change(self) -> None:
         self._changed.clear()
@@ -330,9 +312,6 @@ class Process(Handle):
     # ---- events of the process --------------------------------------------------------
 
     def on_output(self, event: OutputParams) -> None:
-        if self._collected is not None:
-            self._collected.add(event)
-            return
         self._output.append(Chunk(event.stream, event.chunk, self._unread_gap))
         self._unread_gap = 0
         self._changed.set()
@@ -361,12 +340,6 @@ class Process(Handle):
                 self._input.fail(error)
         self._changed.set()
 
-    def _input_written(self, writing: asyncio.Future[None]) -> None:
-        """Fail if the input was not written: the command could wait for it forever."""
-        if not writing.cancelled() and (error := writing.exception()) is not None:
-            self._failure = self._failure or error
-            self._changed.set()
-
 
 class OutputIterator(Reader):
     """One iteration over the output of a process; the output is wanted until this is deleted."""
@@ -386,93 +359,6 @@ class OutputIterator(Reader):
     async def read_some(self) -> list[Chunk]:
         """All queued output, or else the next chunk; an empty list at the end."""
         return await self._process._next_some(self)
-
-
-class _CollectedOutput:
-    """The output of a command up to a limit; the rest is counted."""
-
-    def __init__(self, limit: int) -> None:
-        self._remaining = limit
-        # Not lists of chunks: chunks of one byte would take fifty times their size.
-        self.stdout = bytearray()
-        self.stderr = bytearray()
-        self.lost_bytes = 0
-
-    def add(self, event: OutputParams) -> None:
-        data = event.chunk[: self._remaining]
-        self._remaining -= len(data)
-        self.lost_bytes += len(event.chunk) - len(data)
-        output = self.stderr if event.stream == "stderr" else self.stdout
-        output += data
-
-
-async def run_to_end(
-    process: Process, data: bytes | None, *, seconds: float | None, output_limit: int
-) -> Result:
-    """Start a process whose `async with` was not entered, send `data` to it, and wait for its end.
-
-    Raises Timeout. Whatever is raised, the process is killed.
-    """
-    if output_limit < 0:
-        raise InvalidParams(f"output_limit must not be negative: {output_limit}")
-    began = asyncio.get_running_loop().time()
-    output = process._collected = _CollectedOutput(output_limit)
-    remote = process._register()
-    writing: asyncio.Future[None] | None = None
-    scope = asyncio.timeout(seconds)
-    try:
-        async with scope:
-            await process._processes.start(remote, process._params, process._name)
-            if data is not None:
-                writing = process._session.spawn(_write_input(process, data))
-                writing.add_done_callback(process._input_written)
-            await process._wait_until_over()
-    except BaseException as error:
-        await _kill(process, remote)
-        if isinstance(error, TimeoutError) and scope.expired():
-            assert seconds is not None
-            raise Timeout(seconds, _result(process, output, began)) from None
-        raise
-    finally:
-        if writing is not None:
-            writing.cancel()
-        process._processes.forget(remote)
-    return _result(process, output, began)
-
-
-async def _write_input(process: Process, data: bytes) -> None:
-    stdin = ProcessInput(process._session, process.id, is_terminal=process._params.tty)
-    piece_bytes = max(INPUT_PIECE_BYTES, -(-len(data) // INPUT_PIECES))
-    try:
-        await stdin.write(data, piece_bytes)
-        if stdin.can_close:
-            await stdin.close()
-    except StdinClosed:
-        pass  # a command need not read all of its input
-
-
-async def _kill(process: Process, remote: RemoteProcess) -> None:
-    """Kill a process that may run, and wait for the rest of its output."""
-    if process._is_closed or not remote.may_run:
-        return
-    await asyncio.wait([process._processes.kill(remote)], timeout=KILL_SECONDS)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(KILL_SECONDS):
-            while not process.is_over:
-                await process._wait_for_change()
-
-
-def _result(process: Process, output: _CollectedOutput, began: float) -> Result:
-    return Result(
-        argv=process.argv,
-        stdout=bytes(output.stdout),
-        stderr=bytes(output.stderr),
-        exit_code=_KILLED if process.exit_code is None else process.exit_code,
-        duration=asyncio.get_running_loop().time() - began,
-        sandbox_denied=process.sandbox_denied,
-        sandbox_denial=process.sandbox_denial,
-        lost_bytes=process.lost_bytes + output.lost_bytes,
-    )
 
 
 def _signal_name(name: str | int) -> str:

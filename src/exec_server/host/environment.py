@@ -48,6 +48,8 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
             process_resize=True,
             process_signals=True,
             process_list=True,
+            process_pid=True,
+            process_terminate_exited=True,
             process_read_loss=True,
             process_flow_control=True,
             process_detach=True,

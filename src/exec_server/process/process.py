@@ -251,7 +251,8 @@ class Process:
     def summary(self) -> Listed:
         """The current entry of this process in process/list."""
         running, code = self.exit_code is None, self.exit_code
-        return Listed(self.id, self._argv, self.tty, running, code, self.closed, self.log.next_seq)
+        next_seq = self.log.next_seq
+        return Listed(self.id, self._argv, self.tty, running, code, self.closed, next_seq, self.pid)
 
     async def next_event(self) -> None:
         """Wait for output, the exit or the close."""

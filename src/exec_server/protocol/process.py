@@ -123,7 +123,7 @@ class Detach(Params, frozen=True):
 
 class StartParams(Confinable, frozen=True, kw_only=True):
     wire_name: ClassVar[str] = "WireExecParams"
-    named_only: ClassVar[tuple[str, ...]] = ("tty_size", "detach")
+    named_only: ClassVar[tuple[str, ...]] = ("tty_size", "detach", "report_pid")
     process_id: ProcessId
     metadata: Metadata | None = None
     argv: list[str]
@@ -140,6 +140,7 @@ class StartParams(Confinable, frozen=True, kw_only=True):
     network_proxy: NetworkProxy | None = None
     tty_size: TtySize | None = None
     detach: Detach | None = None
+    report_pid: bool = False
 
 
 class StartResult(Result, frozen=True, omit_defaults=True):
@@ -147,6 +148,7 @@ class StartResult(Result, frozen=True, omit_defaults=True):
     sandbox_type: SandboxType
     # Extension, encoded only if present: the name of a detached process.
     name: str | None = None
+    pid: int | None = None  # an extension, only if it was asked for
 
 
 class ReadParams(Params, frozen=True):
@@ -256,6 +258,7 @@ class Listed(Result, frozen=True):
     exit_code: int | None
     closed: bool
     next_seq: int
+    pid: int | None = None
 
 
 class ListResult(Result, frozen=True):

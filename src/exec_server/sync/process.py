@@ -24,6 +24,10 @@ class Process(BlockingHandle[process.Process]):
         return self._inner.id
 
     @property
+    def pid(self) -> int | None:
+        return self._inner.pid
+
+    @property
     def argv(self) -> tuple[str, ...]:
         return self._inner.argv
 

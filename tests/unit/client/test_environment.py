@@ -10,7 +10,7 @@ import pytest
 from tests.support.memory_environment import Scene, in_environment, turns
 from tests.support.memory_session import GREETING, MemoryDialer, Message, outcome, play
 
-from exec_server.client import process as process_module
+from exec_server.client import run as run_module
 from exec_server.client.engine import output_queue as queue_module
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import CommandDenied, CommandFailed, Timeout
@@ -143,7 +143,7 @@ async def test_a_timeout_kills_and_has_the_output(scene: Scene) -> None:
 
 
 def test_a_killed_command_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_module, "KILL_SECONDS", 0.01)
+    monkeypatch.setattr(run_module, "KILL_SECONDS", 0.01)
 
     @in_environment
     async def test(scene: Scene) -> None:

@@ -47,6 +47,8 @@ async def test_the_request(scene: Scene) -> None:
         "managedNetwork": None,
         "networkProxy": None,
         "ttySize": None,
+        "detach": None,
+        "reportPid": False,
     }
 
 

@@ -446,7 +446,8 @@ def test_read_and_summary_follow_the_process() -> None:
     async def test() -> None:
         world = _world(argv=["echo", "a" * process.LISTED_ARGV, "cut off"])
         argv = ["echo", "a" * (process.LISTED_ARGV - 5)]
-        assert world.process.summary() == Listed(_ID, argv, False, True, None, False, 1)
+        pid = world.process.pid
+        assert world.process.summary() == Listed(_ID, argv, False, True, None, False, 1, pid)
         os.write(world.stdout, b"out")
         await world.until(1)
         result = world.process.read(0, None)
@@ -457,7 +458,7 @@ def test_read_and_summary_follow_the_process() -> None:
         await world.until(3)
         result = world.process.read(1, None)
         assert (result.chunks, result.next_seq, result.exit_code) == ([], 4, 4)
-        assert world.process.summary() == Listed(_ID, argv, False, False, 4, True, 4)
+        assert world.process.summary() == Listed(_ID, argv, False, False, 4, True, 4, pid)
 
     _run(test)
 

@@ -95,8 +95,8 @@ def test_output_is_encoded_as_its_struct_would_be() -> None:
 
 
 def test_listed_process() -> None:
-    listed = Listed(_ID, ["a", "b"], False, True, None, False, 3)
+    listed = Listed(_ID, ["a", "b"], False, True, None, False, 3, 44)
     assert msgspec.json.encode(ListResult([listed], False)) == (
         b'{"processes":[{"processId":"p","argv":["a","b"],"tty":false,"running":true,'
-        b'"exitCode":null,"closed":false,"nextSeq":3}],"truncated":false}'
+        b'"exitCode":null,"closed":false,"nextSeq":3,"pid":44}],"truncated":false}'
     )

@@ -105,6 +105,7 @@ class RemoteProcess:
         self.sink = sink
         self.sequence = EventSequence(self.id)
         self.is_started = False  # the start was answered
+        self.pid: int | None = None  # None if the server does not tell it
         self.may_run = False  # a start was sent and has not failed
         # Notifications are ignored until `recover`, because the sink's queue is full.
         self.is_skipping = False
@@ -146,7 +147,7 @@ class RemoteProcesses:
         process.may_run = True
         while True:
             try:
-                await self._session.call(START, params)
+                process.pid = (await self._session.call(START, params)).pid
                 process.is_started = True
                 return
             except ConnectionLost:
@@ -226,6 +227,12 @@ class RemoteProcesses:
         self._processes.pop(process.id, None)
         if process.recovery is not None:
             process.recovery.cancel()
+
+    def discard(self, process: RemoteProcess) -> None:
+        """Discard the further output of a process, and forget it when that has ended."""
+        process.sink = _Discarded(self, process)
+        if process.is_skipping:
+            self.recover(process)
 
     async def close(self) -> None:
         """Kill all remaining processes, and wait for that up to KILL_SECONDS.
@@ -346,6 +353,26 @@ class RemoteProcesses:
                 process.sink.on_exited(event)
             else:
                 process.sink.on_closed()
+
+
+class _Discarded:
+    """The sink of a process whose output is not wanted."""
+
+    def __init__(self, processes: RemoteProcesses, process: RemoteProcess) -> None:
+        self._processes = processes
+        self._process = process
+
+    def on_output(self, event: OutputParams) -> None: ...
+
+    def on_gap(self, size: int) -> None: ...
+
+    def on_exited(self, event: ExitedParams) -> None: ...
+
+    def on_closed(self) -> None:
+        self._processes.forget(self._process)
+
+    def on_failed(self, error: ExecServerError) -> None:
+        self._processes.forget(self._process)
 
 
 def _check_read(answer: ReadResult, after: int) -> None:

@@ -230,6 +230,11 @@ class ClientSession:
         finally:
             await self._tasks.__aexit__(None, None, None)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection now; without one, notifications may be missed."""
+        return self._connection is not None
+
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Start a task that outlives the caller's cancellation; cancelling the future ends it.
 

@@ -76,6 +76,7 @@ class StartParamsBuilder:
             pipe_stdin=(stdin and not tty) or input_size is not None,
             sandbox=sandbox_object(sandbox, self._paths, cwd),
             tty_size=tty_size,
+            report_pid=self._capabilities.process_pid,
         )
 
 

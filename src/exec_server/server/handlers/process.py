@@ -141,7 +141,7 @@ async def _start(
 ) -> StartResult:
     await context.session.processes.start(params.process_id, command, launch_mode)
     # No await from here to the response: the first output has to follow it.
-    return StartResult(params.process_id, _sandbox_type(params))
+    return StartResult(params.process_id, _sandbox_type(params), pid=_pid(context, params))
 
 
 async def _start_detached(
@@ -153,7 +153,13 @@ async def _start_detached(
 ) -> StartResult:
     await context.server.detached.start(name, command, launch_mode)
     # No await from here to the response: the first output has to follow it.
-    return StartResult(params.process_id, _sandbox_type(params), name)
+    return StartResult(params.process_id, _sandbox_type(params), name, _pid(context, params))
+
+
+def _pid(context: ConnectionContext, params: StartParams) -> int | None:
+    """The pid, if the client has asked for it."""
+    process = context.session.process(params.process_id) if params.report_pid else None
+    return None if process is None else process.pid
 
 
 def _sandbox_type(params: StartParams) -> SandboxType:

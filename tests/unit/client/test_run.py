@@ -1,0 +1,119 @@
+"""Runs of commands that leave children in the background, with a server that is the test."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.support.memory_environment import Scene, in_environment, turns
+from tests.support.memory_session import outcome
+
+from exec_server.client import run as run_module
+from exec_server.client.results import Result
+from exec_server.errors import InvalidRequest, ProcessLost
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(run_module, "REST_SECONDS", 0.1)
+
+
+async def begun(scene: Scene, tasks: asyncio.TaskGroup, **options: Any) -> asyncio.Task[Any]:
+    """A run whose start the server has answered."""
+    run = tasks.create_task(outcome(scene.env.run(["a"], **options)))
+    request = await scene.stream.next("process/start")
+    scene.process_id = request["params"]["processId"]
+    scene.accept(request)
+    return run
+
+
+@in_environment
+async def test_a_run_returns_when_the_command_has_exited(scene: Scene) -> None:
+    """Its children keep the output open; their process is forgotten when they close it."""
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks, timeout=100)
+        scene.output(1, b"own")
+        scene.exited(2, 3)
+    result = run.result()
+    assert result == Result(("a",), b"own", b"", 3, result.duration)
+    assert scene.stream.is_quiet
+    assert len(scene.env._processes._processes) == 1
+    scene.output(3, b"of a child")
+    scene.say("closed", 4)
+    assert not scene.env._processes._processes
+
+
+@in_environment
+async def test_output_that_keeps_arriving_is_the_commands_own(scene: Scene) -> None:
+    """Up to a limit: it may be that of a child that prints for ever."""
+
+    async def print_for_ever() -> None:
+        seq = 2
+        while True:
+            scene.output(seq, b"x")
+            seq += 1
+            await asyncio.sleep(0.001)
+
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks)
+        scene.exited(1)
+        printing = tasks.create_task(print_for_ever())
+        result = await run
+        printing.cancel()
+    assert result.duration >= 0.1
+    assert len(result.stdout) > 2
+
+
+@in_environment
+async def test_what_goes_on_may_be_killed(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks, leave_running=False)
+        scene.exited(1)
+        request = await scene.stream.next("process/terminate")
+        scene.stream.answer(request, {"running": False})
+        await turns()
+        assert not run.done()
+        scene.say("closed", 2)
+    assert run.result().exit_code == 0
+    assert not scene.env._processes._processes
+
+
+@in_environment
+async def test_a_lost_connection_does_not_cost_the_rest(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks)
+        scene.exited(1)
+        await scene.reconnected()
+        await asyncio.sleep(0.05)  # longer than the quiet time
+        assert not run.done()
+        await scene.answer_read((2, b"rest"), exited=True, exitCode=0)
+        await scene.answer_read(nextSeq=4, exited=True, exitCode=0, closed=True)
+    assert run.result().stdout == b"rest"
+
+
+@in_environment
+async def test_a_rest_that_cannot_be_had_is_an_error(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks)
+        scene.exited(1)
+        await scene.reconnected()
+        request = await scene.stream.next("process/read")
+        scene.stream.refuse(request, InvalidRequest.code, "unknown process id")
+        kill = await scene.stream.next("process/terminate")
+        scene.stream.answer(kill, {"running": False})
+    assert isinstance(run.result(), ProcessLost)
+
+
+@in_environment
+async def test_a_child_that_is_lost_is_forgotten(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks)
+        scene.exited(1)
+        assert await run
+    await scene.reconnected()
+    request = await scene.stream.next("process/read")
+    scene.stream.refuse(request, InvalidRequest.code, "unknown process id")
+    await turns()
+    assert not scene.env._processes._processes
