@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ReadOnly,
         WorkingDirectoryNotFound,
     )
+    from exec_server.client.file_watch import FileWatch
     from exec_server.client.files import Files
     from exec_server.client.local_server import RunningServer, serve
     from exec_server.client.process import Process
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         Chunk,
         DiskUsage,
         Entry,
+        FileChange,
         Found,
         GrepMatch,
         NotCopied,
@@ -76,7 +78,9 @@ __all__ = [
     "Entry",
     "Environment",
     "ExecServerError",
+    "FileChange",
     "FileError",
+    "FileWatch",
     "Files",
     "Found",
     "GrepMatch",
@@ -131,6 +135,7 @@ _RESULTS = (
     "Chunk",
     "DiskUsage",
     "Entry",
+    "FileChange",
     "Found",
     "GrepMatch",
     "NotCopied",
@@ -143,6 +148,7 @@ _RESULTS = (
 _MODULES = {
     "connect": "client.connect",
     "Environment": "client.environment",
+    "FileWatch": "client.file_watch",
     "Files": "client.files",
     "Process": "client.process",
     "RunningServer": "client.local_server",

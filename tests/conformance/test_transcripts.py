@@ -192,6 +192,7 @@ _OUR_EXTENSIONS = frozenset(
         "fsRename",
         "fsSetTimes",
         "fsSymlink",
+        "fsWatch",
     }
 )
 

@@ -10,7 +10,8 @@ import re
 from typing import Final
 
 from exec_server.client.file_changes import FileChanges
-from exec_server.client.paths import AnyPath
+from exec_server.client.file_watch import FileWatch
+from exec_server.client.paths import AnyPath, path_text
 from exec_server.client.results import Found, GrepMatch
 from exec_server.errors import Unsupported
 from exec_server.protocol import file_changes as wire
@@ -29,7 +30,7 @@ _SHOWN_CHARACTERS: Final = 1000
 
 
 class FileSearches(FileChanges):
-    """Searches in the contents of files."""
+    """Searches in the contents of files, and watches of their changes."""
 
     async def grep(
         self,
@@ -78,6 +79,22 @@ class FileSearches(FileChanges):
             for each in found.matches
         )
         return Found(matches, truncated=found.truncated)
+
+    def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> FileWatch:
+        """The changes of a directory's entries, or of a file, for `async with` and `async for`.
+
+        With `recursive` also those of the directories below it, at most 4096. Renaming is a
+        deletion and a creation. Links are not followed.
+        """
+        if not self._capabilities.fs_watch:
+            raise Unsupported("fsWatch", "compare the results of files.walk() at intervals")
+        return FileWatch(
+            self._session,
+            self._paths.uri(path),
+            path_text(path),
+            recursive=recursive,
+            sandbox=self._sandbox,
+        )
 
     async def _grep_by_command(self, params: wire.GrepParams, root: AnyPath) -> Found[GrepMatch]:
         is_exact = params.pattern.isascii() or not params.ignore_case

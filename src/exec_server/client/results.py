@@ -104,6 +104,18 @@ class DiskUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class FileChange:
+    """A change below a watched directory; `path` is relative to it.
+
+    An `overflow` has no path: there were more changes than could be kept, or the connection was
+    lost for a time, so the files have to be looked at.
+    """
+
+    path: str
+    kind: Literal["created", "modified", "deleted", "overflow"]
+
+
+@dataclass(frozen=True, slots=True)
 class GrepMatch:
     """A line that matches, with the lines around it; `line` and `column` are counted from 1.
 

@@ -8,6 +8,9 @@ Theory of operation. Threads add and remove names, under a lock, because both lo
 event loop reads events and never takes the lock: it copies a set before it iterates, and a
 subscription only ever changes from not fired to fired. An event that was queued before a name was
 added may fire its subscription; a notification says that a path may have changed, not that it has.
+
+A `Subscription` waits for one event of some names (fs/watchMissing), a `DirectoryListener` gets all
+events of whole directories (fs/watch).
 """
 
 from __future__ import annotations
@@ -18,8 +21,7 @@ import os
 import struct
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from exec_server.filesystem import syscalls
@@ -27,6 +29,8 @@ from exec_server.filesystem import syscalls
 # Watched inodes of the server. The kernel's own limit, for all programs of a user, is between 8,192
 # and a million, and a watch costs it about 1 KiB. Above this nothing more is watched.
 MAX_SERVER_WATCHES: Final = 16_384
+# Listeners add no watch above this number: their trees leave room for fs/watchMissing.
+MAX_LISTENED: Final = 8192
 # Enough for hundreds of events. Further events stay queued in the kernel; above its limit the
 # overflow event fires every subscription, so no change is lost.
 READ_BYTES: Final = 16 * 1024
@@ -36,30 +40,34 @@ BURST: Final = 64
 # How long the end of the server waits for a thread that adds a watch.
 _CLOSE_SECONDS: Final = 0.5
 
-_IN_MODIFY: Final = 0x2
+IN_MODIFY: Final = 0x2
 _IN_ATTRIB: Final = 0x4
-_IN_MOVED_FROM: Final = 0x40
-_IN_MOVED_TO: Final = 0x80
-_IN_CREATE: Final = 0x100
-_IN_DELETE: Final = 0x200
-_IN_DELETE_SELF: Final = 0x400
-_IN_MOVE_SELF: Final = 0x800
+IN_MOVED_FROM: Final = 0x40
+IN_MOVED_TO: Final = 0x80
+IN_CREATE: Final = 0x100
+IN_DELETE: Final = 0x200
+IN_DELETE_SELF: Final = 0x400
+IN_MOVE_SELF: Final = 0x800
 _IN_Q_OVERFLOW: Final = 0x4000
-_IN_IGNORED: Final = 0x8000
+IN_IGNORED: Final = 0x8000
 _IN_ONLYDIR: Final = 0x1000000
 _IN_DONT_FOLLOW: Final = 0x2000000
-_IN_ISDIR: Final = 0x40000000
-_IN_NAMES: Final = _IN_ATTRIB | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
+# A watch is shared, so that each user adds its events to those of the others.
+_IN_MASK_ADD: Final = 0x20000000
+IN_ISDIR: Final = 0x40000000
+_IN_NAMES: Final = _IN_ATTRIB | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE
 # IN_ONLYDIR and IN_DONT_FOLLOW: links and files fail.
-DIRECTORY_MASK: Final = _IN_NAMES | _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_ONLYDIR | _IN_DONT_FOLLOW
-FILE_MASK: Final = _IN_MODIFY | _IN_DONT_FOLLOW
+DIRECTORY_MASK: Final = _IN_NAMES | IN_DELETE_SELF | IN_MOVE_SELF | _IN_ONLYDIR | _IN_DONT_FOLLOW
+FILE_MASK: Final = IN_MODIFY | _IN_DONT_FOLLOW
+_LISTENER_MASK: Final = _IN_NAMES | IN_MODIFY | IN_DELETE_SELF | IN_MOVE_SELF | _IN_ONLYDIR
 _EVENT: Final = struct.Struct("iIII")
 
 _REASONS: Final = {
     errno.EMFILE: "no inotify instance or descriptor is left: "
     "raise fs.inotify.max_user_instances or the limit of open files",
     errno.ENOSPC: "no inotify watch is left: raise fs.inotify.max_user_watches",
-    errno.EDQUOT: f"the server watches at most {MAX_SERVER_WATCHES} files and directories",
+    errno.EDQUOT: f"the server watches at most {MAX_SERVER_WATCHES} files and directories, "
+    f"{MAX_LISTENED} of them for fs/watch",
 }
 
 
@@ -87,12 +95,30 @@ class Subscription:
                 self._on_fired()
 
 
+class DirectoryListener:
+    """Gets the events of directories, in the event loop; `directories` names them by descriptor.
+
+    A thread adds a directory before its events can arrive.
+    """
+
+    def __init__(self) -> None:
+        self.directories: dict[int, str] = {}  # by watch descriptor
+        self.is_removed = False  # nothing can be added any more
+
+    def on_event(self, descriptor: int, mask: int, name: bytes) -> None:
+        """An event of a directory; without a name it is about the directory itself."""
+
+    def on_overflow(self) -> None:
+        """The kernel has dropped events."""
+
+
 class _Watch:
     """One watch of the kernel."""
 
-    __slots__ = ("by_name", "subscriptions")
+    __slots__ = ("by_name", "listeners", "subscriptions")
 
     def __init__(self) -> None:
+        self.listeners: set[DirectoryListener] = set()
         self.subscriptions: set[Subscription] = set()
         self.by_name: defaultdict[bytes, set[Subscription]] = defaultdict(set)
 
@@ -117,18 +143,33 @@ class Inotify:
     def add(self, subscription: Subscription, path: str, mask: int) -> int:
         """Watch a path; returns the watch descriptor. Blocking; raises OSError."""
         with self._lock:
-            if subscription.is_removed or self._is_closed:
-                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
-            if self._fd < 0:
-                self._fd = syscalls.inotify_init()
-                self._loop.call_soon_threadsafe(self._start_reading)
-            if len(self._watches) >= MAX_SERVER_WATCHES:
-                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-            descriptor = syscalls.inotify_add_watch(self._fd, path, mask)
-            watch = self._watches.setdefault(descriptor, _Watch())
-            watch.subscriptions.add(subscription)
+            descriptor = self._add_watch(subscription, path, mask, MAX_SERVER_WATCHES)
+            self._watches.setdefault(descriptor, _Watch()).subscriptions.add(subscription)
             subscription.names.setdefault(descriptor, set())
             return descriptor
+
+    def listen(self, listener: DirectoryListener, path: str, name: str) -> int:
+        """Report the events of a directory, as this name; returns the watch descriptor.
+
+        Blocking; raises OSError.
+        """
+        with self._lock:
+            descriptor = self._add_watch(listener, path, _LISTENER_MASK, MAX_LISTENED)
+            listener.directories[descriptor] = name
+            self._watches.setdefault(descriptor, _Watch()).listeners.add(listener)
+            return descriptor
+
+    def _add_watch(
+        self, user: Subscription | DirectoryListener, path: str, mask: int, limit: int
+    ) -> int:
+        if user.is_removed or self._is_closed:
+            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+        if self._fd < 0:
+            self._fd = syscalls.inotify_init()
+            self._loop.call_soon_threadsafe(self._start_reading)
+        if len(self._watches) >= limit:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return syscalls.inotify_add_watch(self._fd, path, mask | _IN_MASK_ADD)
 
     def add_name(self, subscription: Subscription, descriptor: int, name: bytes) -> None:
         """Let events for this name in a watched directory fire the subscription."""
@@ -151,9 +192,32 @@ class Inotify:
                     watch.by_name[name].discard(subscription)
                     if not watch.by_name[name]:
                         del watch.by_name[name]
-                if not watch.subscriptions and self._watches.pop(descriptor, None) is not None:
-                    syscalls.inotify_rm_watch(self._fd, descriptor)
+                self._release(descriptor, watch)
             subscription.names.clear()
+
+    def ignore(self, listener: DirectoryListener, descriptors: Iterable[int]) -> None:
+        """Report no more events of these directories. Blocking."""
+        with self._lock:
+            for descriptor in descriptors:
+                listener.directories.pop(descriptor, None)
+                if (watch := self._watches.get(descriptor)) is not None:
+                    watch.listeners.discard(listener)
+                    self._release(descriptor, watch)
+
+    def remove_listener(self, listener: DirectoryListener) -> None:
+        """Report no more events of any directory. Blocking."""
+        with self._lock:
+            listener.is_removed = True
+        # Also of those that the listener has forgotten, and whose watches it has not left.
+        self.ignore(
+            listener, [each for each, watch in self._all_watches() if listener in watch.listeners]
+        )
+
+    def _release(self, descriptor: int, watch: _Watch) -> None:
+        """Remove a watch that is not needed any more."""
+        is_needed = watch.subscriptions or watch.listeners
+        if not is_needed and self._watches.pop(descriptor, None) is not None:
+            syscalls.inotify_rm_watch(self._fd, descriptor)
 
     def explain(self, error: OSError) -> str | None:
         """The limit behind a failed `add`, once for each limit."""
@@ -170,6 +234,10 @@ class Inotify:
         """Remove a subscription in a thread, also one that a thread is adding to."""
         self._run_in_thread(lambda: self.remove(subscription))
 
+    def remove_listener_later(self, listener: DirectoryListener) -> None:
+        """Remove a listener in a thread, also one that a thread is adding to."""
+        self._run_in_thread(lambda: self.remove_listener(listener))
+
     def _start_reading(self) -> None:
         if not self._is_closed:
             self._loop.add_reader(self._fd, self.read_events)
@@ -182,25 +250,36 @@ class Inotify:
             return
         fired: dict[Subscription, None] = {}
         for descriptor, mask, name in _events(data):
+            self._report(descriptor, mask, name)
             fired.update(dict.fromkeys(self._subscribers(descriptor, mask, name)))
-            if mask & _IN_IGNORED:
+            if mask & IN_IGNORED:
                 self._watches.pop(descriptor, None)  # removed by the kernel
         self._fire(list(fired))
 
+    def _report(self, descriptor: int, mask: int, name: bytes) -> None:
+        if mask & _IN_Q_OVERFLOW:
+            listeners = {each for _, watch in self._all_watches() for each in set(watch.listeners)}
+            for listener in listeners:
+                listener.on_overflow()
+        elif (watch := self._watches.get(descriptor)) is not None:
+            for listener in list(watch.listeners):
+                listener.on_event(descriptor, mask, name)
+
     def _subscribers(self, descriptor: int, mask: int, name: bytes) -> list[Subscription]:
         if mask & _IN_Q_OVERFLOW:
-            return list(chain.from_iterable(list(w.subscriptions) for w in self._all_watches()))
+            return [each for _, watch in self._all_watches() for each in list(watch.subscriptions)]
         watch = self._watches.get(descriptor)
         if watch is None:
             return []
         if name:
-            return list(watch.by_name.get(name, ()))
+            # A listener has added this event: the file has existed before.
+            return [] if mask & IN_MODIFY else list(watch.by_name.get(name, ()))
         # An event without a name is about the watched directory or file itself. Changed attributes
         # of a directory are also reported for its parent, with a name.
-        return [] if mask & ~_IN_ISDIR == _IN_ATTRIB else list(watch.subscriptions)
+        return [] if mask & ~IN_ISDIR == _IN_ATTRIB else list(watch.subscriptions)
 
-    def _all_watches(self) -> list[_Watch]:
-        return list(self._watches.values())
+    def _all_watches(self) -> list[tuple[int, _Watch]]:
+        return list(self._watches.items())
 
     def _fire(self, subscriptions: list[Subscription]) -> None:
         for subscription in subscriptions[:BURST]:

@@ -94,7 +94,7 @@ class _WatchBuilder:
     def _watch(self, directory: str) -> bool:
         if directory in self._by_path:
             return True
-        if len(self._by_path) >= MAX_WATCHES or _is_unreliable(directory):
+        if len(self._by_path) >= MAX_WATCHES or is_unreliable(directory):
             return False
         self._by_path[directory] = self._inotify.add(self._subscription, directory, DIRECTORY_MASK)
         return True
@@ -202,7 +202,7 @@ def _exists(path: str) -> bool:
     return True
 
 
-def _is_unreliable(directory: str) -> bool:
+def is_unreliable(directory: str) -> bool:
     """Whether the file system of a directory reports no reliable events."""
     # struct statfs begins with the type; its size is 120 bytes at most on Linux.
     buffer = ctypes.create_string_buffer(256)

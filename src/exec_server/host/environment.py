@@ -63,6 +63,7 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
             fs_rename=True,
             fs_set_times=True,
             fs_symlink=True,
+            fs_watch=True,
         ),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exec_server.protocol import file_changes, files
+from exec_server.protocol import file_changes, file_watches, files
 
 ConfinableParams = (
     files.ReadFileParams
@@ -25,4 +25,5 @@ ConfinableParams = (
     | file_changes.GlobParams
     | file_changes.GrepParams
     | file_changes.DiskUsageParams
+    | file_watches.WatchParams
 )

@@ -53,6 +53,7 @@ class Capabilities(Result, frozen=True):
     fs_rename: bool = False
     fs_set_times: bool = False
     fs_symlink: bool = False
+    fs_watch: bool = False
 
 
 class EnvironmentInfo(Result, frozen=True):

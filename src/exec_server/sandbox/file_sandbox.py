@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
-from exec_server.errors import InternalError
+from exec_server.errors import InternalError, RpcError
 from exec_server.protocol.confinable import ConfinableParams
 from exec_server.protocol.method import Call
 from exec_server.protocol.sandbox import Sandbox
@@ -21,9 +21,9 @@ from exec_server.sandbox.builder import (
     retry_while_stale,
 )
 from exec_server.sandbox.denial_explainer import DenialExplainer
-from exec_server.sandbox.policy import compiler
+from exec_server.sandbox.policy import compiler, globs
 from exec_server.sandbox.policy.access import allows_all_reads
-from exec_server.sandbox.policy.layout import resolve_globs
+from exec_server.sandbox.policy.layout import is_visible, resolve_globs
 from exec_server.sandbox.policy.model import Policy
 from exec_server.sandbox.runtime.capabilities import Confinement
 from exec_server.sandbox.runtime.disk import HostDisk
@@ -135,13 +135,30 @@ class FilePolicy:
         """Open a file in a confined worker; returns its descriptor. Blocking."""
         return self._run(params, lambda worker: worker.open(call, params))
 
+    def visible(self, paths: Sequence[str]) -> list[str]:
+        """Those of some paths without links that the policy allows to read now. Blocking."""
+        if self._is_legacy:
+            raise InternalError(LEGACY_LANDLOCK)
+        disk = HostDisk(sees_placeholders=True)
+        view = build_view(self._policy, disk)
+        denied = resolve_globs(self._policy, disk)
+        return [
+            path
+            for path in paths
+            if is_visible(view, path) and not any(globs.matches(glob, path) for glob in denied)
+        ]
+
     def _run(self, params: ConfinableParams, action: Callable[[Worker], T]) -> T:
         if self._is_legacy:
             raise InternalError(LEGACY_LANDLOCK)
         try:
             return self._workers.run(self._policy, action)
         except OSError as error:
-            raise DenialExplainer(self._policy).file_error(params, error) from error
+            raise self.explain(params, error) from error
+
+    def explain(self, params: ConfinableParams, error: OSError) -> RpcError:
+        """The error of an operation, with the rule that denied it. Blocking."""
+        return DenialExplainer(self._policy).file_error(params, error)
 
 
 def _uri_text(value: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from exec_server.filesystem.change_watch import ChangeWatch
 from exec_server.filesystem.handles import HandleTable
 from exec_server.filesystem.inotify import Inotify
 from exec_server.filesystem.watch import MissingWatch
@@ -81,6 +82,7 @@ class ConnectionContext:
     writable: asyncio.Event  # cleared while the send buffer is full
     handles: HandleTable = field(default_factory=HandleTable)
     watch: MissingWatch = field(init=False)
+    change_watches: dict[int, ChangeWatch] = field(default_factory=dict)  # by watch id
     http_streams: set[str] = field(default_factory=set)  # request ids of bodies being streamed
     http_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(CONCURRENT_HTTP_REQUESTS)
@@ -104,3 +106,6 @@ class ConnectionContext:
     def close(self) -> None:
         self.handles.close_all()
         self.watch.close()
+        for watch in self.change_watches.values():
+            watch.close()
+        self.change_watches.clear()

@@ -7,7 +7,15 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from exec_server.filesystem.operation_table import OPERATIONS
-from exec_server.protocol import detached, file_changes, files, http, process, session
+from exec_server.protocol import (
+    detached,
+    file_changes,
+    file_watches,
+    files,
+    http,
+    process,
+    session,
+)
 from exec_server.protocol.decoding import Params, Result, decode, decode_unit
 from exec_server.protocol.method import Call
 from exec_server.server.context import ConnectionContext, Encoded, Streamed
@@ -18,6 +26,7 @@ from exec_server.server.handlers import files as file_handlers
 from exec_server.server.handlers import http as http_handlers
 from exec_server.server.handlers import process as process_handlers
 from exec_server.server.handlers import searches as search_handlers
+from exec_server.server.handlers import watches as watch_handlers
 
 P = TypeVar("P")
 R = TypeVar("R", bound=Result)
@@ -131,6 +140,8 @@ _ROWS = [
     Method(files.WALK, file_handlers.walk, "filesystem"),
     Method(files.WATCH_MISSING, file_handlers.watch_missing, "filesystem"),
     Method(file_changes.GREP, search_handlers.grep, "filesystem", yields_slot=True),
+    Method(file_watches.WATCH, watch_handlers.watch, "filesystem"),
+    Method(file_watches.UNWATCH, watch_handlers.unwatch, "filesystem", control=True),
     Method(http.REQUEST, http_handlers.request, "http", yields_slot=True),
 ]
 

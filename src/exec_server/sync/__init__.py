@@ -11,12 +11,13 @@ and so kills the process that it had started.
 """
 
 from exec_server.sync.environment import Environment, RunningServer, connect, serve
-from exec_server.sync.files import FileReader, Files, FileWriter
+from exec_server.sync.files import FileReader, Files, FileWatch, FileWriter
 from exec_server.sync.process import HttpStream, Process
 
 __all__ = [
     "Environment",
     "FileReader",
+    "FileWatch",
     "FileWriter",
     "Files",
     "HttpStream",

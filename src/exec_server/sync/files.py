@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, overload
 
-from exec_server.client import files
+from exec_server.client import file_watch, files
 from exec_server.client.engine.start_params import AnySandbox
 from exec_server.client.paths import AnyPath
-from exec_server.client.results import Entry
+from exec_server.client.results import Entry, FileChange
 from exec_server.client.transfer import open_file
 from exec_server.errors import RpcError
-from exec_server.sync.thread import Blocking, BlockingContext, blocking, iterate
+from exec_server.sync.thread import Blocking, BlockingContext, blocking, iterate, wrapped
 
 # Entries of a walk that are passed to the caller at a time: each batch costs two thread switches.
 WALK_BATCH: Final = 512
@@ -42,6 +42,15 @@ class FileWriter(BlockingContext[open_file.FileWriter]):
     flush = blocking(open_file.FileWriter.flush)
 
 
+class FileWatch(BlockingContext[file_watch.FileWatch]):
+    """The changes below a directory, for `with`; iterating waits for the next ones."""
+
+    def __iter__(self) -> Iterator[FileChange]:
+        return iterate(self._thread, self._inner)
+
+    close = blocking(file_watch.FileWatch.aclose)
+
+
 class Files(Blocking[files.Files]):
     """The files of an environment; `progress` is called in the thread of the connection."""
 
@@ -65,6 +74,7 @@ class Files(Blocking[files.Files]):
     touch = blocking(files.Files.touch)
     glob = blocking(files.Files.glob)
     grep = blocking(files.Files.grep)
+    watch = wrapped(files.Files.watch, FileWatch)
     edit = blocking(files.Files.edit)
     apply_patch = blocking(files.Files.apply_patch)
     disk_usage = blocking(files.Files.disk_usage)

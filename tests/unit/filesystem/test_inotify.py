@@ -17,6 +17,7 @@ from exec_server.filesystem.inotify import (
     BURST,
     DIRECTORY_MASK,
     FILE_MASK,
+    DirectoryListener,
     Inotify,
     Subscription,
 )
@@ -169,7 +170,7 @@ def test_the_watches_of_the_server_are_limited(
     with pytest.raises(OSError, match="quota") as failed:
         inotify.add(Subscription(), "..", DIRECTORY_MASK)
     assert inotify.explain(failed.value) == (
-        "the server watches at most 16384 files and directories"
+        "the server watches at most 16384 files and directories, 8192 of them for fs/watch"
     )
     inotify.remove(first)
     _subscribe(inotify)
@@ -197,3 +198,62 @@ def test_a_thread_that_hangs_does_not_keep_the_server_from_ending(
     with instance._lock:
         instance.close()
     os.close(instance._fd)
+
+
+class Listener(DirectoryListener):
+    """Records its events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[bytes] = []
+        self.overflows = 0
+
+    def on_event(self, descriptor: int, mask: int, name: bytes) -> None:
+        self.names.append(name)
+
+    def on_overflow(self) -> None:
+        self.overflows += 1
+
+
+def test_a_listener_and_a_subscription_share_a_watch(inotify: Inotify) -> None:
+    subscription, listener = _subscribe(inotify, "f"), Listener()
+    inotify.listen(listener, ".", "here")
+    inotify.add(subscription, ".", DIRECTORY_MASK)  # keeps the events of the listener
+    Path("f").touch()
+    inotify.read_events()
+    assert (subscription.has_fired, b"f" in listener.names) == (True, True)
+    late = _subscribe(inotify, "f")
+    with open("f", "r+") as file:
+        file.write("x")
+    inotify.read_events()
+    assert not late.has_fired  # the name did not come or go
+    inotify.remove(subscription)
+    inotify.remove(late)
+    assert len(inotify._watches) == 1
+    inotify.remove_listener_later(listener)
+    assert (inotify._watches, listener.directories) == ({}, {})
+    with pytest.raises(OSError, match="canceled"):
+        inotify.listen(listener, ".", "here")
+
+
+def test_listeners_leave_room_for_subscriptions(
+    inotify: Inotify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LISTENED", 1)
+    os.mkdir("d")
+    inotify.listen(Listener(), ".", "")
+    with pytest.raises(OSError, match="quota"):
+        inotify.listen(Listener(), "d", "")
+    _subscribe(inotify, path="d")
+
+
+def test_lost_events_are_an_overflow_for_listeners(inotify: Inotify) -> None:
+    listener = Listener()
+    os.mkdir("d")
+    inotify.listen(listener, ".", "")
+    inotify.listen(listener, "d", "d")
+    inotify._report(-1, 0x4000, b"")
+    assert listener.overflows == 1
+    inotify._report(12345, 0x2, b"")  # of a watch that is gone
+    DirectoryListener().on_event(0, 0, b"")
+    DirectoryListener().on_overflow()

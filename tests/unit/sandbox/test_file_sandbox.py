@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,7 @@ from exec_server.protocol.paths import PathUri
 from exec_server.sandbox import file_sandbox
 from exec_server.sandbox.builder import SandboxBuilder
 from exec_server.sandbox.file_sandbox import FilePolicy, FileSandbox
-from exec_server.sandbox.policy.model import Policy, Rule
+from exec_server.sandbox.policy.model import Glob, Policy, Rule
 
 PARAMS = files.ReadFileParams(PathUri.from_wire("/secret"))
 
@@ -129,3 +130,21 @@ def test_a_weaker_confinement_is_refused() -> None:
     with pytest.raises(InternalError, match="useLegacyLandlock is not supported"):
         _policy(workers, is_legacy=True).open(files.READ_FILE, PARAMS)
     assert workers.policies == []
+
+
+def test_paths_that_a_policy_hides(tmp_path: Path) -> None:
+    for name in ("open", "secret"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "alias").symlink_to("secret")
+    base = str(tmp_path)
+    rules = (Rule("/", "read"), Rule(f"{base}/alias", "deny"))
+    denying = Policy(rules, (Glob(base, "**/*.key", None),), "restricted")
+    paths = [f"{base}/{name}" for name in ("open/a", "open/a.key", "secret", "secret/a")]
+
+    def visible(policy: Policy, *, is_legacy: bool = False) -> list[str]:
+        return FilePolicy(cast(Any, None), policy, False, is_legacy=is_legacy).visible(paths)
+
+    assert visible(denying) == paths[:1]
+    assert visible(Policy((Rule(f"{base}/secret", "read"),), (), "restricted")) == paths[2:]
+    with pytest.raises(InternalError, match="useLegacyLandlock is not supported"):
+        visible(denying, is_legacy=True)

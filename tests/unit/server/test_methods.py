@@ -114,9 +114,11 @@ def test_how_methods_are_scheduled() -> None:
         "environment/info",
         "environment/status",
         "process/resize",
+        "process/setFlow",
         "process/signal",
         "process/terminate",
         "fs/close",
+        "fs/unwatch",
     }
     assert parked == {
         "process/read",

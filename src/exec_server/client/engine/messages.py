@@ -25,7 +25,7 @@ from exec_server.errors import (
     RpcError,
     SessionAttached,
 )
-from exec_server.protocol import files, http, process
+from exec_server.protocol import file_watches, files, http, process
 from exec_server.protocol.base64_text import Base64
 from exec_server.protocol.jsonrpc import RequestId
 from exec_server.protocol.method import Notice
@@ -43,6 +43,7 @@ NOTICES: dict[str, Notice[Any]] = {
         process.EXITED,
         process.CLOSED,
         files.MISSING_CHANGED,
+        file_watches.CHANGED,
         http.BODY_DELTA,
     )
 }

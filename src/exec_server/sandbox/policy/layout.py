@@ -119,6 +119,13 @@ def access_errno(view: View, path: str, *, writing: bool) -> int:
     return 0 if is_writable else errno.EROFS
 
 
+def is_visible(view: View, path: str) -> bool:
+    """Whether a resolved path can be read in a view."""
+    if access_errno(view, path, writing=False):
+        return False
+    return not view.is_empty or any(contains(step.path, path) for step in view.steps)
+
+
 def resolve_globs(policy: Policy, disk: Disk) -> tuple[Glob, ...]:
     """The globs of a policy with the links in their search roots resolved."""
     resolver = DiskResolver(disk)
