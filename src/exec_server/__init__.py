@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         Transfer,
     )
     from exec_server.errors import (
+        CertificateRejected,
         ConnectFailed,
         ConnectionLost,
         ExecServerError,
@@ -68,6 +69,7 @@ __version__ = "0.2.0.dev0"
 
 __all__ = [
     "AlreadyExists",
+    "CertificateRejected",
     "ChangedFile",
     "Chunk",
     "CommandDenied",

@@ -128,6 +128,10 @@ class ConnectFailed(ExecServerError):
         self.headers = headers or []
 
 
+class CertificateRejected(ConnectFailed):
+    """The certificate of a server is not the pinned one, or cannot be verified."""
+
+
 class RegistryError(ExecServerError):
     """The registry refused, could not be reached, or sent an invalid response."""
 

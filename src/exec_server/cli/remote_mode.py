@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 
 from exec_server.errors import StartupError
-from exec_server.net.dial import parse_url, roots_for_http, roots_for_websockets, tls_context
+from exec_server.net.client_tls import roots_for_http, roots_for_websockets, tls_context
+from exec_server.net.dial import parse_url
 from exec_server.net.forward import forwarder
 from exec_server.registry.api import Registry
 from exec_server.registry.credentials import (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 import ssl
+from collections.abc import Sequence
 
 from exec_server.client.engine.dialers import Dialer, WebSocketDialer
 from exec_server.client.engine.session import CLIENT_NAME
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.client.environment import Environment
 from exec_server.errors import StartupError
+from exec_server.net.client_tls import client_context
 
 
 def connect(
@@ -21,22 +23,29 @@ def connect(
     executor_key: str | None = None,
     account_id: str | None = None,
     tls: ssl.SSLContext | None = None,
+    ca_file: str | None = None,
+    pin: str | Sequence[str] | None = None,
     allow_insecure_token: bool = False,
     client_name: str = CLIENT_NAME,
 ) -> Environment:
     """An environment, which connects on `async with`; StartupError for invalid arguments.
 
-    `target` is `ws://HOST:PORT` or `wss://HOST`, or `stdio:` and a command that serves on its
-    standard streams, quoted as in a shell. Instead of it, `registry` (a URL) and `environment_id`
-    name a machine behind a relay; `executor_key` is then the fingerprint of its key, if the
-    registry is not trusted. `token` authenticates the client to the server or the registry; it
-    is sent only to this machine or over TLS, unless `allow_insecure_token` is set. `tls` is a
-    context with further root certificates.
+    `target` is `ws://HOST:PORT` or `wss://HOST`, `unix:/PATH` (a socket of this machine), or
+    `stdio:` and a command that serves on its standard streams, quoted as in a shell. Instead of
+    it, `registry` (a URL) and `environment_id` name a machine behind a relay; `executor_key` is
+    then the fingerprint of its key, if the registry is not trusted. `token` authenticates the
+    client to the server or the registry; it is sent only to this machine or over TLS, unless
+    `allow_insecure_token` is set. `ca_file` names a file with the root certificates to trust,
+    `pin` the SHA-256 fingerprint of the only certificate to accept, or a list of several; `tls`
+    is a context of your own instead of them.
     """
+    tls = _context(tls, ca_file, pin)
     dialer: Dialer
     if registry is not None:
         if target is not None or environment_id is None or token is None:
             raise StartupError("registry= needs environment_id= and token=, and excludes a target")
+        if pin is not None:
+            raise StartupError("pin= is for wss:// targets; a relay has executor_key=")
         from exec_server.client.engine.relay import RelayDialer  # slow to import
 
         dialer = RelayDialer(
@@ -57,6 +66,16 @@ def connect(
             target, token=token, tls=tls, allow_insecure_token=allow_insecure_token
         )
     return Environment(dialer, client_name=client_name)
+
+
+def _context(
+    tls: ssl.SSLContext | None, ca_file: str | None, pin: str | Sequence[str] | None
+) -> ssl.SSLContext | None:
+    if ca_file is None and pin is None:
+        return tls
+    if tls is not None:
+        raise StartupError("tls= excludes ca_file= and pin=")
+    return client_context(ca_file, (pin,) if isinstance(pin, str) else pin or ())
 
 
 def _stdio_dialer(command: str) -> StdioDialer:

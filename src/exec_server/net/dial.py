@@ -1,4 +1,4 @@
-"""Outgoing connections: URLs, root certificates, proxies of the environment, TCP and TLS.
+"""Outgoing connections: URLs, proxies of the environment, TCP, TLS and unix sockets.
 
 The caller passes the protocol to run on a connection.
 """
@@ -13,7 +13,6 @@ import ssl
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -26,7 +25,8 @@ from itertools import chain, zip_longest
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
-from exec_server.errors import ConnectFailed
+from exec_server.errors import CertificateRejected, ConnectFailed
+from exec_server.net.client_tls import check_pin, roots_for_websockets, tls_context
 from exec_server.protocol.url_host import domain_to_ascii
 
 # How long one address is tried alone before the next one is tried in parallel (RFC 8305, 5).
@@ -35,9 +35,9 @@ ATTEMPT_DELAY_SECONDS = 0.25
 MAX_ADDRESSES = 8
 # Of a proxy's response head.
 PROXY_HEAD_BYTES = 16_384
-# Cached TLS contexts, each about a megabyte: one for HTTP, one for WebSockets, and some for
-# callers with their own root certificates.
-KEPT_CONTEXTS = 4
+
+# The kernel's limit for the path of a unix socket, without its final null byte.
+MAX_UNIX_PATH_BYTES = 107
 
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 _PROXY_SCHEMES = frozenset({"http"})
@@ -53,7 +53,7 @@ class Url(NamedTuple):
     """The parts of a URL that a connection needs."""
 
     scheme: str
-    host: str  # a name or an address, without brackets
+    host: str  # a name or an address, without brackets; the path of a unix socket
     port: int
     target: str  # path and query, quoted
 
@@ -64,6 +64,8 @@ class Url(NamedTuple):
     @property
     def authority(self) -> str:
         """The value of the Host header."""
+        if self.scheme == "unix":
+            return "localhost"
         if self.port == _DEFAULT_PORTS[self.scheme]:
             return _bracketed(self.host)
         return f"{_bracketed(self.host)}:{self.port}"
@@ -74,6 +76,8 @@ def parse_url(text: str, schemes: frozenset[str]) -> Url:
     text = text.strip()
     if any(character < " " or character == "\x7f" for character in text):
         raise ValueError("URL contains control characters")
+    if "unix" in schemes and text.startswith("unix:"):
+        return Url("unix", _checked_socket_path(text.removeprefix("unix:")), 0, "/")
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -81,7 +85,8 @@ def parse_url(text: str, schemes: frozenset[str]) -> Url:
     if not parts.scheme:
         raise ValueError("relative URL without a base")
     if parts.scheme not in schemes:
-        raise ValueError(f"URL must begin with {' or '.join(f'{s}://' for s in sorted(schemes))}")
+        known = [f"{name}://" if name != "unix" else "unix:" for name in sorted(schemes)]
+        raise ValueError(f"URL must begin with {' or '.join(known)}")
     if "@" in parts.netloc:
         raise ValueError("URL must not contain a user name or password")
     try:
@@ -95,6 +100,15 @@ def parse_url(text: str, schemes: frozenset[str]) -> Url:
     if parts.query:
         target += "?" + quote(parts.query, safe=_PRINTABLE)
     return Url(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], target)
+
+
+def _checked_socket_path(path: str) -> str:
+    path = path.removeprefix("//")
+    if not path.startswith("/"):
+        raise ValueError("the path of a unix socket must begin with /")
+    if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
+        raise ValueError(f"the path of a unix socket has at most {MAX_UNIX_PATH_BYTES} bytes")
+    return path
 
 
 def _checked_host(host: str, *, bracketed: bool) -> str:
@@ -114,30 +128,6 @@ def _checked_host(host: str, *, bracketed: bool) -> str:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-# ---- root certificates ----------------------------------------------------------------
-
-
-def roots_for_http(environ: Mapping[str, str]) -> str | None:
-    """The file of root certificates for HTTP requests, None for those of the system."""
-    return environ.get("CODEX_CA_CERTIFICATE") or roots_for_websockets(environ)
-
-
-def roots_for_websockets(environ: Mapping[str, str]) -> str | None:
-    """The file of root certificates for WebSockets, None for those of the system."""
-    return environ.get("SSL_CERT_FILE") or None
-
-
-@lru_cache(KEPT_CONTEXTS)
-def tls_context(ca_file: str | None) -> ssl.SSLContext:
-    """A context that verifies against this file or the system; raises OSError or SSLError."""
-    context = ssl.create_default_context(cafile=ca_file)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Python 3.13 and later refuse root certificates that lack extensions which other versions and
-    # clients do not require. Private roots often lack them, and must work everywhere.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context
 
 
 # ---- proxies --------------------------------------------------------------------------
@@ -236,9 +226,14 @@ async def open_connection(
 ) -> tuple[asyncio.Transport, P]:
     """Connect, through the proxy of the environment if any; raises OSError or ConnectFailed.
 
-    Cancelling it closes the socket.
+    CertificateRejected is raised before anything is sent to the server. Cancelling closes the
+    socket.
     """
     loop = asyncio.get_running_loop()
+    if url.scheme == "unix":
+        if not hasattr(socket, "AF_UNIX"):
+            raise ConnectFailed("this system has no unix sockets")
+        return await loop.create_unix_connection(factory, url.host)
     context = None
     if url.secure:
         context = tls or tls_context(roots_for_websockets(os.environ))
@@ -248,10 +243,19 @@ async def open_connection(
         if proxy is not None and url.scheme != "http":
             await _open_tunnel(raw, url, proxy)
         name = url.host if context is not None else None
-        return await loop.create_connection(factory, sock=raw, ssl=context, server_hostname=name)
+        transport, protocol = await loop.create_connection(
+            factory, sock=raw, ssl=context, server_hostname=name
+        )
     except BaseException:
         raw.close()
         raise
+    try:
+        if context is not None:
+            check_pin(transport, context)
+    except CertificateRejected:
+        transport.abort()
+        raise
+    return transport, protocol
 
 
 async def _connect(host: str, port: int) -> socket.socket:

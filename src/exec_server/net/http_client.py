@@ -20,13 +20,12 @@ from typing import cast
 import h11
 
 from exec_server.errors import ConnectFailed, ExecServerError, os_error_text
+from exec_server.net.client_tls import roots_for_http, tls_context
 from exec_server.net.dial import (
     Url,
     open_connection,
     parse_url,
     proxy_for,
-    roots_for_http,
-    tls_context,
 )
 
 # Of a response head. The longest in use have some kilobytes; more is an error.

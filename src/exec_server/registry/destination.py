@@ -63,7 +63,7 @@ def check_direct_url(text: str) -> None:
 
 def is_loopback(url: Url) -> bool:
     """Whether the host is this machine by name or address; names are not resolved."""
-    if url.host == "localhost":
+    if url.host == "localhost" or url.scheme == "unix":
         return True
     try:
         return ip_address(url.host).is_loopback

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from exec_server.client import connect as client_connect
@@ -76,6 +76,8 @@ def connect(
     executor_key: str | None = None,
     account_id: str | None = None,
     tls: ssl.SSLContext | None = None,
+    ca_file: str | None = None,
+    pin: str | Sequence[str] | None = None,
     allow_insecure_token: bool = False,
     client_name: str = CLIENT_NAME,
 ) -> Environment:
@@ -89,6 +91,8 @@ def connect(
             executor_key=executor_key,
             account_id=account_id,
             tls=tls,
+            ca_file=ca_file,
+            pin=pin,
             allow_insecure_token=allow_insecure_token,
             client_name=client_name,
         ),

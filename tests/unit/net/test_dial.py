@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import socket
 import ssl
 from collections.abc import Iterator
@@ -15,20 +16,18 @@ import uvloop
 from tests.support.raw_links import DEFAULT_TIMEOUT, scaled
 from tests.support.raw_servers import Peer, make_certificate, open_sockets, serving
 
-from exec_server.errors import ConnectFailed
+from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net import dial
+from exec_server.net.client_tls import client_context, normalise_pin, tls_context
 from exec_server.net.dial import (
     Proxy,
     Url,
     open_connection,
     parse_url,
     proxy_for,
-    roots_for_http,
-    roots_for_websockets,
-    tls_context,
 )
 
-_ALL = frozenset({"http", "https", "ws", "wss"})
+_ALL = frozenset({"http", "https", "ws", "wss", "unix"})
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
@@ -58,6 +57,8 @@ def _url(text: str) -> Url:
         ("WSS://relay:80", Url("wss", "relay", 80, "/"), "relay:80"),
         ("http://relay:8080/", Url("http", "relay", 8080, "/"), "relay:8080"),
         ("https://relay:/", Url("https", "relay", 443, "/"), "relay"),
+        ("unix:/run/a b?c", Url("unix", "/run/a b?c", 0, "/"), "localhost"),
+        ("unix:///run/s", Url("unix", "/run/s", 0, "/"), "localhost"),
         ("http://[::1]:80/x", Url("http", "::1", 80, "/x"), "[::1]"),
         ("https://[2001:DB8::1]:8443", Url("https", "2001:db8::1", 8443, "/"), None),
         ("ws://127.0.0.1:9?x=1", Url("ws", "127.0.0.1", 9, "/?x=1"), "127.0.0.1:9"),
@@ -96,6 +97,7 @@ def test_what_is_secure() -> None:
         ("/path", "relative URL without a base"),
         ("ftp://relay", "URL must begin with ws:// or wss://"),
         ("http://relay", "URL must begin with ws:// or wss://"),
+        ("unix:/s", "URL must begin with ws:// or wss://"),
         ("ws://", "empty host"),
         ("ws:///path", "empty host"),
         ("ws://:80", "empty host"),
@@ -118,6 +120,21 @@ def test_what_is_secure() -> None:
 def test_url_is_refused(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=f"^({reason})$"):
         parse_url(text, frozenset({"ws", "wss"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("unix:s", "the path of a unix socket must begin with /"),
+        ("unix:", "the path of a unix socket must begin with /"),
+        ("unix:/" + "s" * 107, "the path of a unix socket has at most 107 bytes"),
+        ("unix:/a\nb", "URL contains control characters"),
+        ("ftp://h", "URL must begin with http:// or https:// or unix: or ws:// or wss://"),
+    ],
+)
+def test_invalid_unix_sockets(text: str, error: str) -> None:
+    with pytest.raises(ValueError, match=f"^{error}$"):
+        _url(text)
 
 
 # ---- proxies --------------------------------------------------------------------------
@@ -185,28 +202,6 @@ def test_unusable_proxy_is_named_by_its_variable_alone(value: str) -> None:
 # ---- roots of trust -------------------------------------------------------------------
 
 
-def test_roots_by_environment() -> None:
-    both = {"CODEX_CA_CERTIFICATE": "codex.pem", "SSL_CERT_FILE": "ssl.pem"}
-    assert (roots_for_http(both), roots_for_websockets(both)) == ("codex.pem", "ssl.pem")
-    codex = {"CODEX_CA_CERTIFICATE": "codex.pem"}
-    assert (roots_for_http(codex), roots_for_websockets(codex)) == ("codex.pem", None)
-    plain = {"SSL_CERT_FILE": "ssl.pem", "CODEX_CA_CERTIFICATE": ""}
-    assert (roots_for_http(plain), roots_for_websockets(plain)) == ("ssl.pem", "ssl.pem")
-    assert (roots_for_http({}), roots_for_websockets({"SSL_CERT_FILE": ""})) == (None, None)
-
-
-def test_contexts_verify_and_are_kept(tmp_path: Path) -> None:
-    roots, _ = make_certificate(tmp_path, "relay.test")
-    context = tls_context(roots)
-    assert context is tls_context(roots)
-    assert context.verify_mode is ssl.CERT_REQUIRED
-    assert context.check_hostname
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert len(context.get_ca_certs()) == 1
-    with pytest.raises(OSError):
-        tls_context(str(tmp_path / "missing.pem"))
-
-
 # ---- connections ----------------------------------------------------------------------
 
 
@@ -267,6 +262,58 @@ def test_tls_verifies_the_name(run: Any, tmp_path: Path, monkeypatch: pytest.Mon
             await _until_sockets(before)
 
     run(body())
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
+def test_a_pin_replaces_the_check_of_issuer_and_name(run: Any, tmp_path: Path) -> None:
+    roots, served = make_certificate(tmp_path, "localhost")
+    certificate = ssl.PEM_cert_to_DER_cert(Path(roots).read_text())
+    pin = "SHA256:" + hashlib.sha256(certificate).digest().hex(":").upper()
+
+    async def greet_or_be_left(peer: Peer) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await _greet(peer)
+
+    async def body() -> None:
+        async with serving(greet_or_be_left, tls=served) as port:
+            before = open_sockets()
+            url = f"wss://127.0.0.1:{port}"
+            assert await _exchange(url, client_context(pins=["00" * 32, pin])) == b"hello you"
+            with pytest.raises(CertificateRejected, match=normalise_pin(pin)):
+                await _exchange(url, client_context(pins=["00" * 32]))
+            await _until_sockets(before)
+
+    run(body())
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
+def test_unix_socket(run: Any, tmp_path: Path) -> None:
+    async def body() -> None:
+        path = tmp_path / "s"
+
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await _greet(Peer(reader, writer))
+            writer.close()
+
+        server = await asyncio.start_unix_server(greet, path)
+        try:
+            assert await _exchange(f"unix:{path}") == b"hello you"
+        finally:
+            server.close()
+        with pytest.raises(OSError, match="No such file"):
+            await _exchange(f"unix:{tmp_path}/none")
+
+    run(body())
+
+
+def test_systems_without_unix_sockets_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        with monkeypatch.context() as patch:
+            patch.delattr(socket, "AF_UNIX")
+            with pytest.raises(ConnectFailed, match="no unix sockets"):
+                await _exchange("unix:/s")
+
+    asyncio.run(body())
 
 
 async def _until_sockets(count: int) -> None:

@@ -22,6 +22,20 @@ def add_access_flags(parser: ArgumentParser) -> None:
         help="root certificates to trust, in PEM format (default: those of the system)",
     )
     group.add_argument(
+        "--pin",
+        metavar="SHA256",
+        action="append",
+        default=[],
+        help="for wss targets: accept exactly the certificate with this fingerprint, whatever its "
+        "issuer; may be repeated (`exec-server tls-init` prints it)",
+    )
+    group.add_argument(
+        "--allow-insecure-token",
+        action="store_true",
+        help="send the token also to ws:// targets on other machines, unencrypted (default: "
+        "refuse)",
+    )
+    group.add_argument(
         "--executor-key",
         metavar="SHA256",
         help="for relay targets: the only executor key to accept, by its fingerprint "
@@ -33,9 +47,13 @@ def access_options(arguments: argparse.Namespace) -> AccessOptions:
     """The access flags as AccessOptions; raises UsageError."""
     if arguments.token_file is not None and arguments.token_env is not None:
         raise UsageError("--token-file and --token-env exclude each other")
+    if arguments.ca_file is not None and arguments.pin:
+        raise UsageError("--ca-file and --pin exclude each other")
     return AccessOptions(
         token_file=arguments.token_file,
         token_env=arguments.token_env,
         executor_key=arguments.executor_key,
         ca_file=arguments.ca_file,
+        pins=tuple(arguments.pin),
+        allow_insecure_token=arguments.allow_insecure_token,
     )

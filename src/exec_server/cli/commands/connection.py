@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 import signal
-import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -17,10 +16,11 @@ from exec_server.cli.commands.errors import LostConnection, UsageError
 from exec_server.cli.commands.printing import print_error, print_log_records, print_notice
 from exec_server.cli.commands.signals import unignored
 from exec_server.cli.commands.targets import AccessOptions, Target, find_target
-from exec_server.client.engine.dialers import Dialer, WebSocketDialer
+from exec_server.client.engine.dialers import Dialer, WebSocketDialer, is_exposed_url
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.client.environment import Environment
 from exec_server.errors import (
+    CertificateRejected,
     ConnectFailed,
     ConnectionLost,
     ExecServerError,
@@ -28,7 +28,7 @@ from exec_server.errors import (
     SessionLost,
     StartupError,
 )
-from exec_server.net.dial import tls_context
+from exec_server.net.client_tls import client_context
 from exec_server.printable import printable
 from exec_server.protocol.method import Notice
 
@@ -159,10 +159,17 @@ class _ConnectionMonitor:
 def _dialer(target: Target, on_stderr: Callable[[str], None]) -> Dialer:
     if target.argv is not None:
         return StdioDialer(target.argv, on_stderr=on_stderr)
-    token = target.access.read_token()
-    tls = _load_ca_file(target.access.ca_file)
+    access = target.access
+    token = access.read_token()
+    tls = client_context(access.ca_file, access.pins)
     if target.url is not None:
-        return WebSocketDialer(target.url, token=token, tls=tls)
+        if token is not None and access.allow_insecure_token and is_exposed_url(target.url):
+            print_error(f"Warning: {target.label}: the token is sent without encryption")
+        return WebSocketDialer(
+            target.url, token=token, tls=tls, allow_insecure_token=access.allow_insecure_token
+        )
+    if access.pins:
+        raise UsageError(f"{target.label}: a pin is for wss:// URLs, not for relays")
     assert target.registry is not None
     assert target.environment_id is not None
     if token is None:
@@ -178,18 +185,8 @@ def _dialer(target: Target, on_stderr: Callable[[str], None]) -> Dialer:
         token=token,
         executor_key_fingerprint=target.access.executor_key,
         tls=tls,
+        allow_insecure_token=access.allow_insecure_token,
     )
-
-
-def _load_ca_file(ca_file: str | None) -> ssl.SSLContext | None:
-    if ca_file is None:
-        return None
-    try:
-        return tls_context(ca_file)
-    except ssl.SSLError:
-        raise UsageError(f"--ca-file: no certificates in {ca_file}") from None
-    except OSError as error:
-        raise UsageError(f"--ca-file: cannot read {ca_file}: {error.strerror}") from None
 
 
 # ---- error texts ----------------------------------------------------------------------
@@ -217,6 +214,9 @@ def describe_error(error: ExecServerError, target: Target) -> str:
 
 
 def _hint(error: ConnectFailed, target: Target) -> str:
+    is_unix = target.url is not None and target.url.startswith("unix:")
+    if error.status == 403 and is_unix:
+        return _unix_hint("permission denied")
     if error.status in (401, 403):
         if target.access.has_token:
             return "\nCheck that the token is the one this server expects and has not expired."
@@ -226,10 +226,33 @@ def _hint(error: ConnectFailed, target: Target) -> str:
     if target.argv is not None:
         return "\nThe command must speak the protocol on stdin and stdout, and print nothing else."
     text = str(error).lower()
+    if isinstance(error, CertificateRejected):
+        return _certificate_hint(text, target)
+    if is_unix:
+        return _unix_hint(text)
+    if "speak tls" in text or "speaks tls" in text:
+        return "\nCheck the URL: ws:// is for servers without TLS, wss:// for servers with TLS."
     if "refused" in text:
         return "\nCheck that the server is running and the port is right: it prints its URL."
     if "lookup" in text:
         return "\nCheck the spelling of the host name."
-    if "certificate" in text:
-        return "\nFor a private certificate authority name its root certificate with --ca-file."
     return ""
+
+
+def _certificate_hint(text: str, target: Target) -> str:
+    if target.access.pins:
+        return "\nIf the certificate was replaced, pass its new fingerprint with --pin."
+    if "mismatch" in text:
+        return "\nUse a name of the certificate in the URL, or pin the certificate with --pin."
+    if "expired" in text or "not yet valid" in text:
+        return "\nRenew the certificate of the server, and check the clocks of both machines."
+    return (
+        "\nFor a private certificate authority name its root certificate with --ca-file; for a "
+        "self-signed certificate pass its fingerprint with --pin."
+    )
+
+
+def _unix_hint(text: str) -> str:
+    if "permission denied" in text:
+        return "\nOnly the user of the server and root may connect to its unix socket."
+    return "\nCheck that the server is running and the path is right: it prints its URL."

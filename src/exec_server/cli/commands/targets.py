@@ -1,13 +1,15 @@
 """Parses TARGET and TARGET:PATH arguments and targets.toml; opens no connection.
 
     ws://HOST:PORT  wss://HOST          a listening server
+    unix:/PATH                          a server on a unix socket of this machine
     stdio:COMMAND WORDS                 a program that serves on stdin and stdout
     relay:https://REGISTRY/ENVIRONMENT  an environment of a registry
     NAME                                the table [NAME] of targets.toml
 
 A path follows after a colon. After a name, the first colon counts. After other targets the path
-begins with `/` or `~`, and the first colon followed by one of these counts; for stdio the last
-one, because the command may contain such colons.
+begins with `/` or `~`, and the first colon followed by one of these counts; for stdio and unix
+the last one, because the command or the path of the socket may contain such colons. After a unix
+socket a relative path may follow too: the last colon counts.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ MAX_TOKEN_BYTES: Final = 16_384
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 # Prefixes of the other target forms, so not available as names.
-_RESERVED: Final = frozenset({"ws", "wss", "stdio", "relay", "file", "http", "https"})
-_URL: Final = re.compile(r"wss?://")
+_RESERVED: Final = frozenset({"ws", "wss", "unix", "stdio", "relay", "file", "http", "https"})
+_URL: Final = re.compile(r"wss?://|unix:")
 _URL_PATH: Final = re.compile(r"((?:wss?://|relay:https?://).+?)(?::((?:[/~].*)?))?", re.DOTALL)
 # A URL followed by a relative path, which is not supported. A port is not a path; a URL with user
 # name and password is rejected elsewhere.
@@ -41,12 +43,14 @@ _RELATIVE_URL_PATH: Final = re.compile(
 )
 _URL_WITH_PATH: Final = re.compile(r"(wss?://[^/?#]+)(/[^?#]+)")
 _STDIO_PATH: Final = re.compile(r"(stdio:.+):([/~].*)", re.DOTALL)
-_NAMED_PATH: Final = re.compile(rf"(?!stdio:)({_NAME.pattern}):(.*)", re.DOTALL)
+_UNIX_PATH: Final = re.compile(r"(unix:.+):([/~].*)|(unix:.+):(.*)", re.DOTALL)
+_NAMED_PATH: Final = re.compile(rf"(?!stdio:|unix:)({_NAME.pattern}):(.*)", re.DOTALL)
 _RELAY: Final = re.compile(r"(https?://.+)/([^/]+)", re.DOTALL)
 _KEYS: Final = frozenset(
     {
         *("url", "stdio", "registry", "environment_id"),
         *("token", "token_file", "token_env", "executor_key", "ca_file"),
+        *("pin", "allow_insecure_token"),
     }
 )
 
@@ -60,6 +64,8 @@ class AccessOptions:
     token_env: str | None = None
     executor_key: str | None = None
     ca_file: str | None = None
+    pins: tuple[str, ...] = ()
+    allow_insecure_token: bool = False
 
     def __repr__(self) -> str:
         return "AccessOptions(…)"  # keep the token out of tracebacks
@@ -112,6 +118,8 @@ def parse_remote_path(text: str) -> RemotePath | None:
 
     Raises UsageError for a relative path after a target without a name.
     """
+    if (parts := _UNIX_PATH.fullmatch(text)) is not None:
+        return RemotePath(parts[1] or parts[3], parts[4] if parts[1] is None else parts[2])
     for form in (_STDIO_PATH, _URL_PATH, _NAMED_PATH):
         if (parts := form.fullmatch(text)) is not None:
             if (relative := _RELATIVE_URL_PATH.fullmatch(parts[1])) is not None:
@@ -120,7 +128,7 @@ def parse_remote_path(text: str) -> RemotePath | None:
                     "with a name in targets.toml takes relative paths"
                 )
             return RemotePath(parts[1], parts[2])
-    return RemotePath(text, None) if text.startswith("stdio:") else None
+    return RemotePath(text, None) if text.startswith(("stdio:", "unix:")) else None
 
 
 def remote_path_example(target: str) -> str:
@@ -144,7 +152,11 @@ def find_target(text: str, access: AccessOptions | None = None) -> Target:
 
 
 def _merged(stored: AccessOptions, given: AccessOptions) -> AccessOptions:
-    """A token from the command line replaces the stored token, of whichever source."""
+    """A token from the command line replaces the stored token, of whichever source.
+
+    A CA file or pins replace both of the stored ones.
+    """
+    checks = given if given.ca_file is not None or given.pins else stored
     has_token = given.token_file is not None or given.token_env is not None
     tokens = given if has_token else stored
     return AccessOptions(
@@ -152,7 +164,9 @@ def _merged(stored: AccessOptions, given: AccessOptions) -> AccessOptions:
         token_file=tokens.token_file,
         token_env=tokens.token_env,
         executor_key=given.executor_key or stored.executor_key,
-        ca_file=given.ca_file or stored.ca_file,
+        ca_file=checks.ca_file,
+        pins=checks.pins,
+        allow_insecure_token=given.allow_insecure_token or stored.allow_insecure_token,
     )
 
 
@@ -184,7 +198,9 @@ def _named_target(name: str) -> Target:
         else f"{targets_file()} defines no targets"
     )
     if _NAME.fullmatch(name) is None:
-        raise UsageError(f"`{name}` is neither a URL (ws://HOST:PORT) nor a name; {listed}")
+        raise UsageError(
+            f"`{name}` is neither a URL (ws://HOST:PORT, unix:/PATH) nor a name; {listed}"
+        )
     raise UsageError(f"unknown target `{name}`; {listed}")
 
 
@@ -238,7 +254,10 @@ def _read_table(path: Path, name: str, table: object) -> Target:
         if key not in _KEYS:
             known = ", ".join(sorted(_KEYS))
             raise UsageError(f"{where}: unknown key `{key}`; known keys: {known}")
-        if not isinstance(value, str) and key != "stdio":
+        if key == "allow_insecure_token":
+            if not isinstance(value, bool):
+                raise UsageError(f"{where}: `{key}` must be true or false")
+        elif not isinstance(value, str) and key not in ("stdio", "pin"):
             raise UsageError(f"{where}: `{key}` must be a string")
     _check_combination(where, table)
     return Target(
@@ -253,6 +272,8 @@ def _read_table(path: Path, name: str, table: object) -> Target:
             token_env=table.get("token_env"),
             executor_key=table.get("executor_key"),
             ca_file=_resolve_path(table.get("ca_file"), path),
+            pins=_parse_pins(where, table.get("pin", [])),
+            allow_insecure_token=table.get("allow_insecure_token", False),
         ),
     )
 
@@ -270,6 +291,9 @@ def _check_combination(where: str, table: Mapping[str, object]) -> None:
         (bool(tokens) and "stdio" in table, f"{''.join(tokens)} is not used with stdio"),
         ("executor_key" in table and "registry" not in table, "executor_key requires registry"),
         ("ca_file" in table and "stdio" in table, "ca_file is not used with stdio"),
+        ("pin" in table and "url" not in table, "pin requires url"),
+        ("pin" in table and "ca_file" in table, "ca_file and pin exclude each other"),
+        ("allow_insecure_token" in table and not tokens, "allow_insecure_token requires a token"),
     )
     for is_wrong, text in rules:
         if is_wrong:
@@ -283,6 +307,15 @@ def _parse_stdio(where: str, value: object) -> tuple[str, ...]:
     if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
         return tuple(value)
     raise UsageError(f"{where}: `stdio` must be a string or a list of strings")
+
+
+def _parse_pins(where: str, value: object) -> tuple[str, ...]:
+    """Parse one fingerprint, or a list of those that are accepted."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(pin, str) for pin in value):
+        return tuple(value)
+    raise UsageError(f"{where}: `pin` must be a string or a list of strings")
 
 
 def _resolve_path(value: str | None, file: Path) -> str | None:

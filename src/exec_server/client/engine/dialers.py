@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from exec_server.errors import (
+    CertificateRejected,
     ConnectFailed,
     ExecServerError,
     RegistryUnavailable,
@@ -19,6 +20,7 @@ from exec_server.errors import (
     StartupError,
 )
 from exec_server.net.client_stream import ClientStream
+from exec_server.net.client_tls import PinnedContext
 from exec_server.net.dial import Url, parse_url
 from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket, SocketUser, connect
@@ -43,6 +45,7 @@ SHUTDOWN_GRACE_SECONDS = CLOSE_SECONDS + 1.0
 _FINAL_STATUSES = frozenset({401, 403, 404})
 _GOING_AWAY = 1001
 _SCHEMES = frozenset({"ws", "wss"})
+_TARGET_SCHEMES = _SCHEMES | {"unix"}
 
 U = TypeVar("U", bound=SocketUser)
 
@@ -78,6 +81,8 @@ class Dialer(Protocol):
 
 def is_transient(error: ExecServerError) -> bool:
     """Whether another attempt to connect, or to resume a session, may succeed."""
+    if isinstance(error, CertificateRejected):
+        return False
     if isinstance(error, ConnectFailed):
         return error.status not in _FINAL_STATUSES
     return isinstance(error, RegistryUnavailable | SessionAttached)
@@ -92,7 +97,7 @@ class Sockets:
 
     async def open(
         self,
-        url: str,
+        url: str | Url,
         make_user: Callable[[ClientSocket], U],
         headers: Sequence[tuple[str, str]] = (),
         message_bytes: int = MESSAGE_BYTES,
@@ -129,7 +134,7 @@ class Sockets:
 
 
 class WebSocketDialer:
-    """A server that listens at a ws:// or wss:// URL."""
+    """A server that listens at a ws:// or wss:// URL or on a unix socket."""
 
     can_reconnect = True
     calls_in_flight = CALLS_IN_FLIGHT
@@ -143,11 +148,12 @@ class WebSocketDialer:
         allow_insecure_token: bool = False,
     ) -> None:
         """Raises StartupError for an invalid URL, or if the token would be sent in the clear."""
-        address = parse_target(url)
-        is_private = address.secure or is_loopback(address)
-        if token is not None and not (is_private or allow_insecure_token):
+        address = parse_target(url, _TARGET_SCHEMES)
+        if token is not None and _is_exposed(address) and not allow_insecure_token:
             raise StartupError("a token is sent only to wss:// URLs and to this machine")
-        self._url = url
+        if isinstance(tls, PinnedContext) and not address.secure:
+            raise StartupError("a pin is for wss:// URLs: without TLS there is no certificate")
+        self._address = address
         self._headers = [] if token is None else [("Authorization", f"Bearer {token}")]
         self._sockets = Sockets(tls)
 
@@ -156,7 +162,7 @@ class WebSocketDialer:
             origin = "JSON-RPC message from exec-server websocket"
             return ClientStream(socket, make_receiver, origin=origin, ping_seconds=PING_SECONDS)
 
-        return await self._sockets.open(self._url, make_stream, self._headers)
+        return await self._sockets.open(self._address, make_stream, self._headers)
 
     def retry_delay(self, attempt: int) -> float:
         return RECONNECT_SECONDS
@@ -165,9 +171,18 @@ class WebSocketDialer:
         await self._sockets.close()
 
 
-def parse_target(url: str) -> Url:
+def is_exposed_url(url: str) -> bool:
+    """Whether other machines could read a token that is sent to this URL; raises StartupError."""
+    return _is_exposed(parse_target(url, _TARGET_SCHEMES))
+
+
+def _is_exposed(address: Url) -> bool:
+    return not address.secure and not is_loopback(address)
+
+
+def parse_target(url: str, schemes: frozenset[str] = _SCHEMES) -> Url:
     """Parse a WebSocket URL; raises StartupError."""
     try:
-        return parse_url(url, _SCHEMES)
+        return parse_url(url, schemes)
     except ValueError as error:
         raise StartupError(f"invalid exec-server URL: {error}") from None

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from socket import gaierror
 from typing import Protocol, cast
 
-from exec_server.errors import ConnectFailed, ProtocolError, os_error_text
+from exec_server.errors import CertificateRejected, ConnectFailed, ProtocolError, os_error_text
 from exec_server.net.dial import Url, open_connection, parse_url
 from exec_server.net.outbox import Producer
 from exec_server.net.websocket.frames import (
@@ -45,6 +45,10 @@ LARGE_BYTES = 32_768
 _MASK_POOL_BYTES = 4096
 
 _SCHEMES = frozenset({"ws", "wss"})
+# The reasons of OpenSSL for bytes of another protocol.
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+# The first bytes of a TLS alert, with which servers answer a plain request.
+_TLS_ALERT = b"\x15\x03"
 _WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _STATUS_LINE = re.compile(r"HTTP/1\.[01] ([1-5]\d\d)(?: .*)?")
 _HEADER_LINE = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):(.*)")
@@ -64,7 +68,7 @@ class SocketUser(Producer, Protocol):
 
 
 async def connect(
-    url: str,
+    url: str | Url,
     make_user: Callable[[ClientSocket], SocketUser],
     *,
     headers: Sequence[tuple[str, str]] = (),
@@ -73,10 +77,11 @@ async def connect(
 ) -> ClientSocket:
     """Open a WebSocket; raises ConnectFailed. The user is called only after this has returned.
 
-    There is no time limit: cancelling is safe at any time and leaves no socket behind.
+    A text is a ws:// or wss:// URL; only a parsed Url may name a unix socket. There is no time
+    limit: cancelling is safe at any time and leaves no socket behind.
     """
     try:
-        where = parse_url(url, _SCHEMES)
+        where = parse_url(url, _SCHEMES) if isinstance(url, str) else url
     except ValueError as error:
         raise ConnectFailed(f"URL error: {error}") from None
     key = b64encode(os.urandom(16))
@@ -84,6 +89,8 @@ async def connect(
     factory = partial(ClientSocket, key, message_bytes)
     try:
         transport, opened = await open_connection(where, factory, tls=tls)
+    except ssl.SSLCertVerificationError as error:
+        raise CertificateRejected(_failure(error)) from error
     except OSError as error:
         raise ConnectFailed(_failure(error)) from error
     try:
@@ -100,6 +107,8 @@ def _failure(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS error: certificate verify failed: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
+        if error.reason in _NOT_TLS:
+            return "TLS error: the server does not speak TLS at this port"
         return f"TLS error: {error.reason or 'handshake failed'}"
     if isinstance(error, gaierror):
         return f"IO error: failed to lookup address information: {error.strerror}"
@@ -213,8 +222,9 @@ class ClientSocket(asyncio.Protocol):
     def event_received(self, event: Event) -> None:
         opcode = event.opcode
         if opcode is Opcode.CLOSE:
-            self._socket.answer_close(event.payload)
+            # First the reason: closing a TLS transport may call `eof_received` at once.
             self._notify_lost(f"closed by the peer: {_close_text(event.payload)}")
+            self._socket.answer_close(event.payload)
         elif opcode is Opcode.PING:
             self._socket.answer_ping(event.payload)
         elif opcode is Opcode.PONG:
@@ -342,6 +352,8 @@ def _check_answer(head: bytes, key: bytes) -> None:
     """Raise ConnectFailed unless the server has accepted the upgrade without additions."""
     if len(head) > HEAD_BYTES:
         raise ConnectFailed("WebSocket protocol error: the head of the answer is too long")
+    if head.startswith(_TLS_ALERT):
+        raise ConnectFailed("WebSocket protocol error: the server speaks TLS: use wss://")
     first, *lines = head.decode("latin-1").split("\r\n")
     status_line = _STATUS_LINE.fullmatch(first)
     matches = [_HEADER_LINE.fullmatch(line) for line in lines]

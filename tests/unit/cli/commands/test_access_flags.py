@@ -15,6 +15,14 @@ def test_token_flags_exclude_each_other() -> None:
         access_options(build_parser().parse_words(words))
 
 
+def test_a_pin_replaces_root_certificates() -> None:
+    with pytest.raises(UsageError, match="--ca-file and --pin exclude each other"):
+        access_options(build_parser().parse_words(["--pin", "a", "--ca-file", "f", "build"]))
+    words = ["--pin", "a", "--pin", "b", "--allow-insecure-token", "build"]
+    given = access_options(build_parser().parse_words(words))
+    assert (given.pins, given.allow_insecure_token) == (("a", "b"), True)
+
+
 def test_flags_become_options() -> None:
     words = ["--token-env", "E", "--ca-file", "c", "build"]
     given = access_options(build_parser().parse_words(words))

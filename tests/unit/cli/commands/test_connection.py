@@ -19,6 +19,7 @@ from exec_server.cli.commands.connection import (
 from exec_server.cli.commands.errors import UsageError
 from exec_server.cli.commands.targets import AccessOptions, Target
 from exec_server.errors import (
+    CertificateRejected,
     ConnectFailed,
     ConnectionLost,
     ExecServerError,
@@ -30,6 +31,8 @@ from exec_server.errors import (
 
 _WEBSOCKET = Target(label="build", url="ws://h:1")
 _WITH_TOKEN = Target(label="build", url="wss://h", access=AccessOptions(token="t"))
+_PINNED = Target(label="build", url="wss://h", access=AccessOptions(pins=("ab" * 32,)))
+_UNIX = Target(label="unix:/s", url="unix:/s")
 _STDIO = Target(label="stdio:x", argv=("x",))
 
 
@@ -42,7 +45,14 @@ _STDIO = Target(label="stdio:x", argv=("x",))
         (ConnectFailed("ended"), _STDIO, "ended\n", "must speak the protocol"),
         (ConnectFailed("refused (os error 111)"), _WEBSOCKET, "refused\n", "is running"),
         (ConnectFailed("failed to lookup x"), _WEBSOCKET, "failed to lookup x\n", "spelling"),
-        (ConnectFailed("invalid certificate"), _WEBSOCKET, "invalid certificate\n", "--ca-file"),
+        (CertificateRejected("self-signed"), _WEBSOCKET, "self-signed\n", "--ca-file"),
+        (CertificateRejected("has expired"), _WEBSOCKET, "has expired\n", "clocks"),
+        (CertificateRejected("IP mismatch"), _WEBSOCKET, "IP mismatch\n", "a name of the cert"),
+        (CertificateRejected("not pinned"), _PINNED, "not pinned\n", "new fingerprint"),
+        (ConnectFailed("does not speak TLS"), _WEBSOCKET, "does not speak TLS\n", "ws:// is for"),
+        (ConnectFailed("No such file (os error 2)"), _UNIX, "No such file\n", "is running"),
+        (ConnectFailed("Permission denied"), _UNIX, "Permission denied\n", "user of the server"),
+        (ConnectFailed("HTTP error: 403", 403), _UNIX, "HTTP error: 403\n", "user of the server"),
         (ConnectFailed("timed out"), _WEBSOCKET, "timed out", ""),
     ],
 )
@@ -83,8 +93,8 @@ def test_error_texts_are_one_harmless_line() -> None:
 @pytest.mark.parametrize(
     ("access", "text"),
     [
-        (AccessOptions(ca_file="{}/none"), "--ca-file: cannot read {}/none: No such file"),
-        (AccessOptions(ca_file="{}/empty"), "--ca-file: no certificates in {}/empty"),
+        (AccessOptions(ca_file="{}/none"), "x: cannot read the CA file {}/none: No such file"),
+        (AccessOptions(ca_file="{}/empty"), "x: no certificates in the CA file {}/empty"),
         (AccessOptions(token_file="{}/none"), "cannot read the token file {}/none: No such file"),
     ],
 )
@@ -103,6 +113,37 @@ def test_unusable_files_are_named(tmp_path: Path, access: AccessOptions, text: s
     with pytest.raises(UsageError) as caught:
         asyncio.run(work())
     assert str(caught.value).startswith(text.format(place))
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        (Target(label="x", url="ws://h", access=_PINNED.access), "x: a pin is for wss:// URLs"),
+        (
+            Target(label="x", url="wss://h", access=AccessOptions(pins=("12",))),
+            "x: the pin `12` is not sha256: and 64 hexadecimal digits",
+        ),
+        (
+            Target(label="x", registry="https://r", environment_id="e", access=_PINNED.access),
+            "x: a pin is for wss:// URLs, not for relays",
+        ),
+    ],
+)
+def test_pins_that_check_nothing_are_refused(target: Target, text: str) -> None:
+    async def work() -> None:
+        async with open_environment(target):
+            pass
+
+    with pytest.raises(UsageError, match=text):
+        asyncio.run(work())
+
+
+def test_a_token_in_the_clear_is_announced(capfd: pytest.CaptureFixture[str]) -> None:
+    access = AccessOptions(token="secret-1", allow_insecure_token=True)
+    for url in ("ws://192.0.2.1:7", "ws://127.0.0.1:7", "wss://192.0.2.1:7"):
+        connection._dialer(Target(label=url, url=url, access=access), print)
+    warning = "Warning: ws://192.0.2.1:7: the token is sent without encryption\n"
+    assert capfd.readouterr().err == warning
 
 
 def test_a_registry_requires_a_token() -> None:

@@ -22,6 +22,19 @@ url = "wss://build.example.net:7700"
 token_file = "build.token"
 ca_file = "/etc/ca.pem"
 
+[pinned]
+url = "wss://192.0.2.1:7700"
+pin = "sha256:00"
+
+[rotating]
+url = "wss://192.0.2.1:7700"
+pin = ["sha256:00", "sha256:11"]
+
+[trusted-network]
+url = "ws://192.0.2.1:7700"
+token_env = "T"
+allow_insecure_token = true
+
 [lab]
 stdio = "ssh lab 'exec-server' --listen stdio"
 
@@ -69,6 +82,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("stdio:/bin/x --listen stdio", RemotePath("stdio:/bin/x --listen stdio", None)),
         ("stdio:/bin/x stdio:/a", RemotePath("stdio:/bin/x stdio", "/a")),
         ("stdio:x ws://h:/a:~/b", RemotePath("stdio:x ws://h:/a", "~/b")),
+        ("unix:/run/s", RemotePath("unix:/run/s", None)),
+        ("unix:/run/s:", RemotePath("unix:/run/s", "")),
+        ("unix:/run/s:/a", RemotePath("unix:/run/s", "/a")),
+        ("unix:/run/s:~/a:b", RemotePath("unix:/run/s", "~/a:b")),
+        ("unix:/run/s:0:/a", RemotePath("unix:/run/s:0", "/a")),
+        ("unix:/run/s:a", RemotePath("unix:/run/s", "a")),
         ("/a:b", None),
         ("./a:b", None),
         ("a/b:c", None),
@@ -104,6 +123,7 @@ def test_a_relative_path_needs_a_name(text: str, url: str) -> None:
 
 def test_urls_programs_and_relays(file: Path) -> None:
     assert find_target("ws://h:1") == Target(label="ws://h:1", url="ws://h:1")
+    assert find_target("unix:/run/s") == Target(label="unix:/run/s", url="unix:/run/s")
     assert find_target("stdio:a 'b c'").argv == ("a", "b c")
     relayed = find_target("relay:https://r.net/base/build-7")
     assert (relayed.registry, relayed.environment_id) == ("https://r.net/base", "build-7")
@@ -151,6 +171,10 @@ def test_every_kind_of_entry(file: Path) -> None:
     assert build.access.ca_file == "/etc/ca.pem"
     assert known["lab"].argv == ("ssh", "lab", "exec-server", "--listen", "stdio")
     assert known["words"].argv == ("a b", "c")
+    assert known["pinned"].access.pins == ("sha256:00",)
+    assert known["rotating"].access.pins == ("sha256:00", "sha256:11")
+    assert known["trusted-network"].access.allow_insecure_token
+    assert not build.access.allow_insecure_token
     relayed = known["behind-nat"]
     assert (relayed.registry, relayed.environment_id) == (
         "https://registry.example.net/base",
@@ -185,6 +209,11 @@ def test_an_unknown_name_lists_the_known_ones(file: Path) -> None:
         ('[a]\nstdio = "x"\ntoken_env = "E"', "token_env is not used with stdio"),
         ('[a]\nstdio = "x"\nca_file = "f"', "ca_file is not used with stdio"),
         ('[a]\nurl = "ws://h"\nexecutor_key = "k"', "executor_key requires registry"),
+        ('[a]\nstdio = "x"\npin = "p"', "pin requires url"),
+        ('[a]\nurl = "wss://h"\npin = "p"\nca_file = "f"', "ca_file and pin exclude"),
+        ('[a]\nurl = "wss://h"\npin = 1', "`pin` must be a string or a list of strings"),
+        ('[a]\nurl = "ws://h"\nallow_insecure_token = 1', "must be true or false"),
+        ('[a]\nurl = "ws://h"\nallow_insecure_token = true', "requires a token"),
         ("[a]\nstdio = []", "a list of strings"),
         ("[a]\nstdio = [1]", "a list of strings"),
         ('[stdio]\nurl = "ws://h"', "a name begins with"),

@@ -19,7 +19,7 @@ from tests.support.websocket_client import (
 )
 
 from exec_server.errors import ConnectFailed
-from exec_server.net.dial import tls_context
+from exec_server.net.client_tls import tls_context
 from exec_server.net.websocket.client import ClientSocket, connect
 from exec_server.net.websocket.frames import Opcode
 
