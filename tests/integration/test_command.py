@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.support.certificates import make_pair
 from tests.support.client import (
     Client,
     Disconnected,
@@ -61,6 +62,7 @@ def test_help_teaches() -> None:
 
 def test_every_example_of_the_help_starts(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-token")
+    make_pair(tmp_path, "cert", "127.0.0.1").key.rename(tmp_path / "key.pem")
     help_text = run_command("ours", "serve", "--help").stdout
     examples = re.findall(r"^  exec-server(.*)$", help_text, re.MULTILINE)
     assert len(examples) >= 4
@@ -75,11 +77,12 @@ def test_every_example_of_the_help_starts(tmp_path: Path) -> None:
         if "stdio" in words:
             assert run_command("ours", *words).returncode == 0
             continue
-        # Any port but theirs, which may be taken here.
+        # Any port but theirs, which may be taken here, and a socket in our own directory.
         words = [re.sub(r":7700$", ":0", word) for word in words]
+        words = [re.sub(r"unix:.*", f"unix:{tmp_path}/s", word) for word in words]
         flags = words if "--listen" in words else ["--listen", _LOOPBACK]
         with start_server("ours", *flags, cwd=tmp_path) as server:
-            assert server.url.startswith("ws://")
+            assert server.url.startswith(("ws://", "wss://", "unix:"))
 
 
 @pytest.mark.quick
@@ -139,13 +142,16 @@ def test_wrong_flags_are_usage_errors(flags: list[str]) -> None:
     assert re.search(r"try 'exec-server (serve )?--help'", ended.stderr)
 
 
+_SCHEMES = "expected `ws://IP:PORT` or `stdio`, or `wss://IP:PORT` or `unix:/PATH`"
+
+
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("http://127.0.0.1:1", "unsupported --listen URL `{}`; expected `ws://IP:PORT` or `stdio`"),
-        ("WS://127.0.0.1:1", "unsupported --listen URL `{}`; expected `ws://IP:PORT` or `stdio`"),
-        ("", "unsupported --listen URL `{}`; expected `ws://IP:PORT` or `stdio`"),
-        ("ws://localhost:1", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
+        ("http://127.0.0.1:1", f"unsupported --listen URL `{{}}`; {_SCHEMES}"),
+        ("WS://127.0.0.1:1", f"unsupported --listen URL `{{}}`; {_SCHEMES}"),
+        ("", f"unsupported --listen URL `{{}}`; {_SCHEMES}"),
+        ("ws://example.net:1", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
         ("ws://127.0.0.1", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
         ("ws://127.0.0.1:1/", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
         ("ws://127.0.0.1:65536", "invalid websocket --listen URL `{}`; expected `ws://IP:PORT`"),
@@ -161,9 +167,10 @@ def test_wrong_listen_urls(url: str, text: str) -> None:
 
 def test_taken_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
-        ended = run_command("ours", "--listen", f"ws://127.0.0.1:{holder.getsockname()[1]}")
+        url = f"ws://127.0.0.1:{holder.getsockname()[1]}"
+        ended = run_command("ours", "--listen", url)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "Error: Address in use (os error 98)\n"
+    assert ended.stderr == f"Error: cannot listen on {url}: Address in use (os error 98)\n"
 
 
 def test_port_can_be_used_again_at_once() -> None:

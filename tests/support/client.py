@@ -431,22 +431,26 @@ class Server:
             start_new_session=True,
         )
         self.url = ""
+        self.urls: list[str] = []
+        self._listeners = max(1, list(flags).count("--listen"))
 
     def stderr(self) -> str:
         self._stderr.seek(0)
         return self._stderr.read().decode(errors="replace")
 
     def read_url(self, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Waits for the one line on stdout with the address of the server."""
+        """Waits for the lines on stdout with the addresses of the server, usually one."""
         assert self.process.stdout is not None
         descriptor = self.process.stdout.fileno()
         inbox = Inbox(lambda: os.read(descriptor, 4096), descriptor)
         try:
-            line = inbox.until(b"\n", time.monotonic() + scaled(timeout))
+            for _ in range(self._listeners):
+                line = inbox.until(b"\n", time.monotonic() + scaled(timeout))
+                self.urls.append(line.decode().rstrip("\n"))
         except Disconnected:
             code = self.process.wait(scaled(timeout))
             raise AssertionError(f"server ended with {code}: {self.stderr()}") from None
-        self.url = line.decode().rstrip("\n")
+        self.url = self.urls[0]
 
     def dial(self) -> socket.socket:
         """A TCP connection on which nothing has been sent."""

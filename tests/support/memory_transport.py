@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from typing import Any, cast
 
 
 class _Socket:
     """The socket of a transport that has none; its descriptor makes writers use the transport."""
 
-    def __init__(self, family: int) -> None:
+    def __init__(self, family: int, peer_user: int) -> None:
         self.family = family
         self.options: list[tuple[int, ...]] = []
+        self.peer_user = peer_user
 
     def fileno(self) -> int:
         return -1
+
+    def getsockopt(self, *option: int) -> bytes:
+        assert option[:2] == (socket.SOL_SOCKET, socket.SO_PEERCRED)
+        return struct.pack("3I", 1, self.peer_user, 0)
 
     def setsockopt(self, *option: int) -> None:
         self.options.append(option)
@@ -25,10 +31,18 @@ class MemoryTransport(asyncio.Transport):
     """Records the writes of its protocol; `receive` and `lose` are the peer's actions."""
 
     def __init__(
-        self, protocol: asyncio.BaseProtocol, family: int = socket.AF_INET, peer: object = None
+        self,
+        protocol: asyncio.BaseProtocol,
+        family: int = socket.AF_INET,
+        peer: object = None,
+        *,
+        peer_user: int = 0,
+        is_tls: bool = False,
     ) -> None:
-        self.socket = _Socket(family)
-        super().__init__({"socket": self.socket, "peername": peer})
+        self.socket = _Socket(family, peer_user)
+        tls = {"ssl_object": object()} if is_tls else {}
+        super().__init__({"socket": self.socket, "peername": peer, **tls})
+        self._is_tls = is_tls
         self._protocol = protocol
         self.written = b""
         self.buffered = 0  # bytes that the peer has not read; set by the test
@@ -50,7 +64,11 @@ class MemoryTransport(asyncio.Transport):
         assert not self.has_written_eof
         self.written += bytes(data)
 
+    def can_write_eof(self) -> bool:
+        return not self._is_tls
+
     def write_eof(self) -> None:
+        assert not self._is_tls
         self.has_written_eof = True
 
     def get_write_buffer_size(self) -> int:

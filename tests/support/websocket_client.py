@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import uvloop
 
+from exec_server.net.listen import BoundSocket, TcpAddress
 from exec_server.net.stream import MessageStream
 from exec_server.net.websocket.client import ClientSocket, connect
-from exec_server.net.websocket.server import Settings, WebSocketListener
+from exec_server.net.websocket.listener import WebSocketListener
+from exec_server.net.websocket.server import Settings
 from tests.support.raw_links import DEFAULT_TIMEOUT, scaled
 from tests.support.raw_servers import open_sockets
 
@@ -103,10 +104,11 @@ class Echo:
 
 @contextlib.asynccontextmanager
 async def listening() -> AsyncIterator[int]:
-    bound = socket.create_server(("127.0.0.1", 0))
-    listener = WebSocketListener(bound, Settings(Echo))
-    await listener.open()
-    try:
-        yield bound.getsockname()[1]
-    finally:
-        await listener.close()
+    bound = BoundSocket(TcpAddress("ws", "127.0.0.1", 0))
+    async with asyncio.TaskGroup() as tasks:
+        listener = WebSocketListener([bound], Settings(Echo), tasks)
+        await listener.open()
+        try:
+            yield bound.socket.getsockname()[1]
+        finally:
+            await listener.close()

@@ -6,11 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import os
-import re
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Coroutine
@@ -26,11 +23,11 @@ from exec_server.errors import RegistryError, StartupError, os_error_text
 from exec_server.host import libc
 from exec_server.host.secret_variables import STRIPPED_NAMES
 from exec_server.host.signals import ignore_unused
+from exec_server.net.listen import Address, BoundSocket, TcpAddress, parse_listen_url
+from exec_server.net.server_certificate import ServerCertificate
 from exec_server.sandbox.runtime.placeholders import RegisterCleanup
 from exec_server.server.serve import Options, serve_stdio, serve_websocket
 
-_ADDRESS = re.compile(r"(?:(\d+\.\d+\.\d+\.\d+)|\[([0-9a-fA-F:.]+)\]):(\d{1,5})")
-_BACKLOG = 1024
 _NO_PROC = (
     "Warning: /proc is not mounted: processes that leave their process group live until the "
     "server ends, and without root all sandboxed requests are refused; run `mount -t proc proc "
@@ -64,38 +61,42 @@ def _run(arguments: argparse.Namespace, register_cleanup: RegisterCleanup) -> No
     if arguments.remote is not None:
         _run_remote(arguments, register_cleanup)
         return
-    address = _parse_listen_url(arguments.listen)
+    addresses = _parse_addresses(arguments)
     authenticate = build_authenticator(arguments)
-    if address is None and arguments.ws_auth is not None:
+    if not addresses and arguments.ws_auth is not None:
         raise StartupError("WebSocket auth requires a WebSocket listener, not stdio")
+    _check_exposure(addresses, arguments)
+    certificate = _load_certificate(addresses, arguments)
     options = _options(arguments, register_cleanup)
     libc.hide_memory()
     libc.become_subreaper()
     variables = _inheritable_variables()
     stop = asyncio.Event()
-    if address is None:
+    if not addresses:
         server = serve_stdio(stop, options=options, variables=variables)
         uvloop.run(_run_until_signal(server, stop))
-    else:
-        needs_loopback = authenticate is None and not arguments.allow_unauthenticated
-        if needs_loopback and not ipaddress.ip_address(address[0]).is_loopback:
-            raise StartupError(
-                f"refusing to listen on {address[0]} without authentication: every client that "
-                "can reach it could run commands; use --ws-auth or --allow-unauthenticated"
-            )
-        bound = _bind(address)
-        hosts = frozenset(name.lower() for name in arguments.allow_host)
-        server = serve_websocket(
-            bound,
-            stop,
-            options=options,
-            variables=variables,
-            authenticate=authenticate,
-            allowed_hosts=hosts if authenticate is None else None,
-        )
-        uvloop.run(
-            _run_until_signal(server, stop, bound=bound, watch_stdin=arguments.exit_on_stdin_close)
-        )
+        return
+    bound = _bind(addresses)
+    hosts = frozenset(name.lower() for name in arguments.allow_host)
+    reload = asyncio.Event() if certificate is not None else None
+    server = serve_websocket(
+        bound,
+        stop,
+        options=options,
+        variables=variables,
+        authenticate=authenticate,
+        allowed_hosts=hosts if authenticate is None else None,
+        certificate=certificate,
+        reload=reload,
+    )
+    run = _run_until_signal(
+        server, stop, bound=bound, watch_stdin=arguments.exit_on_stdin_close, reload=reload
+    )
+    try:
+        uvloop.run(run)
+    finally:
+        for each in bound:
+            each.remove_file()  # after a failure before the listener was opened
 
 
 def _options(arguments: argparse.Namespace, register_cleanup: RegisterCleanup) -> Options:
@@ -128,17 +129,19 @@ async def _run_until_signal(
     server: Coroutine[Any, Any, None],
     stop: asyncio.Event,
     *,
-    bound: socket.socket | None = None,
+    bound: list[BoundSocket] | None = None,
     watch_stdin: bool = False,
+    reload: asyncio.Event | None = None,
 ) -> None:
     # The loaded modules stay, so the garbage collector can skip them. Requests create no
     # reference cycles, so it need not run often either.
     gc.freeze()
     gc.set_threshold(10_000)
     loop = asyncio.get_running_loop()
-    with contextlib.closing(SignalHandlers(loop, stop.set)):
+    handlers = SignalHandlers(loop, stop.set, None if reload is None else reload.set)
+    with contextlib.closing(handlers):
         if bound is not None:
-            _print_url(bound)  # only now do signals end the server in order
+            _print_urls(bound)  # only now do signals end the server in order
         if watch_stdin:
             threading.Thread(target=_wait_for_end_of_stdin, args=(loop, stop), daemon=True).start()
         await server
@@ -166,45 +169,64 @@ def _inheritable_variables(secret: frozenset[str] = frozenset()) -> dict[str, st
 # ---- addresses ------------------------------------------------------------------------
 
 
-def _parse_listen_url(url: str) -> tuple[str, int] | None:
-    """Address and port of a --listen URL; None for stdio."""
-    if url in ("stdio", "stdio://"):
+def _parse_addresses(arguments: argparse.Namespace) -> list[Address]:
+    """The addresses of all --listen flags, none for stdio; raises StartupError."""
+    parsed = [parse_listen_url(url) for url in arguments.listen]
+    addresses = [address for address in parsed if address is not None]
+    if addresses and len(addresses) < len(parsed):
+        raise StartupError("--listen stdio and other --listen URLs exclude each other")
+    return addresses
+
+
+def _check_exposure(addresses: list[Address], arguments: argparse.Namespace) -> None:
+    if arguments.ws_auth is not None or arguments.allow_unauthenticated:
+        return
+    for address in addresses:
+        if isinstance(address, TcpAddress) and not address.is_loopback:
+            raise StartupError(
+                f"refusing to listen on {address.host} without authentication: every client that "
+                "can reach it could run commands; use --ws-auth or --allow-unauthenticated"
+            )
+
+
+def _load_certificate(
+    addresses: list[Address], arguments: argparse.Namespace
+) -> ServerCertificate | None:
+    has_files = (arguments.tls_cert is not None, arguments.tls_key is not None)
+    needs_files = any(isinstance(a, TcpAddress) and a.scheme == "wss" for a in addresses)
+    if not needs_files:
+        if any(has_files):
+            raise StartupError("--tls-cert and --tls-key require --listen wss://IP:PORT")
         return None
-    if not url.startswith("ws://"):
-        raise StartupError(f"unsupported --listen URL `{url}`; expected `ws://IP:PORT` or `stdio`")
-    match = _ADDRESS.fullmatch(url.removeprefix("ws://"))
-    try:
-        if match is None:
-            raise ValueError(url)
-        host = str(ipaddress.ip_address(match[1] or match[2]))
-        port = int(match[3])
-        if port > 65_535:
-            raise ValueError(url)
-    except ValueError:
+    if not all(has_files):
         raise StartupError(
-            f"invalid websocket --listen URL `{url}`; expected `ws://IP:PORT`"
-        ) from None
-    return host, port
+            "--listen wss:// requires --tls-cert and --tls-key; `exec-server tls-init` makes both"
+        )
+    certificate = ServerCertificate(arguments.tls_cert, arguments.tls_key)
+    if certificate.is_key_exposed():
+        print(
+            f"Warning: other users can read --tls-key {arguments.tls_key}: run "
+            f"`chmod 600 {arguments.tls_key}`",
+            file=sys.stderr,
+            flush=True,
+        )
+    return certificate
 
 
-def _bind(address: tuple[str, int]) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+def _bind(addresses: list[Address]) -> list[BoundSocket]:
+    bound: list[BoundSocket] = []
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-    except OSError as error:
-        bound.close()
-        raise StartupError(os_error_text(error)) from None
+        for address in addresses:
+            bound.append(BoundSocket(address))
+    except StartupError:
+        for earlier in bound:
+            earlier.close()
+        raise
     return bound
 
 
-def _print_url(bound: socket.socket) -> None:
-    host, port = bound.getsockname()[:2]
+def _print_urls(bound: list[BoundSocket]) -> None:
     try:
-        print(f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}", flush=True)
+        print("\n".join(each.url for each in bound), flush=True)
     except OSError as error:
         raise StartupError(f"cannot write the URL to stdout: {os_error_text(error)}") from None

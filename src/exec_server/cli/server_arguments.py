@@ -15,7 +15,7 @@ _DESCRIPTION = """\
 Run processes, terminals and file operations on this machine for a coding agent.
 
 The server speaks JSON-RPC over WebSocket (one message per WebSocket message) or over
-stdin/stdout (one message per line). The first line on stdout is the URL it listens on.
+stdin/stdout (one message per line). It prints the URL of each listener, one per line.
 The word `serve` may be omitted before a flag.
 """
 
@@ -29,6 +29,10 @@ examples:
       serve the parent process over stdin and stdout
   exec-server serve --listen ws://0.0.0.0:7700 --ws-auth capability-token --ws-token-file token
       listen for other machines; clients send "Authorization: Bearer TOKEN"
+  exec-server serve --listen wss://127.0.0.1:7700 --tls-cert cert.pem --tls-key key.pem
+      with TLS; `exec-server tls-init` makes both files and prints the fingerprint for clients
+  exec-server serve --listen unix:/run/user/1000/exec-server.sock
+      listen for processes of the same user
   exec-server serve --remote https://registry.example.net --environment-id build-7
       from behind a NAT: register with a registry and serve clients through its relay
   exec-server forward --connect ws://127.0.0.1:7700 --remote URL --environment-id build-7
@@ -51,7 +55,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     if conflict is not None:
         parser.error(conflict)
     if arguments.listen is None:
-        arguments.listen = DEFAULT_LISTEN_URL
+        arguments.listen = [DEFAULT_LISTEN_URL]
     return arguments
 
 
@@ -113,8 +117,16 @@ def build_parser() -> ServerParser:
     parser.add_argument(
         "--listen",
         metavar="URL",
-        help=f"ws://IP:PORT (port 0: a free port) or stdio (default: {DEFAULT_LISTEN_URL})",
+        action="append",
+        help="ws://IP:PORT (port 0: a free port), wss://IP:PORT, unix:/PATH or stdio; may be "
+        f"repeated (default: {DEFAULT_LISTEN_URL})",
     )
+    parser.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="wss: the certificate with its chain, in PEM format; SIGHUP has it read again",
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="wss: the private key, in PEM format")
     parser.add_argument(
         "--concurrent-requests",
         metavar="COUNT",
@@ -268,7 +280,7 @@ def _add_authentication(parser: ArgumentParser) -> None:
     group = parser.add_argument_group(
         "authentication of clients",
         "Without --ws-auth every client that can reach the address can connect, so the server\n"
-        "then listens on loopback addresses only.",
+        "then listens on loopback addresses and unix sockets only.",
     )
     group.add_argument(
         "--ws-auth",

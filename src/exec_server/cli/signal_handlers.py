@@ -1,4 +1,4 @@
-"""SignalHandlers: the signals that end the server, and a log entry for each one without an action.
+"""SignalHandlers: the signals that end the server, that reload its certificate, or have no action.
 
 Not `loop.add_signal_handler`: the loop restores the default actions when it is closed, so a second
 signal would kill the server during its clean-up.
@@ -20,14 +20,25 @@ ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class SignalHandlers:
-    """Calls `end` on the event loop for each ENDING signal. The handlers are never removed."""
+    """Calls `end` on the event loop for each ENDING signal. The handlers are never removed.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, end: Callable[[], None]) -> None:
+    SIGHUP calls `reload`, also under nohup; without `reload` it keeps its action.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        end: Callable[[], None],
+        reload: Callable[[], None] | None = None,
+    ) -> None:
         self._loop = loop
         self._end = end
+        self._reload = reload
         self._is_closed = False
         for number in ENDING:
             signal.signal(number, self._handle)
+        if reload is not None:
+            signal.signal(signal.SIGHUP, self._handle)
         for number in UNUSED:
             if signal.getsignal(number) == signal.SIG_IGN:  # see `ignore_unused`
                 signal.signal(number, self._handle)
@@ -44,6 +55,8 @@ class SignalHandlers:
     def _act(self, number: int) -> None:
         if number in ENDING:
             self._end()
+        elif number == signal.SIGHUP and self._reload is not None:
+            self._reload()
         else:
             log.warning("ignored %s: the server has no action for it", _name(number))
 

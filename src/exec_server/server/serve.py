@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,9 +16,12 @@ from exec_server.filesystem.inotify import Inotify
 from exec_server.host import environment, http, libc
 from exec_server.host.threads import ThreadPool, start_lookup_threads
 from exec_server.net.auth import Authenticator
+from exec_server.net.listen import BoundSocket
+from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.stdio import StdioStream
 from exec_server.net.stream import ReceiverFactory
-from exec_server.net.websocket.server import Settings, WebSocketListener
+from exec_server.net.websocket.listener import WebSocketListener
+from exec_server.net.websocket.server import Settings
 from exec_server.process.process import Emit
 from exec_server.process.reaper import Reaper
 from exec_server.process.table import ProcessTable, TableLimits, TableObserver
@@ -30,6 +33,8 @@ from exec_server.server.session import SessionRegistry
 
 if TYPE_CHECKING:
     from exec_server.net import http_client
+
+log = logging.getLogger(__name__)
 
 # File operations that may block on a disk at the same time; further ones are queued.
 FILE_THREADS = 16
@@ -166,23 +171,46 @@ async def _sweep(sandboxes: Sandboxes, threads: ThreadPool) -> None:
 
 
 async def serve_websocket(
-    bound: socket.socket,
+    bound: Sequence[BoundSocket],
     stop: asyncio.Event,
     *,
     options: Options,
     variables: Mapping[str, str],
     authenticate: Authenticator | None = None,
     allowed_hosts: frozenset[str] | None = None,
+    certificate: ServerCertificate | None = None,
+    reload: asyncio.Event | None = None,
 ) -> None:
-    """Serve a bound socket until `stop` is set."""
+    """Serve bound sockets until `stop` is set; `reload` has the certificate read again."""
     async with _server_context(options, variables) as server:
         settings = Settings(lambda stream: Connection(server, stream), authenticate, allowed_hosts)
-        listener = WebSocketListener(bound, settings)
-        await listener.open()
+        listener = WebSocketListener(bound, settings, server.tasks, certificate)
+        reloader = None
+        if certificate is not None and reload is not None:
+            reloader = server.tasks.create_task(
+                _reload_on_request(certificate, reload, server.file_threads)
+            )
         try:
+            await listener.open()
             await stop.wait()
         finally:
+            if reloader is not None:
+                reloader.cancel()
             await listener.close()
+
+
+async def _reload_on_request(
+    certificate: ServerCertificate, requested: asyncio.Event, threads: ThreadPool
+) -> None:
+    while True:
+        await requested.wait()
+        requested.clear()
+        try:
+            await threads.run(certificate.reload)
+        except StartupError as error:
+            log.error("the former certificate stays in use: %s", error)
+        else:
+            log.info("the certificate was read again; new connections use it")
 
 
 async def serve_stdio(

@@ -16,11 +16,19 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EXEC_SERVER_LOG", "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE"):
         monkeypatch.delenv(name, raising=False)
     arguments = parse([])
-    assert (arguments.listen, arguments.concurrent_requests) == (DEFAULT_LISTEN_URL, 1)
+    assert (arguments.listen, arguments.concurrent_requests) == ([DEFAULT_LISTEN_URL], 1)
     assert (arguments.session_retention, arguments.log_level) == (30.0, "error")
     assert not arguments.exit_on_stdin_close
     assert not arguments.legacy_sandbox_forms
     assert not arguments.forward
+
+
+def test_listen_may_be_repeated() -> None:
+    urls = ["unix:/s", "wss://127.0.0.1:0"]
+    words = [word for url in urls for word in ("--listen", url)]
+    arguments = parse([*words, "--tls-cert", "c", "--tls-key", "k"])
+    assert arguments.listen == urls
+    assert (arguments.tls_cert, arguments.tls_key) == ("c", "k")
 
 
 def test_variables_change_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

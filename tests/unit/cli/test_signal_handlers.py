@@ -50,3 +50,20 @@ def test_ending_signals_end_and_unused_ones_are_logged() -> None:
     # After the end of the loop no signal interrupts the clean-up.
     for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
         os.kill(os.getpid(), number)
+
+
+@in_own_process
+def test_a_hangup_reloads_also_under_nohup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        reloaded = asyncio.Event()
+        SignalHandlers(loop, lambda: None).close()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        handlers = SignalHandlers(loop, lambda: None, reloaded.set)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.wait_for(reloaded.wait(), 20)
+        handlers.close()
+
+    asyncio.run(run())

@@ -1,9 +1,10 @@
-"""The WebSocket listener: upgrade, messages, keep-alive and end of each connection."""
+"""WebSocketStream: upgrade, messages, keep-alive and end of one connection of a listener."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from exec_server.errors import ProtocolError
 from exec_server.net.auth import Authenticator
 from exec_server.net.busy_poll import BusyPoll
 from exec_server.net.byte_budget import ByteBudget, Reservation
+from exec_server.net.listen import peer_user
 from exec_server.net.liveness import Action, KeepAlive, Probe, Progress
 from exec_server.net.stream import MessageReceiver, ReceiverFactory
 from exec_server.net.websocket.frames import (
@@ -53,8 +55,6 @@ REFUSED_BYTES = 262_144
 PING_SECONDS = 30.0
 # How long a peer has to show that it is alive when another connection asks for its session.
 PROBE_SECONDS = 3.0
-# How long peers may take to hang up when the server ends, which should be quick.
-SHUTDOWN_GRACE_SECONDS = 0.25
 # Messages above LARGE_BYTES need a part of this budget before more of them is read, so that many
 # clients together cannot make the server hold more.
 LARGE_BYTES = 1_048_576
@@ -63,7 +63,9 @@ RECEIVING_BYTES = 4 * MESSAGE_BYTES
 # does one that is slower than this rate while other messages wait for the budget.
 STALL_SECONDS = 30.0
 TRICKLE_BYTES_PER_SECOND = 262_144
-_TICK_SECONDS = 5.0
+
+# The first bytes of a client that begins a TLS handshake.
+_TLS_HANDSHAKE = b"\x16\x03"
 
 GOING_AWAY = 1001
 POLICY_VIOLATION = 1008
@@ -105,14 +107,15 @@ class WebSocketStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = transport.get_extra_info("socket")
+        is_plain = transport.get_extra_info("ssl_object") is None
         self._transport = cast(asyncio.Transport, transport)
         self._frames = FrameReader()
-        self._socket = FramedSocket(
-            self, self._transport, raw.fileno(), self._frames, _encode_frame
-        )
+        descriptor = raw.fileno() if is_plain else -1
+        self._socket = FramedSocket(self, self._transport, descriptor, self._frames, _encode_frame)
         self._inbox, self._outbox = self._socket.inbox, self._socket.outbox
         self._writer = self._socket.writer
-        self.origin = _origin(transport.get_extra_info("peername"))
+        uid = peer_user(raw) if raw.family == socket.AF_UNIX else None
+        self.origin = _origin(transport.get_extra_info("peername"), uid)
         self._streams.add(self)
         if len(self._streams) > MAX_CONNECTIONS + REFUSED_CONNECTIONS:
             self.abort("too many connections")
@@ -120,7 +123,12 @@ class WebSocketStream(asyncio.Protocol):
         if len(self._streams) > MAX_CONNECTIONS:
             self._refuse(HttpRefusal(503, "too many connections"))
             return
-        if raw.family != socket.AF_UNIX:
+        # Root may do everything anyway. The mode of the file keeps others away too, but it can be
+        # changed, and a descriptor of a connected socket can be passed on.
+        if uid is not None and uid not in (0, os.geteuid()):
+            self._refuse(HttpRefusal(403, "the socket is for the user of the server only"))
+            return
+        if uid is None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._handshake_timer = self._loop.call_later(
             HANDSHAKE_SECONDS, self.abort, "no upgrade request"
@@ -184,7 +192,10 @@ class WebSocketStream(asyncio.Protocol):
         if self._socket.state is not State.CONNECTING:
             return
         head, end, rest = self._head.partition(b"\r\n\r\n")
-        if end:
+        if head.startswith(_TLS_HANDSHAKE):
+            # Such a peer waits for an answer, and this one shows it that there is no TLS here.
+            self._refuse(HttpRefusal(400, "this port has no TLS"))
+        elif end:
             self._head = rest
             self._answer_request(head)
         elif len(self._head) > HEAD_BYTES:
@@ -225,7 +236,7 @@ class WebSocketStream(asyncio.Protocol):
         self._transport.write(refusal_answer(refusal, request))
         # Disconnect a peer that keeps sending requests without reading the responses.
         if request is None or not request.keeps_alive() or self._outbox.is_full:
-            self._transport.write_eof()
+            self._socket.end_writing()
             self._head = b""
             self._socket.discard(Cause.REFUSED, REFUSED_BYTES)
 
@@ -246,7 +257,7 @@ class WebSocketStream(asyncio.Protocol):
 
     def protocol_failed(self, error: ProtocolError) -> None:
         log.info("%s: %s", self.origin, error)
-        self._transport.write_eof()
+        self._socket.end_writing()
         self._closed_open()
 
     def pause_reading(self) -> None:
@@ -340,7 +351,7 @@ class WebSocketStream(asyncio.Protocol):
             self._socket.start_closing(code, reason)
             # The peer sees that no more frames follow. Its own are read and dropped until it
             # hangs up.
-            self._transport.write_eof()
+            self._socket.end_writing()
             self._closed_open()
 
     def abort(self, why: str) -> None:
@@ -372,47 +383,10 @@ def _encode_frame(opcode: Opcode, payload: bytes, final: bool) -> bytes:
     return frame_header(opcode, len(payload), final=final) + payload
 
 
-def _origin(peer: tuple[str, int] | None) -> str:
+def _origin(peer: tuple[str, int] | None, uid: int | None) -> str:
     # A peer that has hung up already has no address any more.
-    host, port = peer[:2] if peer is not None else ("unknown", 0)
+    host, port = peer[:2] if peer and uid is None else ("unknown", 0)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if uid is not None:
+        address = f"of uid {uid}"
     return f"websocket JSON-RPC message from exec-server websocket {address}"
-
-
-class WebSocketListener:
-    """A bound socket and its connections."""
-
-    def __init__(self, bound: socket.socket, settings: Settings) -> None:
-        self._socket = bound
-        self._settings = settings
-        self._streams: set[WebSocketStream] = set()
-        self._server: asyncio.Server | None = None
-        self._ticker: asyncio.TimerHandle | None = None
-
-    async def open(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: WebSocketStream(self._settings, self._streams), sock=self._socket
-        )
-        self._tick()
-
-    def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        for stream in list(self._streams):
-            stream.tick(now)
-        self._ticker = loop.call_later(_TICK_SECONDS, self._tick)
-
-    async def close(self) -> None:
-        """Stop accepting, send all peers a close frame, and hang up."""
-        assert self._server is not None
-        assert self._ticker is not None
-        self._ticker.cancel()
-        self._server.close()
-        for stream in list(self._streams):
-            stream.close(GOING_AWAY, "server is shutting down")
-        closed = [stream.closed for stream in self._streams]
-        if closed:
-            await asyncio.wait(closed, timeout=SHUTDOWN_GRACE_SECONDS)
-        for stream in list(self._streams):
-            stream.abort("server is shutting down")

@@ -258,6 +258,13 @@ class FramedSocket:
 
     # ---- the end ----------------------------------------------------------------------
 
+    def end_writing(self) -> None:
+        """Show the peer that nothing follows; what it still sends is read and dropped."""
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()  # TLS: its end is sent, and received bytes are dropped
+
     def start_closing(self, code: int, reason: str) -> None:
         """Send a close frame; the connection ends with the peer's, or after CLOSE_SECONDS."""
         self.write_frame(Opcode.CLOSE, close_payload(code, reason))

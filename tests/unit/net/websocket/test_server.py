@@ -56,10 +56,51 @@ def test_upgrade_may_arrive_in_pieces_and_with_the_first_message(listener: Serve
 def test_sockets_with_and_without_a_port(listener: Server) -> None:
     stream, transport = listener.accept(family=socket.AF_UNIX)
     assert transport.socket.options == []
+    assert stream.origin.endswith("websocket of uid 0")
+    stream, _ = listener.accept()
     assert stream.origin.endswith("websocket unknown:0")
     _, transport = listener.accept(peer=("127.0.0.1", 80))
     assert transport.socket.options == [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
     assert transport.limits == (SEND_HIGH_BYTES, SEND_LOW_BYTES)
+
+
+def test_a_unix_socket_is_for_one_user_and_root(
+    listener: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 7)
+    for uid in (0, 7):
+        stream, transport = listener.accept(family=socket.AF_UNIX, peer="", peer_user=uid)
+        transport.receive(UPGRADE)
+        assert transport.take_written().startswith(b"HTTP/1.1 101 ")
+        assert stream.origin.endswith(f"websocket of uid {uid}")
+    _, transport = listener.accept(family=socket.AF_UNIX, peer="", peer_user=8)
+    written = transport.take_written()
+    assert written.startswith(b"HTTP/1.1 403 ")
+    assert written.endswith(b"the socket is for the user of the server only")
+    transport.receive(UPGRADE)
+    assert transport.written == b""
+    assert len(listener.receivers) == 2
+
+
+def test_a_client_that_expects_tls_is_answered_at_once(listener: Server) -> None:
+    _, transport = listener.accept()
+    transport.receive(b"\x16\x03\x01\x02\x00\x01")
+    assert transport.take_written().startswith(b"HTTP/1.1 400 ")
+    assert transport.has_written_eof
+
+
+def test_tls_has_no_half_closed_connection(listener: Server, clock: Clock) -> None:
+    stream, transport = listener.accept(is_tls=True)
+    transport.receive(UPGRADE)
+    stream.close(1001, "bye")
+    assert transport.is_closing()
+    assert not transport.is_aborted
+    clock.advance(CLOSE_SECONDS)
+    assert transport.is_aborted
+    _, transport = listener.accept(is_tls=True)
+    transport.receive(b"x" * (HEAD_BYTES + 1))
+    assert transport.take_written().startswith(b"HTTP/1.1 431 ")
+    assert transport.is_closing()
 
 
 def test_refused_client_may_ask_again(listener: Server, clock: Clock) -> None:

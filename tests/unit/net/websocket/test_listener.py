@@ -1,0 +1,88 @@
+"""A listener on several sockets: plain, TLS and unix; its ticks and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from tests.support.raw_links import DEFAULT_TIMEOUT, scaled
+from tests.support.raw_servers import make_certificate
+from tests.support.websocket_client import Echo, User
+
+from exec_server.net.client_tls import tls_context
+from exec_server.net.dial import Url, parse_url
+from exec_server.net.listen import BoundSocket, TcpAddress, UnixAddress
+from exec_server.net.server_certificate import ServerCertificate
+from exec_server.net.websocket import listener as listener_module
+from exec_server.net.websocket.client import ClientSocket, connect
+from exec_server.net.websocket.listener import WebSocketListener
+from exec_server.net.websocket.server import Settings
+
+
+@contextlib.asynccontextmanager
+async def _listening(directory: Path) -> AsyncIterator[tuple[list[Url], ssl.SSLContext]]:
+    roots, _ = make_certificate(directory, "127.0.0.1")
+    certificate = ServerCertificate(roots, str(directory / "key.pem"))
+    bound = [
+        BoundSocket(TcpAddress("wss", "127.0.0.1", 0)),
+        BoundSocket(UnixAddress(str(directory / "s"))),
+        BoundSocket(TcpAddress("ws", "127.0.0.1", 0)),
+    ]
+    schemes = frozenset({"ws", "wss", "unix"})
+    async with asyncio.timeout(scaled(DEFAULT_TIMEOUT)), asyncio.TaskGroup() as tasks:
+        listener = WebSocketListener(bound, Settings(Echo), tasks, certificate)
+        await listener.open()
+        try:
+            yield [parse_url(each.url, schemes) for each in bound], tls_context(roots)
+        finally:
+            await listener.close()
+
+
+async def _open(url: Url, tls: ssl.SSLContext) -> User:
+    users: list[User] = []
+
+    def make_user(opened: ClientSocket) -> User:
+        users.append(User(opened))
+        return users[0]
+
+    await connect(url, make_user, tls=tls)
+    return users[0]
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_messages_of_all_sizes_on_each_kind_of_socket(tmp_path: Path, index: int) -> None:
+    messages = [b"small", b"m" * 20_000, b"l" * 300_000, b"x" * 6_000_000, b"tiny"]
+
+    async def body() -> None:
+        async with _listening(tmp_path) as (urls, tls):
+            user = await _open(urls[index], tls)
+            for message in messages:
+                user.socket.send(message, is_text=True)
+            seen = await user.until("text", len(messages))
+            assert [what[1] for what in seen if what[0] == "text"] == messages
+            user.socket.close(1000, "")
+            await user.socket.closed
+        assert not (tmp_path / "s").exists()
+
+    uvloop.run(body())
+
+
+def test_the_end_of_the_listener_closes_all_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "_TICK_SECONDS", 0.001)
+    users: list[User] = []
+
+    async def body() -> None:
+        async with _listening(tmp_path) as (urls, tls):
+            users.extend([await _open(url, tls) for url in urls])
+        for user in users:
+            seen = await user.until("lost", 1)
+            assert seen[-1] == ("lost", "closed by the peer: 1001 server is shutting down")
+
+    uvloop.run(body())
