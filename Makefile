@@ -13,6 +13,7 @@
 # make soak         mixed traffic with faults, then a count of the rest: SECONDS=180
 # make fuzz         every decoder and every method with random input: SECONDS=60
 # make everyday     our client and OpenSSH in turns; needs openssh-server
+# make wheels       look for wheels of all dependencies for macOS, Windows and Alpine
 # make module-list  write the list of modules in docs/architecture.md
 #
 # PYTHON=/path/to/python3 chooses the interpreter, after `make clean`.
@@ -24,7 +25,7 @@ STAMP := $(VENV)/dev-installed
 PYTEST_ARGS ?=
 PORT ?= 7700
 
-.PHONY: help run dev test test-all test-rest lint coverage conformance reference module-list bench soak fuzz everyday clean
+.PHONY: help run dev test test-all test-rest lint coverage conformance reference module-list bench soak fuzz everyday wheels clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -86,6 +87,10 @@ reference:
 
 conformance: $(STAMP) reference
 	$(VENV)/bin/python -m pytest tests/conformance $(PYTEST_ARGS)
+
+# Asks the package index; says so if it does not answer.
+wheels: $(STAMP)
+	$(VENV)/bin/python scripts/check_wheels.py
 
 # Writes the list of modules in docs/architecture.md.
 module-list:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Self
 
 from exec_server.printable import printable
 
 # The reference is a static musl build and its error texts are on the wire, so the texts are those
-# of musl where the C library of this machine has others.
+# of musl where the C library of this machine has others. The numbers are those of Linux.
 _MUSL_TEXTS = {
     5: "I/O error",
     11: "Resource temporarily unavailable",
@@ -182,7 +183,8 @@ def os_error_text(error: OSError) -> str:
     """The text of an operating system error, as in the reference."""
     if error.errno is None:
         return str(error)
-    text = _MUSL_TEXTS.get(error.errno) or error.strerror or "Unknown error"
+    text = _MUSL_TEXTS.get(error.errno) if sys.platform == "linux" else None
+    text = text or error.strerror or "Unknown error"
     return f"{text} (os error {error.errno})"
 
 

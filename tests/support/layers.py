@@ -35,6 +35,8 @@ LAYERS = [
     # The server patches files, and so does the client of a server that cannot.
     Layer(1, "patching", ("patching", "patching.*"), ("errors",), _PURE),
     Layer(2, "output", ("process.output",), ("errors", "protocol"), _PURE),
+    # The client and its commands import these two modules of `host`, which need no Linux.
+    Layer(2, "portable", ("host.event_loop", "host.platform"), ()),
     Layer(
         2,
         "host",
@@ -92,18 +94,21 @@ LAYERS = [
         frozenset({"websockets", "subprocess", "socket"}),
     ),
     Layer(5, "handle", ("client.handle",), ()),
-    Layer(5, "local server", ("client.local_server",), ("errors", "handle")),
+    Layer(5, "local server", ("client.local_server",), ("errors", "handle", "portable")),
     Layer(
         5,
         "client",
         ("client", "client.*"),
         (
             *("errors", "protocol", "relay", "patching", "stream", "net", "registry"),
-            *("handle", "local server"),
+            *("handle", "local server", "portable"),
         ),
     ),
     Layer(
-        6, "sync", ("sync", "sync.*"), ("errors", "protocol", "handle", "client", "local server")
+        6,
+        "sync",
+        ("sync", "sync.*"),
+        ("errors", "protocol", "handle", "client", "local server", "portable"),
     ),
     Layer(6, "logs", ("cli.logs",), ("errors",)),
     Layer(
@@ -130,7 +135,7 @@ LAYERS = [
         6,
         "commands",
         ("cli.commands", "cli.commands.*"),
-        ("errors", "protocol", "net", "client", "arguments", "version"),
+        ("errors", "protocol", "net", "client", "arguments", "portable", "version"),
     ),
     Layer(
         6,
@@ -138,6 +143,7 @@ LAYERS = [
         ("cli", "cli.*", "__main__"),
         (
             *_BELOW_SANDBOX,
+            "portable",
             "policy",
             "sandbox",
             "net",

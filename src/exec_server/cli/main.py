@@ -9,12 +9,14 @@ from typing import NoReturn
 
 from exec_server.cli.commands.routing import route
 from exec_server.cli.commands.table import COMMANDS
-from exec_server.host import standard_streams
+from exec_server.host import platform, standard_streams
 
 
 def main() -> None:
     """Run the command of sys.argv; does not return."""
     _open_missing_streams()
+    if not platform.has_commands():
+        _refuse(platform.COMMANDS_NEED_POSIX)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         # Until the command has something to clean up, Ctrl-C ends it without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -22,10 +24,14 @@ def main() -> None:
     command = COMMANDS.get(name)
     if command is None or command.is_client:
         from exec_server.cli.commands.dispatch import run
-        from exec_server.host import libc
 
-        libc.keep_freed_memory()
+        if platform.has_server():
+            from exec_server.host import libc  # of Linux
+
+            libc.keep_freed_memory()
         _exit(run(name, words))
+    if not platform.has_server():
+        _refuse(platform.SERVER_NEEDS_LINUX)
     _run_server(name, words)
 
 
@@ -36,6 +42,11 @@ def _open_missing_streams() -> None:
         if sys.stderr is not None:
             print(f"Error: cannot open {os.devnull}: {error.strerror}", file=sys.stderr)
         os._exit(1)
+
+
+def _refuse(reason: str) -> NoReturn:
+    print(f"Error: {reason}", file=sys.stderr)
+    _exit(1)
 
 
 def _run_server(name: str, words: list[str]) -> NoReturn:

@@ -16,6 +16,7 @@ from exec_server.client.exceptions import CommandDenied, CommandFailed
 from exec_server.client.files import Files
 from exec_server.client.handle import ContextTask, Handle
 from exec_server.client.http import Headers, HttpStream, fetch
+from exec_server.client.local_server import check_platform
 from exec_server.client.paths import AnyPath, PathResolver, path_text
 from exec_server.client.process import Process
 from exec_server.client.results import Response, Result
@@ -57,7 +58,9 @@ class Environment(Handle):
 
         `arguments` are flags of the server, `env` is its environment (default: that of this
         process). The server is a process of its own, because it reaps every child of its process.
+        Raises StartupError on other systems than Linux.
         """
+        check_platform()
         argv = [sys.executable, "-m", "exec_server", "--listen", "stdio", *arguments]
         return cls(StdioDialer(argv, env))
 

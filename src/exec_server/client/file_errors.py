@@ -6,20 +6,22 @@ Servers report the number of the operating system at the end of their texts: `(o
 from __future__ import annotations
 
 import errno as numbers
-import os
 import re
 from collections.abc import Callable
 from typing import Any, Final, Self
 
 from exec_server import errors
+from exec_server.client import linux_numbers
 from exec_server.errors import RpcError
 from exec_server.printable import printable
 
+_IS_A_DIRECTORY: Final = errors.InternalError("Is a directory (os error 21)")
+_ALREADY_EXISTS: Final = errors.InternalError("File exists (os error 17)")
 _NUMBER: Final = re.compile(r"\(os error (\d{1,4})\)$")
 
 
 class FileError(RpcError, OSError):
-    """A file operation failed; `errno` and `strerror` are those of the server's machine."""
+    """A file operation failed; `strerror` is the text of the server's machine."""
 
     filename: str
 
@@ -132,9 +134,9 @@ _KINDS: Final[dict[int, type[FileError]]] = {
 
 
 def error_number(message: str) -> int | None:
-    """The number of the operating system in a server's text."""
+    """The number of the error in a server's text, as this system counts."""
     match = _NUMBER.search(message)
-    return None if match is None else int(match[1])
+    return None if match is None else linux_numbers.local_number(int(match[1]))
 
 
 def file_error(error: RpcError, path: str) -> RpcError:
@@ -150,19 +152,15 @@ def file_error(error: RpcError, path: str) -> RpcError:
 
 def command_error(text: str) -> RpcError:
     """The error of a command that printed a text of strerror, in the C locale."""
-    number = next((each for each in _KINDS if os.strerror(each) == text), None)
+    number = linux_numbers.number_of_text(text)
     return errors.InternalError(text if number is None else f"{text} (os error {number})")
 
 
 def is_a_directory(path: str) -> IsADirectory:
     """The error of reading a directory, which servers report without a number."""
-    return IsADirectory.from_rpc(_numbered(numbers.EISDIR), numbers.EISDIR, path)
+    return IsADirectory.from_rpc(_IS_A_DIRECTORY, numbers.EISDIR, path)
 
 
 def already_exists(path: str) -> AlreadyExists:
     """The error of creating a path that the client has found to exist."""
-    return AlreadyExists.from_rpc(_numbered(numbers.EEXIST), numbers.EEXIST, path)
-
-
-def _numbered(number: int) -> RpcError:
-    return errors.InternalError(f"{os.strerror(number)} (os error {number})")
+    return AlreadyExists.from_rpc(_ALREADY_EXISTS, numbers.EEXIST, path)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from exec_server.client.handle import Handle
 from exec_server.errors import StartupError
+from exec_server.host import platform
 
 # Until the server prints its URL, and for its shutdown with all processes.
 READY_SECONDS: Final = 20.0
@@ -78,12 +78,19 @@ def serve(
     are accepted. The defaults of `env` and `cwd` are those of this program. The server logs to
     stderr.
     """
+    check_platform()
     argv = [sys.executable, "-m", "exec_server", "--listen", listen, "--exit-on-stdin-close"]
     if token is not None:
         # Only its digest: every user of the machine can read the arguments of a process.
         digest = hashlib.sha256(token.encode()).hexdigest()
         argv += ["--ws-auth", "capability-token", "--ws-token-sha256", digest]
     return RunningServer([*argv, *arguments], env=env, cwd=cwd)
+
+
+def check_platform() -> None:
+    """Raise StartupError if no server can run on this machine."""
+    if not platform.has_server():
+        raise StartupError(platform.SERVER_NEEDS_LINUX)
 
 
 async def _url(process: asyncio.subprocess.Process) -> str:
@@ -109,5 +116,5 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         pass
     finally:
         if process.returncode is None:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             await process.wait()

@@ -59,10 +59,27 @@ class PathResolver:
 def path_text(path: AnyPath) -> str:
     """A path as text; raises TypeError if it is none."""
     try:
-        return os.fsdecode(path)
+        return decoded(path)
     except TypeError:
         kind = type(path).__name__
         raise TypeError(f"a path must be str, bytes or os.PathLike, not {kind}") from None
+
+
+def decoded(path: AnyPath) -> str:
+    """A path as text, on every system with the slashes and the encoding of a server's machine.
+
+    Raises TypeError. On Windows `Path("a/b")` has a backslash, and os.fsdecode refuses bytes that
+    are not UTF-8.
+    """
+    if hasattr(path, "as_posix"):
+        return str(path.as_posix())
+    text = os.fspath(path)
+    return text.decode(errors="surrogateescape") if isinstance(text, bytes) else text
+
+
+def encoded(path: str) -> bytes:
+    """The bytes of a path on the server's machine: UTF-8, other bytes as surrogates."""
+    return path.encode(errors="surrogateescape")
 
 
 def native(uri: str) -> str:

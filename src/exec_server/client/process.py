@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from typing import Final, Self
 
+from exec_server.client import linux_numbers
 from exec_server.client.engine.input import ProcessInput
 from exec_server.client.engine.output_queue import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
@@ -366,7 +366,6 @@ def _signal_name(name: str | int) -> str:
         return f"SIG{name.upper().removeprefix('SIG')}"
     if not isinstance(name, int):
         raise TypeError(f"a signal is a name or a number, not {type(name).__name__}")
-    try:
-        return signal.Signals(name).name
-    except ValueError:
-        raise InvalidParams(f"unknown signal number {name}") from None
+    if name not in linux_numbers.SIGNALS:
+        raise InvalidParams(f"unknown signal number {name}")
+    return f"SIG{linux_numbers.SIGNALS[name]}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from typing import Final
 
 from exec_server.client.engine.input import ProcessInput
@@ -30,7 +29,7 @@ QUIET_SECONDS: Final = 0.2
 REST_SECONDS: Final = 1.0
 
 # The exit code of a killed command whose exit event was not received.
-_KILLED: Final = 128 + signal.SIGKILL
+_KILLED: Final = 128 + 9
 
 
 class CommandRun(Process):

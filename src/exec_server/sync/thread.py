@@ -13,11 +13,10 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
-import uvloop
-
 from exec_server.client.engine.flow_control import share_consumer
 from exec_server.client.handle import Handle
 from exec_server.errors import SessionLost
+from exec_server.host import event_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,7 +100,7 @@ class LoopThread(Generic[T]):
         outside of the main thread cannot be closed safely.
         """
         self._make = make
-        self._loop = asyncio.new_event_loop() if has_children else uvloop.new_event_loop()
+        self._loop = asyncio.new_event_loop() if has_children else event_loop.new_event_loop()
         self._stop = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
         self._calls: asyncio.TaskGroup | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import msgspec
 import pytest
 
 from exec_server.client.engine.messages import decode_environment
-from exec_server.client.paths import AnyPath, PathResolver, native
+from exec_server.client.paths import AnyPath, PathResolver, decoded, encoded, native
 
 
 def resolver(**members: object) -> PathResolver:
@@ -75,3 +75,13 @@ def test_a_server_that_says_little() -> None:
 )
 def test_uris_become_paths(uri: str, path: str) -> None:
     assert native(uri) == path
+
+
+def test_a_path_of_windows_has_slashes_on_the_server() -> None:
+    assert decoded(PureWindowsPath("a") / "b") == "a/b"
+    assert decoded(PurePosixPath("a\\b")) == "a\\b"
+
+
+def test_bytes_are_utf_8_on_the_server_whatever_the_client_uses() -> None:
+    assert decoded(b"\xff\xc3\xa4") == "\udcffä"
+    assert encoded("\udcffä") == b"\xff\xc3\xa4"

@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-import uvloop
-
 from exec_server.cli.commands.errors import LostConnection, UsageError
 from exec_server.cli.commands.printing import print_error, print_log_records, print_notice
 from exec_server.cli.commands.signals import unignored
@@ -28,6 +26,7 @@ from exec_server.errors import (
     SessionLost,
     StartupError,
 )
+from exec_server.host import event_loop
 from exec_server.net.client_tls import client_context
 from exec_server.printable import printable
 from exec_server.protocol.method import Notice
@@ -56,7 +55,7 @@ def run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
         return await work()
 
     try:
-        return uvloop.run(main())
+        return event_loop.run(main())
     except asyncio.CancelledError:
         return 128 + received[0]
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-import uvloop
-
 from exec_server.cli.commands.connection import describe_error, open_environment
 from exec_server.cli.commands.denial_text import denial_lines
 from exec_server.cli.commands.errors import (
@@ -44,6 +42,7 @@ from exec_server.client.environment import Environment
 from exec_server.client.paths import PathResolver
 from exec_server.client.process import Process
 from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, Unsupported
+from exec_server.host import event_loop
 from exec_server.printable import printable
 from exec_server.protocol.session import EnvironmentInfo
 
@@ -70,7 +69,7 @@ def execute(arguments: argparse.Namespace, target: Target) -> int:
         if arguments.tty and has_terminal:
             screen = 1 if os.isatty(1) else None
             terminal = stack.enter_context(Terminal(0, screen=screen))
-        return uvloop.run(_Execution(arguments, target, terminal).run())
+        return event_loop.run(_Execution(arguments, target, terminal).run())
 
 
 class _Execution:

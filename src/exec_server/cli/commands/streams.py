@@ -17,10 +17,10 @@ READ_BYTES: Final = 65_536
 def is_null_device(descriptor: int) -> bool:
     """Whether a descriptor is /dev/null or closed, and can deliver no input."""
     try:
-        status = os.fstat(descriptor)
+        status, null = os.fstat(descriptor), os.stat(os.devnull)
     except OSError:
         return True
-    return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 3)
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == null.st_rdev
 
 
 class StdinReader:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
-from exec_server.client.paths import AnyPath, PathResolver
+from exec_server.client.paths import AnyPath, PathResolver, decoded
 from exec_server.errors import InvalidParams
 from exec_server.protocol.presets import PRESETS, PresetName, preset
 from exec_server.protocol.process import EnvPolicy, ProcessId, StartParams, TtySize
@@ -112,7 +112,7 @@ def _environment(env: Mapping[str, AnyPath]) -> dict[str, str]:
 def _text(value: AnyPath, name: str) -> str:
     """A text or path as text; raises TypeError for others."""
     try:
-        return os.fsdecode(value)
+        return decoded(value)
     except TypeError:
         kind = type(value).__name__
         raise TypeError(f"{name} must be str, bytes or a path, not {kind}") from None

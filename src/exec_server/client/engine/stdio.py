@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import cast
 
@@ -41,7 +43,8 @@ class StdioDialer:
     """A program that speaks the protocol on stdin and stdout, one message per line.
 
     The program gets a session and process group of its own, and SIGTERM, then SIGKILL, when it is
-    no longer needed. Without `env` it inherits our environment, except for our secrets.
+    no longer needed. Windows has neither: there the program is ended at once, without its children.
+    Without `env` it inherits our environment, except for our secrets.
     """
 
     can_reconnect = False
@@ -75,6 +78,11 @@ class StdioDialer:
         )
         try:
             await starting
+        except NotImplementedError:
+            raise ConnectFailed(
+                f"cannot start {self._argv[0]}: this event loop starts no programs; "
+                "on Windows use asyncio.ProactorEventLoop, the default"
+            ) from None
         except (OSError, ValueError) as error:
             text = os_error_text(error) if isinstance(error, OSError) else str(error)
             raise ConnectFailed(f"cannot start {self._argv[0]}: {text}") from None
@@ -219,7 +227,7 @@ class ProgramStream(asyncio.SubprocessProtocol):
         self._stdin.close()
         self._update_reading()
         if self._transport.get_returncode() is None:
-            self._signal(signal.SIGTERM)
+            self._terminate()
             self._timers.append(self._loop.call_later(TERMINATE_SECONDS, self.kill))
         else:
             self.process_exited()
@@ -235,7 +243,7 @@ class ProgramStream(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         if self._is_closed:
-            self._signal(signal.SIGKILL)  # the processes left in its group
+            self._kill_group()  # the processes left in it
             self._timers.append(self._loop.call_later(PIPES_SECONDS, self._transport.close))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -247,13 +255,28 @@ class ProgramStream(asyncio.SubprocessProtocol):
 
     def kill(self) -> None:
         if self._transport.get_returncode() is None:
+            self._kill_group()
+
+    def _terminate(self) -> None:
+        if sys.platform == "win32":
+            self._transport.terminate()
+        else:
+            self._signal(signal.SIGTERM)
+
+    def _kill_group(self) -> None:
+        if sys.platform == "win32":
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                self._transport.kill()
+        else:
             self._signal(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
-        try:
-            os.killpg(self._transport.get_pid(), number)
-        except (ProcessLookupError, PermissionError):
-            pass  # the group is empty
+    if sys.platform != "win32":
+
+        def _signal(self, number: int) -> None:
+            try:
+                os.killpg(self._transport.get_pid(), number)
+            except (ProcessLookupError, PermissionError):
+                pass  # the group is empty
 
     async def wait_closed(self) -> None:
         """Wait until the program has ended and its pipes are closed; bounded."""

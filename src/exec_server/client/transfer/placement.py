@@ -10,7 +10,6 @@ Then it copies the complete content into the target.
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -24,7 +23,7 @@ from exec_server.client.file_errors import (
     ReadOnly,
     command_error,
 )
-from exec_server.client.paths import path_error
+from exec_server.client.paths import decoded, path_error
 from exec_server.client.transfer.plan import (
     HELPER_OUTPUT_BYTES,
     Commands,
@@ -170,8 +169,9 @@ async def place(
     if done:
         return True
     if done is not None and done.exit_code not in _NO_COMMAND:
-        text = os.fsdecode(done.stderr).strip().rpartition(": ")[2] or "it cannot be replaced"
-        raise path_error(command_error(text), target, is_confined=sandbox is not None)
+        text = decoded(done.stderr).strip().rpartition(": ")[2]
+        error = command_error(text or "it cannot be replaced")
+        raise path_error(error, target, is_confined=sandbox is not None)
     await files.copy(part, target)
     await files.remove(part, missing_ok=True)
     return False

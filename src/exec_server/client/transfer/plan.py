@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import os
+import posixpath
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,10 @@ from typing import Any, Final, Literal, Protocol, TypeVar, overload
 
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.file_errors import error_number
+from exec_server.client.paths import encoded
 from exec_server.client.process import Process
 from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat, Transfer
+from exec_server.client.transfer.local_directory import pread
 from exec_server.client.transfer.open_file import BLOCK_BYTES, FileReader, FileWriter
 from exec_server.errors import ExecServerError, RpcError, Unsupported
 
@@ -210,7 +212,7 @@ class TreeCopy:
         while path:
             if path in self._failed:
                 return True
-            path = os.path.dirname(path)
+            path = posixpath.dirname(path)
         return False
 
     async def _has_same_start(self, path: str, descriptor: int, size: int) -> bool:
@@ -254,7 +256,7 @@ def temporary_path(path: str, word: str) -> str:
     """A path beside another one, for its content until that is complete."""
     directory, slash, name = path.rpartition("/")
     max_bytes = _NAME_BYTES - len(f"..{word}.part")
-    while len(os.fsencode(name)) > max_bytes:
+    while len(encoded(name)) > max_bytes:
         name = name[:-1]  # not bytes: a server knows no name that ends inside of a character
     return f"{directory}{slash}.{name}.{word}.part"
 
@@ -268,7 +270,7 @@ async def run_xargs(
     commands: Commands, argv: Sequence[str], paths: Iterable[str], sandbox: Any
 ) -> Result:
     """Run a command with any number of further arguments, through xargs."""
-    data = b"".join(os.fsencode(path) + b"\0" for path in paths)
+    data = b"".join(encoded(path) + b"\0" for path in paths)
     return await commands.run(
         ["xargs", "-0", *argv],
         input=data,
@@ -303,7 +305,7 @@ def _digest(descriptor: int, size: int) -> str:
     digest = hashlib.sha256()
     offset = 0
     while offset < size:
-        block = os.pread(descriptor, min(size - offset, BLOCK_BYTES), offset)
+        block = pread(descriptor, min(size - offset, BLOCK_BYTES), offset)
         if not block:
             return "shorter than expected"
         digest.update(block)

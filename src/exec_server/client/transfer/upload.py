@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import posixpath
 import stat
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +13,7 @@ from typing import BinaryIO, Final
 
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import Stat, Transfer
+from exec_server.client.transfer.local_directory import file_mode, link_target, pread
 from exec_server.client.transfer.open_file import WRITE_BYTES
 from exec_server.client.transfer.placement import place
 from exec_server.client.transfer.plan import (
@@ -202,7 +204,8 @@ class Upload(TreeCopy):
     async def _set_modes(self, items: list[Item], target: str) -> None:
         by_mode = defaultdict(list)
         for item in items:
-            if item.kind in "fd" and item.path not in self._finished_modes:
+            has_mode = item.mode is None or item.path in self._finished_modes
+            if item.kind in "fd" and not has_mode:
                 by_mode[item.mode].append(join(target, item.path))
         for mode, paths in by_mode.items():
             # Deepest first: the new mode of a directory may deny access to its entries.
@@ -240,12 +243,11 @@ def _scan(top: str, fail: Callable[[str, OSError], None]) -> list[Item]:
     for path, found in _walk(top, fail):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "?")
         try:
-            target = os.readlink(join(top, path)) if kind == "l" else ""
+            target = link_target(join(top, path)) if kind == "l" else ""
         except OSError as error:
             fail(path, error)
             continue
-        mode = stat.S_IMODE(found.st_mode) & 0o777
-        items.append(Item(path, kind, mode, found.st_size, _version(found), target))
+        items.append(Item(path, kind, file_mode(found), found.st_size, _version(found), target))
         if len(items) > MAX_ENTRIES:
             raise InvalidRequest(f"{top}: more than {MAX_ENTRIES} entries")
     return items
@@ -282,7 +284,7 @@ def _version(found: os.stat_result) -> str:
 def _leaves(items: list[Item]) -> list[str]:
     """The directories without directories below them: making these makes all."""
     directories = {item.path for item in items if item.kind == "d"}
-    inner = {os.path.dirname(path) for path in directories if path}
+    inner = {posixpath.dirname(path) for path in directories if path}
     return sorted(directories - inner)
 
 
@@ -314,6 +316,6 @@ def _close_opened(opening: asyncio.Future[BinaryIO]) -> None:
 async def _blocks(file: BinaryIO, offset: int) -> AsyncIterator[bytes]:
     """The blocks of a file from an offset on, each read in a thread."""
     descriptor = file.fileno()
-    while block := await asyncio.to_thread(os.pread, descriptor, WRITE_BYTES, offset):
+    while block := await asyncio.to_thread(pread, descriptor, WRITE_BYTES, offset):
         yield block
         offset += len(block)

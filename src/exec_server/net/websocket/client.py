@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import ssl
+import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -113,8 +114,13 @@ def _failure(error: OSError) -> str:
     if isinstance(error, gaierror):
         return f"IO error: failed to lookup address information: {error.strerror}"
     # Without the address, which Python puts into the text of a refused connection.
-    text = os_error_text(OSError(error.errno, os.strerror(error.errno))) if error.errno else ""
+    text = os_error_text(OSError(error.errno, _strerror(error))) if error.errno else ""
     return f"IO error: {text or str(error) or 'connection ended'}"
+
+
+def _strerror(error: OSError) -> str:
+    # On Windows os.strerror knows no error of a socket, and the text of the error has no address.
+    return str(error.strerror) if sys.platform == "win32" else os.strerror(error.errno or 0)
 
 
 class ClientSocket(asyncio.Protocol):

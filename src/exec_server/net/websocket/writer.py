@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import socket
 
 # Shorter messages, such as most answers, are written at once. Longer ones are gathered while they
 # come in a row and are written together, because a system call for each of them would take most
@@ -12,12 +12,19 @@ DIRECT_BYTES = 4096
 GATHERED_BYTES = 65_536
 
 
+class _BorrowedSocket(socket.socket):
+    """The socket of a transport, which alone closes it."""
+
+    def __del__(self) -> None:
+        self.detach()
+
+
 class FrameWriter:
     """Frames to one transport, in order; those in `gathered` go before any other."""
 
     __slots__ = (
-        "_descriptor",
         "_loop",
+        "_socket",
         "_transport",
         "gathered",
         "gathered_bytes",
@@ -28,7 +35,7 @@ class FrameWriter:
         """`descriptor` is that of the transport's socket, -1 if there is TLS in between."""
         self._loop = asyncio.get_running_loop()
         self._transport = transport
-        self._descriptor = descriptor
+        self._socket = _BorrowedSocket(fileno=descriptor) if descriptor >= 0 else None
         self.gathered: list[bytes] = []
         self.gathered_bytes = 0
         self.is_flush_scheduled = False
@@ -41,9 +48,9 @@ class FrameWriter:
         transport = self._transport
         if transport.is_closing():
             return
-        if self._descriptor >= 0 and not transport.get_write_buffer_size():
+        if self._socket is not None and not transport.get_write_buffer_size():
             try:
-                sent = os.write(self._descriptor, data)
+                sent = self._socket.send(data)
             except OSError:
                 sent = 0  # the buffer is full, or the transport will meet the same error
             if sent == len(data):

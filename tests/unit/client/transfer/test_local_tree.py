@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.client.transfer.local_tree import IS_SYMLINK, LocalTree, Part
+from exec_server.client.transfer.local_directory import IS_SYMLINK
+from exec_server.client.transfer.local_tree import LocalTree, Part
 from exec_server.client.transfer.plan import Item, part_path
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -26,54 +27,58 @@ def transport() -> MemoryTransport:
 
 
 @pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    ends = os.pipe2(os.O_NONBLOCK)
-    yield ends
-    for end in ends:
-        os.close(end)
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The peer's socket and the transport's."""
+    peer, own = socket.socketpair()
+    with peer, own:
+        peer.setblocking(False)
+        own.setblocking(False)
+        yield peer, own
 
 
 def test_bytes_go_to_the_descriptor_first(
-    clock: Clock, transport: MemoryTransport, pipe: tuple[int, int]
+    clock: Clock, transport: MemoryTransport, pair: tuple[socket.socket, socket.socket]
 ) -> None:
-    writer = FrameWriter(transport, pipe[1])
+    writer = FrameWriter(transport, pair[1].fileno())
     writer.write(b"frame")
-    assert os.read(pipe[0], 100) == b"frame"
+    assert pair[0].recv(100) == b"frame"
     assert transport.written == b""
 
 
 def test_bytes_that_the_descriptor_does_not_take_go_to_the_transport(
-    clock: Clock, transport: MemoryTransport, pipe: tuple[int, int]
+    clock: Clock, transport: MemoryTransport, pair: tuple[socket.socket, socket.socket]
 ) -> None:
-    writer = FrameWriter(transport, pipe[1])
+    writer = FrameWriter(transport, pair[1].fileno())
     data = bytes(range(256)) * 1024
     writer.write(data)
-    taken = os.read(pipe[0], len(data))
+    taken = pair[0].recv(len(data))
     assert 0 < len(taken) < len(data)
     assert taken + transport.take_written() == data
-    os.write(pipe[1], b"x" * len(taken))
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            pair[1].send(data)
     writer.write(b"full")
     assert transport.take_written() == b"full"
 
 
 def test_bytes_wait_behind_those_of_the_transport(
-    clock: Clock, transport: MemoryTransport, pipe: tuple[int, int]
+    clock: Clock, transport: MemoryTransport, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     transport.buffered = 1
-    writer = FrameWriter(transport, pipe[1])
+    writer = FrameWriter(transport, pair[1].fileno())
     writer.write(b"frame")
     assert transport.written == b"frame"
     assert writer.unsent() == 1
 
 
 def test_closing_transport_is_not_written_to(
-    clock: Clock, transport: MemoryTransport, pipe: tuple[int, int]
+    clock: Clock, transport: MemoryTransport, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     transport.close()
-    FrameWriter(transport, pipe[1]).write(b"frame")
+    FrameWriter(transport, pair[1].fileno()).write(b"frame")
     assert transport.written == b""
     with pytest.raises(BlockingIOError):
-        os.read(pipe[0], 1)
+        pair[0].recv(1)
 
 
 def test_gathered_frames_are_written_together_in_the_next_iteration(

@@ -1,0 +1,88 @@
+"""The client as on macOS and Windows, where developers sit; the server says that it needs Linux."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.client import DEFAULT_TIMEOUT, Server, scaled, server_environment
+from tests.support.other_system import MACOS, WINDOWS
+
+from exec_server.host.platform import COMMANDS_NEED_POSIX, SERVER_NEEDS_LINUX
+
+pytestmark = pytest.mark.quick
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LOOPS = {MACOS: "_UnixSelectorEventLoop", WINDOWS: "_WindowsLoop"}
+_NOT_EMPTY = {MACOS: 66, WINDOWS: 41}
+
+
+def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", f"tests.support.{module}", *arguments],
+        cwd=_ROOT,
+        env=server_environment("ours"),
+        capture_output=True,
+        text=True,
+        timeout=scaled(3 * DEFAULT_TIMEOUT),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("system", [MACOS, WINDOWS])
+def test_the_client_needs_no_linux(system: str, server: Server, tmp_path: Path) -> None:
+    ended = _run("drive_client", system, server.url, str(tmp_path))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == [
+        f"loop {_LOOPS[system]}",
+        "run ['a', 'b']",
+        "chunk b'<x>\\n'",
+        "exit code 129",
+        "read b'\\x00\\r\\n'",
+        f"error NotEmpty {_NOT_EMPTY[system]}",
+        "uploaded 2 2 () ()",
+        "downloaded 2 2 () ()",
+        "downloaded 2 2 () ()",
+        "below/small True",
+        "large True",
+        "left over []",
+        "stdio there",
+        "sync hello",
+        "sync [b'1', b'2', b'3']",
+        "sync b'1'",
+        "sync b'1'",
+        *[SERVER_NEEDS_LINUX] * 3,
+    ]
+
+
+def test_the_commands_need_no_linux(server: Server, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"content\n")
+    remote = f"{server.url}:{tmp_path}/copy"
+    commands = [
+        (["exec", server.url, "--", "cat", str(source)], "content\n"),
+        (["cp", "-q", str(source), remote], ""),
+        (["cat", remote], "content\n"),
+        (["ls", f"{server.url}:{tmp_path}"], "copy\nsource\n"),
+        (["rm", remote], ""),
+    ]
+    for words, output in commands:
+        ended = _run("command_elsewhere", MACOS, *words)
+        assert (ended.stdout, ended.stderr, ended.returncode) == (output, "", 0), words
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["serve"], ["--listen", "stdio"], ["--remote", "https://example"], ["sandbox"]]
+)
+def test_the_server_says_that_it_needs_linux(words: list[str]) -> None:
+    ended = _run("command_elsewhere", MACOS, *words)
+    assert (ended.stdout, ended.stderr) == ("", f"Error: {SERVER_NEEDS_LINUX}\n")
+    assert ended.returncode == 1
+
+
+def test_the_commands_say_that_they_need_posix() -> None:
+    ended = _run("command_elsewhere", WINDOWS, "exec", "ws://127.0.0.1:1", "--", "true")
+    assert (ended.stdout, ended.stderr) == ("", f"Error: {COMMANDS_NEED_POSIX}\n")
+    assert ended.returncode == 1

@@ -1,0 +1,101 @@
+"""Drives the client as on another system: `python -m tests.support.drive_client SYSTEM URL DIR`.
+
+Prints one line for each part that works; the test compares the lines. SYSTEM is `darwin` or
+`win32`, URL that of a running server, DIR an empty directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from importlib import import_module
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from tests.support import other_system
+
+_ECHO = 'read a; echo "<$a>"; exec sleep 60'
+
+
+async def _drive(connect: Any, url: str, directory: Path) -> None:
+    async with connect(url) as env:
+        result = await env.run(["sort"], input=b"b\na\n", check=True)
+        print("run", result.text.split())
+        async with env.start(["sh", "-c", _ECHO], stdin=True) as one:
+            await one.write(b"x\n")
+            async for chunk in one:
+                print("chunk", chunk.data)
+                break
+            await one.signal(1)
+            print("exit code", await one.wait())
+        files = env.files
+        remote = str(directory / "remote")
+        await files.mkdir(f"{remote}/sub", parents=True)
+        await files.write(PureWindowsPath(remote) / "sub" / "f", b"\0\r\n")
+        print("read", await files.read(f"{remote}/sub/f"))
+        try:
+            await files.remove(remote)
+        except OSError as error:
+            print("error", type(error).__name__, error.errno)
+        await _copy(env, directory, remote)
+
+
+async def _copy(env: Any, directory: Path, remote: str) -> None:
+    here = directory / "here"
+    (here / "below").mkdir(parents=True)
+    (here / "below" / "small").write_bytes(b"line\r\n" * 3)
+    (here / "large").write_bytes(bytes(range(256)) * 16_384)  # in blocks, beside a temporary file
+    done = await env.files.upload(here, f"{remote}/tree")
+    print("uploaded", done.files, done.directories, done.left_out, done.failed)
+    for _ in range(2):  # the second one replaces all files
+        done = await env.files.download(f"{remote}/tree", directory / "back")
+        print("downloaded", done.files, done.directories, done.left_out, done.failed)
+    for name in ("below/small", "large"):
+        print(name, (directory / "back" / name).read_bytes() == (here / name).read_bytes())
+    print("left over", sorted(path.name for path in (directory / "back").rglob(".*")))
+
+
+def _drive_without_async(sync: Any, url: str, directory: Path) -> None:
+    with sync.connect(url) as env:
+        print("sync", env.run(["echo", "hello"]).text.strip())
+        with env.start(["seq", "3"]) as process:
+            print("sync", b"".join(chunk.data for chunk in process).split())
+        env.files.write(f"{directory}/one", b"1")
+        print("sync", env.files.read(f"{directory}/one"))
+        env.files.download(f"{directory}/one", directory / "two")
+        print("sync", (directory / "two").read_bytes())
+
+
+async def _use_program(connect: Any) -> None:
+    """A server over the standard streams of a program, as `stdio:ssh host exec-server`."""
+    program = f"stdio:{sys.executable} -m exec_server --listen stdio"
+    async with connect(program) as env:
+        print("stdio", (await env.run(["echo", "there"])).text.strip())
+
+
+def main() -> None:
+    system, url, where = sys.argv[1:]
+    other_system.install(system)
+    import exec_server
+    from exec_server import sync
+    from exec_server.host import event_loop
+
+    directory = Path(where)
+    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
+        print("loop", type(runner.get_loop()).__name__)
+        runner.run(_drive(exec_server.connect, url, directory))
+        runner.run(_use_program(exec_server.connect))
+    _drive_without_async(sync, url, directory)
+    for start in (exec_server.Environment.local, exec_server.serve, sync.Environment.local):
+        try:
+            start()
+        except exec_server.StartupError as error:
+            print(error)
+    import_module("exec_server.client.engine.relay")  # the last part that is imported on demand
+    for name in exec_server.__all__:
+        getattr(exec_server, name)
+    other_system.check_no_linux_part()
+
+
+if __name__ == "__main__":
+    main()
