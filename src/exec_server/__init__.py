@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from exec_server.client.connect import connect
+    from exec_server.client.detached import DetachedProcess
     from exec_server.client.environment import Environment
     from exec_server.client.exceptions import (
         CommandDenied,
@@ -76,6 +77,7 @@ __all__ = [
     "CommandFailed",
     "ConnectFailed",
     "ConnectionLost",
+    "DetachedProcess",
     "DiskUsage",
     "Entry",
     "Environment",
@@ -149,6 +151,7 @@ _RESULTS = (
 )
 _MODULES = {
     "connect": "client.connect",
+    "DetachedProcess": "client.detached",
     "Environment": "client.environment",
     "FileWatch": "client.file_watch",
     "Files": "client.files",

@@ -7,6 +7,12 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from exec_server.client.detached import (
+    DetachedProcess,
+    check_support,
+    detached_params,
+    list_detached,
+)
 from exec_server.client.engine.dialers import Dialer
 from exec_server.client.engine.recovery import RemoteProcesses
 from exec_server.client.engine.session import CLIENT_NAME, ClientSession
@@ -21,7 +27,8 @@ from exec_server.client.paths import AnyPath, PathResolver, path_text
 from exec_server.client.process import Process
 from exec_server.client.results import Response, Result
 from exec_server.client.run import OUTPUT_BYTES, CommandRun
-from exec_server.errors import Unsupported
+from exec_server.errors import InvalidParams, Unsupported
+from exec_server.protocol.detached import ListedDetached
 from exec_server.protocol.method import Call
 from exec_server.protocol.process import LIST, Listed, StartParams
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
@@ -176,11 +183,20 @@ class Environment(Handle):
         size: tuple[int, int] | None = None,
         stdin: bool = False,
         sandbox: AnySandbox | None = None,
+        detach: bool = False,
+        name: str | None = None,
+        max_lifetime: float | None = None,
+        idle_timeout: float | None = None,
     ) -> Process:
         """A command that `await` or `async with` starts; see Process.
 
         `size` is the rows and columns of its terminal, `stdin` opens a pipe for writing to a
         command without a terminal; the other arguments are those of `run`.
+
+        With `detach` it is a DetachedProcess, which outlives the session and is found by its
+        `name` (default: one that is unused). It ends with the server, `max_lifetime` seconds after
+        its start, or when it has had no output and no client for `idle_timeout` seconds. Raises
+        Unsupported if the server cannot.
         """
         words = argv_list(argv)
         params = self._start_params.build(
@@ -193,14 +209,46 @@ class Environment(Handle):
             stdin=stdin,
             sandbox=sandbox,
         )
-        return self._command(Process, words, cwd, params)
+        if not detach:
+            if name is not None or max_lifetime is not None or idle_timeout is not None:
+                raise TypeError("name, max_lifetime and idle_timeout need detach=True")
+            return self._command(Process, words, cwd, params)
+        check_support(self._connected)
+        params, name = detached_params(
+            params, words[0], name=name, max_lifetime=max_lifetime, idle_timeout=idle_timeout
+        )
+        return DetachedProcess(
+            self.session,
+            self._processes,
+            params,
+            argv=tuple(words),
+            name=name,
+            label=_label(words, cwd),
+        )
+
+    def attach(self, name: str, *, after: int = 0) -> DetachedProcess:
+        """A detached process of the server, to which `await` or `async with` attaches.
+
+        Its output begins with the oldest that the server retains, or follows the event with the
+        number `after` (`next_seq - 1` of `detached_processes` for new output only). Raises
+        RpcError if there is no process of this name, Unsupported if the server has none at all.
+        """
+        check_support(self._connected)
+        if after < 0:
+            raise InvalidParams(f"after must not be negative: {after}")
+        return DetachedProcess(
+            self.session, self._processes, None, argv=(), name=name, label=name, after=after
+        )
+
+    async def detached_processes(self) -> list[ListedDetached]:
+        """List the detached processes of the server, of all its clients; raises Unsupported."""
+        return await list_detached(self._connected)
 
     def _command(
         self, kind: type[C], argv: list[str], cwd: AnyPath | None, params: StartParams
     ) -> C:
-        # An error of the start names both: either may be missing.
-        name = argv[0] if cwd is None else f"{argv[0]} in {path_text(cwd)}"
-        return kind(self.session, self._processes, params, argv=tuple(argv), name=name)
+        label = _label(argv, cwd)
+        return kind(self.session, self._processes, params, argv=tuple(argv), name=label)
 
     async def processes(self) -> list[Listed]:
         """List the processes of this session; raises Unsupported if the server cannot."""
@@ -254,3 +302,8 @@ class Environment(Handle):
             timeout=timeout,
             follow_redirects=follow_redirects,
         )
+
+
+def _label(argv: list[str], cwd: AnyPath | None) -> str:
+    """The command in the error of a failed start: program or directory may be missing."""
+    return argv[0] if cwd is None else f"{argv[0]} in {path_text(cwd)}"

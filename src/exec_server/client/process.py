@@ -50,18 +50,23 @@ class Process(Handle):
     further output cannot be known.
     """
 
+    name: str | None = None
+    """The name of a detached process."""
+    _params: StartParams  # of a process that is started
+
     def __init__(
         self,
         session: ClientSession,
         processes: RemoteProcesses,
-        params: StartParams,
+        params: StartParams | None,
         *,
         argv: tuple[str, ...],
         name: str,
     ) -> None:
         """Prepare a start with `params`, whose process id is replaced by an unused one.
 
-        `name` names the command in the error of a failed start.
+        `name` names the command in the error of a failed start. Without `params` a subclass opens
+        the process.
         """
         super().__init__()
         self.argv = argv
@@ -73,7 +78,8 @@ class Process(Handle):
         self._session = session
         self._processes = processes
         self._capabilities = session.environment_info.capabilities
-        self._params = params
+        if params is not None:
+            self._params = params
         self._remote: RemoteProcess | None = None
         self._input: ProcessInput | None = None
         self._output: OutputQueue  # set when it is started
@@ -87,16 +93,21 @@ class Process(Handle):
 
     async def _open(self) -> None:
         remote = self._register()
-        is_terminal = self._params.tty
-        if is_terminal or self._params.pipe_stdin:
-            self._input = ProcessInput(self._session, remote.id, is_terminal=is_terminal)
         try:
-            await self._processes.start(remote, self._params, self._name)
+            await self._start(remote)
         except BaseException:
             if remote.may_run:
                 self._processes.kill(remote)
             self._forget(remote)
             raise
+
+    async def _start(self, remote: RemoteProcess) -> None:
+        self._open_input(remote, is_terminal=self._params.tty, is_pipe=self._params.pipe_stdin)
+        await self._processes.start(remote, self._params, self._name)
+
+    def _open_input(self, remote: RemoteProcess, *, is_terminal: bool, is_pipe: bool) -> None:
+        if is_terminal or is_pipe:
+            self._input = ProcessInput(self._session, remote.id, is_terminal=is_terminal)
 
     async def _close(self) -> None:
         remote = self._started()
@@ -107,7 +118,7 @@ class Process(Handle):
             self._forget(remote)
 
     def _register(self) -> RemoteProcess:
-        remote = self._remote = self._processes.open(self)
+        remote = self._remote = self._processes.open(self, is_detached=self.name is not None)
         requests = FlowRequests(self._session, remote.id)
         self._output = OutputQueue(self._session.flow_control, remote, requests)
         return remote

@@ -30,6 +30,7 @@ class AttachResult(Result, frozen=True):
     argv: list[str]  # truncated if it is long
     tty: bool
     pipe_stdin: bool
+    pid: int
 
 
 class DetachParams(Params, frozen=True):

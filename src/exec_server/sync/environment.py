@@ -61,9 +61,11 @@ class Environment(Blocking[environment.Environment]):
     call = blocking(environment.Environment.call)
     run = blocking(environment.Environment.run)
     processes = blocking(environment.Environment.processes)
+    detached_processes = blocking(environment.Environment.detached_processes)
     http = blocking(environment.Environment.http)
 
     start = wrapped(environment.Environment.start, Process)
+    attach = wrapped(environment.Environment.attach, Process)
     http_stream = wrapped(environment.Environment.http_stream, HttpStream)
 
 

@@ -12,7 +12,10 @@ from exec_server.sync.thread import BlockingHandle, blocking, iterate
 
 
 class Process(BlockingHandle[process.Process]):
-    """A running command; `close`, or leaving its `with`, kills it with all its descendants."""
+    """A running command; `close`, or leaving its `with`, kills it with all its descendants.
+
+    A detached one is left running.
+    """
 
     def __iter__(self) -> Iterator[Chunk]:
         output = aiter(self._inner)  # the output is wanted while this generator lives
@@ -26,6 +29,10 @@ class Process(BlockingHandle[process.Process]):
     @property
     def pid(self) -> int | None:
         return self._inner.pid
+
+    @property
+    def name(self) -> str | None:
+        return self._inner.name
 
     @property
     def argv(self) -> tuple[str, ...]:

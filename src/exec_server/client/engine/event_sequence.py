@@ -10,6 +10,9 @@ An answer names chunks only. An answer with chunks covers the numbers up to its 
 missing between chunks is the exit; numbers missing before them are chunks that the server has
 discarded (a `Gap`), or a single number that is the exit. An answer without chunks covers all
 numbers: the last one is the end, if the process has ended, and a missing one is the exit.
+
+The events of a detached process are sent in order, but the server leaves out those that it has
+discarded because this client was slow. So an early event means that a read is needed.
 """
 
 from __future__ import annotations
@@ -55,13 +58,16 @@ class EventSequence:
         "_early_bytes",
         "_has_exited",
         "_id",
+        "_is_detached",
         "_is_reading",
         "last",
     )
 
-    def __init__(self, process_id: ProcessId) -> None:
+    def __init__(self, process_id: ProcessId, *, is_detached: bool = False, last: int = 0) -> None:
+        """`last` is the number after which the events of a detached process are wanted."""
         self._id = process_id
-        self.last = 0  # the number of the last event that was delivered
+        self._is_detached = is_detached
+        self.last = last  # the number of the last event that was delivered
         self._early: dict[int, Event] = {}
         self._early_bytes = 0
         self._dropped = 0  # the highest number among dropped events
@@ -72,7 +78,7 @@ class EventSequence:
     @property
     def needs_read(self) -> bool:
         """Whether an event is missing that no notification will bring."""
-        return self._dropped > self.last
+        return self._dropped > self.last or (self._is_detached and bool(self._early))
 
     def receive(self, event: Event) -> Sequence[Event]:
         """Take an event; returns the events that are next."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import uuid
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -29,6 +29,13 @@ from exec_server.errors import (
     ProcessLost,
     RpcError,
     SessionLost,
+)
+from exec_server.protocol.detached import (
+    ATTACH,
+    DETACH,
+    AttachParams,
+    AttachResult,
+    DetachParams,
 )
 from exec_server.protocol.files import GET_METADATA, GetMetadataParams
 from exec_server.protocol.method import Notice
@@ -99,11 +106,12 @@ class Sink(Protocol):
 class RemoteProcess:
     """Client-side state of one remote process; the Source of its output queue."""
 
-    def __init__(self, processes: RemoteProcesses, sink: Sink) -> None:
+    def __init__(self, processes: RemoteProcesses, sink: Sink, *, is_detached: bool) -> None:
         self._processes = processes
         self.id = ProcessId(uuid.uuid4().hex)
         self.sink = sink
-        self.sequence = EventSequence(self.id)
+        self.is_detached = is_detached  # it belongs to the server and is left running
+        self.sequence = EventSequence(self.id, is_detached=is_detached)
         self.is_started = False  # the start was answered
         self.pid: int | None = None  # None if the server does not tell it
         self.may_run = False  # a start was sent and has not failed
@@ -124,15 +132,15 @@ class RemoteProcesses:
     def __init__(self, session: ClientSession) -> None:
         self._session = session
         self._processes: dict[ProcessId, RemoteProcess] = {}
-        self._kills: set[asyncio.Future[None]] = set()
+        self._ends: set[asyncio.Future[None]] = set()  # kills and detachments in progress
         self._is_closed = False
         self._unsubscribe = session.subscribe(self)
 
-    def open(self, sink: Sink) -> RemoteProcess:
-        """Register a process that is to be started; the caller must `forget` it."""
+    def open(self, sink: Sink, *, is_detached: bool = False) -> RemoteProcess:
+        """Register a process that is to be started or attached; the caller must `forget` it."""
         if self._is_closed:
             raise SessionLost(_CLOSED)
-        process = RemoteProcess(self, sink)
+        process = RemoteProcess(self, sink, is_detached=is_detached)
         self._processes[process.id] = process
         return process
 
@@ -206,15 +214,41 @@ class RemoteProcesses:
         is_ours = self._session.environment_info.capabilities.process_read_loss
         return RESEND_SECONDS if is_ours else DROPPED_SECONDS
 
+    async def attach(self, process: RemoteProcess, name: str, after: int) -> AttachResult:
+        """Receive the events of a detached process that follow event `after`."""
+        process.sequence = EventSequence(process.id, is_detached=True, last=after)
+        params = AttachParams(process.id, name, after)
+        answer = await self._session.call(ATTACH, params, is_retryable=True)
+        process.is_started = True
+        process.pid = answer.pid
+        if answer.after_seq < after:
+            # There is no such event yet. Events that have come meanwhile seemed to be older.
+            process.sequence = EventSequence(process.id, is_detached=True, last=answer.after_seq)
+            self.recover(process)
+        return answer
+
+    def detach(self, process: RemoteProcess) -> asyncio.Future[None]:
+        """Leave a detached process running, and tell the server; a future like that of `kill`."""
+        return self._spawn_end(self._detach(process.id))
+
+    async def _detach(self, process_id: ProcessId) -> None:
+        try:
+            await self._session.call(DETACH, DetachParams(process_id), is_retryable=True)
+        except ExecServerError:
+            pass  # the attachment ends with the session
+
     def kill(self, process: RemoteProcess) -> asyncio.Future[None]:
         """Kill a process with all its descendants, even if the caller is cancelled.
 
         The future is done when the server has answered.
         """
-        killing = self._session.spawn(self._kill(process.id))
-        self._kills.add(killing)
-        killing.add_done_callback(self._kills.discard)
-        return killing
+        return self._spawn_end(self._kill(process.id))
+
+    def _spawn_end(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        ending = self._session.spawn(work)
+        self._ends.add(ending)
+        ending.add_done_callback(self._ends.discard)
+        return ending
 
     async def _kill(self, process_id: ProcessId) -> None:
         try:
@@ -235,17 +269,20 @@ class RemoteProcesses:
             self.recover(process)
 
     async def close(self) -> None:
-        """Kill all remaining processes, and wait for that up to KILL_SECONDS.
+        """Kill all remaining processes, except detached ones, and wait up to KILL_SECONDS.
 
         The sinks get SessionLost at once: an exit by this kill would look like one of its own.
         """
         self._is_closed = True
         for process in list(self._processes.values()):
-            self.kill(process)
+            if process.is_detached:
+                self.detach(process)
+            else:
+                self.kill(process)
             process.sink.on_failed(SessionLost(_CLOSED))
             self.forget(process)
-        if self._kills:
-            await asyncio.wait(self._kills, timeout=KILL_SECONDS)
+        if self._ends:
+            await asyncio.wait(self._ends, timeout=KILL_SECONDS)
         self._unsubscribe()
 
     # ---- events of the session --------------------------------------------------------
@@ -339,6 +376,8 @@ class RemoteProcesses:
             self._deliver(process, process.sequence.apply_read(answer))
             if not answer.chunks and not process.sequence.needs_read:
                 return
+            if process.is_skipping:
+                return  # the queue is full again; it asks for the rest when it has space
             empty_reads = 0 if answer.chunks else empty_reads + 1
             if empty_reads > MAX_EMPTY_READS:
                 raise MalformedAnswer("process/read does not return an event that was announced")

@@ -29,6 +29,7 @@ def attach(context: ConnectionContext, params: AttachParams) -> AttachResult:
         process.summary().argv,
         process.tty,
         process.has_stdin and not process.tty,
+        process.pid,
     )
 
 

@@ -115,6 +115,18 @@ def test_a_single_missing_number_is_the_exit() -> None:
     assert again.apply_read(answer(2, next_seq=3, code=3)) == [exited(1), out(2)]
 
 
+def test_an_early_event_of_a_detached_process_needs_a_read() -> None:
+    sequence = EventSequence(P, is_detached=True, last=4)
+    assert tuple(sequence.receive(out(5))) == (out(5),)
+    assert not sequence.needs_read
+    assert not sequence.receive(out(9))  # the server has discarded 6 and 7
+    assert sequence.needs_read
+    assert sequence.begin_read() == 5
+    read = answer(8, 9, next_seq=10, first_seq=8, lost_bytes=2)
+    assert sequence.apply_read(read) == [Gap(2), out(8), out(9)]
+    assert not sequence.needs_read
+
+
 def test_what_came_meanwhile_is_not_lost_and_not_repeated() -> None:
     sequence = EventSequence(P)
     sequence.begin_read()

@@ -37,6 +37,7 @@ class FakeProcess:
 
     tty = False
     has_stdin = True
+    pid = 7
 
     def __init__(self) -> None:
         self.id = ProcessId("web")
@@ -111,8 +112,8 @@ def test_attaching_twice_is_one_attachment_that_begins_again() -> None:
         world = World()
         for _ in range(3):
             world.process.log.append("stdout", b"x")
-        assert world.attach() == AttachResult(_MINE, 0, ["web", "-x"], False, True)
-        assert world.attach(after=2) == AttachResult(_MINE, 2, ["web", "-x"], False, True)
+        assert world.attach() == AttachResult(_MINE, 0, ["web", "-x"], False, True, 7)
+        assert world.attach(after=2) == AttachResult(_MINE, 2, ["web", "-x"], False, True, 7)
         assert len(world.broadcast.attachments) == 1
         world.broadcast = Broadcast("web")  # another process of this name
         world.broadcast.process = cast(Process, world.process)
