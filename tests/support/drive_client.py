@@ -37,7 +37,25 @@ async def _drive(connect: Any, url: str, directory: Path) -> None:
             await files.remove(remote)
         except OSError as error:
             print("error", type(error).__name__, error.errno)
+        await _search(env, remote)
+        await _attach(env, directory.name)
         await _copy(env, directory, remote)
+
+
+async def _search(env: Any, remote: str) -> None:
+    async with env.files.watch(remote, recursive=True) as changes:
+        await env.files.write_text(f"{remote}/sub/g", "one\ntwo\n")
+        async for change in changes:
+            if change.path == "sub/g":
+                print("changed", change.path)
+                break
+    print("found", [match.text for match in await env.files.grep("tw.", root=remote)])
+
+
+async def _attach(env: Any, name: str) -> None:
+    await env.start(["echo", "detached"], detach=True, name=name)
+    async with env.attach(name) as process:
+        print("attached", b"".join([chunk.data async for chunk in process]))
 
 
 async def _copy(env: Any, directory: Path, remote: str) -> None:
