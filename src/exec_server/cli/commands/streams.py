@@ -48,7 +48,7 @@ class StdinReader:
         ready: asyncio.Future[None] = loop.create_future()
         try:
             loop.add_reader(self._descriptor, _resolve, ready)
-        except PermissionError:  # epoll does not support devices such as /dev/zero
+        except OSError:  # epoll and kqueue do not support devices such as /dev/zero
             self._is_file = True
             await asyncio.sleep(0)
             return

@@ -19,6 +19,9 @@ _Modes = list[Any]  # the list that tcgetattr returns
 _IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
 # Messages to the restorer are far shorter than PIPE_BUF, so each write is atomic.
 _READ_BYTES: Final = 4096
+# The restorer closes the descriptors below this number, one by one on macOS, where the limit of
+# the system may be 2^63.
+MAX_DESCRIPTORS: Final = 65_536
 # A line-editing shell that was faster than the restorer has switched bracketed paste on itself.
 _BRACKETED_PASTE_OFF: Final = b"\x1b[?2004l"
 _IGNORED_BY_RESTORER: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -133,7 +136,7 @@ def _run_restorer(descriptor: int, screen: int | None, pipe: int, modes: _Modes)
         os.dup2(descriptor, 0)
         if screen is not None:
             os.dup2(screen, 1)
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(4, min(os.sysconf("SC_OPEN_MAX"), MAX_DESCRIPTORS))
         os.closerange(1 if screen is None else 2, 3)
         raw = raw_modes(modes)
         sequence = _read_last_line(3)
