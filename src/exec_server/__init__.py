@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         CommandDenied,
         CommandFailed,
         NotAllCopied,
+        PatternNotFound,
         SandboxDenied,
         Timeout,
     )
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         FileChange,
         Found,
         GrepMatch,
+        Line,
         NotCopied,
         Progress,
         Response,
@@ -89,6 +91,7 @@ __all__ = [
     "Found",
     "GrepMatch",
     "IsADirectory",
+    "Line",
     "MalformedAnswer",
     "NoSpace",
     "NotADirectory",
@@ -96,6 +99,7 @@ __all__ = [
     "NotCopied",
     "NotEmpty",
     "NotFound",
+    "PatternNotFound",
     "PermissionDenied",
     "Process",
     "ProcessLost",
@@ -120,7 +124,14 @@ __all__ = [
     "serve",
 ]
 
-_FAILURES = ("CommandDenied", "CommandFailed", "NotAllCopied", "SandboxDenied", "Timeout")
+_FAILURES = (
+    "CommandDenied",
+    "CommandFailed",
+    "NotAllCopied",
+    "PatternNotFound",
+    "SandboxDenied",
+    "Timeout",
+)
 _FILE_ERRORS = (
     "AlreadyExists",
     "FileError",
@@ -142,6 +153,7 @@ _RESULTS = (
     "FileChange",
     "Found",
     "GrepMatch",
+    "Line",
     "NotCopied",
     "Progress",
     "Response",

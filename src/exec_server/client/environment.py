@@ -16,17 +16,23 @@ from exec_server.client.detached import (
 from exec_server.client.engine.dialers import Dialer
 from exec_server.client.engine.recovery import RemoteProcesses
 from exec_server.client.engine.session import CLIENT_NAME, ClientSession
-from exec_server.client.engine.start_params import AnySandbox, StartParamsBuilder, argv_list
+from exec_server.client.engine.start_params import (
+    AnySandbox,
+    StartParamsBuilder,
+    argv_list,
+    input_bytes,
+)
 from exec_server.client.engine.stdio import StdioDialer
-from exec_server.client.exceptions import CommandDenied, CommandFailed
 from exec_server.client.files import Files
 from exec_server.client.handle import ContextTask, Handle
 from exec_server.client.http import Headers, HttpStream, fetch
+from exec_server.client.listening import wait_for_port
 from exec_server.client.local_server import check_platform
+from exec_server.client.output_delivery import Delivery, OnOutput, Target
 from exec_server.client.paths import AnyPath, PathResolver, path_text
 from exec_server.client.process import Process
 from exec_server.client.results import Response, Result
-from exec_server.client.run import OUTPUT_BYTES, CommandRun
+from exec_server.client.run import OUTPUT_BYTES, CommandRun, checked
 from exec_server.errors import InvalidParams, Unsupported
 from exec_server.protocol.detached import ListedDetached
 from exec_server.protocol.method import Call
@@ -134,26 +140,29 @@ class Environment(Handle):
         check: bool = False,
         output_limit: int = OUTPUT_BYTES,
         leave_running: bool = True,
+        on_output: OnOutput | None = None,
+        stdout: Target | None = None,
+        stderr: Target | None = None,
     ) -> Result:
         """Run a command until it exits, and return its output and exit code.
 
         The command runs in `cwd` (default: the server's directory) with the server's environment
         updated by `env`, or with `env` alone if `clean_env` is set. Without `input` its stdin is
         empty. A `sandbox` is "read-only", "workspace-write" (with `cwd` as workspace) or an object
-        of the protocol. Raises RpcError if the command cannot be started (ProgramNotFound if the
-        program or `cwd` does not exist), Timeout with the output so far after `timeout` seconds,
-        and CommandFailed if `check` is set and the exit code is not 0. Children that the command
-        leaves in the background go on without their output, until the environment is closed;
-        without `leave_running` they are killed, or Unsupported is raised. If the call is cancelled
-        or fails, the command is killed with all its descendants.
+        of the protocol. `on_output` is called with each Chunk; `stdout` and `stderr` are local
+        paths, open files or loggers. Raises RpcError if the command cannot be started
+        (ProgramNotFound, WorkingDirectoryNotFound), Timeout with the output so far after `timeout`
+        seconds, and CommandFailed if `check` is set and the exit code is not 0. Children that go on
+        in the background are left without their output until the environment is closed; without
+        `leave_running` they are killed, or Unsupported is raised. If the call is cancelled or
+        fails, the command is killed with all its descendants.
         """
-        if input is not None and not isinstance(input, bytes | bytearray | memoryview):
-            raise TypeError(f"input must be bytes, not {type(input).__name__}")
+        data = input_bytes(input)
         if not leave_running and not self.capabilities.process_terminate_exited:
             hint = "it cannot kill the children of a command that has exited: leave them running"
             raise Unsupported("processTerminateExited", hint)
-        data = bytes(input) if input else None
         words = argv_list(argv)
+        size = None if data is None or tty else len(data)
         params = self._start_params.build(
             words,
             cwd=cwd,
@@ -161,16 +170,18 @@ class Environment(Handle):
             clean_env=clean_env,
             tty=tty,
             sandbox=sandbox,
-            input_size=None if data is None or tty else len(data),
+            input_size=size,
         )
         run = self._command(CommandRun, words, cwd, params)
-        result = await run.to_exit(
-            data, seconds=timeout, output_limit=output_limit, leave_running=leave_running
-        )
-        if check and result.exit_code:
-            is_denied = result.sandbox_denied or result.sandbox_denial is not None
-            raise CommandDenied(result) if is_denied else CommandFailed(result)
-        return result
+        async with Delivery(on_output, stdout, stderr) as delivery:
+            result = await run.to_exit(
+                data,
+                seconds=timeout,
+                output_limit=output_limit,
+                leave_running=leave_running,
+                delivery=delivery,
+            )
+        return checked(result) if check else result
 
     def start(
         self,
@@ -249,6 +260,17 @@ class Environment(Handle):
     ) -> C:
         label = _label(argv, cwd)
         return kind(self.session, self._processes, params, argv=tuple(argv), name=label)
+
+    async def wait_for_port(
+        self,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the error names the port
+    ) -> None:
+        """Wait until a program on the server's machine listens at a TCP port.
+
+        Raises TimeoutError after `timeout` seconds, Unsupported if the machine has no procfs.
+        """
+        await wait_for_port(self.files.read, port, timeout)
 
     async def processes(self) -> list[Listed]:
         """List the processes of this session; raises Unsupported if the server cannot."""

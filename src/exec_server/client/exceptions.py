@@ -53,6 +53,25 @@ class Timeout(ExecServerError, TimeoutError):
         return f"{self.result.argv[0]} did not end within {self.seconds:g} s and was killed"
 
 
+class PatternNotFound(ExecServerError, EOFError):
+    """The output of a process ended without a pattern, or was too long; see `output`.
+
+    The output stays unread.
+    """
+
+    def __init__(self, pattern: object, output: bytes, *, is_over: bool) -> None:
+        super().__init__(pattern, output)
+        self.pattern = pattern
+        self.output = output
+        self._is_over = is_over
+
+    def __str__(self) -> str:
+        # Without the output, which may contain secrets.
+        if self._is_over:
+            return f"the output ended without {self.pattern!r}"
+        return f"{len(self.output)} bytes of output are without {self.pattern!r}"
+
+
 class NotAllCopied(ExecServerError):
     """Parts of a tree could not be copied; `transfer.failed` has each with its error."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Final, Self
 
 from exec_server.client import linux_numbers
@@ -16,6 +17,7 @@ from exec_server.client.engine.output_queue import FlowRequests, OutputQueue, Re
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.handle import Handle
+from exec_server.client.output_reader import Lines, Pattern, read_until, wait_for_output
 from exec_server.client.results import Chunk
 from exec_server.errors import (
     ExecServerError,
@@ -165,6 +167,37 @@ class Process(Handle):
     async def read_some(self) -> list[Chunk]:
         """All queued output, or else the next chunk; an empty list at the end."""
         return await self._next_some(None)
+
+    def lines(self) -> Lines:
+        """The output by lines, for `async for`: texts without their ends, each of one stream.
+
+        The end of a stream ends its last line. A line above 1 MiB is given in pieces.
+        """
+        return Lines(OutputIterator(self))
+
+    async def read_until(
+        self,
+        pattern: Pattern,
+        timeout: float | None = None,  # noqa: ASYNC109 - nothing is lost by it
+    ) -> bytes:
+        """Read the output of both streams up to and including the pattern, and return it.
+
+        The pattern is a literal, or a compiled pattern of bytes. Raises TimeoutError after
+        `timeout` seconds, and PatternNotFound if the output ends, or 16 MiB of it have no match;
+        all output then stays unread.
+        """
+        return await read_until(OutputIterator(self), pattern, timeout)
+
+    async def wait_for_output(
+        self,
+        pattern: Pattern,
+        timeout: float | None = None,  # noqa: ASYNC109 - nothing is lost by it
+    ) -> bytes:
+        """Wait until the unread output contains the pattern, and return the text that matches.
+
+        The output stays unread. Arguments and exceptions are those of `read_until`.
+        """
+        return await wait_for_output(OutputIterator(self), pattern, timeout)
 
     async def _next(self, reader: Reader | None) -> Chunk:
         """The next chunk, for a reader; raises StopAsyncIteration at the end."""
@@ -370,6 +403,10 @@ class OutputIterator(Reader):
     async def read_some(self) -> list[Chunk]:
         """All queued output, or else the next chunk; an empty list at the end."""
         return await self._process._next_some(self)
+
+    def put_back(self, chunks: Sequence[Chunk]) -> None:
+        """Make chunks that were taken the next ones again."""
+        self._process._output.put_back(chunks)
 
 
 def _signal_name(name: str | int) -> str:

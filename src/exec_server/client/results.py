@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Final, Literal, Self, TypeVar
 
 from exec_server.protocol.process import Stream
 from exec_server.protocol.sandbox import Denial
@@ -28,7 +28,18 @@ class Chunk:
     lost_before: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+class Line(str):
+    """A line of a process's output without its end; `stream` tells where it was printed."""
+
+    stream: Stream
+
+    def __new__(cls, text: str, stream: Stream) -> Self:
+        line = super().__new__(cls, text)
+        line.stream = stream
+        return line
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """A command that has ended, with its output.
 
@@ -56,9 +67,73 @@ class Result:
         """`stderr` as text; invalid UTF-8 becomes U+FFFD."""
         return self.stderr.decode(errors="replace")
 
+    def head_and_tail(self, limit: int) -> str:
+        """The output as text, `stdout` before `stderr`; of long output the beginning and the end.
+
+        At most `limit` bytes are kept, and a line in the middle tells how many are left out. A
+        model reads this, or a person.
+        """
+        if limit < 0:
+            raise ValueError(f"limit must not be negative: {limit}")
+        output = self.stdout
+        if self.stderr:
+            gap = b"\n" if output and not output.endswith(b"\n") else b""
+            output = b"".join((output, gap, self.stderr))
+        if len(output) <= limit and not self.lost_bytes:
+            return output.decode(errors="replace")
+        head, tail = _ends(output, limit)
+        left_out = len(output) - len(head) - len(tail) + self.lost_bytes
+        note = f"[… {left_out} bytes left out …]"
+        texts = (
+            head.decode(errors="replace").removesuffix("\n"),
+            note,
+            tail.decode(errors="replace").removeprefix("\n"),
+        )
+        return "\n".join(text for text in texts if text)
+
     def __bool__(self) -> bool:
         """Whether the exit code is 0."""
         return self.exit_code == 0
+
+    def __repr__(self) -> str:
+        """Short, however long the command and its output are."""
+        denied = ", sandbox_denied=True" if self.sandbox_denied else ""
+        lost = f", lost_bytes={self.lost_bytes}" if self.lost_bytes else ""
+        return (
+            f"Result(argv={_shortened(repr(self.argv))}, exit_code={self.exit_code}, "
+            f"stdout={_sample(self.stdout)}, stderr={_sample(self.stderr)}, "
+            f"duration={self.duration:.3f}{denied}{lost})"
+        )
+
+
+# Characters of one member in the representation of a result.
+_REPR_CHARACTERS: Final = 120
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _REPR_CHARACTERS else f"{text[:_REPR_CHARACTERS]}…"
+
+
+def _sample(data: bytes) -> str:
+    if len(data) <= _REPR_CHARACTERS:
+        return repr(data)
+    half = _REPR_CHARACTERS // 2
+    return f"{data[:half]!r}…{data[-half:]!r} ({len(data)} bytes)"
+
+
+def _ends(data: bytes, limit: int) -> tuple[bytes, bytes]:
+    """The beginning and the end of UTF-8 text, together of at most `limit` bytes."""
+    if len(data) <= limit:
+        return data, b""
+    head_end = (limit + 1) // 2
+    tail_begin = len(data) - limit // 2
+    # Bytes 10xxxxxx continue a character, of at most four bytes.
+    for _ in range(3):
+        if head_end and data[head_end] & 0xC0 == 0x80:
+            head_end -= 1
+        if tail_begin < len(data) and data[tail_begin] & 0xC0 == 0x80:
+            tail_begin += 1
+    return data[:head_end], data[tail_begin:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""CommandRun: one command from its start to its exit, with its output in a Result."""
+"""CommandRun: one command from its start to its exit, with its output in a Result.
+
+Output is collected as it is received. If it is also delivered, to a callback or to files, it passes
+the queue of the process, so that a slow receiver slows the command down and loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,12 @@ from typing import Final
 
 from exec_server.client.engine.input import ProcessInput
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess
-from exec_server.client.exceptions import Timeout
+from exec_server.client.exceptions import CommandDenied, CommandFailed, Timeout
+from exec_server.client.output_delivery import Delivery
 from exec_server.client.process import Process
 from exec_server.client.results import Result
 from exec_server.errors import InvalidParams, StdinClosed
-from exec_server.protocol.process import OutputParams
+from exec_server.protocol.process import OutputParams, Stream
 
 # Output that is kept by default: more than a caller can use, less than would exhaust the memory of
 # this machine. The rest is counted in `lost_bytes`.
@@ -27,28 +32,37 @@ INPUT_PIECE_BYTES: Final = 262_144
 # So a run returns when no output was received for the first time, at the latest after the second.
 QUIET_SECONDS: Final = 0.2
 REST_SECONDS: Final = 1.0
+# A slow receiver of the output may need longer for the rest, which pipes and servers limit.
+REST_BYTES: Final = 4 * 1_048_576
 
 # The exit code of a killed command whose exit event was not received.
 _KILLED: Final = 128 + 9
 
 
 class CommandRun(Process):
-    """A command whose output is collected instead of queued; for one `to_exit`."""
+    """A command whose output is collected; for one `to_exit`."""
 
     _collected: CollectedOutput
+    _delivery: Delivery | None = None
+    _delivering: asyncio.Future[None] | None = None
 
     async def to_exit(
-        self, data: bytes | None, *, seconds: float | None, output_limit: int, leave_running: bool
+        self,
+        data: bytes | None,
+        *,
+        seconds: float | None,
+        output_limit: int,
+        leave_running: bool,
+        delivery: Delivery,
     ) -> Result:
         """Start the command, send `data` to it, and wait for its exit; raises Timeout.
 
         Children that go on are killed unless `leave_running`. Whatever is raised, the command is
         killed with all its descendants.
         """
-        if output_limit < 0:
-            raise InvalidParams(f"output_limit must not be negative: {output_limit}")
         began = asyncio.get_running_loop().time()
         self._collected = CollectedOutput(output_limit)
+        self._delivery = delivery if delivery.has_receivers else None
         remote = self._register()
         scope = asyncio.timeout(seconds)
         try:
@@ -57,23 +71,30 @@ class CommandRun(Process):
             await self._wait_for_rest(remote)
             if not leave_running:
                 await self._kill_rest(remote)
+            await self._finish_delivery()
         except BaseException as error:
             await self._kill_rest(remote)
             if isinstance(error, TimeoutError) and scope.expired():
                 assert seconds is not None
+                await self._finish_delivery()
                 raise Timeout(seconds, self._result(began)) from None
             raise
         finally:
+            if self._delivering is not None:
+                self._delivering.cancel()
             self._leave(remote)
         return self._result(began)
 
     async def _exit(self, remote: RemoteProcess, data: bytes | None) -> None:
         """Start the command and wait for its exit."""
         await self._processes.start(remote, self._params, self._name)
+        if self._delivery is not None:
+            self._delivering = self._session.spawn(self._deliver(self._delivery))
+            self._delivering.add_done_callback(self._fail_with)
         writing: asyncio.Future[None] | None = None
         if data is not None:
             writing = self._session.spawn(self._write_input(data))
-            writing.add_done_callback(self._input_written)
+            writing.add_done_callback(self._fail_with)
         try:
             await self._wait_for_exit()
         finally:
@@ -90,23 +111,40 @@ class CommandRun(Process):
         except StdinClosed:
             pass  # a command need not read all of its input
 
-    def _input_written(self, writing: asyncio.Future[None]) -> None:
-        """Fail if the input was not written: the command could wait for it forever."""
-        if not writing.cancelled() and (error := writing.exception()) is not None:
+    def _fail_with(self, work: asyncio.Future[None]) -> None:
+        """Fail if input was not written or output not taken: the command could wait forever."""
+        if not work.cancelled() and (error := work.exception()) is not None:
             self._failure = self._failure or error
             self._changed.set()
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        """Pass the output to its receivers, until it ends or is discarded."""
+        output = aiter(self)
+        while chunks := await output.read_some():
+            for chunk in chunks:
+                self._collected.add(chunk.stream, chunk.data)
+            await delivery.deliver(chunks)
+
+    async def _finish_delivery(self) -> None:
+        """Deliver the output that was received, and no more; raises the error of a receiver."""
+        if self._delivering is not None:
+            self._is_output_discarded = True
+            self._changed.set()
+            await self._delivering
 
     async def _wait_for_rest(self, remote: RemoteProcess) -> None:
         """Wait for the end of the output, or until nothing more is to be expected."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + REST_SECONDS
+        most_bytes = self._collected.received + REST_BYTES
         while not self.is_over:
             received = self._collected.received
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(QUIET_SECONDS):
                     await self._wait_until_over()
-            if self._is_catching_up(remote):
-                continue  # the server has output that could not be received
+            is_behind = bool(self._output) and self._collected.received < most_bytes
+            if is_behind or self._is_catching_up(remote):
+                continue  # the server has output that could not be received yet
             if self._collected.received == received or loop.time() >= deadline:
                 break
         if self._failure is not None:
@@ -154,13 +192,27 @@ class CommandRun(Process):
         )
 
     def on_output(self, event: OutputParams) -> None:
-        self._collected.add(event)
+        self._collected.received += len(event.chunk)
+        if self._delivery is None:
+            self._collected.add(event.stream, event.chunk)
+        elif not self._is_output_discarded:
+            super().on_output(event)
+
+
+def checked(result: Result) -> Result:
+    """The result, if its exit code is 0; raises CommandFailed or CommandDenied."""
+    if not result.exit_code:
+        return result
+    is_denied = result.sandbox_denied or result.sandbox_denial is not None
+    raise CommandDenied(result) if is_denied else CommandFailed(result)
 
 
 class CollectedOutput:
     """The output of a command up to a limit; the rest is counted."""
 
     def __init__(self, limit: int) -> None:
+        if limit < 0:
+            raise InvalidParams(f"output_limit must not be negative: {limit}")
         self._remaining = limit
         # Not lists of chunks: chunks of one byte would take fifty times their size.
         self.stdout = bytearray()
@@ -168,10 +220,9 @@ class CollectedOutput:
         self.received = 0
         self.lost_bytes = 0
 
-    def add(self, event: OutputParams) -> None:
-        self.received += len(event.chunk)
-        data = event.chunk[: self._remaining]
-        self._remaining -= len(data)
-        self.lost_bytes += len(event.chunk) - len(data)
-        output = self.stderr if event.stream == "stderr" else self.stdout
-        output += data
+    def add(self, stream: Stream, data: bytes) -> None:
+        kept = data[: self._remaining]
+        self._remaining -= len(kept)
+        self.lost_bytes += len(data) - len(kept)
+        output = self.stderr if stream == "stderr" else self.stdout
+        output += kept

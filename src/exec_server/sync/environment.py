@@ -60,6 +60,7 @@ class Environment(Blocking[environment.Environment]):
 
     call = blocking(environment.Environment.call)
     run = blocking(environment.Environment.run)
+    wait_for_port = blocking(environment.Environment.wait_for_port)
     processes = blocking(environment.Environment.processes)
     detached_processes = blocking(environment.Environment.detached_processes)
     http = blocking(environment.Environment.http)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exec_server.client import http, process
-from exec_server.client.results import Chunk
+from exec_server.client.results import Chunk, Line
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.sandbox import Denial
 from exec_server.sync.thread import BlockingHandle, blocking, iterate
@@ -21,6 +21,10 @@ class Process(BlockingHandle[process.Process]):
         output = aiter(self._inner)  # the output is wanted while this generator lives
         while chunks := self._thread.call(output.read_some):
             yield from chunks
+
+    def lines(self) -> Iterator[Line]:
+        """The output by lines: texts without their ends, each of one stream."""
+        return iterate(self._thread, self._inner.lines())
 
     @property
     def id(self) -> ProcessId:
@@ -63,6 +67,8 @@ class Process(BlockingHandle[process.Process]):
         return self._inner.lost_bytes
 
     read_some = blocking(process.Process.read_some)
+    read_until = blocking(process.Process.read_until)
+    wait_for_output = blocking(process.Process.wait_for_output)
     write = blocking(process.Process.write)
     close_stdin = blocking(process.Process.close_stdin)
     resize = blocking(process.Process.resize)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from exec_server.client.results import Entry, Response, Result
 
 
@@ -9,6 +11,41 @@ def test_a_result_as_text_and_as_truth() -> None:
     result = Result(("a",), b"o\xff", b"e\xff", 0, 0.1)
     assert (result.text, result.error_text, bool(result)) == ("o\ufffd", "e\ufffd", True)
     assert not Result(("a",), b"", b"", 1, 0.1)
+
+
+def test_the_ends_of_a_long_output() -> None:
+    short = Result(("a",), b"out", b"err\n", 0, 0.1)
+    assert short.head_and_tail(100) == "out\nerr\n"
+    assert Result(("a",), b"", b"err", 0, 0.1).head_and_tail(3) == "err"
+    long = Result(("a",), b"begin\n" + b"x" * 100 + b"\nend\n", b"", 0, 0.1)
+    assert long.head_and_tail(11) == "begin\n[… 100 bytes left out …]\nend\n"
+    assert long.head_and_tail(0) == "[… 111 bytes left out …]"
+    lost = Result(("a",), b"kept", b"", 0, 0.1, lost_bytes=7)
+    assert lost.head_and_tail(100) == "kept\n[… 7 bytes left out …]"
+    with pytest.raises(ValueError, match="limit must not be negative"):
+        long.head_and_tail(-1)
+
+
+def test_characters_are_not_cut() -> None:
+    result = Result(("a",), "äöü€😀".encode() * 20, b"", 0, 0.1)
+    for limit in range(1, 60):
+        text = result.head_and_tail(limit)
+        assert "\ufffd" not in text
+        assert len(text.encode()) <= limit + 40
+    broken = Result(("a",), b"\x80" * 100, b"", 0, 0.1)
+    assert "bytes left out" in broken.head_and_tail(10)
+
+
+def test_the_representation_of_a_result_is_short() -> None:
+    short = Result(("a", "b"), b"out", b"", 3, 0.1)
+    assert repr(short) == (
+        "Result(argv=('a', 'b'), exit_code=3, stdout=b'out', stderr=b'', duration=0.100)"
+    )
+    long = Result(("a" * 9999,), b"\n" * 9999, b"\xff" * 9999, 0, 0.1, True, None, 5)
+    text = repr(long)
+    assert len(text) < 1500
+    assert "(9999 bytes)" in text
+    assert text.endswith("sandbox_denied=True, lost_bytes=5)")
 
 
 def test_an_entry_has_a_name() -> None:

@@ -10,7 +10,8 @@ from tests.support.memory_environment import Scene, in_environment, turns
 from tests.support.memory_session import outcome
 
 from exec_server.client import run as run_module
-from exec_server.client.results import Result
+from exec_server.client.exceptions import Timeout
+from exec_server.client.results import Chunk, Result
 from exec_server.errors import InvalidRequest, ProcessLost
 
 
@@ -117,3 +118,90 @@ async def test_a_child_that_is_lost_is_forgotten(scene: Scene) -> None:
     scene.stream.refuse(request, InvalidRequest.code, "unknown process id")
     await turns()
     assert not scene.env._processes._processes
+
+
+# ---- output that is also delivered ----------------------------------------------------
+
+
+@in_environment
+async def test_output_is_delivered_and_collected(scene: Scene) -> None:
+    seen: list[Chunk] = []
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks, on_output=seen.append)
+        scene.output(1, b"one")
+        await turns()
+        assert seen == [Chunk("stdout", b"one")]
+        scene.output(2, b"two")
+        scene.exited(3)
+        scene.say("closed", 4)
+    assert seen == [Chunk("stdout", b"one"), Chunk("stdout", b"two")]
+    assert run.result().stdout == b"onetwo"
+
+
+@in_environment
+async def test_a_slow_receiver_gets_everything(scene: Scene) -> None:
+    """Also what it has not taken when the command has exited; not what children print later."""
+    seen: list[bytes] = []
+    go = asyncio.Event()
+
+    async def take(chunk: Chunk) -> None:
+        await go.wait()
+        seen.append(chunk.data)
+
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks, on_output=take)
+        scene.output(1, b"one")
+        await turns()
+        scene.output(2, b"two")
+        scene.exited(3)
+        await asyncio.sleep(0.15)  # longer than the time for the rest
+        assert not run.done()
+        go.set()
+    assert seen == [b"one", b"two"]
+    assert run.result().stdout == b"onetwo"
+    scene.output(4, b"late")
+    scene.say("closed", 5)
+
+
+@in_environment
+async def test_a_receiver_that_fails_ends_the_command(scene: Scene) -> None:
+    def fail(chunk: Chunk) -> None:
+        raise KeyError("mine")
+
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks, on_output=fail)
+        scene.output(1, b"one")
+        request = await scene.stream.next("process/terminate")
+        scene.stream.answer(request, {"running": True})
+    assert isinstance(run.result(), KeyError)
+
+
+@in_environment
+async def test_a_timeout_has_what_was_delivered(scene: Scene) -> None:
+    seen: list[Chunk] = []
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks, on_output=seen.append, timeout=0.01)
+        scene.output(1, b"one")
+        request = await scene.stream.next("process/terminate")
+        scene.stream.answer(request, {"running": True})
+        scene.exited(2, 137)
+        scene.say("closed", 3)
+    assert isinstance(run.result(), Timeout)
+    assert (run.result().result.stdout, len(seen)) == (b"one", 1)
+
+
+@in_environment
+async def test_a_cancelled_run_stops_its_delivery(scene: Scene) -> None:
+    async def wait(chunk: Chunk) -> None:
+        await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks, on_output=wait)
+        scene.output(1, b"one")
+        await turns()
+        run.cancel()
+        request = await scene.stream.next("process/terminate")
+        scene.stream.answer(request, {"running": True})
+        scene.exited(2, 137)
+        scene.say("closed", 3)
+    assert run.cancelled()

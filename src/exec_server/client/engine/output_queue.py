@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
@@ -190,6 +190,13 @@ class OutputQueue:
         else:
             self._flow_control.queue_read(self, self._consumer)
         return chunk
+
+    def put_back(self, chunks: Sequence[Chunk]) -> None:
+        """Make chunks that were taken the next ones again."""
+        if not self._is_discarded:
+            self._chunks.extendleft(reversed(chunks))
+            self._weigh(sum(len(chunk.data) + CHUNK_COST for chunk in chunks))
+            self._update()
 
     def recover_skipped(self) -> None:
         """Request the output that was left to the server: the queue has space."""

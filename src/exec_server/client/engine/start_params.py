@@ -103,6 +103,13 @@ def argv_list(argv: Iterable[AnyPath]) -> list[str]:
     return words
 
 
+def input_bytes(data: bytes | None) -> bytes | None:
+    """The input of a command, None if there is none; raises TypeError if it is no bytes."""
+    if data is not None and not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"input must be bytes, not {type(data).__name__}")
+    return bytes(data) if data else None
+
+
 def _environment(env: Mapping[str, AnyPath]) -> dict[str, str]:
     return {
         _text(name, "a name in env"): _text(value, f"env[{name!r}]") for name, value in env.items()

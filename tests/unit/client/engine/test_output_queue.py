@@ -390,3 +390,25 @@ async def test_a_skipped_process_stays_skipped_on_another_connection(scene: Scen
     await scene.answer_read(nextSeq=24, exited=True, exitCode=3, closed=True)
     await turns()
     assert (process.exit_code, process.is_over) == (3, True)
+
+
+# ---- output that is put back ----------------------------------------------------------
+
+
+def test_output_that_was_taken_may_be_put_back() -> None:
+    async def run() -> None:
+        queue = Queue()
+        for _ in range(3):
+            queue.queue.append(Chunk("stdout", bytes(SIZE)))
+        reader = Reader()
+        queue.queue.begin_read(reader)
+        taken = [queue.queue.pop() for _ in range(2)]
+        assert queue.queue.weight == SIZE
+        queue.queue.put_back(taken)
+        assert (len(queue.queue), queue.queue.weight) == (3, 3 * SIZE)
+        assert queue.queue.pop() is taken[0]
+        queue.queue.discard()
+        queue.queue.put_back(taken)
+        assert (len(queue.queue), queue.queue.weight) == (0, 0)
+
+    asyncio.run(run())

@@ -1,0 +1,150 @@
+"""Reading up to patterns and by lines: in pieces, from two streams, and without a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.support.memory_session import outcome, play
+
+from exec_server.client import output_reader as reader_module
+from exec_server.client.exceptions import PatternNotFound
+from exec_server.client.output_reader import Lines, PatternSearch, read_until, wait_for_output
+from exec_server.client.results import Chunk, Line
+
+
+class Output:
+    """Chunks that end, or go on for ever."""
+
+    def __init__(self, *data: bytes | Chunk, is_endless: bool = False) -> None:
+        self.chunks = [Chunk("stdout", each) if isinstance(each, bytes) else each for each in data]
+        self._is_endless = is_endless
+
+    async def __anext__(self) -> Chunk:
+        if self.chunks:
+            return self.chunks.pop(0)
+        if self._is_endless:
+            await asyncio.Event().wait()
+        raise StopAsyncIteration
+
+    def put_back(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks[:0] = chunks
+
+    @property
+    def rest(self) -> bytes:
+        return b"".join(chunk.data for chunk in self.chunks)
+
+
+@pytest.mark.parametrize(
+    "pattern", [b">>> ", ">>> ", re.compile(rb">{3}\s"), re.compile(rb"(?P<prompt>>>> )")]
+)
+@pytest.mark.parametrize(
+    "chunks", [(b"hello\n>>> rest",), (b"hello\n>", b">", b"> rest"), (b"hello\n>>> ", b"rest")]
+)
+def test_the_output_up_to_a_pattern(pattern: Any, chunks: tuple[bytes, ...]) -> None:
+    async def run() -> None:
+        output = Output(*chunks)
+        assert await wait_for_output(output, pattern, None) == b">>> "
+        assert output.rest == b"hello\n>>> rest"
+        assert await read_until(output, pattern, None) == b"hello\n>>> "
+        assert output.rest == b"rest"
+
+    play(run())
+
+
+def test_what_follows_keeps_its_stream() -> None:
+    async def run() -> None:
+        output = Output(b"out", Chunk("stderr", b"error: rest"))
+        assert await read_until(output, b"error:", None) == b"outerror:"
+        assert output.chunks == [Chunk("stderr", b" rest")]
+
+    play(run())
+
+
+def test_a_failed_search_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        for read in (read_until, wait_for_output):
+            output = Output(b"one", b"two")
+            with pytest.raises(
+                PatternNotFound, match="the output ended without b'three'"
+            ) as raised:
+                await read(output, b"three", 10)
+            assert (output.rest, raised.value.output) == (b"onetwo", b"onetwo")
+            output = Output(b"one", b"two", is_endless=True)
+            with pytest.raises(TimeoutError, match=r"no b'three' in the output after 0\.01 s"):
+                await read(output, b"three", 0.01)
+            assert output.rest == b"onetwo"
+            reading = asyncio.get_running_loop().create_task(outcome(read(output, b"3", None)))
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading])
+            assert output.rest == b"onetwo"
+            monkeypatch.setattr(reader_module, "SEARCHED_BYTES", 5)
+            with pytest.raises(PatternNotFound, match="6 bytes of output are without b'three'"):
+                await read(output, b"three", None)
+            assert output.rest == b"onetwo"
+            monkeypatch.undo()
+
+    play(run())
+
+
+def test_patterns_of_other_types() -> None:
+    for wrong, kind in ((3, TypeError), (re.compile("x"), TypeError), (b"", ValueError)):
+        with pytest.raises(kind, match="pattern"):
+            PatternSearch(wrong)  # type: ignore[arg-type]
+
+
+async def _lines(output: Output) -> list[tuple[str, str]]:
+    return [(line.stream, line) async for line in Lines(output)]
+
+
+def test_lines_of_two_streams() -> None:
+    async def run() -> None:
+        output = Output(
+            b"one\ntw",
+            Chunk("stderr", b"err"),
+            b"o\r\n",
+            b"\n\nlast \xc3",
+            Chunk("stderr", b"or\nend"),
+            b"\xbc",
+        )
+        assert await _lines(output) == [
+            ("stdout", "one"),
+            ("stdout", "two"),
+            ("stdout", ""),
+            ("stdout", ""),
+            ("stderr", "error"),
+            ("stdout", "last ü"),
+            ("stderr", "end"),
+        ]
+
+    play(run())
+
+
+def test_what_follows_a_line_stays_unread() -> None:
+    async def run() -> None:
+        output = Output(Chunk("stderr", b"warn"), b"one\ntwo\nthr")
+        line = await anext(Lines(output))
+        assert (line, line.stream, isinstance(line, Line)) == ("one", "stdout", True)
+        assert output.chunks == [Chunk("stderr", b"warn"), Chunk("stdout", b"two\nthr")]
+        endless = Output(b"begun", is_endless=True)
+        reading = asyncio.get_running_loop().create_task(outcome(anext(Lines(endless))))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert endless.rest == b"begun"
+
+    play(run())
+
+
+def test_a_long_line_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "LINE_BYTES", 4)
+
+    async def run() -> None:
+        lines = await _lines(Output(b"abc", Chunk("stderr", b"x"), b"defg", b"h"))
+        assert lines == [("stdout", "abcdefg"), ("stderr", "x"), ("stdout", "h")]
+
+    play(run())
