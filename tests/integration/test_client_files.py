@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 from tests.support.client import KINDS
 from tests.support.client_targets import (
@@ -29,6 +30,7 @@ from exec_server import (
 from exec_server.client import files as files_module
 from exec_server.client.transfer.open_file import BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT
 from exec_server.errors import ConnectionLost, InvalidRequest
+from exec_server.protocol.session import Capabilities
 
 MIB = 1_048_576
 
@@ -288,7 +290,8 @@ def test_errors_of_open_files_name_them(there: ClientTarget, tmp_path: Path) -> 
 def test_a_server_that_cannot_stream(ours: ClientTarget, tmp_path: Path) -> None:
     async def scene(env: Environment) -> None:
         files = env.files
-        files._capabilities = type(files._capabilities)()
+        info = env.session.environment_info
+        env.session.environment_info = msgspec.structs.replace(info, capabilities=Capabilities())
         with pytest.raises(Unsupported, match=r"fileWriteStreaming: .*files\.write"):
             files.open(tmp_path / "f", "wb")
         data = os.urandom(files_module.WHOLE_BYTES + 1)

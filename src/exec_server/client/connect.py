@@ -27,6 +27,7 @@ def connect(
     pin: str | Sequence[str] | None = None,
     allow_insecure_token: bool = False,
     client_name: str = CLIENT_NAME,
+    reconnect: bool = False,
 ) -> Environment:
     """An environment, which connects on `async with`; StartupError for invalid arguments.
 
@@ -37,7 +38,8 @@ def connect(
     client to the server or the registry; it is sent only to this machine or over TLS, unless
     `allow_insecure_token` is set. `ca_file` names a file with the root certificates to trust,
     `pin` the SHA-256 fingerprint of the only certificate to accept, or a list of several; `tls`
-    is a context of your own instead of them.
+    is a context of your own instead of them. With `reconnect`, the first call after a session was
+    lost opens a new one, as `Environment.reconnect` does.
     """
     tls = _context(tls, ca_file, pin)
     dialer: Dialer
@@ -65,7 +67,7 @@ def connect(
         dialer = WebSocketDialer(
             target, token=token, tls=tls, allow_insecure_token=allow_insecure_token
         )
-    return Environment(dialer, client_name=client_name)
+    return Environment(dialer, client_name=client_name, reconnect=reconnect)
 
 
 def _context(

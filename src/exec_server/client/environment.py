@@ -54,15 +54,19 @@ class Environment(Handle):
     or leaving the block, kills all running processes and closes the connection. A connection that
     is lost meanwhile is opened again and the session is resumed, which callers notice only by the
     time it takes; calls that may not be repeated raise ConnectionLost. If the session cannot be
-    resumed, everything raises SessionLost.
+    resumed, because the server was restarted for example, everything raises SessionLost, until
+    `reconnect` opens a new one.
     """
 
     files: Files
     """Reads, writes and transfers files."""
 
-    def __init__(self, dialer: Dialer, *, client_name: str = CLIENT_NAME) -> None:
+    def __init__(
+        self, dialer: Dialer, *, client_name: str = CLIENT_NAME, reconnect: bool = False
+    ) -> None:
+        """With `reconnect`, the first call after the loss of a session opens a new one."""
         super().__init__()
-        self.session = ClientSession(dialer, client_name=client_name)
+        self.session = ClientSession(dialer, client_name=client_name, reconnect=reconnect)
         """The layer below: subscribe to notifications, answer requests of the server."""
 
     @classmethod
@@ -91,6 +95,13 @@ class Environment(Handle):
             paths = PathResolver(self.info)
             self._start_params = StartParamsBuilder(paths, self.capabilities)
             self.files = Files(self.session, paths, self)
+
+            def update() -> None:
+                """The new session may be one of another server, with other features."""
+                paths.update(self.info)
+                self._start_params = StartParamsBuilder(paths, self.capabilities)
+
+            self.session.on_renewed = update
             try:
                 yield
             finally:
@@ -115,6 +126,15 @@ class Environment(Handle):
     def capabilities(self) -> Capabilities:
         """The optional features of the server."""
         return self.info.capabilities
+
+    async def reconnect(self) -> None:
+        """Open a new session if the server has lost this one; otherwise do nothing.
+
+        If the connection is just being opened again, wait for that. Processes of the old session
+        stay lost. Raises ConnectFailed, RegistryError or RpcError if the server cannot be reached
+        within 25 s.
+        """
+        await self._connected.reconnect()
 
     async def call(self, call: Call[P, R], params: P, *, is_retryable: bool = False) -> R:
         """Call any method of the protocol, with its structs from `exec_server.protocol`.

@@ -23,6 +23,7 @@ from exec_server.patching.edits import Edit, apply_edits
 from exec_server.patching.patch import FileChange, parse_patch, plan
 from exec_server.protocol import file_changes as wire
 from exec_server.protocol.method import Call
+from exec_server.protocol.session import Capabilities
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -57,9 +58,12 @@ class FileChanges:
     ) -> None:
         self._session = session
         self._paths = paths
-        self._capabilities = session.environment_info.capabilities
         self._commands = commands
         self._sandbox = sandbox_object(sandbox, paths)
+
+    @property
+    def _capabilities(self) -> Capabilities:
+        return self._session.environment_info.capabilities  # of the current session
 
     async def append(self, path: AnyPath, data: bytes) -> None:
         """Write at the end of a file, which is created if it is missing."""

@@ -28,6 +28,10 @@ class PathResolver:
     """Resolves relative paths and `~` on one machine."""
 
     def __init__(self, info: EnvironmentInfo) -> None:
+        self.update(info)
+
+    def update(self, info: EnvironmentInfo) -> None:
+        """Take the directories of a server that may be another one."""
         self.home = info.user_home_dir and native(info.user_home_dir)
         self.cwd = (info.cwd and native(info.cwd)) or self.home or "/"
         self.temporary = native(info.temp_dir)

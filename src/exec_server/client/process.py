@@ -375,11 +375,13 @@ class Process(Handle):
 
     def on_closed(self) -> None:
         self._is_closed = True
+        self._output.end()
         self._changed.set()
 
     def on_failed(self, error: ExecServerError) -> None:
         if not self._is_closed:
             self._failure = self._failure or error
+            self._output.end()
             if self._input is not None:
                 self._input.fail(error)
         self._changed.set()

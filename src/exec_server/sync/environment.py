@@ -58,6 +58,7 @@ class Environment(Blocking[environment.Environment]):
     def capabilities(self) -> Capabilities:
         return self._inner.capabilities
 
+    reconnect = blocking(environment.Environment.reconnect)
     call = blocking(environment.Environment.call)
     run = blocking(environment.Environment.run)
     wait_for_port = blocking(environment.Environment.wait_for_port)
@@ -83,6 +84,7 @@ def connect(
     pin: str | Sequence[str] | None = None,
     allow_insecure_token: bool = False,
     client_name: str = CLIENT_NAME,
+    reconnect: bool = False,
 ) -> Environment:
     """Connect now; arguments and exceptions are those of `exec_server.connect`."""
     return Environment(
@@ -98,6 +100,7 @@ def connect(
             pin=pin,
             allow_insecure_token=allow_insecure_token,
             client_name=client_name,
+            reconnect=reconnect,
         ),
         has_children=target is not None and target.startswith("stdio:"),
     )

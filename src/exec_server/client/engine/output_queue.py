@@ -136,6 +136,7 @@ class OutputQueue:
         self._exit_waits = 0  # of the reader itself
         self._is_paused = False  # by the flow control
         self._is_recovering = False
+        self._is_ended = False
         self._is_discarded = False
 
     def __len__(self) -> int:
@@ -143,8 +144,9 @@ class OutputQueue:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a reader is present."""
-        return bool(self._was_read or self._readers) and not self._exit_waits
+        """Whether a reader is present and there may be more output."""
+        has_reader = bool(self._was_read or self._readers)
+        return has_reader and not self._exit_waits and not self._is_ended
 
     # ---- the process ------------------------------------------------------------------
 
@@ -158,6 +160,11 @@ class OutputQueue:
             if self.weight >= self._limit() and not self._source.is_ending:
                 self._source.is_skipping = True
             self._update()
+
+    def end(self) -> None:
+        """Pause nothing any more for the sake of this queue: no output follows."""
+        self._is_ended = True
+        self._flow_control.queue_drained(self)
 
     def discard(self) -> None:
         """Discard queued and future output."""

@@ -155,7 +155,9 @@ class RemoteProcesses:
         process.may_run = True
         while True:
             try:
-                process.pid = (await self._session.call(START, params)).pid
+                # A start that may have been performed is not repeated in a new session.
+                started = await self._session.call(START, params, is_bound=is_repeated)
+                process.pid = started.pid
                 process.is_started = True
                 return
             except ConnectionLost:
@@ -316,8 +318,10 @@ class RemoteProcesses:
                 self.recover(process)
 
     def on_lost(self, error: SessionLost) -> None:
-        for process in tuple(self._processes.values()):
+        # A start in progress gets the error itself, or is made in a new session.
+        for process in [each for each in self._processes.values() if each.is_started]:
             process.sink.on_failed(error)
+            self.forget(process)
 
     # ---- missed events ----------------------------------------------------------------
 
@@ -337,7 +341,7 @@ class RemoteProcesses:
         """Learn whether a skipped process has ended while there was no connection."""
         params = ReadParams(process.id, process.sequence.last, 1, 0)
         try:
-            answer = await self._session.call(READ, params, is_retryable=True)
+            answer = await self._session.call(READ, params, is_retryable=True, is_bound=True)
         except ExecServerError:
             return  # its reader gets the error
         if not process.is_skipping:
@@ -364,7 +368,7 @@ class RemoteProcesses:
         while True:
             params = ReadParams(process.id, process.sequence.begin_read(), size, 0)
             try:
-                answer = await self._session.call(READ, params)
+                answer = await self._session.call(READ, params, is_bound=True)
             except ConnectionLost:
                 losses += 1
                 if losses > MAX_LOSSES:

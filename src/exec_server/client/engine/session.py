@@ -7,19 +7,25 @@ the `pending` table of the connection. When a connection is lost, its calls that
 go back to the front of the queue in their old order, and the others fail. The answer to
 `initialize` is processed in the callback that receives it, so that subscribers learn of the
 resumption before the first notification of the new connection.
+
+A session that has ended, because the server was restarted for example, can be replaced by a new one
+(`_renew`): when `reconnect` is called, or with `reconnect=True` by the next call. All that waited
+for the old session fail with SessionLost. Only calls that were never sent, and name nothing of the
+old session, wait for the new one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from msgspec import UNSET, Raw
 
+from exec_server.client.engine.calls import CallQueue, InitializeCall, PendingCall
 from exec_server.client.engine.dialers import Dialer, is_transient
 from exec_server.client.engine.flow_control import FlowControl
 from exec_server.client.engine.inbound import ServerRequests, Subscriber, deliver, notify
@@ -80,46 +86,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class PendingCall:
-    """A request that is queued or sent; cancelling its future discards the answer."""
-
-    __slots__ = ("body", "future", "is_retryable", "is_urgent", "times_sent")
-
-    def __init__(self, body: bytes, *, is_retryable: bool, is_urgent: bool = False) -> None:
-        self.body = body
-        self.is_retryable = is_retryable
-        self.is_urgent = is_urgent
-        self.times_sent = 0
-        self.future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
-
-    def resolve(self, result: Raw) -> None:
-        if not self.future.done():
-            self.future.set_result(result)
-
-    def fail(self, error: ExecServerError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-            self.future.exception()  # the caller may be cancelled before it retrieves this
-
-
-class _Initialize(PendingCall):
-    """`initialize`, whose answer is processed as soon as it is received."""
-
-    __slots__ = ("_accept",)
-
-    def __init__(self, body: bytes, accept: Callable[[Raw], None]) -> None:
-        super().__init__(body, is_retryable=False)
-        self._accept = accept
-
-    def resolve(self, result: Raw) -> None:
-        try:
-            self._accept(result)
-        except ExecServerError as error:
-            self.fail(error)
-        else:
-            super().resolve(result)
-
-
 class _Connection:
     """One connection of a session: the receiver of its stream."""
 
@@ -170,17 +136,24 @@ class ClientSession:
     session_id: SessionId
     environment_info: EnvironmentInfo
 
-    def __init__(self, dialer: Dialer, *, client_name: str = CLIENT_NAME) -> None:
+    def __init__(
+        self, dialer: Dialer, *, client_name: str = CLIENT_NAME, reconnect: bool = False
+    ) -> None:
+        """With `reconnect`, a call after the end of the session opens a new one."""
         self.flow_control = FlowControl(self)
+        # Called when a new session has taken the place of one that had ended.
+        self.on_renewed: Callable[[], None] = lambda: None
         self._dialer = dialer
         self._client_name = client_name
+        self._reconnects = reconnect
         self._tasks = asyncio.TaskGroup()
         self._is_entered = False
         self._is_closed = False
         self._recovery: asyncio.Task[None] | None = None
         self._connection: _Connection | None = None
         self._end_reason: str | None = None
-        self._queue: OrderedDict[PendingCall, None] = OrderedDict()
+        self._renewal_error: ExecServerError | None = None
+        self._queue = CallQueue()
         self._subscribers: list[Subscriber] = []
         self._server_requests = ServerRequests(self._tasks)
         self._pauses = 0
@@ -219,9 +192,26 @@ class ClientSession:
         self._is_closed = True
         self.flow_control.close()
         self._end("the session was closed")
+        self._queue.fail(SessionLost("the session was closed"))
         if self._recovery is not None:
-            await asyncio.wait([self._recovery])  # it is cancelled
+            self._recovery.cancel()
+            await asyncio.wait([self._recovery])
         await self._dialer.close()
+
+    async def reconnect(self) -> None:
+        """Open a new session if this one has ended; if it is being resumed, wait for that.
+
+        Raises ConnectFailed, RegistryError or RpcError if the server cannot be reached within
+        RECOVERY_SECONDS, and SessionLost after `close`.
+        """
+        if self._recovery is not None:
+            await asyncio.wait([self._recovery])
+        if self._is_closed or not self._is_entered:
+            raise SessionLost("the session is not open")
+        if self._end_reason is not None:
+            await asyncio.wait([self._begin_renewal()])
+            if self._end_reason is not None:
+                raise self._renewal_error or SessionLost(self._end_reason)
 
     async def _finish(self) -> None:
         """Close, and wait for all tasks; an exception of the body does not pass the group."""
@@ -253,16 +243,26 @@ class ClientSession:
 
     # ---- calls ------------------------------------------------------------------------
 
-    async def call(self, call: Call[P, R], params: P, *, is_retryable: bool = False) -> R:
+    async def call(
+        self,
+        call: Call[P, R],
+        params: P,
+        *,
+        is_retryable: bool = False,
+        is_bound: bool = False,
+    ) -> R:
         """Send a request and wait for its answer without a time limit.
 
         Raises RpcError (a subclass for each code) if the server refuses, ConnectionLost if the
-        connection ends first and the request is not `is_retryable`, and SessionLost. If the
-        caller is cancelled, the answer is discarded; the server does not learn of it.
+        connection ends first and the request is not `is_retryable`, and SessionLost. A request that
+        `is_bound` to this session is not made in a new one. If the caller is cancelled, the answer
+        is discarded; the server does not learn of it.
         """
         consumers = self.flow_control.begin_wait()
         try:
-            answer = await self._request(call.name, params, is_retryable=is_retryable)
+            answer = await self._request(
+                call.name, params, is_retryable=is_retryable, is_bound=is_bound
+            )
         finally:
             self.flow_control.end_wait(consumers)
         return decode_as(call.result, answer, f"answer to {call.name}")
@@ -270,17 +270,25 @@ class ClientSession:
     async def call_in_background(
         self, call: Call[P, R], params: P, *, is_urgent: bool = False
     ) -> R:
-        """Make a retryable call whose answer no consumer waits for.
+        """Make a retryable call about a process, whose answer no consumer waits for.
 
         Such a call exempts no full queue. A process that does not read its input may delay the
         answer to a write for as long as it likes. An urgent call does not wait for such answers:
         it is sent before queued ones, whatever the number of calls in flight.
         """
-        answer = await self._request(call.name, params, is_retryable=True, is_urgent=is_urgent)
+        answer = await self._request(
+            call.name, params, is_retryable=True, is_urgent=is_urgent, is_bound=True
+        )
         return decode_as(call.result, answer, f"answer to {call.name}")
 
     async def _request(
-        self, method: str, params: object, *, is_retryable: bool, is_urgent: bool = False
+        self,
+        method: str,
+        params: object,
+        *,
+        is_retryable: bool,
+        is_urgent: bool = False,
+        is_bound: bool = False,
     ) -> Raw:
         if not self._is_entered:
             raise RuntimeError("the session is not open: use it inside of its `async with`")
@@ -293,16 +301,16 @@ class ClientSession:
         if len(body) + 32 > MESSAGE_BYTES:
             raise InvalidRequest(f"the request has {len(body)} bytes; a message may have 64 MiB")
         if self._end_reason is not None:
-            raise SessionLost(self._end_reason)
-        call = PendingCall(body, is_retryable=is_retryable, is_urgent=is_urgent)
-        self._queue[call] = None
-        if is_urgent:
-            self._queue.move_to_end(call, last=False)
+            if is_bound or self._is_closed or not self._reconnects:
+                raise SessionLost(self._end_reason)
+            self._begin_renewal()
+        call = PendingCall(body, is_retryable=is_retryable, is_urgent=is_urgent, is_bound=is_bound)
+        self._queue.add(call)
         self._send_queued()
         try:
             return await call.future
         finally:
-            self._queue.pop(call, None)  # if it was cancelled before it was sent
+            self._queue.discard(call)
 
     def _send_queued(self) -> None:
         """Send queued calls, up to the number that may be in flight; urgent ones are first."""
@@ -311,10 +319,9 @@ class ClientSession:
             if connection is None or connection.is_writing_paused:
                 return
             is_full = len(connection.pending) >= self._dialer.calls_in_flight
-            if is_full and not next(iter(self._queue)).is_urgent:
+            if is_full and not self._queue.is_urgent:
                 return
-            call, _ = self._queue.popitem(last=False)
-            self._send(connection, call)
+            self._send(connection, self._queue.pop())
 
     def _send(self, connection: _Connection, call: PendingCall) -> None:
         connection.last_id += 1
@@ -361,7 +368,7 @@ class ClientSession:
         if connection.end_reason is not None:
             reason = connection.end_reason
             raise ConnectFailed(f"connection ended during initialize: {reason}")
-        initialize = _Initialize(
+        initialize = InitializeCall(
             request_body(INITIALIZE.name, InitializeParams(self._client_name, resume)),
             lambda answer: self._accept(connection, resume, answer),
         )
@@ -400,6 +407,10 @@ class ClientSession:
         if resume is not None:
             log.info("session resumed")
             notify(self._subscribers, lambda subscriber: subscriber.on_resumed())
+        elif self._end_reason is not None:
+            log.info("a new session takes the place of one that has ended")
+            self._end_reason = None
+            self.on_renewed()
         self._send_queued()
 
     def _message_malformed(self, connection: _Connection, error: MalformedMessage) -> None:
@@ -436,11 +447,10 @@ class ClientSession:
             for call in calls:
                 call.fail(SessionLost(self._end_reason))
             return
-        for call in reversed(calls):
-            if call.is_retryable and call.times_sent < MAX_SENDS:
-                self._queue[call] = None
-                self._queue.move_to_end(call, last=False)
-            else:
+        may_repeat = [call.is_retryable and call.times_sent < MAX_SENDS for call in calls]
+        self._queue.put_back(itertools.compress(calls, may_repeat))
+        for call, is_repeated in zip(calls, may_repeat, strict=True):
+            if not is_repeated:
                 call.fail(ConnectionLost(f"no answer: {reason}"))
         log.info("connection to the server lost: %s", printable(reason))
         self._recovery = self._tasks.create_task(self._recover(reason))
@@ -448,25 +458,47 @@ class ClientSession:
 
     async def _recover(self, reason: str) -> None:
         """Reconnect and resume the session, or end it."""
+        error = await self._try_to_attach(self.session_id, reason)
+        if error is not None:
+            self._end(f"the session could not be resumed: {error}")
+
+    async def _renew(self) -> None:
+        """Open a new session, or fail all that wait for it."""
+        self._renewal_error = await self._try_to_attach(None, "no answer")
+        if self._renewal_error is not None:
+            self._queue.fail(SessionLost(f"there is no new session: {self._renewal_error}"))
+
+    def _begin_renewal(self) -> asyncio.Task[None]:
+        """Open a new session in a task, unless one does that already."""
+        task = self._recovery
+        is_over = task is None or task.done() or task.cancelling()
+        if task is None or is_over or task is asyncio.current_task():
+            task = self._recovery = self._tasks.create_task(self._renew())
+        return task
+
+    async def _try_to_attach(self, resume: SessionId | None, reason: str) -> ExecServerError | None:
+        """Make attempts for RECOVERY_SECONDS; returns the error of the last one if all failed.
+
+        `reason` is given if there is none.
+        """
         attempt = 0
         try:
             async with asyncio.timeout(RECOVERY_SECONDS):
                 while True:
                     try:
-                        await self._attach(resume=self.session_id)
-                        return
+                        await self._attach(resume)
+                        return None
                     except ExecServerError as error:
                         reason = str(error)
-                        if not is_transient(error):
-                            break
-                        log.debug("cannot resume yet: %s", printable(reason))
+                        if not (is_transient(error) and self._dialer.can_reconnect):
+                            return error
+                        log.debug("no connection yet: %s", printable(reason))
                     await asyncio.sleep(self._dialer.retry_delay(attempt))
                     attempt += 1
         except TimeoutError:
             if self._connection is not None:
-                return  # it was accepted just before the timeout
-            reason = f"no connection within {RECOVERY_SECONDS:g} s: {reason}"
-        self._end(f"the session could not be resumed: {reason}")
+                return None  # it was accepted just before the timeout
+            return ConnectFailed(f"no connection within {RECOVERY_SECONDS:g} s: {reason}")
 
     def _end(self, reason: str, code: int = _NORMAL) -> None:
         """End the session: fail all calls and report it to the subscribers."""
@@ -478,10 +510,10 @@ class ClientSession:
         self._server_requests.cancel()
         if self._connection is not None:
             self._drop(self._connection, reason, code)
-        queue, self._queue = self._queue, OrderedDict()
-        for call in queue:
-            call.fail(SessionLost(reason))
+        self._queue.fail(SessionLost(reason), keep_movable=self._reconnects and not self._is_closed)
         notify(self._subscribers, lambda subscriber: subscriber.on_lost(SessionLost(reason)))
+        if self._queue:
+            self._begin_renewal()
 
     # ---- received messages ------------------------------------------------------------
 

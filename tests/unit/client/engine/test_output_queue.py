@@ -246,6 +246,19 @@ async def test_output_is_not_wanted_while_its_reader_waits_for_the_exit() -> Non
 
 
 @in_loop
+async def test_a_queue_without_further_output_pauses_nothing() -> None:
+    for pausing in (True, False):
+        queue = Queue(pausing=pausing)
+        queue.fill(1)
+        queue.take(1)
+        queue.fill(15)
+        queue.queue.end()
+        assert queue.state == SENT
+        queue.take(15)
+        assert queue.state == SENT
+
+
+@in_loop
 async def test_discarded_output_takes_no_space() -> None:
     queue = Queue()
     queue.fill(25)

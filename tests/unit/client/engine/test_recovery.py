@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from tests.support.memory_environment import Scene, in_environment
-from tests.support.memory_session import GREETING
+from tests.support.memory_session import GREETING, MemoryDialer, MemoryStream, outcome, play
 
 from exec_server.client.engine import recovery as module
-from exec_server.errors import ConnectionLost, MalformedAnswer, ProcessLost
+from exec_server.client.environment import Environment
+from exec_server.errors import ConnectionLost, MalformedAnswer, ProcessLost, SessionLost
+from exec_server.protocol.process import ProcessId
 
 
 @in_environment
@@ -174,3 +176,69 @@ async def test_an_announced_event_that_cannot_be_read_ends_a_process(scene: Scen
         await scene.answer_read()
     with pytest.raises(MalformedAnswer, match="does not return an event that was announced"):
         await process.wait()
+
+
+# ---- sessions that are lost -----------------------------------------------------------
+
+
+def restart(scene: Scene) -> None:
+    """From now on the server knows no session of old; a new one is on another machine."""
+    other = {"cwd": "file:///other", "shell": {"name": "sh", "path": "/bin/sh"}}
+    greeting = GREETING | {"sessionId": "other", "environmentInfo": other}
+
+    def greet(stream: MemoryStream, request: Any) -> None:
+        if request["params"]["resumeSessionId"] is not None:
+            stream.refuse(request, -32600, "unknown session id")
+        else:
+            stream.answer(request, greeting)
+
+    scene.dialer.greet = greet
+
+
+@in_environment
+async def test_a_lost_process_stays_lost_and_the_next_one_starts(scene: Scene) -> None:
+    process = await scene.started()
+    scene.output(1)
+    restart(scene)
+    scene.stream.lose()
+    await (await scene.dialer.stream()).next("initialize")
+    assert (await anext(process)).data == b"x"
+    for use in (process.wait, process.read_some):
+        with pytest.raises(SessionLost, match="unknown session id"):
+            await use()
+    await process.aclose()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(scene.env.reconnect())
+        scene.stream = await scene.dialer.stream()
+        await scene.stream.past_handshake()
+    await scene.started(cwd="sub")
+    assert scene.env.info.cwd == "file:///other"
+    assert scene.env._processes._processes[ProcessId(scene.process_id)].is_started
+
+
+def test_a_start_that_may_have_been_made_is_not_repeated_in_a_new_session() -> None:
+    async def run() -> None:
+        dialer = MemoryDialer()
+        async with Environment(dialer, reconnect=True) as env:
+            stream = await dialer.stream()
+            await stream.past_handshake()
+            scene = Scene(env, dialer, stream)
+            async with asyncio.TaskGroup() as tasks:
+                sent = tasks.create_task(outcome(env.run(["sent"])))
+                await stream.next("process/start")
+                restart(scene)
+                stream.lose()
+                unsent = tasks.create_task(env.start(["unsent"]).__aenter__())
+                await (await dialer.stream()).next("initialize")
+                new = await dialer.stream()
+                await new.past_handshake()
+                request = await new.next("process/start")
+                assert request["params"]["argv"] == ["unsent"]
+                assert request["params"]["cwd"] == "file:///"
+                scene.stream = new
+                scene.accept(request)
+                await unsent
+            assert isinstance(sent.result(), SessionLost)
+            env._processes._processes.clear()
+
+    play(run())
