@@ -38,7 +38,9 @@ def test_the_client_needs_no_linux(system: str, server: Server, tmp_path: Path) 
     assert ended.stdout.splitlines() == [
         f"loop {_LOOPS[system]}",
         "run ['a', 'b']",
+        "b'kept\\n'",
         "chunk b'<x>\\n'",
+        "until b'<y>'",
         "exit code 129",
         "read b'\\x00\\r\\n'",
         f"error NotEmpty {_NOT_EMPTY[system]}",

@@ -14,18 +14,22 @@ from typing import Any
 
 from tests.support import other_system
 
-_ECHO = 'read a; echo "<$a>"; exec sleep 60'
+_ECHO = 'read a; echo "<$a>"; read a; echo "<$a>"; exec sleep 60'
 
 
 async def _drive(connect: Any, url: str, directory: Path) -> None:
     async with connect(url) as env:
         result = await env.run(["sort"], input=b"b\na\n", check=True)
         print("run", result.text.split())
+        await env.run(["echo", "kept"], stdout=directory / "output")
+        print((directory / "output").read_bytes())
         async with env.start(["sh", "-c", _ECHO], stdin=True) as one:
             await one.write(b"x\n")
             async for chunk in one:
                 print("chunk", chunk.data)
                 break
+            await one.write(b"y\n")
+            print("until", await one.read_until(b">", timeout=30))
             await one.signal(1)
             print("exit code", await one.wait())
         files = env.files
