@@ -38,6 +38,7 @@ EXPECTED = {
         "(exit code 0)",
         "(cannot read it: ",
     ],
+    "job_runner": ["8 of 8 jobs done", "[1, 4, 9, 16, 25, 36, 49, 64]"],
 }
 
 
