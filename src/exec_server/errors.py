@@ -61,18 +61,26 @@ class RpcError(ExecServerError):
 
 
 class InvalidRequest(RpcError):
+    """The request is not allowed, or not in this state."""
+
     code = -32600
 
 
 class MethodNotFound(RpcError):
+    """The server does not know the method."""
+
     code = -32601
 
 
 class InvalidParams(RpcError):
+    """The params cannot be decoded, or are invalid in combination."""
+
     code = -32602
 
 
 class InternalError(RpcError):
+    """The operation failed for a reason that has no code of its own."""
+
     code = -32603
 
 
@@ -91,6 +99,8 @@ class ProgramNotFound(InternalError, NotFound):
 
 
 class SessionAttached(RpcError):
+    """The session is in use on another connection."""
+
     code = -32010
 
 
@@ -119,14 +129,26 @@ class RelayError(ExecServerError):
 
 
 class ConnectFailed(ExecServerError):
-    """A WebSocket could not be opened; `status` and `headers` are those of an HTTP response."""
+    """A WebSocket could not be opened; `status` and `headers` are those of an HTTP response.
+
+    `reason` is the cause alone. The client adds `url`, the address that it was given, and `hint`,
+    a sentence about what to try.
+    """
+
+    url: str | None = None
+    hint: str = ""
 
     def __init__(
         self, reason: str, status: int | None = None, headers: list[tuple[str, str]] | None = None
     ) -> None:
         super().__init__(reason)
+        self.reason = reason
         self.status = status
         self.headers = headers or []
+
+    def __str__(self) -> str:
+        text = self.reason if self.url is None else f"cannot connect to {self.url}: {self.reason}"
+        return printable(f"{text}; {self.hint}" if self.hint else text, keep="\n")
 
 
 class CertificateRejected(ConnectFailed):

@@ -6,6 +6,7 @@ import shlex
 import ssl
 from collections.abc import Sequence
 
+from exec_server.client.connect_hints import shown_address
 from exec_server.client.engine.dialers import Dialer, WebSocketDialer
 from exec_server.client.engine.session import CLIENT_NAME
 from exec_server.client.engine.stdio import StdioDialer
@@ -67,7 +68,8 @@ def connect(
         dialer = WebSocketDialer(
             target, token=token, tls=tls, allow_insecure_token=allow_insecure_token
         )
-    return Environment(dialer, client_name=client_name, reconnect=reconnect)
+    address = shown_address(target, registry, environment_id)
+    return Environment(dialer, client_name=client_name, reconnect=reconnect, address=address)
 
 
 def _context(

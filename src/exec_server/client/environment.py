@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from exec_server.client.connect_hints import explain
 from exec_server.client.detached import (
     DetachedProcess,
     check_support,
@@ -33,7 +34,7 @@ from exec_server.client.paths import AnyPath, PathResolver, path_text
 from exec_server.client.process import Process
 from exec_server.client.results import Response, Result
 from exec_server.client.run import OUTPUT_BYTES, CommandRun, checked
-from exec_server.errors import InvalidParams, Unsupported
+from exec_server.errors import ConnectFailed, InvalidParams, Unsupported
 from exec_server.protocol.detached import ListedDetached
 from exec_server.protocol.method import Call
 from exec_server.protocol.process import LIST, Listed, StartParams
@@ -62,10 +63,19 @@ class Environment(Handle):
     """Reads, writes and transfers files."""
 
     def __init__(
-        self, dialer: Dialer, *, client_name: str = CLIENT_NAME, reconnect: bool = False
+        self,
+        dialer: Dialer,
+        *,
+        client_name: str = CLIENT_NAME,
+        reconnect: bool = False,
+        address: str | None = None,
     ) -> None:
-        """With `reconnect`, the first call after the loss of a session opens a new one."""
+        """With `reconnect`, the first call after the loss of a session opens a new one.
+
+        `address` is the place of the server in error texts.
+        """
         super().__init__()
+        self._address = address
         self.session = ClientSession(dialer, client_name=client_name, reconnect=reconnect)
         """The layer below: subscribe to notifications, answer requests of the server."""
 
@@ -83,7 +93,12 @@ class Environment(Handle):
 
     async def _open(self) -> None:
         self._life = ContextTask(self._connect())
-        await self._life.open()
+        try:
+            await self._life.open()
+        except ConnectFailed as error:
+            if self._address is not None:
+                explain(error, self._address)
+            raise
 
     async def _close(self) -> None:
         await self._life.close()

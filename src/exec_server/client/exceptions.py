@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from exec_server.client.results import Result, Transfer
 from exec_server.errors import ExecServerError
+from exec_server.printable import printable
 from exec_server.protocol.sandbox import Denial
+
+# Of the end of stderr in the text of an exception: enough for the message of a compiler or of a
+# traceback, and not for a log.
+STDERR_LINES: Final = 10
+STDERR_CHARACTERS: Final = 1000
+
+_NUMBER: Final = re.compile(r" \(os error \d+\)$")
 
 
 class SandboxDenied(ExecServerError):
     """An operation failed, probably because of its sandbox.
 
-    `denial` is the server's account of it, or None.
+    `denial` is the server's account of it, or None. The text has its path and its rule.
     """
 
     def __init__(self, text: str, denial: Denial | None = None) -> None:
         super().__init__(text)
         self.denial = denial
 
+    def __str__(self) -> str:
+        text: str = self.args[0]
+        account = _account(self.denial, text)
+        return printable(f"{_NUMBER.sub('', text)}{account}" if account else text, keep="\n")
+
 
 class CommandFailed(ExecServerError):
-    """A command run with `check` had an exit code other than 0; see `result`."""
+    """A command run with `check` had an exit code other than 0; see `result`.
+
+    The text has the end of its stderr, and not its arguments, which may contain secrets.
+    """
 
     def __init__(self, result: Result) -> None:
         super().__init__(result)
         self.result = result
 
     def __str__(self) -> str:
-        # Without arguments and output: both may contain secrets.
+        return printable(f"{self._summary()}{_end_of(self.result.stderr)}", keep="\n")
+
+    def _summary(self) -> str:
         return f"{self.result.argv[0]} ended with exit code {self.result.exit_code}"
 
 
@@ -37,8 +58,27 @@ class CommandDenied(CommandFailed, SandboxDenied):
         super().__init__(result)
         self.denial = result.sandbox_denial
 
-    def __str__(self) -> str:
-        return f"{super().__str__()}: denied by its sandbox"
+    def _summary(self) -> str:
+        return f"{super()._summary()}: denied by its sandbox{_account(self.denial, '')}"
+
+
+def _account(denial: Denial | None, text: str) -> str:
+    """The path, unless the text has it, and the rule of a denial, as far as they are known."""
+    if denial is None:
+        return ""
+    has_path = denial.path is not None and denial.path not in text
+    place = f"{denial.operation or 'access'} {denial.path}" if has_path else None
+    known = ": ".join(part for part in (place, denial.rule) if part)
+    return f" ({known})" if known else ""
+
+
+def _end_of(stderr: bytes) -> str:
+    """The last lines of stderr, below the text of an exception."""
+    text = stderr[-4 * STDERR_CHARACTERS :].decode("utf-8", "replace").rstrip()
+    lines = text[-STDERR_CHARACTERS:].split("\n")[-STDERR_LINES:]
+    if len(stderr) > 4 * STDERR_CHARACTERS or "\n".join(lines) != text:
+        lines.insert(0, "…")
+    return "".join(f"\n  {line}" for line in lines) if text else ""
 
 
 class Timeout(ExecServerError, TimeoutError):

@@ -67,8 +67,7 @@ class FileChanges:
 
     async def append(self, path: AnyPath, data: bytes) -> None:
         """Write at the end of a file, which is created if it is missing."""
-        if isinstance(data, str):
-            raise TypeError("data must be bytes: encode the text")
+        check_bytes(data, "encode a text")
         if not self._capabilities.fs_append:
             await self._run(["/bin/sh", "-c", _APPEND, "sh", self._absolute(path)], path, data)
             return
@@ -94,6 +93,8 @@ class FileChanges:
 
     async def chmod(self, path: AnyPath, mode: int) -> None:
         """Set the permission bits of a file or directory, like 0o755."""
+        if not isinstance(mode, int):
+            raise TypeError(f"mode must be an int like 0o755, not {type(mode).__name__}")
         if not self._capabilities.fs_chmod:
             await self._run(["chmod", f"{mode:o}", "--", self._absolute(path)], path)
             return
@@ -250,6 +251,12 @@ class FileChanges:
             return await self._session.call(call, params, is_retryable=is_retryable)
         except RpcError as error:
             raise path_error(error, path, is_confined=self._sandbox is not None) from None
+
+
+def check_bytes(data: object, advice: str) -> None:
+    """Raise TypeError for data that cannot be the content of a file."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"data must be bytes, not {type(data).__name__}: {advice}")
 
 
 def _edits(old: str | Iterable[tuple[str, str]], new: str | None, all_: bool) -> list[Edit]:

@@ -11,6 +11,7 @@ import pybase64
 
 from exec_server.client.engine.start_params import AnySandbox
 from exec_server.client.exceptions import NotAllCopied, SandboxDenied
+from exec_server.client.file_changes import check_bytes
 from exec_server.client.file_errors import (
     AlreadyExists,
     LinkLoop,
@@ -122,8 +123,7 @@ class Files(FileSearches):
 
         Large data is put in place when it is complete; see `open`.
         """
-        if isinstance(data, str):
-            raise TypeError("data must be bytes: use write_text() for text")
+        check_bytes(data, "use write_text() for text")
         try:
             await self._write(path, data, in_place)
         except NotFound:
@@ -349,7 +349,7 @@ class Files(FileSearches):
 
     async def upload(
         self,
-        local: str | os.PathLike[str],
+        local: AnyPath,
         remote: AnyPath,
         *,
         progress: Callable[[Progress], None] | None = None,
@@ -366,21 +366,30 @@ class Files(FileSearches):
         the top itself cannot be copied, or if a disk is full.
         """
         upload = Upload(self, self._commands, progress, self._sandbox)
-        done = await upload.copy(os.fspath(local), self._paths.absolute(remote))
+        done = await upload.copy(_local_path(local), self._paths.absolute(remote))
         return _checked(done) if check else done
 
     async def download(
         self,
         remote: AnyPath,
-        local: str | os.PathLike[str],
+        local: AnyPath,
         *,
         progress: Callable[[Progress], None] | None = None,
         check: bool = True,
     ) -> Transfer:
         """Copy a file or directory of the server's machine to a local path, as `upload` does."""
         download = Download(self, self._commands, progress, self._sandbox)
-        done = await download.copy(self._paths.absolute(remote), os.fspath(local))
+        done = await download.copy(self._paths.absolute(remote), _local_path(local))
         return _checked(done) if check else done
+
+
+def _local_path(path: AnyPath) -> str:
+    """A path of this machine as text; raises TypeError if it is none."""
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        kind = type(path).__name__
+        raise TypeError(f"a path must be str, bytes or os.PathLike, not {kind}") from None
 
 
 def _checked(done: Transfer) -> Transfer:

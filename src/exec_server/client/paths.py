@@ -108,7 +108,10 @@ def path_error(error: RpcError, path: AnyPath, *, is_confined: bool) -> ExecServ
 def _denial(error: RpcError) -> Denial | None:
     """The server's account of a denial, if it can be decoded."""
     data = error.data.get("sandboxDenial") if isinstance(error.data, dict) else None
+    if not isinstance(data, dict):
+        return None
     try:
-        return None if data is None else msgspec.convert(data, Denial)
+        # A file operation has no output, and so no line of it that reports the denial.
+        return msgspec.convert({"text": None, **data}, Denial)
     except msgspec.ValidationError:
         return None

@@ -1,9 +1,12 @@
-"""Texts of exceptions: they name the command and no argument or output."""
+"""Texts of exceptions: they name the command, the end of its stderr, and no argument."""
 
 from __future__ import annotations
 
 import pytest
 
+import exec_server
+from exec_server import errors
+from exec_server.client import exceptions, file_errors
 from exec_server.client.exceptions import (
     CommandDenied,
     CommandFailed,
@@ -13,18 +16,20 @@ from exec_server.client.exceptions import (
 )
 from exec_server.client.results import NotCopied, Result, Transfer
 from exec_server.errors import ExecServerError, NotFound
+from exec_server.protocol.sandbox import Denial
 
-RESULT = Result(("cmd", "secret"), b"secret", b"secret", 3, 0.1)
+RESULT = Result(("cmd", "secret"), b"secret", b"no such file\n", 3, 0.1)
+DENIAL = Denial("a line", "/etc/x", "write", "read /")
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (CommandFailed(RESULT), ExecServerError, "cmd ended with exit code 3"),
+        (CommandFailed(RESULT), ExecServerError, "cmd ended with exit code 3\n  no such file"),
         (
             CommandDenied(RESULT),
             SandboxDenied,
-            "cmd ended with exit code 3: denied by its sandbox",
+            "cmd ended with exit code 3: denied by its sandbox\n  no such file",
         ),
         (Timeout(0.5, RESULT), TimeoutError, "cmd did not end within 0.5 s and was killed"),
     ],
@@ -35,6 +40,59 @@ def test_an_error_of_a_command(
     assert isinstance(error, kind)
     assert str(error) == text
     assert error.result is RESULT
+
+
+def _failed(stderr: bytes, denial: Denial | None = None) -> Result:
+    return Result(("cmd",), b"", stderr, 1, 0.1, sandbox_denial=denial)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "lines"),
+    [
+        (b"", []),
+        (b"\n \n", []),
+        (b"a\nb\n", ["a", "b"]),
+        (b"\x1b[31mred\xff", ["\\x1b[31mred\ufffd"]),
+        (b"".join(b"%d\n" % n for n in range(12)), ["…", *map(str, range(2, 12))]),
+        (b"x" * 5000, ["…", "x" * 1000]),
+    ],
+)
+def test_the_end_of_stderr(stderr: bytes, lines: list[str]) -> None:
+    text = "".join(f"\n  {line}" for line in lines)
+    assert str(CommandFailed(_failed(stderr))) == f"cmd ended with exit code 1{text}"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SandboxDenied("/etc/x: no (os error 13)"), "/etc/x: no (os error 13)"),
+        (SandboxDenied("/etc/x: no (os error 13)", DENIAL), "/etc/x: no (read /)"),
+        (SandboxDenied("a to b: no", DENIAL), "a to b: no (write /etc/x: read /)"),
+        (SandboxDenied("no", Denial(None, "/x", None, None)), "no (access /x)"),
+        (SandboxDenied("no (os error 1)", Denial(None, None, None, None)), "no (os error 1)"),
+        (
+            CommandDenied(_failed(b"", DENIAL)),
+            "cmd ended with exit code 1: denied by its sandbox (write /etc/x: read /)",
+        ),
+    ],
+)
+def test_a_denial_names_path_and_rule(error: SandboxDenied, text: str) -> None:
+    assert str(error) == text
+
+
+def test_every_exception_is_exported() -> None:
+    internal = {"MalformedMessage", "NotFound", "ProgramNotFound", "ProtocolError", "RelayError"}
+    for module, hidden in ((errors, internal), (exceptions, set()), (file_errors, set())):
+        own = {
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type)
+            and issubclass(value, ExecServerError)
+            and value.__module__ == module.__name__
+        }
+        assert own - hidden <= set(exec_server.__all__)
+        for name in own - hidden:
+            assert getattr(exec_server, name) is getattr(module, name)
 
 
 def test_an_incomplete_copy_names_the_first_error() -> None:

@@ -8,7 +8,10 @@ import msgspec
 import pytest
 
 from exec_server.client.engine.messages import decode_environment
-from exec_server.client.paths import AnyPath, PathResolver, decoded, encoded, native
+from exec_server.client.exceptions import SandboxDenied
+from exec_server.client.paths import AnyPath, PathResolver, decoded, encoded, native, path_error
+from exec_server.errors import InvalidRequest
+from exec_server.protocol.sandbox import Denial
 
 
 def resolver(**members: object) -> PathResolver:
@@ -85,3 +88,17 @@ def test_a_path_of_windows_has_slashes_on_the_server() -> None:
 def test_bytes_are_utf_8_on_the_server_whatever_the_client_uses() -> None:
     assert decoded(b"\xff\xc3\xa4") == "\udcffä"
     assert encoded("\udcffä") == b"\xff\xc3\xa4"
+
+
+def test_the_account_of_a_denied_file_operation() -> None:
+    error = InvalidRequest("Permission denied (os error 13)")
+    error.data = {"sandboxDenial": {"path": "/x", "operation": "read", "rule": "deny entry /x"}}
+    denied = path_error(error, "/x", is_confined=True)
+    assert isinstance(denied, SandboxDenied)
+    assert denied.denial == Denial(None, "/x", "read", "deny entry /x")
+    assert str(denied) == "/x: Permission denied (deny entry /x)"
+    for data in ({"sandboxDenial": 7}, {"sandboxDenial": {"path": 7}}, "text"):
+        error.data = data
+        unknown = path_error(error, "/x", is_confined=True)
+        assert isinstance(unknown, SandboxDenied)
+        assert unknown.denial is None

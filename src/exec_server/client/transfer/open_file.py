@@ -328,6 +328,8 @@ class FileWriter:
 
     async def write(self, data: bytes) -> None:
         """Send data; waits while too much is in flight. Raises errors of earlier writes."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"data must be bytes, not {type(data).__name__}: encode a text")
         if not self._buffer and len(data) == WRITE_BYTES:
             await self._send(data)
             return

@@ -1,0 +1,50 @@
+"""Texts of failed connections: the address, the reason, and what to try."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.client.connect_hints import explain, shown_address
+from exec_server.errors import ConnectFailed
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectFailed("HTTP error: 401", 401), "token="),
+        (ConnectFailed("HTTP error: 404", 404), "another kind of server"),
+        (ConnectFailed("IO error: Connection refused"), "check that the server is running"),
+        (ConnectFailed("failed to lookup address"), "spelling"),
+        (ConnectFailed("certificate verify failed"), "ca_file="),
+        (ConnectFailed("IO error: No such file or directory"), "path"),
+        (ConnectFailed("timed out after 10 s"), "firewall"),
+    ],
+)
+def test_hints(error: ConnectFailed, words: str) -> None:
+    assert str(error) == error.reason
+    explain(error, "ws://h")
+    assert (error.url, words in error.hint) == ("ws://h", True)
+    assert str(error) == f"cannot connect to ws://h: {error.reason}; {error.hint}"
+
+
+def test_an_unknown_reason_has_no_hint() -> None:
+    error = ConnectFailed("strange\x1b")
+    explain(error, "ws://h")
+    assert str(error) == "cannot connect to ws://h: strange\\x1b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("ws://h:1/p",), "ws://h:1/p"),
+        (("wss://me:secret@h:1/p",), "wss://h:1/p"),
+        (("wss://[h",), "wss://[h"),
+        (("unix:/run/s",), "unix:/run/s"),
+        (("stdio:ssh -o Secret=x host",), "stdio:ssh"),
+        ((None, "https://u:p@r/x", "box"), "environment box of https://r/x"),
+    ],
+)
+def test_the_address_has_no_secrets(arguments: tuple[str | None, ...], text: str) -> None:
+    assert shown_address(*arguments) == text
