@@ -3,6 +3,9 @@
 Both have one connection that stays open (for ssh a multiplexed one, without a password or a
 configuration of the machine) and take turns at the same jobs: a command that does nothing, and
 one large file in both directions. The memory of our two sides is sampled meanwhile.
+
+The commands are compared too, each a process and a connection of its own: `exec-server exec`, ssh,
+and ssh with the connection that stays open (ControlMaster).
 """
 
 import argparse
@@ -27,6 +30,10 @@ from exec_server import Environment, connect
 from exec_server.host import libc
 
 COMMANDS = 200
+# Starts of each command line program; the quickest ones show its own time on a busy machine.
+STARTS = 20
+# How much longer than a bare interpreter `exec-server exec TARGET true` may take.
+START_SECONDS = 0.1
 FILE_BYTES = 1 << 30
 ROUNDS = 3
 # How many times slower than scp a copy may be; commands may not be slower than ssh at all.
@@ -117,6 +124,10 @@ class Ssh:
     def run(self) -> None:
         """One command that does nothing."""
         _quietly("ssh", *self._options(), self._where, "true")
+
+    def run_alone(self) -> None:
+        """The same with a connection of its own."""
+        _quietly("ssh", *self._options(), "-o", "ControlPath=none", self._where, "true")
 
     def copy(self, source: Path, target: Path, *, up: bool) -> None:
         """Copies one file up or down."""
@@ -218,6 +229,31 @@ def _row(title: str, ours: float, theirs: float, unit: str, target: float) -> st
     )
 
 
+def _starts(url: str, ssh: Ssh | None) -> str:
+    """The times of whole commands, from the start of the program to its end."""
+    program = os.path.join(os.path.dirname(sys.executable), "exec-server")
+    jobs: dict[str, Callable[[], object]] = {
+        "a bare interpreter": lambda: _quietly(sys.executable, "-c", "pass"),
+        "exec-server exec": lambda: _quietly(program, "exec", "-n", url, "true"),
+    }
+    if ssh is not None:
+        jobs |= {"ssh": ssh.run_alone, "ssh with ControlMaster": ssh.run}
+    taken: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(STARTS):
+        for name, job in jobs.items():
+            taken[name].append(_timed_blocking(job))
+    least = {name: min(samples) for name, samples in taken.items()}
+    lines = [
+        f"{name:<24}{least[name] * 1e3:>10.4g} ms   p50 {statistics.median(samples) * 1e3:.4g} ms"
+        for name, samples in taken.items()
+    ]
+    more = least["exec-server exec"] - least["a bare interpreter"]
+    met = "yes" if more <= START_SECONDS else "no"
+    limit = f"≤ {START_SECONDS * 1e3:.0f} ms"
+    lines.append(f"{'exec above interpreter':<24}{more * 1e3:>10.4g} ms   {limit}  {met}")
+    return "\n".join(lines)
+
+
 async def _measure(size: int) -> None:
     with tempfile.TemporaryDirectory(prefix="exec-server-bench-") as name:
         folder = Path(name)
@@ -231,6 +267,7 @@ async def _measure(size: int) -> None:
                 middle = [statistics.median(samples) * 1e3 for samples in (ours, theirs)]
                 print(f"{'':<24}{'ours':>10}{'ssh':>10}       {'ratio':>7}  target   met")
                 print(_row("run true, p50", *middle, "ms", 1.0))
+                print(f"\n{_starts(url, ssh)}\n")
                 with Memory({"client": os.getpid(), "server": pid}) as memory:
                     for title, up in (("upload", True), ("download", False)):
                         taken = await _transfers(env, ssh, folder, size, up=up)
@@ -247,6 +284,8 @@ def main() -> int:
     parser.add_argument("--mebibytes", type=int, default=FILE_BYTES >> 20, help="size of the file")
     options = parser.parse_args()
     if not (shutil.which("sshd") or os.path.exists("/usr/sbin/sshd")):
+        with _our_server() as (url, _):
+            print(_starts(url, None))
         print(_HELP, file=sys.stderr)
         return 1
     libc.keep_freed_memory()  # as `exec-server cp` does, the counterpart of scp

@@ -3,7 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any, NoReturn
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of descriptions.
+
+    argparse makes a formatter for each argument, and asks shutil for the width of the terminal,
+    which is slow to import.
+    """
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        if options.get("width") is None:
+            options["width"] = _columns() - 2
+        super().__init__(prog, **options)
+
+
+def _columns() -> int:
+    """The width of the terminal, as shutil.get_terminal_size finds it."""
+    try:
+        return int(os.environ["COLUMNS"]) or 80
+    except (KeyError, ValueError):
+        pass
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:
+        return 80
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -15,7 +41,7 @@ class ArgumentParser(argparse.ArgumentParser):
         # No abbreviated flags: a new flag could make an abbreviation ambiguous.
         super().__init__(
             prog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
             allow_abbrev=False,
             **options,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -23,16 +24,23 @@ def main() -> None:
     name, words = route(sys.argv[1:])
     command = COMMANDS.get(name)
     if command is None or command.is_client:
-        from exec_server.cli.commands.dispatch import run
-
-        if platform.has_server():
-            from exec_server.host import libc  # of Linux
-
-            libc.keep_freed_memory()
-        _exit(run(name, words))
+        _run_client(name, words)
     if not platform.has_server():
         _refuse(platform.SERVER_NEEDS_LINUX)
     _run_server(name, words)
+
+
+def _run_client(name: str, words: list[str]) -> NoReturn:
+    # The collector would examine each imported module several times, which takes a tenth of the
+    # start. `run_event_loop` enables it again.
+    gc.disable()
+    from exec_server.cli.commands.dispatch import run
+
+    if platform.has_server():
+        from exec_server.host import libc  # of Linux
+
+        libc.keep_freed_memory()
+    _exit(run(name, words))
 
 
 def _open_missing_streams() -> None:

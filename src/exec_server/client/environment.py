@@ -23,10 +23,7 @@ from exec_server.client.engine.start_params import (
     argv_list,
     input_bytes,
 )
-from exec_server.client.engine.stdio import StdioDialer
-from exec_server.client.files import Files
 from exec_server.client.handle import ContextTask, Handle
-from exec_server.client.http import Headers, HttpStream, fetch
 from exec_server.client.listening import wait_for_port
 from exec_server.client.local_server import check_platform
 from exec_server.client.output_delivery import Delivery, OnOutput, Target
@@ -40,12 +37,16 @@ from exec_server.protocol.method import Call
 from exec_server.protocol.process import LIST, Listed, StartParams
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
+if TYPE_CHECKING:
+    from exec_server.client.files import Files
+    from exec_server.client.http import Headers, HttpStream
+
 P = TypeVar("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=Process)
 
 # The attributes that are set when an environment is opened.
-_SET_ON_OPENING = frozenset({"files", "_connected", "_processes", "_start_params"})
+_SET_ON_OPENING = frozenset({"_connected", "_files", "_paths", "_processes", "_start_params"})
 
 
 class Environment(Handle):
@@ -58,9 +59,6 @@ class Environment(Handle):
     resumed, because the server was restarted for example, everything raises SessionLost, until
     `reconnect` opens a new one.
     """
-
-    files: Files
-    """Reads, writes and transfers files."""
 
     def __init__(
         self,
@@ -89,6 +87,8 @@ class Environment(Handle):
         """
         check_platform()
         argv = [sys.executable, "-m", "exec_server", "--listen", "stdio", *arguments]
+        from exec_server.client.engine.stdio import StdioDialer
+
         return cls(StdioDialer(argv, env))
 
     async def _open(self) -> None:
@@ -107,9 +107,9 @@ class Environment(Handle):
     async def _connect(self) -> AsyncIterator[None]:
         async with self.session as self._connected:
             self._processes = processes = RemoteProcesses(self.session)
-            paths = PathResolver(self.info)
+            self._paths = paths = PathResolver(self.info)
+            self._files: Files | None = None
             self._start_params = StartParamsBuilder(paths, self.capabilities)
-            self.files = Files(self.session, paths, self)
 
             def update() -> None:
                 """The new session may be one of another server, with other features."""
@@ -131,6 +131,15 @@ class Environment(Handle):
                     "the environment is not connected: await it, or use it with `async with`"
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def files(self) -> Files:
+        """Reads, writes and transfers files."""
+        if self._files is None:
+            from exec_server.client.files import Files  # slow to import, and not always needed
+
+            self._files = Files(self.session, self._paths, self)
+        return self._files
 
     @property
     def info(self) -> EnvironmentInfo:
@@ -329,6 +338,8 @@ class Environment(Handle):
 
         Raises RpcError if there is no response, Unsupported if the server makes no requests.
         """
+        from exec_server.client.http import fetch
+
         return await fetch(
             self._connected,
             method,
@@ -350,6 +361,8 @@ class Environment(Handle):
         follow_redirects: bool = True,
     ) -> HttpStream:
         """An HTTP request, made by `await` or `async with`; its body comes in pieces."""
+        from exec_server.client.http import HttpStream
+
         return HttpStream(
             self._connected,
             method,

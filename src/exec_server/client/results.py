@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Literal, Self, TypeVar
+
+import msgspec
 
 from exec_server.protocol.process import Stream
 from exec_server.protocol.sandbox import Denial
@@ -14,8 +15,7 @@ T = TypeVar("T")
 Kind = Literal["file", "directory", "link", "other"]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """A piece of a process's output as the server read it; it may end inside a line or character.
 
     `lost_before` is the number of bytes missing before this piece; it is 0 unless the connection
@@ -39,8 +39,7 @@ class Line(str):
         return line
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """A command that has ended, with its output.
 
     With a terminal all output is in `stdout`. `exit_code` is 128 plus the signal number if a
@@ -136,8 +135,7 @@ def _ends(data: bytes, limit: int) -> tuple[bytes, bytes]:
     return data[:head_end], data[tail_begin:]
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(msgspec.Struct, frozen=True):
     """Metadata of a path, for a symlink that of its target; times are seconds since 1970."""
 
     is_directory: bool
@@ -148,8 +146,7 @@ class Stat:
     created: float | None  # None if unknown
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """An entry of a directory with its whole path; a symlink counts as its target."""
 
     path: str
@@ -161,16 +158,14 @@ class Entry:
         return self.path.rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedFile:
+class ChangedFile(msgspec.Struct, frozen=True):
     """A file that a patch has changed; `path` is relative to the root of the patch."""
 
     path: str
     kind: Literal["added", "modified", "deleted"]
 
 
-@dataclass(frozen=True, slots=True)
-class DiskUsage:
+class DiskUsage(msgspec.Struct, frozen=True):
     """Bytes of a file system; `available` excludes the blocks that are reserved for root."""
 
     total: int
@@ -178,8 +173,7 @@ class DiskUsage:
     available: int
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
+class FileChange(msgspec.Struct, frozen=True):
     """A change below a watched directory; `path` is relative to it.
 
     An `overflow` has no path: there were more changes than could be kept, or the connection was
@@ -190,8 +184,7 @@ class FileChange:
     kind: Literal["created", "modified", "deleted", "overflow"]
 
 
-@dataclass(frozen=True, slots=True)
-class GrepMatch:
+class GrepMatch(msgspec.Struct, frozen=True):
     """A line that matches, with the lines around it; `line` and `column` are counted from 1.
 
     `path` is relative to the root of the search; it is the name of a root that is a file. Lines
@@ -214,8 +207,7 @@ class Found(list[T]):
         self.truncated = truncated
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """The progress of a transfer; `path` is the file that advanced last.
 
     `done_bytes` includes `resumed_bytes`, which an earlier attempt had copied.
@@ -229,8 +221,7 @@ class Progress:
     total_files: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotCopied:
+class NotCopied(msgspec.Struct, frozen=True):
     """An entry of a tree that could not be copied, a directory with everything in it.
 
     `path` is relative to the top. `error` names the whole path; it is an OSError for this machine
@@ -241,8 +232,7 @@ class NotCopied:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(msgspec.Struct, frozen=True):
     """The result of a transfer: counts, and the entries that could not be copied.
 
     `left_out` describes modes and symlinks that could not be kept, as messages.
@@ -257,8 +247,7 @@ class Transfer:
     failed: tuple[NotCopied, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(msgspec.Struct, frozen=True):
     """An HTTP response that the server received; header names are in lower case."""
 
     status: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -13,8 +12,7 @@ R = TypeVar("R")
 N_co = TypeVar("N_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[P, R]):
+class Call(msgspec.Struct, Generic[P, R], frozen=True):
     """A request with a response; `params` is None for methods without params."""
 
     name: str
@@ -22,8 +20,7 @@ class Call(Generic[P, R]):
     result: type[R]
 
 
-@dataclass(frozen=True, slots=True)
-class Notice(Generic[N_co]):
+class Notice(msgspec.Struct, Generic[N_co], frozen=True):
     """A notification, without a response; `encode` makes the JSON text of its params."""
 
     name: str

@@ -29,7 +29,7 @@ class Environment(Blocking[environment.Environment]):
         """Connect now, in a thread; `has_children` if that starts a program."""
         thread = LoopThread(make, has_children=has_children)
         super().__init__(thread, thread.value)
-        self.files = Files(thread, thread.value.files)
+        self._files: Files | None = None
 
     @classmethod
     def local(cls, *arguments: str, env: Mapping[str, str] | None = None) -> Environment:
@@ -45,6 +45,12 @@ class Environment(Blocking[environment.Environment]):
     def close(self) -> None:
         """Kill all processes and close the connection; running calls raise SessionLost."""
         self._thread.close()
+
+    @property
+    def files(self) -> Files:
+        if self._files is None:
+            self._files = Files(self._thread, self._inner.files)
+        return self._files
 
     @property
     def is_open(self) -> bool:

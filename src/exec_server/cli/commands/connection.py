@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import re
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -15,7 +16,6 @@ from exec_server.cli.commands.printing import print_error, print_log_records, pr
 from exec_server.cli.commands.signals import unignored
 from exec_server.cli.commands.targets import AccessOptions, Target, find_target
 from exec_server.client.engine.dialers import Dialer, WebSocketDialer, is_exposed_url
-from exec_server.client.engine.stdio import StdioDialer
 from exec_server.client.environment import Environment
 from exec_server.errors import (
     CertificateRejected,
@@ -55,9 +55,16 @@ def run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
         return await work()
 
     try:
-        return event_loop.run(main())
+        return run_event_loop(main())
     except asyncio.CancelledError:
         return 128 + received[0]
+
+
+def run_event_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run the coroutine of a command in a new event loop, with garbage collection."""
+    gc.freeze()  # the modules are needed to the end
+    gc.enable()
+    return event_loop.run(main)
 
 
 # ---- connecting -----------------------------------------------------------------------
@@ -157,6 +164,8 @@ class _ConnectionMonitor:
 
 def _dialer(target: Target, on_stderr: Callable[[str], None]) -> Dialer:
     if target.argv is not None:
+        from exec_server.client.engine.stdio import StdioDialer
+
         return StdioDialer(target.argv, on_stderr=on_stderr)
     access = target.access
     token = access.read_token()

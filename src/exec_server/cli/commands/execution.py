@@ -13,12 +13,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from exec_server.cli.commands.connection import describe_error, open_environment
-from exec_server.cli.commands.denial_text import denial_lines
+from exec_server.cli.commands.connection import describe_error, open_environment, run_event_loop
 from exec_server.cli.commands.errors import (
     EXIT_CONNECTION,
     EXIT_NOT_RUN,
@@ -32,7 +30,6 @@ from exec_server.cli.commands.policy_file import (
 )
 from exec_server.cli.commands.printing import print_error, print_status
 from exec_server.cli.commands.signals import FORWARDED, SignalForwarder, unignored
-from exec_server.cli.commands.start_failure import start_failure
 from exec_server.cli.commands.streams import OutputWriter, StdinReader, is_null_device
 from exec_server.cli.commands.targets import Target
 from exec_server.cli.commands.terminal import Terminal, window_size
@@ -42,7 +39,6 @@ from exec_server.client.environment import Environment
 from exec_server.client.paths import PathResolver
 from exec_server.client.process import Process
 from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, Unsupported
-from exec_server.host import event_loop
 from exec_server.printable import printable
 from exec_server.protocol.session import EnvironmentInfo
 
@@ -50,13 +46,13 @@ from exec_server.protocol.session import EnvironmentInfo
 TERMINATE_SECONDS: Final = 2.0
 
 
-@dataclass(frozen=True)
 class _Outcome:
     """How the execution ends; `must_terminate` if the command may still be running."""
 
-    code: int
-    must_terminate: bool = True
-    text: str | None = None
+    def __init__(self, code: int, *, must_terminate: bool = True, text: str | None = None) -> None:
+        self.code = code
+        self.must_terminate = must_terminate
+        self.text = text
 
 
 def execute(arguments: argparse.Namespace, target: Target) -> int:
@@ -69,7 +65,7 @@ def execute(arguments: argparse.Namespace, target: Target) -> int:
         if arguments.tty and has_terminal:
             screen = 1 if os.isatty(1) else None
             terminal = stack.enter_context(Terminal(0, screen=screen))
-        return event_loop.run(_Execution(arguments, target, terminal).run())
+        return run_event_loop(_Execution(arguments, target, terminal).run())
 
 
 class _Execution:
@@ -127,6 +123,8 @@ class _Execution:
             except (ConnectionLost, SessionLost):
                 raise
             except ExecServerError as error:
+                from exec_server.cli.commands.start_failure import start_failure
+
                 raise start_failure(error, arguments.argv, self._target.label) from None
             outcome = await self._run_process(process)
             if outcome.must_terminate:
@@ -178,8 +176,11 @@ class _Execution:
                 os.write(1, sequence)
         if outcome.text is not None:
             print_status(outcome.text)
-        for line in denial_lines(process.sandbox_denial) if process.sandbox_denial else ():
-            print_status(printable(line))
+        if process.sandbox_denial is not None:
+            from exec_server.cli.commands.denial_text import denial_lines
+
+            for line in denial_lines(process.sandbox_denial):
+                print_status(printable(line))
         if process.lost_bytes:
             print_status(
                 f"{process.lost_bytes} bytes of output were lost: more than the server buffers"

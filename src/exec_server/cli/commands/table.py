@@ -7,14 +7,23 @@ new command is its module and its row. CONTRIBUTING.md describes the module.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.commands.errors import EXIT_CONNECTION, EXIT_FAILURE, EXIT_NOT_RUN
 
 if TYPE_CHECKING:  # the watchdog, which imports this module too, is to stay small
     import argparse
+    from typing import Protocol
 
     from exec_server.cli.argument_parser import ArgumentParser
+
+    class CommandModule(Protocol):
+        """What the module of a client command defines. Others define `build_parser` only."""
+
+        def build_parser(self) -> ArgumentParser: ...
+
+        def run(self, arguments: argparse.Namespace) -> int: ...
+
 
 # What shell completion offers for the operands of a command.
 NOTHING: Final = "nothing"
@@ -24,30 +33,35 @@ ALL_PATHS: Final = "remote and local paths"
 COMMAND: Final = "a command"
 
 
-class Command(NamedTuple):
+class Command:
     """One row of the table."""
 
-    name: str
-    group: str
-    summary: str  # a few words in lower case
-    module: str  # below exec_server.cli
-    operands: str = NOTHING
-    failure_code: int = EXIT_FAILURE  # the exit code for errors other than wrong arguments
-    connection_code: int = EXIT_FAILURE  # the exit code if the target cannot be reached
-    is_client: bool = True  # False: it starts processes on this machine, under the watchdog
+    # Not a dataclass, which is slow to import.
+    def __init__(
+        self,
+        name: str,
+        group: str,
+        summary: str,
+        module: str,
+        operands: str = NOTHING,
+        *,
+        failure_code: int = EXIT_FAILURE,
+        connection_code: int = EXIT_FAILURE,
+        is_client: bool = True,
+    ) -> None:
+        self.name = name
+        self.group = group
+        self.summary = summary  # a few words in lower case
+        self.module = module  # below exec_server.cli
+        self.operands = operands
+        self.failure_code = failure_code  # the exit code for errors other than wrong arguments
+        self.connection_code = connection_code  # the exit code if the target cannot be reached
+        self.is_client = is_client  # False: it starts processes here, under the watchdog
 
     @property
     def is_visible(self) -> bool:
         """Whether help, completion and suggestions show it."""
         return self.group in GROUPS
-
-
-class CommandModule(Protocol):
-    """What the module of a client command defines. Others define `build_parser` only."""
-
-    def build_parser(self) -> ArgumentParser: ...
-
-    def run(self, arguments: argparse.Namespace) -> int: ...
 
 
 _RUN: Final = "run commands on a target"

@@ -18,13 +18,14 @@ import os
 import re
 import shlex
 import stat
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.commands.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # A target takes a few hundred bytes. A larger file is not a targets.toml.
 MAX_FILE_BYTES: Final = 1_048_576
@@ -209,6 +210,8 @@ def _named_target(name: str) -> Target:
 
 def targets_file() -> Path:
     """The path of targets.toml."""
+    from pathlib import Path  # slow to import, and needed for targets with a name only
+
     config = os.environ.get("XDG_CONFIG_HOME", "")
     # The XDG base directory specification says to ignore a relative path.
     base = Path(config) if config.startswith("/") else Path.home() / ".config"
@@ -217,6 +220,8 @@ def targets_file() -> Path:
 
 def load_targets() -> dict[str, Target]:
     """All targets of targets.toml, none if it does not exist; raises UsageError."""
+    import tomllib
+
     path = targets_file()
     try:
         with path.open("rb") as file:

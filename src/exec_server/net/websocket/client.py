@@ -15,7 +15,6 @@ import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from http import HTTPStatus
 from socket import gaierror
 from typing import Protocol, cast
 
@@ -51,6 +50,7 @@ _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 # The first bytes of a TLS alert, with which servers answer a plain request.
 _TLS_ALERT = b"\x15\x03"
 _WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_SWITCHING_PROTOCOLS = 101
 _STATUS_LINE = re.compile(r"HTTP/1\.[01] ([1-5]\d\d)(?: .*)?")
 _HEADER_LINE = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):(.*)")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -367,7 +367,7 @@ def _check_answer(head: bytes, key: bytes) -> None:
         raise ConnectFailed("WebSocket protocol error: the answer is not HTTP")
     status = int(status_line[1])
     headers = [(found[1].lower(), found[2].strip(" \t")) for found in matches if found]
-    if status != HTTPStatus.SWITCHING_PROTOCOLS:
+    if status != _SWITCHING_PROTOCOLS:
         raise ConnectFailed(f"HTTP error: {_status_text(status)}", status, headers)
     flaw = _flaw(headers, key)
     if flaw is not None:
@@ -394,6 +394,8 @@ def _flaw(headers: list[tuple[str, str]], key: bytes) -> str | None:
 
 
 def _status_text(status: int) -> str:
+    from http import HTTPStatus  # slow to import, and needed for an error only
+
     try:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
