@@ -33,6 +33,7 @@ from tests.conformance.proxy import Proxy
 from tests.support.client import (
     Server,
     descendants,
+    run_command,
     server_command,
     server_environment,
     start_server,
@@ -452,6 +453,29 @@ def test_server_started_by_the_client(kind: str, folder: Path) -> None:
     assert _ended(model, "plain") == (3, f"{folder}\n")
     assert report(model.outputs["typed"]).text == "Ann\r\nhi Ann\r\n"
     assert (folder / "new.txt").read_text() == "x\n"
+
+
+def test_tls_of_ours_and_the_file_before_the_variable(folder: Path) -> None:
+    """The certificate of `exec-server tls-init` is one that the client can be told to trust."""
+    made = run_command("ours", "tls-init", str(folder))
+    assert made.returncode == 0, made.stderr
+    (folder / "token").write_text("correct horse")
+    flags = (
+        *("--listen", "wss://127.0.0.1:0"),
+        *("--tls-cert", str(folder / "cert.pem"), "--tls-key", str(folder / "key.pem")),
+        *("--ws-auth", "capability-token", "--ws-token-file", str(folder / "token")),
+    )
+    # With the variable alone the client would find no server.
+    variables = {
+        "SSL_CERT_FILE": str(folder / "cert.pem"),
+        "CODEX_EXEC_SERVER_URL": "ws://127.0.0.1:9",
+    }
+    script = [[command("c", "echo in")]]
+    with start_server("ours", *flags, cwd=folder) as secure:
+        named = environment(url=secure.url, auth_bearer_token="correct horse")
+        with start_codex(script, folder, environments=named, variables=variables) as client:
+            output = _finished(client).outputs["c"]
+    assert report(output) == Report(0, "in\n", tokens=1)
 
 
 def test_bearer_token(kind: str, folder: Path) -> None:

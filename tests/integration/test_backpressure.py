@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.client import Client, Server, descendants, scaled, start_stdio, survivors
+from tests.support.certificates import make_pair
+from tests.support.client import (
+    Client,
+    Server,
+    descendants,
+    scaled,
+    start_server,
+    start_stdio,
+    survivors,
+)
 from tests.support.server_internals import commands, eventually, own_processes, resident_bytes
 
 pytestmark = pytest.mark.alone
@@ -18,9 +27,19 @@ _MIB = 1_048_576
 
 
 @pytest.fixture
-def server(fresh_server: Server) -> Server:
-    """A server for each test: its memory is measured."""
-    return fresh_server
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A server for each test, by default without TLS: its memory is measured."""
+    scheme = getattr(request, "param", "ws")
+    listen = {
+        "ws": ("--listen", "ws://127.0.0.1:0"),
+        "wss": ("--listen", "wss://127.0.0.1:0", *make_pair(tmp_path, "server").flags),
+        "unix": ("--listen", f"unix:{tmp_path}/s"),
+    }[scheme]
+    with start_server("ours", *listen) as running:
+        yield running
+
+
+every_listener = pytest.mark.parametrize("server", ["ws", "wss", "unix"], indirect=True)
 
 
 def _flood(size: int, mark: Path) -> list[str]:
@@ -36,6 +55,7 @@ def _assert_stays_away(mark: Path) -> None:
         time.sleep(0.02)
 
 
+@every_listener
 def test_unread_output_waits_in_the_child_and_arrives_whole_later(
     server: Server, tmp_path: Path
 ) -> None:
@@ -77,6 +97,7 @@ def test_terminal_output_waits_too(server: Server, tmp_path: Path) -> None:
         assert stalled.collect(name, timeout=40).pty == b"0123456\n" * (size // 8)
 
 
+@every_listener
 def test_terminate_works_while_output_is_stalled(server: Server, tmp_path: Path) -> None:
     with server.connect() as stalled:
         name = stalled.start(_flood(400 * _MIB, tmp_path / "done"))
@@ -101,6 +122,7 @@ def test_requests_of_a_stalled_client_are_taken_and_answered_later(server: Serve
         assert stalled.collect(name).exit_code == 137
 
 
+@every_listener
 def test_unread_answers_are_bounded(server: Server) -> None:
     """Each answer has the whole retained output: 100 of them would be 140 MB."""
     with server.connect() as stalled, server.connect() as other:
@@ -158,6 +180,7 @@ def test_exit_of_a_stalled_process_follows_when_the_client_reads(
         stalled.collect(flood)
 
 
+@every_listener
 def test_slow_reader_gets_everything_in_order(server: Server) -> None:
     with server.connect() as client:
         name = client.start(["seq", "300000"])

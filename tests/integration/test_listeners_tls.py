@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import signal
 import socket
@@ -105,6 +106,20 @@ def test_an_expired_certificate_is_rejected_unless_it_is_pinned(tmp_path: Path) 
         _works(connect(server.url, pin=pair.fingerprint))
 
 
+def test_a_certificate_of_our_own_making(tmp_path: Path) -> None:
+    made = run_client("tls-init", str(tmp_path))
+    assert made.returncode == 0, stderr_text(made)
+    found = re.search(rb"^fingerprint  (sha256:[0-9a-f]{64})$", made.stdout, re.MULTILINE)
+    assert found is not None
+    pair = Pair(tmp_path / "cert.pem", tmp_path / "key.pem")
+    with start_server("ours", *_LISTEN, *pair.flags) as server:
+        assert server.stderr() == ""
+        _works(connect(server.url, pin=found[1].decode()))
+        _works(connect(server.url, ca_file=str(pair.certificate)))
+        with pytest.raises(CertificateRejected, match="self-signed certificate"):
+            connect(server.url)
+
+
 # ---- the certificate ------------------------------------------------------------------
 
 
@@ -170,7 +185,7 @@ def test_peers_without_tls_are_cut_off(secure: Secure) -> None:
     plain = secure.server.url.replace("wss:", "ws:")
     with pytest.raises(ConnectFailed):
         connect(plain)
-    for data in (b"\x16\x03\x01\xff\xff" + b"\0" * 70_000, b"\x80" * 100, b"{}\n"):
+    for data in (b"\x16\x03\x01\xff\xff" + b"\0" * 70_000, b"\x80" * 100, b"{}\n" * 9):
         with secure.server.dial() as connection:
             with contextlib.suppress(ConnectionError):
                 connection.sendall(data)
@@ -226,15 +241,13 @@ def test_http_works_over_tls(secure: Secure) -> None:
     assert refused.startswith(b"HTTP/1.1 403 ")
 
 
-def test_output_that_a_client_does_not_read_stays_bounded(secure: Secure) -> None:
-    """A process behind a slow reader waits, as on a plain connection, and loses nothing."""
+def test_long_output_and_large_files_arrive_whole(secure: Secure, tmp_path: Path) -> None:
+    path = tmp_path / "file"
     with connect(secure.server.url, pin=secure.pair.fingerprint) as env:
         size = 40_000_000
         result = env.run(["head", "-c", str(size), "/dev/zero"], output_limit=size)
         assert len(result.stdout) == size
         data = bytes(range(256)) * 40_000
-        env.files.write("/tmp/exec-server-tls-test", data)
-        try:
-            assert env.files.read("/tmp/exec-server-tls-test") == data
-        finally:
-            env.files.remove("/tmp/exec-server-tls-test")
+        env.files.write(path, data)
+        assert path.read_bytes() == data
+        assert env.files.read(path) == data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ REGISTRY = "https://registry.example"
     ("arguments", "kind"),
     [
         ({"target": "ws://127.0.0.1:1"}, WebSocketDialer),
+        ({"target": "unix:/run/s"}, WebSocketDialer),
+        ({"target": "wss://h", "pin": "ab" * 32}, WebSocketDialer),
+        ({"target": "wss://h", "pin": ["ab" * 32, "cd" * 32]}, WebSocketDialer),
         ({"target": "stdio:ssh host 'a b'"}, StdioDialer),
         ({"registry": REGISTRY, "environment_id": "e", "token": "t"}, RelayDialer),
     ],
@@ -40,6 +44,18 @@ def test_a_target_has_a_dialer(arguments: dict[str, Any], kind: type) -> None:
         ),
         ({"target": "ws://example.net", "token": "t"}, "a token is sent only to wss:// URLs"),
         ({"target": "http://example.net"}, "invalid exec-server URL"),
+        ({"target": "unix:s"}, "the path of a unix socket must begin with /"),
+        ({"target": "wss://h", "pin": "x"}, "the pin `x` is not sha256:"),
+        ({"target": "ws://h", "pin": "ab" * 32}, "a pin is for wss:// URLs"),
+        ({"target": "wss://h", "ca_file": "/none"}, "cannot read the CA file /none"),
+        (
+            {"target": "wss://h", "ca_file": "f", "tls": ssl.create_default_context()},
+            "tls= excludes ca_file= and pin=",
+        ),
+        (
+            {"registry": REGISTRY, "environment_id": "e", "token": "t", "pin": "ab" * 32},
+            "pin= is for wss:// targets; a relay has executor_key=",
+        ),
     ],
 )
 def test_invalid_arguments_are_refused(arguments: dict[str, Any], text: str) -> None:

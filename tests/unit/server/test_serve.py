@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from exec_server.errors import RegistryError, StartupError
+from exec_server.host.threads import ThreadPool
+from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.stream import MessageReceiver, MessageStream, ReceiverFactory
-from exec_server.server.serve import forward_remote
+from exec_server.server.serve import _reload_on_request, forward_remote
 
 
 def _make_receiver(stream: MessageStream) -> MessageReceiver:
@@ -88,3 +90,39 @@ def test_the_failure_of_the_watch_is_raised() -> None:
     executor = FakeExecutor()
     with pytest.raises(StartupError, match="gone"):
         _forward(executor, watch)
+
+
+def test_a_certificate_that_cannot_be_read_again_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The reload runs in a thread, once for each request, and a failure does not end it."""
+    caplog.set_level("INFO")
+    failures = [None, StartupError("cannot read --tls-key k")]
+    reloaded = asyncio.Event()
+
+    class Threads:
+        async def run(self, reload: Callable[[], None]) -> None:
+            reload()
+
+    class Certificate:
+        def reload(self) -> None:
+            reloaded.set()
+            if (failure := failures.pop()) is not None:
+                raise failure
+
+    async def body() -> None:
+        requested = asyncio.Event()
+        certificate = cast(ServerCertificate, Certificate())
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(
+                _reload_on_request(certificate, requested, cast(ThreadPool, Threads()))
+            )
+            for _ in range(2):
+                requested.set()
+                await reloaded.wait()
+                reloaded.clear()
+            task.cancel()
+
+    asyncio.run(body())
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert "the former certificate stays in use: cannot read --tls-key k" in caplog.text

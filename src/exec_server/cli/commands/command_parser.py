@@ -10,6 +10,7 @@ from exec_server.cli.commands.errors import EXIT_USAGE
 TARGET_FORMS: Final = """\
 targets:
   ws://HOST:PORT, wss://HOST        a listening server
+  unix:/PATH                        a server on a unix socket of this machine
   'stdio:COMMAND WORDS'             a program that serves on stdin and stdout
   relay:https://REGISTRY/ENVIRONMENT  an environment of a registry
   NAME                              the table [NAME] of ~/.config/exec-server/targets.toml;

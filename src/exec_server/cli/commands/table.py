@@ -115,6 +115,12 @@ COMMANDS: Final = {
             is_client=False,
         ),
         Command(
+            "tls-init",
+            _MACHINE,
+            "make a self-signed certificate for a server with TLS",
+            "commands.tls_init_command",
+        ),
+        Command(
             "forward",
             _MACHINE,
             "serve clients of a relay on behalf of another server",

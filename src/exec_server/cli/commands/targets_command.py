@@ -18,6 +18,14 @@ targets.toml). Create the file yourself; each table defines one target:
   token_file = "build.token"           # or token_env; relative to targets.toml
   ca_file = "build-ca.pem"             # root certificate of a private authority
 
+  [self-signed]
+  url = "wss://192.168.1.20:7700"
+  token_file = "lan.token"
+  pin = "sha256:…"                     # the fingerprint that `exec-server tls-init` prints
+
+  [same-user]
+  url = "unix:/run/user/1000/exec-server.sock"
+
   [lab]
   stdio = "ssh lab exec-server --listen stdio"
 

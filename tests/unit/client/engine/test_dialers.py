@@ -7,6 +7,7 @@ import pytest
 from exec_server.client.engine.dialers import WebSocketDialer, is_transient
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.errors import (
+    CertificateRejected,
     ConnectFailed,
     ExecServerError,
     InvalidRequest,
@@ -22,6 +23,7 @@ from exec_server.errors import (
     [
         (ConnectFailed("refused"), True),
         (ConnectFailed("busy", 503), True),
+        (CertificateRejected("expired"), False),
         (ConnectFailed("slow down", 429), True),
         (ConnectFailed("who are you", 401), False),
         (ConnectFailed("not you", 403), False),
@@ -46,7 +48,8 @@ def test_a_token_is_not_sent_where_it_could_be_read(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["wss://example.net", "ws://127.0.0.1:1", "ws://[::1]/", "ws://localhost"]
+    "url",
+    ["wss://example.net", "ws://127.0.0.1:1", "ws://[::1]/", "ws://localhost", "unix:/run/s"],
 )
 def test_a_token_is_sent_where_it_is_safe(url: str) -> None:
     WebSocketDialer(url, token="secret")
