@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from exec_server.client.file_watch import FileWatch
     from exec_server.client.files import Files
     from exec_server.client.local_server import RunningServer, serve
+    from exec_server.client.port_forwarding import PortForward, ReversePort
     from exec_server.client.process import Process
     from exec_server.client.results import (
         ChangedFile,
@@ -119,6 +120,7 @@ __all__ = [
     "NotFound",
     "PatternNotFound",
     "PermissionDenied",
+    "PortForward",
     "Process",
     "ProcessLost",
     "ProgramNotFound",
@@ -128,6 +130,7 @@ __all__ = [
     "RegistryUnavailable",
     "Response",
     "Result",
+    "ReversePort",
     "RpcError",
     "RunningServer",
     "SandboxDenied",
@@ -191,7 +194,9 @@ _MODULES = {
     "Environment": "client.environment",
     "FileWatch": "client.file_watch",
     "Files": "client.files",
+    "PortForward": "client.port_forwarding",
     "Process": "client.process",
+    "ReversePort": "client.port_forwarding",
     "RunningServer": "client.local_server",
     "serve": "client.local_server",
 }

@@ -105,6 +105,7 @@ def _options(arguments: argparse.Namespace, register_cleanup: RegisterCleanup) -
         arguments.session_retention,
         register_cleanup,
         legacy_sandbox_forms=arguments.legacy_sandbox_forms,
+        allow_port_hosts=arguments.allow_port_hosts,
     )
 
 

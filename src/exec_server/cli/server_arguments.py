@@ -150,6 +150,16 @@ def build_parser() -> ServerParser:
         help="exit when stdin is closed, and so with the parent process "
         "(default: yes if CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE is true)",
     )
+    _add_permissions(parser)
+    _add_authentication(parser)
+    add_remote_flags(parser)
+    add_registry_credentials(parser)
+    add_logging_flags(parser)
+    return parser
+
+
+def _add_permissions(parser: ArgumentParser) -> None:
+    """Requests that are refused without these flags."""
     parser.add_argument(
         "--legacy-sandbox-forms",
         action="store_true",
@@ -163,11 +173,12 @@ def build_parser() -> ServerParser:
         action="store_true",
         help=argparse.SUPPRESS,
     )
-    _add_authentication(parser)
-    add_remote_flags(parser)
-    add_registry_credentials(parser)
-    add_logging_flags(parser)
-    return parser
+    parser.add_argument(
+        "--allow-port-hosts",
+        action="store_true",
+        help="let clients forward connections to any host that this machine reaches "
+        "(default: to its loopback addresses only)",
+    )
 
 
 def add_logging_flags(parser: ArgumentParser) -> None:

@@ -40,13 +40,16 @@ from exec_server.protocol.session import Capabilities, EnvironmentInfo
 if TYPE_CHECKING:
     from exec_server.client.files import Files
     from exec_server.client.http import Headers, HttpStream
+    from exec_server.client.port_forwarding import PortForward, PortStreams, ReversePort
 
 P = TypeVar("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=Process)
 
 # The attributes that are set when an environment is opened.
-_SET_ON_OPENING = frozenset({"_connected", "_files", "_paths", "_processes", "_start_params"})
+_SET_ON_OPENING = frozenset(
+    {"_connected", "_files", "_paths", "_port_streams", "_processes", "_start_params"}
+)
 
 
 class Environment(Handle):
@@ -109,17 +112,22 @@ class Environment(Handle):
             self._processes = processes = RemoteProcesses(self.session)
             self._paths = paths = PathResolver(self.info)
             self._files: Files | None = None
+            self._port_streams: PortStreams | None = None
             self._start_params = StartParamsBuilder(paths, self.capabilities)
 
             def update() -> None:
                 """The new session may be one of another server, with other features."""
                 paths.update(self.info)
                 self._start_params = StartParamsBuilder(paths, self.capabilities)
+                if self._port_streams is not None:
+                    self._port_streams.listen_again()
 
             self.session.on_renewed = update
             try:
                 yield
             finally:
+                if self._port_streams is not None:
+                    self._port_streams.close()
                 await processes.close()
 
     if not TYPE_CHECKING:  # a type checker would accept every name
@@ -372,6 +380,37 @@ class Environment(Handle):
             timeout=timeout,
             follow_redirects=follow_redirects,
         )
+
+    # ---- ports ------------------------------------------------------------------------
+
+    def forward_port(
+        self, remote_port: int, *, local_port: int = 0, host: str | None = None
+    ) -> PortForward:
+        """A local port that leads to a port of the server's machine; see PortForward.
+
+        `local_port` 0 is any free port. `host` is another host that the server reaches, if the
+        server allows that (`--allow-port-hosts`).
+        """
+        from exec_server.client.port_forwarding import PortForward
+
+        return PortForward(self._ports, remote_port, local_port=local_port, host=host)
+
+    def reverse_port(self, local_port: int, *, remote_port: int = 0) -> ReversePort:
+        """A port of the server's machine that leads to a local port; see ReversePort.
+
+        `remote_port` 0 is any free port.
+        """
+        from exec_server.client.port_forwarding import ReversePort
+
+        return ReversePort(self._ports, local_port, remote_port=remote_port)
+
+    @property
+    def _ports(self) -> PortStreams:
+        if self._port_streams is None:
+            from exec_server.client.port_forwarding import PortStreams
+
+            self._port_streams = PortStreams(self.session)
+        return self._port_streams
 
 
 def _label(argv: list[str], cwd: AnyPath | None) -> str:

@@ -64,6 +64,7 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
             fs_set_times=True,
             fs_symlink=True,
             fs_watch=True,
+            port_forward=True,
         ),
     )
 

@@ -54,6 +54,7 @@ class Capabilities(Result, frozen=True):
     fs_set_times: bool = False
     fs_symlink: bool = False
     fs_watch: bool = False
+    port_forward: bool = False
 
 
 class EnvironmentInfo(Result, frozen=True):

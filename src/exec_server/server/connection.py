@@ -345,12 +345,12 @@ class Connection:
         self._is_congested = True
         self._writable.clear()
         if self._context is not None:
-            self._context.session.pause_writing()
+            self._context.pause_writing()
 
     def resume_writing(self) -> None:
         self._writable.set()
         if self._context is not None:
-            self._context.session.resume_writing()
+            self._context.resume_writing()
         self._advance(self._lanes.main)
 
     def eof_received(self) -> None:

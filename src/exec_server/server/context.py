@@ -19,6 +19,7 @@ from exec_server.protocol.method import Notice
 from exec_server.protocol.session import EnvironmentInfo
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.detached import DetachedProcesses
+from exec_server.server.port_table import PortResources, PortTable
 from exec_server.server.session import Session, SessionRegistry
 
 A = ParamSpec("A")
@@ -47,6 +48,7 @@ class ServerContext:
     detached: DetachedProcesses
     tasks: asyncio.TaskGroup
     http: HttpResources | None = None  # None: http/request is refused
+    ports: PortResources | None = None  # None: port/open and port/listen are refused
     concurrent_requests: int = 1  # of one connection
     legacy_sandbox_forms: bool = False  # translate `sandbox` objects of earlier versions
     search_slots: asyncio.Semaphore = field(
@@ -83,6 +85,7 @@ class ConnectionContext:
     handles: HandleTable = field(default_factory=HandleTable)
     watch: MissingWatch = field(init=False)
     change_watches: dict[int, ChangeWatch] = field(default_factory=dict)  # by watch id
+    ports: PortTable = field(init=False)
     http_streams: set[str] = field(default_factory=set)  # request ids of bodies being streamed
     http_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(CONCURRENT_HTTP_REQUESTS)
@@ -90,6 +93,7 @@ class ConnectionContext:
 
     def __post_init__(self) -> None:
         self.watch = MissingWatch(self.server.inotify)
+        self.ports = PortTable(self.server.ports, self.notify)
 
     def in_thread(
         self, function: Callable[A, T], *args: A.args, **kwargs: A.kwargs
@@ -103,9 +107,19 @@ class ConnectionContext:
         while not self.writable.is_set():
             await self.writable.wait()
 
+    def pause_writing(self) -> None:
+        """Read neither output of processes nor from forwarded connections."""
+        self.session.pause_writing()
+        self.ports.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.session.resume_writing()
+        self.ports.resume_reading()
+
     def close(self) -> None:
         self.handles.close_all()
         self.watch.close()
         for watch in self.change_watches.values():
             watch.close()
         self.change_watches.clear()
+        self.ports.close()

@@ -13,6 +13,7 @@ from exec_server.protocol import (
     file_watches,
     files,
     http,
+    port,
     process,
     session,
 )
@@ -24,6 +25,7 @@ from exec_server.server.handlers import detached as detached_handlers
 from exec_server.server.handlers import environment as environment_handlers
 from exec_server.server.handlers import files as file_handlers
 from exec_server.server.handlers import http as http_handlers
+from exec_server.server.handlers import port as port_handlers
 from exec_server.server.handlers import process as process_handlers
 from exec_server.server.handlers import searches as search_handlers
 from exec_server.server.handlers import watches as watch_handlers
@@ -143,6 +145,15 @@ _ROWS = [
     Method(file_watches.WATCH, watch_handlers.watch, "filesystem"),
     Method(file_watches.UNWATCH, watch_handlers.unwatch, "filesystem", control=True),
     Method(http.REQUEST, http_handlers.request, "http", yields_slot=True),
+    # Control methods: a forwarded connection does not wait for the copy of a file.
+    Method(port.PROBE, port_handlers.probe, "port", control=True, yields_slot=True),
+    Method(port.OPEN, port_handlers.open_, "port", control=True, yields_slot=True),
+    Method(port.LISTEN, port_handlers.listen, "port", control=True, yields_slot=True),
+    Method(port.CLOSE_LISTENER, port_handlers.close_listener, "port", control=True),
+    Method(port.DATA, port_handlers.data, "port", control=True),
+    Method(port.CREDIT, port_handlers.credit, "port", control=True),
+    Method(port.END, port_handlers.end, "port", control=True),
+    Method(port.RESET, port_handlers.reset, "port", control=True),
 ]
 
 # Operations that always run in a thread need no handler of their own.

@@ -17,6 +17,7 @@ from exec_server.host import environment, http, libc
 from exec_server.host.threads import ThreadPool, start_lookup_threads
 from exec_server.net.auth import Authenticator
 from exec_server.net.listen import BoundSocket
+from exec_server.net.port_socket import PortSockets
 from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.stdio import StdioStream
 from exec_server.net.stream import ReceiverFactory
@@ -29,6 +30,7 @@ from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.connection import Connection
 from exec_server.server.context import ServerContext
 from exec_server.server.detached import DetachedProcesses
+from exec_server.server.port_table import PortResources
 from exec_server.server.session import SessionRegistry
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class Options:
     # Called with a path that must be removed if the server is killed, and whether it exists.
     register_cleanup: Callable[[str, bool], None] = lambda path, exists: None
     legacy_sandbox_forms: bool = False
+    allow_port_hosts: bool = False  # forward connections to other hosts than this machine
 
 
 class _LazyHttpClient:
@@ -142,6 +145,7 @@ async def _server_context(
                     detached=detached,
                     tasks=tasks,
                     http=http.HttpResources(lazy_client),
+                    ports=PortResources(PortSockets(allow_other_hosts=options.allow_port_hosts)),
                     concurrent_requests=options.concurrent_requests,
                     legacy_sandbox_forms=options.legacy_sandbox_forms,
                 )

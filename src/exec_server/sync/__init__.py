@@ -12,6 +12,7 @@ and so kills the process that it had started.
 
 from exec_server.sync.environment import Environment, RunningServer, connect, serve
 from exec_server.sync.files import FileReader, Files, FileWatch, FileWriter
+from exec_server.sync.ports import PortForward, ReversePort
 from exec_server.sync.process import HttpStream, Process
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "FileWriter",
     "Files",
     "HttpStream",
+    "PortForward",
     "Process",
+    "ReversePort",
     "RunningServer",
     "connect",
     "serve",

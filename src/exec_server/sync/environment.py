@@ -13,6 +13,7 @@ from exec_server.client.engine.session import CLIENT_NAME
 from exec_server.client.local_server import DEFAULT_LISTEN
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 from exec_server.sync.files import Files
+from exec_server.sync.ports import PortForward, ReversePort
 from exec_server.sync.process import HttpStream, Process
 from exec_server.sync.thread import Blocking, LoopThread, blocking, wrapped
 
@@ -75,6 +76,8 @@ class Environment(Blocking[environment.Environment]):
     start = wrapped(environment.Environment.start, Process)
     attach = wrapped(environment.Environment.attach, Process)
     http_stream = wrapped(environment.Environment.http_stream, HttpStream)
+    forward_port = wrapped(environment.Environment.forward_port, PortForward)
+    reverse_port = wrapped(environment.Environment.reverse_port, ReversePort)
 
 
 def connect(

@@ -119,6 +119,14 @@ def test_how_methods_are_scheduled() -> None:
         "process/terminate",
         "fs/close",
         "fs/unwatch",
+        "port/probe",
+        "port/open",
+        "port/listen",
+        "port/closeListener",
+        "port/data",
+        "port/credit",
+        "port/end",
+        "port/reset",
     }
     assert parked == {
         "process/read",
@@ -126,4 +134,7 @@ def test_how_methods_are_scheduled() -> None:
         "process/closeStdin",
         "fs/grep",
         "http/request",
+        "port/probe",
+        "port/open",
+        "port/listen",
     }

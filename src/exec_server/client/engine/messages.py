@@ -25,7 +25,7 @@ from exec_server.errors import (
     RpcError,
     SessionAttached,
 )
-from exec_server.protocol import file_watches, files, http, process
+from exec_server.protocol import file_watches, files, http, port, process
 from exec_server.protocol.base64_text import Base64
 from exec_server.protocol.jsonrpc import RequestId
 from exec_server.protocol.method import Notice
@@ -45,6 +45,11 @@ NOTICES: dict[str, Notice[Any]] = {
         files.MISSING_CHANGED,
         file_watches.CHANGED,
         http.BODY_DELTA,
+        port.ACCEPTED,
+        port.DATA_NOTICE,
+        port.CREDIT_NOTICE,
+        port.END_NOTICE,
+        port.RESET_NOTICE,
     )
 }
 

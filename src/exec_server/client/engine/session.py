@@ -17,6 +17,7 @@ old session, wait for the new one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
@@ -290,6 +291,24 @@ class ClientSession:
         is_urgent: bool = False,
         is_bound: bool = False,
     ) -> Raw:
+        body = self._body(method, params)
+        call = PendingCall(body, is_retryable=is_retryable, is_urgent=is_urgent, is_bound=is_bound)
+        self._enqueue(call)
+        try:
+            return await call.future
+        finally:
+            self._queue.discard(call)
+
+    def post(self, call: Call[P, R], params: P) -> None:
+        """Send a request and discard its answer; nothing is sent after the end of the session.
+
+        If the connection is lost, the request is not sent again.
+        """
+        body = self._body(call.name, params)
+        with contextlib.suppress(SessionLost):
+            self._enqueue(PendingCall(body, is_retryable=False, is_bound=True))
+
+    def _body(self, method: str, params: object) -> bytes:
         if not self._is_entered:
             raise RuntimeError("the session is not open: use it inside of its `async with`")
         try:
@@ -300,17 +319,16 @@ class ClientSession:
             raise InvalidParams(str(error)) from None
         if len(body) + 32 > MESSAGE_BYTES:
             raise InvalidRequest(f"the request has {len(body)} bytes; a message may have 64 MiB")
+        return body
+
+    def _enqueue(self, call: PendingCall) -> None:
+        """Send a call as soon as possible; raises SessionLost."""
         if self._end_reason is not None:
-            if is_bound or self._is_closed or not self._reconnects:
+            if call.is_bound or self._is_closed or not self._reconnects:
                 raise SessionLost(self._end_reason)
             self._begin_renewal()
-        call = PendingCall(body, is_retryable=is_retryable, is_urgent=is_urgent, is_bound=is_bound)
         self._queue.add(call)
         self._send_queued()
-        try:
-            return await call.future
-        finally:
-            self._queue.discard(call)
 
     def _send_queued(self) -> None:
         """Send queued calls, up to the number that may be in flight; urgent ones are first."""

@@ -259,6 +259,27 @@ async def test_a_call_cancelled_before_its_turn_is_never_sent(
 
 
 @in_session
+async def test_a_posted_call_is_sent_in_order_and_its_answer_discarded(
+    session: ClientSession, dialer: MemoryDialer, stream: MemoryStream
+) -> None:
+    session.post(MEASURE, Name("first"))
+    session.post(MEASURE, Name("second"))
+    for name in ("first", "second"):
+        request = await stream.next("test/measure")
+        assert request["params"] == {"name": name}
+        stream.refuse(request, -32600, "no")
+    session.post(MEASURE, Name("lost"))
+    await stream.next("test/measure")
+    stream.lose()
+    stream = await dialer.stream()
+    await stream.past_handshake()
+    assert stream.is_quiet
+    session._end("for a test")
+    session.post(MEASURE, Name("too late"))
+    assert stream.is_quiet
+
+
+@in_session
 async def test_calls_wait_while_the_server_takes_nothing(
     session: ClientSession, dialer: MemoryDialer, stream: MemoryStream
 ) -> None:

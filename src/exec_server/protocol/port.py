@@ -1,0 +1,136 @@
+"""port/*: structs, calls and notifications of forwarded connections.
+
+`port/data`, `port/credit`, `port/end` and `port/reset` exist in both directions: as requests of
+the client and as notifications of the server.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NewType
+
+import msgspec
+import pybase64
+
+from exec_server.protocol.decoding import U16, U32, Base64, NonZeroU16, Params, Result
+from exec_server.protocol.method import Call, Notice
+
+StreamId = NewType("StreamId", str)
+ListenerId = NewType("ListenerId", str)
+
+
+class ProbeParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "PortProbeParams"
+    omissible: ClassVar[tuple[str, ...]] = ("host",)
+    port: NonZeroU16
+    host: str | None = None  # None: loopback
+
+
+class ProbeResult(Result, frozen=True):
+    accepts: bool
+
+
+class OpenParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "PortOpenParams"
+    omissible: ClassVar[tuple[str, ...]] = ("host",)
+    stream_id: StreamId
+    port: NonZeroU16
+    window: U32  # bytes that the server may send before the first credit
+    host: str | None = None  # None: loopback
+
+
+class OpenResult(Result, frozen=True):
+    window: int  # bytes that the client may send before the first credit
+
+
+class ListenParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "PortListenParams"
+    listener_id: ListenerId
+    port: U16  # 0: any free port
+
+
+class ListenResult(Result, frozen=True):
+    port: int
+
+
+class CloseListenerParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "PortCloseListenerParams"
+    listener_id: ListenerId
+
+
+class CloseListenerResult(Result, frozen=True):
+    pass
+
+
+class DataParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "PortDataParams"
+    stream_id: StreamId
+    chunk: Base64
+
+
+class CreditParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "PortCreditParams"
+    stream_id: StreamId
+    bytes: U32
+
+
+class EndParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "PortEndParams"
+    stream_id: StreamId
+
+
+class ResetParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "PortResetParams"
+    stream_id: StreamId
+
+
+class Taken(Result, frozen=True):
+    """The result of a message of a stream, whether or not the stream still exists."""
+
+
+class AcceptedNotice(Result, frozen=True):
+    listener_id: ListenerId
+    stream_id: StreamId
+    window: int
+
+
+class DataNotice(Result, frozen=True, gc=False):
+    stream_id: StreamId
+    chunk: bytes
+
+
+class CreditNotice(Result, frozen=True, gc=False):
+    stream_id: StreamId
+    bytes: int
+
+
+class EndNotice(Result, frozen=True, gc=False):
+    stream_id: StreamId
+
+
+class ResetNotice(Result, frozen=True, gc=False):
+    stream_id: StreamId
+    reason: str
+
+
+def encode_data(params: DataNotice) -> bytes:
+    """Encode params as msgspec would, but with the faster base64 of pybase64."""
+    return b'{"streamId":%b,"chunk":"%b"}' % (
+        msgspec.json.encode(params.stream_id),
+        pybase64.b64encode(params.chunk),
+    )
+
+
+PROBE = Call("port/probe", ProbeParams, ProbeResult)
+OPEN = Call("port/open", OpenParams, OpenResult)
+LISTEN = Call("port/listen", ListenParams, ListenResult)
+CLOSE_LISTENER = Call("port/closeListener", CloseListenerParams, CloseListenerResult)
+DATA = Call("port/data", DataParams, Taken)
+CREDIT = Call("port/credit", CreditParams, Taken)
+END = Call("port/end", EndParams, Taken)
+RESET = Call("port/reset", ResetParams, Taken)
+
+ACCEPTED = Notice("port/accepted", AcceptedNotice)
+DATA_NOTICE = Notice("port/data", DataNotice, encode_data)
+CREDIT_NOTICE = Notice("port/credit", CreditNotice)
+END_NOTICE = Notice("port/end", EndNotice)
+RESET_NOTICE = Notice("port/reset", ResetNotice)
