@@ -53,6 +53,10 @@ class DetachedProcess(Process):
         self.name = name
         self._after = after
         self._is_attached = params is None  # and not started
+        self.tty = params is not None and params.tty
+        """Whether it runs on a terminal."""
+        self.has_stdin = params is not None and (params.tty or params.pipe_stdin)
+        """Whether it can be written to."""
 
     async def _start(self, remote: RemoteProcess) -> None:
         if not self._is_attached:
@@ -61,6 +65,8 @@ class DetachedProcess(Process):
         assert self.name is not None
         answer = await self._processes.attach(remote, self.name, self._after)
         self.argv = tuple(answer.argv)
+        self.tty = answer.tty
+        self.has_stdin = answer.tty or answer.pipe_stdin
         self._open_input(remote, is_terminal=answer.tty, is_pipe=answer.pipe_stdin)
 
     async def _close(self) -> None:

@@ -109,6 +109,11 @@ class Broadcast:
         """The number of the last event."""
         return 0 if self.process is None else self.process.log.next_seq - 1
 
+    @property
+    def last_position(self) -> int:
+        """The latest event after which an attachment may begin: exit and close are always sent."""
+        return self._ends[0].seq - 1 if self._ends else self.last_seq
+
     def after(self, seq: int) -> list[Event]:
         """Some of the events numbered above `seq`, in order; none only if there are none."""
         if self.process is None:
@@ -142,7 +147,7 @@ class Attachment:
 
     def begin(self, after: int) -> None:
         """Send the events after this one, soon: the answer to the request precedes them."""
-        self.after_seq = self._position = min(after, self.broadcast.last_seq)
+        self.after_seq = self._position = min(after, self.broadcast.last_position)
         self._schedule_push()
 
     def skip_to_end(self) -> None:

@@ -148,6 +148,20 @@ def test_a_position_beyond_the_end_is_the_end() -> None:
     _run(scenario)
 
 
+def test_the_exit_and_the_close_are_always_sent() -> None:
+    async def scenario(world: World) -> None:
+        world.say(3)
+        world.exit()
+        world.say()
+        world.close()
+        one = world.broadcast.attach(_WEB, channel := FakeChannel())
+        one.begin(99)
+        await _settle()
+        assert (one.after_seq, channel.seqs) == (3, [4, 5, 6])
+
+    _run(scenario)
+
+
 def test_a_slow_channel_continues_where_it_stopped_and_delays_no_other() -> None:
     async def scenario(world: World) -> None:
         slow, quick = FakeChannel(room=2), FakeChannel()

@@ -8,6 +8,7 @@ from typing import Final
 from exec_server.cli.argument_parser import positive_seconds
 from exec_server.cli.commands.access_flags import access_options
 from exec_server.cli.commands.command_parser import TARGET_FORMS, CommandParser
+from exec_server.cli.commands.errors import UsageError
 from exec_server.cli.commands.execution_flags import add_execution_flags
 from exec_server.cli.commands.targets import find_target
 
@@ -37,8 +38,14 @@ with -t, at the beginning of a line:
   ~.    end the command and leave         ~^Z   suspend exec-server
   ~?    list these escapes                ~~    send ~
 
+with -d:
+  The command goes on when exec-server has left, which prints its name. `exec-server ps`, `logs`,
+  `attach` and `kill` use the name, for this and any other client of the target. It ends with the
+  server, or by --max-lifetime or --idle-timeout.
+
 examples:
   exec-server exec build make test
+  exec-server exec -d --name web --cwd /src build npm run dev
   exec-server exec --sandbox workspace-write --cwd /src build make test
   exec-server exec -t --cwd /src build vim README.md
   tar c src | exec-server exec --cwd /srv build tar x
@@ -106,13 +113,62 @@ def build_parser() -> ExecParser:
         help="kill the command after this time (default: no limit)",
     )
     add_execution_flags(parser)
+    _add_detach_flags(parser)
     return parser
+
+
+def _add_detach_flags(parser: ExecParser) -> None:
+    group = parser.add_argument_group("detached commands")
+    group.add_argument(
+        "-d", "--detach", action="store_true", help="start the command, print its name, and leave"
+    )
+    group.add_argument(
+        "--name", metavar="NAME", help="with -d: the name of the command (default: a new one)"
+    )
+    group.add_argument(
+        "-i",
+        "--interactive",
+        action="store_true",
+        help="with -d: keep stdin open for `exec-server attach` (default: empty; -t implies it)",
+    )
+    group.add_argument(
+        "--max-lifetime",
+        metavar="SECONDS",
+        type=positive_seconds,
+        help="with -d: end the command after this time (default: no limit)",
+    )
+    group.add_argument(
+        "--idle-timeout",
+        metavar="SECONDS",
+        type=positive_seconds,
+        help="with -d: end the command after this time without output and without a client "
+        "(default: no limit)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
+    _check_detach(arguments)
     target = find_target(arguments.target, access_options(arguments))
+
+    if arguments.detach:
+        from exec_server.cli.commands.detaching import start_detached
+
+        return start_detached(arguments, target)
 
     from exec_server.cli.commands.execution import execute
 
     return execute(arguments, target)
+
+
+def _check_detach(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for flags that do not fit together."""
+    if not arguments.detach:
+        flags = ("name", "interactive", "max_lifetime", "idle_timeout")
+        for flag in flags:
+            if getattr(arguments, flag):
+                raise UsageError(f"--{flag.replace('_', '-')} needs --detach")
+    elif not arguments.argv:
+        raise UsageError("--detach needs a COMMAND")
+    elif arguments.timeout is not None:
+        raise UsageError("with --detach use --max-lifetime instead of --timeout")

@@ -75,7 +75,7 @@ class _Execution:
         self._arguments = arguments
         self._target = target
         self._terminal = terminal
-        self._variables = _variables(arguments)
+        self._variables = command_variables(arguments)
         self._policy = load_policy("--sandbox", arguments.sandbox)
         self._writer = OutputWriter()
         self._screen = ScreenModes()
@@ -115,7 +115,7 @@ class _Execution:
             tty=arguments.tty,
             size=window_size(0) if self._terminal is not None else None,
             stdin=self._has_input,
-            sandbox=self._sandbox(environment.info),
+            sandbox=command_sandbox(self._policy, arguments.cwd, environment.info),
         )
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -130,13 +130,6 @@ class _Execution:
             if outcome.must_terminate:
                 await self._terminate(environment, process)
             return outcome.code
-
-    def _sandbox(self, info: EnvironmentInfo) -> AnySandbox | None:
-        if not needs_surroundings(self._policy):
-            return self._policy
-        paths, cwd = PathResolver(info), self._arguments.cwd
-        workspace = str(paths.uri(paths.cwd if cwd is None else cwd))
-        return with_surroundings(self._policy, workspace, [workspace])
 
     async def _run_process(self, process: Process) -> _Outcome:
         """Copy streams and forward signals until there is an outcome."""
@@ -273,7 +266,18 @@ class _Execution:
                 self._print_status(f"\n{HELP_TEXT.format(self._arguments.escape)}")
 
 
-def _variables(arguments: argparse.Namespace) -> dict[str, str]:
+def command_sandbox(
+    policy: AnySandbox | None, cwd: str | None, info: EnvironmentInfo
+) -> AnySandbox | None:
+    """The policy of `--sandbox`, with the working directory as its workspace."""
+    if not needs_surroundings(policy):
+        return policy
+    paths = PathResolver(info)
+    workspace = str(paths.uri(paths.cwd if cwd is None else cwd))
+    return with_surroundings(policy, workspace, [workspace])
+
+
+def command_variables(arguments: argparse.Namespace) -> dict[str, str]:
     """Variables to set for the command beside the server's environment; raises UsageError."""
     variables = {}
     if arguments.tty:

@@ -27,6 +27,12 @@ def add_execution_flags(parser: ArgumentParser) -> None:
         help="confine the command: read-only, workspace-write (the working directory and /tmp), "
         "or a JSON file as `exec-server sandbox run --policy` takes it (default: not confined)",
     )
+    add_escape_flag(parser)
+    add_access_flags(parser)
+
+
+def add_escape_flag(parser: ArgumentParser) -> None:
+    """Add the escape character, which `attach` has too."""
     parser.add_argument(
         "-e",
         "--escape",
@@ -35,7 +41,6 @@ def add_execution_flags(parser: ArgumentParser) -> None:
         default="~",
         help="on a terminal: the escape character, or none (default: ~)",
     )
-    add_access_flags(parser)
 
 
 def _escape(text: str) -> str | None:

@@ -93,6 +93,19 @@ COMMANDS: Final = {
             failure_code=EXIT_NOT_RUN,
             connection_code=EXIT_CONNECTION,
         ),
+        Command("ps", _RUN, "list detached commands", "commands.ps_command", TARGETS),
+        Command(
+            "logs", _RUN, "print the output of a detached command", "commands.logs_command", TARGETS
+        ),
+        Command(
+            "attach",
+            _RUN,
+            "use a detached command on this terminal",
+            "commands.attach_command",
+            TARGETS,
+            connection_code=EXIT_CONNECTION,
+        ),
+        Command("kill", _RUN, "end detached commands", "commands.kill_command", TARGETS),
         Command("cp", _FILES, "copy files and directories", "commands.copy_command", ALL_PATHS),
         Command("ls", _FILES, "list files of a target", "commands.ls_command", REMOTE_PATHS),
         Command("cat", _FILES, "print files of a target", "commands.cat_command", REMOTE_PATHS),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.cli.commands.exec_command import build_parser
+from exec_server.cli.commands.errors import UsageError
+from exec_server.cli.commands.exec_command import build_parser, run
 
 
 def test_the_command_is_what_comes_after_the_first_dashes() -> None:
@@ -59,3 +60,18 @@ def test_usage_errors(words: list[str], text: str, capsys: pytest.CaptureFixture
     assert error.startswith("Error: ")
     assert text in error
     assert "try 'exec-server exec -h'" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--name", "web", "build", "x"], "--name needs --detach"),
+        (["-i", "build", "x"], "--interactive needs --detach"),
+        (["--max-lifetime", "3", "build", "x"], "--max-lifetime needs --detach"),
+        (["-d", "build"], "--detach needs a COMMAND"),
+        (["-d", "--timeout", "3", "build", "x"], "use --max-lifetime instead of --timeout"),
+    ],
+)
+def test_flags_that_do_not_fit_together(words: list[str], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        run(build_parser().parse_words(words))

@@ -1,0 +1,22 @@
+"""The arguments of `exec-server kill`."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.detached_commands import TARGET, FakeEnvironment, listed
+
+from exec_server.cli.commands import kill_command, killing
+
+
+def test_several_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = FakeEnvironment(listed("a"), listed("b")).open_in(monkeypatch, killing)
+    monkeypatch.setattr(kill_command, "find_target", lambda *_: TARGET)
+    words = ["-s", "HUP", "box", "a", "b"]
+    assert kill_command.run(kill_command.build_parser().parse_words(words)) == 0
+    assert [each.calls[0] for each in environment.opened] == ["HUP", "HUP"]
+
+
+@pytest.mark.parametrize("words", [[], ["box"]])
+def test_a_name_is_needed(words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        kill_command.build_parser().parse_words(words)
