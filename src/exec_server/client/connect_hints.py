@@ -11,6 +11,10 @@ from exec_server.errors import ConnectFailed
 _HINTS: Final = (
     ("refused", "check that the server is running and that the port is right: it prints its URL"),
     ("lookup", "check the spelling of the host name"),
+    ("not speak tls", "use ws:// for a server without TLS"),
+    ("not pinned", "if the certificate was replaced, pass its new fingerprint as pin="),
+    ("expired", "renew the certificate of the server, and check the clocks of both machines"),
+    ("mismatch", "use a name of the certificate in the URL, or pin the certificate with pin="),
     (
         "certificate",
         "pass the root certificate as ca_file=, or the fingerprint as pin=",
@@ -23,7 +27,11 @@ _HINTS: Final = (
 def explain(error: ConnectFailed, address: str | None) -> None:
     """Add the address and a hint to an error."""
     error.url = address
-    error.hint = _hint(error)
+    is_unix = address is not None and address.startswith("unix:")
+    if is_unix and (error.status == 403 or "permission denied" in error.reason.lower()):
+        error.hint = "only the user of the server and root may use its unix socket"
+    else:
+        error.hint = _hint(error)
 
 
 def shown_address(

@@ -18,6 +18,10 @@ pytestmark = pytest.mark.quick
         (ConnectFailed("IO error: Connection refused"), "check that the server is running"),
         (ConnectFailed("failed to lookup address"), "spelling"),
         (ConnectFailed("certificate verify failed"), "ca_file="),
+        (ConnectFailed("certificate … is not pinned"), "new fingerprint as pin="),
+        (ConnectFailed("certificate verify failed: it has expired"), "clocks"),
+        (ConnectFailed("certificate verify failed: IP address mismatch"), "a name of the cert"),
+        (ConnectFailed("the server does not speak TLS at this port"), "ws://"),
         (ConnectFailed("IO error: No such file or directory"), "path"),
         (ConnectFailed("timed out after 10 s"), "firewall"),
     ],
@@ -27,6 +31,12 @@ def test_hints(error: ConnectFailed, words: str) -> None:
     explain(error, "ws://h")
     assert (error.url, words in error.hint) == ("ws://h", True)
     assert str(error) == f"cannot connect to ws://h: {error.reason}; {error.hint}"
+
+
+@pytest.mark.parametrize("error", [ConnectFailed("403", 403), ConnectFailed("Permission denied")])
+def test_unix_sockets_are_for_one_user(error: ConnectFailed) -> None:
+    explain(error, "unix:/run/s")
+    assert error.hint == "only the user of the server and root may use its unix socket"
 
 
 def test_an_unknown_reason_has_no_hint() -> None:
