@@ -108,7 +108,7 @@ def test_the_socket_is_for_its_user_only(everywhere: Everywhere) -> None:
 
 
 _AS_NOBODY = """
-import os, sys
+import http, os, sys  # imported later by the client, when this user may not read it
 from exec_server.client.engine import dialers, session, recovery  # not readable for nobody later
 from exec_server import ConnectFailed
 from exec_server.sync import connect
