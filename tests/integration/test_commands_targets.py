@@ -139,7 +139,7 @@ compopt() { :; }  # it works only while a key is pressed
 for typed in "$@"; do
     read -r -a COMP_WORDS <<< "$typed"
     [[ $typed == *' ' ]] && COMP_WORDS+=('')
-    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMP_LINE=$typed COMP_POINT=${#typed}
     $(complete -p exec-server | sed 's/.*-F \([^ ]*\).*/\1/')
     echo "${COMPREPLY[*]}"
 done
@@ -184,6 +184,31 @@ def test_bash_completes(installed: dict[str, str]) -> None:
         check=True,
     )
     assert dict(zip(_TYPED, ended.stdout.split("\n"), strict=False)) == _TYPED
+    assert ended.stderr == ""
+
+
+def test_remote_paths_are_completed(
+    installed: dict[str, str], config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "name").touch()
+    with start_server("ours", cwd=tmp_path) as server:
+        (config / "targets.toml").write_text(f'[build]\nurl = "{server.url}"\n')
+        typed = {
+            "exec-server cat build:some/n": "some/name",
+            f"exec-server ls build:{tmp_path}/so": f"{tmp_path}/some/",
+            f"exec-server cp {server.url}:{tmp_path}/some/": f"{tmp_path}/some/name",
+            "exec-server rm build:missing/": "",
+        }
+        ended = subprocess.run(
+            ["bash", "--norc", "-c", _BASH, "bash", *typed],
+            env=installed,
+            capture_output=True,
+            text=True,
+            timeout=scaled(30),
+            check=True,
+        )
+    assert dict(zip(typed, ended.stdout.split("\n"), strict=False)) == typed
     assert ended.stderr == ""
 
 

@@ -151,6 +151,7 @@ COMMANDS: Final = {
             "completion", _OTHER, "print a shell completion script", "commands.completion_command"
         ),
         Command("help", _OTHER, "show the help of a command", "commands.help_command", COMMAND),
+        Command("complete-path", "", "list remote paths", "commands.complete_path_command"),
         Command("version", _OTHER, "print the version", "commands.version_command"),
     )
 }
