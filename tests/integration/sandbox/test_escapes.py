@@ -223,7 +223,7 @@ try:
     os.kill(-1, signal.SIGTERM)
 except ProcessLookupError:
     pass  # the init and this process are the only ones
-os.setpriority(os.PRIO_USER, os.getuid(), 7)
+os.setpriority(os.PRIO_USER, os.getuid(), 19)  # the lowest: it can always be set
 attempt('still here', os.stat, '/')
 """
 
