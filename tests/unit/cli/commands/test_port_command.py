@@ -1,0 +1,83 @@
+"""The operands of `exec-server port`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from exec_server.cli.commands.errors import UsageError
+from exec_server.cli.commands.port_command import (
+    Forwarding,
+    _Ending,
+    build_parser,
+    parse_forwarding,
+)
+from exec_server.errors import SessionLost
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3000", Forwarding(3000, None, 3000)),
+        ("0:3000", Forwarding(0, None, 3000)),
+        ("8080:80", Forwarding(8080, None, 80)),
+        ("db:5432", Forwarding(5432, "db", 5432)),
+        ("1:db.internal:5432", Forwarding(1, "db.internal", 5432)),
+        ("10.0.0.7:80", Forwarding(80, "10.0.0.7", 80)),
+        ("1:[::1]:80", Forwarding(1, "::1", 80)),
+        ("[fe80::1%eth0]:80", Forwarding(80, "fe80::1%eth0", 80)),
+    ],
+)
+def test_forwardings(text: str, expected: Forwarding) -> None:
+    assert parse_forwarding(text, is_reverse=False) == expected
+
+
+def test_reverse_forwardings() -> None:
+    assert parse_forwarding("3000", is_reverse=True) == Forwarding(3000, None, 3000)
+    assert parse_forwarding("3000:0", is_reverse=True) == Forwarding(3000, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_reverse", "reason"),
+    [
+        ("", False, "is not"),
+        ("http", False, "is not"),
+        ("::1:80", False, "is not"),
+        ("1:2:3", False, "is not"),
+        ("-1", False, "is not"),
+        ("٣", False, "is not"),
+        ("65536", False, "at most 65535"),
+        ("70000:80", False, "at most 65535"),
+        ("0", False, "port 0"),
+        ("80:0", False, "port 0"),
+        ("0:80", True, "port 0"),
+        ("db:80", True, "without a host"),
+    ],
+)
+def test_wrong_forwardings(text: str, is_reverse: bool, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        parse_forwarding(text, is_reverse=is_reverse)
+
+
+def test_the_direction() -> None:
+    parser = build_parser()
+    assert not parser.parse_words(["build", "80"]).reverse
+    assert not parser.parse_words(["-L", "build", "80"]).reverse
+    assert parser.parse_words(["build", "-R", "80", "81"]).reverse
+    with pytest.raises(SystemExit):
+        parser.parse_words(["-L", "-R", "build", "80"])
+
+
+def test_the_loss_of_the_session_ends_the_command() -> None:
+    async def run() -> None:
+        ending = _Ending()
+        ending.on_disconnected()
+        ending.on_resumed()
+        assert not ending.lost.done()
+        ending.on_lost(SessionLost("gone"))
+        ending.on_lost(SessionLost("again"))
+        with pytest.raises(SessionLost, match="gone"):
+            await ending.lost
+
+    asyncio.run(run())
