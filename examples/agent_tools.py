@@ -5,7 +5,7 @@ import sys
 
 from exec_server import Environment, ExecServerError, Timeout, connect
 
-# Characters of output for the model: the end of the output matters most.
+# Bytes of output for the model: the beginning and the end.
 MAX_OUTPUT = 4000
 
 
@@ -17,10 +17,10 @@ class Tools:
 
     async def shell(self, command: str, seconds: float = 60) -> str:
         try:
-            result = await self._env.run(["sh", "-c", f"exec 2>&1\n{command}"], timeout=seconds)
+            result = await self._env.shell(f"exec 2>&1\n{command}", timeout=seconds)
         except Timeout as error:
-            return f"{error.result.text[-MAX_OUTPUT:]}\n(killed after {seconds:g} s)"
-        return f"{result.text[-MAX_OUTPUT:]}\n(exit code {result.exit_code})"
+            return f"{error.result.head_and_tail(MAX_OUTPUT)}\n(killed after {seconds:g} s)"
+        return f"{result.head_and_tail(MAX_OUTPUT)}\n(exit code {result.exit_code})"
 
     async def read(self, path: str) -> str:
         try:

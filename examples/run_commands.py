@@ -14,16 +14,19 @@ async def main(target: str | None) -> None:
         counted = await env.run(["wc", "-c"], input=b"twelve bytes")
         print(counted.text.strip(), "bytes of input")
 
-        greeting = await env.run(["sh", "-c", "echo hello $NAME"], env={"NAME": "world"}, cwd="/")
+        greeting = await env.shell("echo hello $NAME", env={"NAME": "world"}, cwd="/")
         print(greeting.text.strip())
 
+        results = await env.run_many([["expr", str(n), "*", str(n)] for n in range(1, 6)])
+        print("squares", [int(result.text) for result in results])
+
         try:
-            await env.run(["sh", "-c", "echo oh no >&2; exit 3"], check=True)
+            await env.shell("echo oh no >&2; exit 3", check=True)
         except CommandFailed as error:
             print("failed with", error.result.exit_code, error.result.error_text.strip())
 
         try:
-            await env.run(["sh", "-c", "echo begun; sleep 60"], timeout=0.5)
+            await env.shell("echo begun; sleep 60", timeout=0.5)
         except Timeout as error:
             print("too slow, but it had printed", error.result.text.strip())
 

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         Progress,
         Response,
         Result,
+        RunProgress,
         Stat,
         Transfer,
     )
@@ -132,6 +133,7 @@ __all__ = [
     "Result",
     "ReversePort",
     "RpcError",
+    "RunProgress",
     "RunningServer",
     "SandboxDenied",
     "SessionAttached",
@@ -185,6 +187,7 @@ _RESULTS = (
     "Progress",
     "Response",
     "Result",
+    "RunProgress",
     "Stat",
     "Transfer",
 )

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from exec_server import (
     ProgramNotFound,
     Result,
     RpcError,
+    RunProgress,
     Timeout,
     Unsupported,
     WorkingDirectoryNotFound,
+    sync,
 )
 from exec_server.client.engine.input import ProcessInput
 from exec_server.errors import InternalError, InvalidParams
@@ -333,3 +336,48 @@ def test_output_of_a_child_after_the_exit_is_had_for_a_moment(there: ClientTarge
         assert result.text == "done\nlate\n"
 
     there.play(scene)
+
+
+def test_texts_of_shells_and_of_python(there: ClientTarget) -> None:
+    async def scene(env: Environment) -> None:
+        result = await env.shell("seq 5 | tail -n 2; exit 3", timeout=scaled(20))
+        assert (result.text, result.exit_code) == ("4\n5\n", 3)
+        assert (await env.shell("echo $BASH", program="bash")).text.strip() != ""
+        code = """
+            import sys
+            print(sys.argv[1:], sys.stdin.read())
+        """
+        result = await env.python(code, "a", "b", input=b"text", program=sys.executable)
+        assert result.text == "['a', 'b'] text\n"
+        with pytest.raises(CommandFailed):
+            await env.shell("false", check=True)
+
+    there.play(scene)
+
+
+def test_many_commands(there: ClientTarget, tmp_path: Path) -> None:
+    word = f"31{os.getpid()}"
+
+    async def scene(env: Environment) -> None:
+        told: list[RunProgress] = []
+        commands = [["sh", "-c", f"echo {number}; pwd"] for number in range(20)]
+        results = await env.run_many(commands, concurrency=4, cwd=tmp_path, progress=told.append)
+        assert [each.text for each in results] == [f"{n}\n{tmp_path}\n" for n in range(20)]
+        assert (told[-1].done, told[-1].total) == (20, 20)
+        with pytest.raises(CommandFailed):
+            await env.run_many([["sleep", word], ["sleep", word], ["false"]], check=True)
+        eventually("the others are gone", lambda: not is_running(word))
+
+    there.play(scene)
+
+
+def test_many_commands_without_async(there: ClientTarget) -> None:
+    with sync.connect(there.url) as env:
+        assert [each.text for each in env.run_many([["echo", "1"], ["echo", "2"]])] == [
+            "1\n",
+            "2\n",
+        ]
+        assert env.shell("echo $((1 + 1))").text == "2\n"
+        with pytest.raises(TypeError, match="unexpected keyword argument 'no_such'"):
+            env.shell("true", no_such=True)  # type: ignore[call-arg]
+        assert env.python("print(3)", program=sys.executable).text == "3\n"

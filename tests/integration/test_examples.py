@@ -17,6 +17,7 @@ EXPECTED = {
         "Linux exit code 0",
         "12 bytes of input",
         "hello world",
+        "squares [1, 4, 9, 16, 25]",
         "failed with 3 oh no",
         "too slow, but it had printed begun",
     ],

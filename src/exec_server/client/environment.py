@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping
+import textwrap
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from exec_server.client.connect_hints import explain
 from exec_server.client.detached import (
@@ -29,8 +30,9 @@ from exec_server.client.local_server import check_platform
 from exec_server.client.output_delivery import Delivery, OnOutput, Target
 from exec_server.client.paths import AnyPath, PathResolver, path_text
 from exec_server.client.process import Process
-from exec_server.client.results import Response, Result
+from exec_server.client.results import Response, Result, RunProgress
 from exec_server.client.run import OUTPUT_BYTES, CommandRun, checked
+from exec_server.client.run_many import CONCURRENCY, RunOptions, run_many
 from exec_server.errors import ConnectFailed, InvalidParams, Unsupported
 from exec_server.protocol.detached import ListedDetached
 from exec_server.protocol.method import Call
@@ -234,6 +236,41 @@ class Environment(Handle):
                 delivery=delivery,
             )
         return checked(result) if check else result
+
+    async def shell(
+        self, text: str, *, program: AnyPath = "/bin/sh", **options: Unpack[RunOptions]
+    ) -> Result:
+        """Run a text of shell commands, such as `make | tail`; the options are those of `run`."""
+        return await self.run([program, "-c", text], **options)
+
+    async def python(
+        self, code: str, *args: AnyPath, program: AnyPath = "python3", **options: Unpack[RunOptions]
+    ) -> Result:
+        """Run Python code on the server's machine, with `args` as its `sys.argv[1:]`.
+
+        Common indentation is removed. `program` is the interpreter; the options are those of `run`.
+        """
+        return await self.run([program, "-c", textwrap.dedent(code), *args], **options)
+
+    async def run_many(
+        self,
+        commands: Iterable[Iterable[AnyPath]],
+        *,
+        concurrency: int = CONCURRENCY,
+        progress: Callable[[RunProgress], None] | None = None,
+        **options: Unpack[RunOptions],
+    ) -> list[Result]:
+        """Run commands, at most `concurrency` at a time; the results are in their order.
+
+        `progress` is called after each command; the options are those of `run`. If a command
+        raises an exception, or the call is cancelled, the running ones are killed and no further
+        one is started.
+        """
+
+        async def run(argv: Iterable[AnyPath]) -> Result:
+            return await self.run(argv, **options)
+
+        return await run_many(run, list(commands), concurrency=concurrency, progress=progress)
 
     def start(
         self,

@@ -135,6 +135,15 @@ def _ends(data: bytes, limit: int) -> tuple[bytes, bytes]:
     return data[:head_end], data[tail_begin:]
 
 
+class RunProgress(msgspec.Struct, frozen=True):
+    """One of several commands has ended: the `done`th of `total`, and its place in the list."""
+
+    done: int
+    total: int
+    index: int
+    result: Result
+
+
 class Stat(msgspec.Struct, frozen=True):
     """Metadata of a path, for a symlink that of its target; times are seconds since 1970."""
 

@@ -96,7 +96,7 @@ def sandbox_object(
 def argv_list(argv: Iterable[AnyPath]) -> list[str]:
     """The words of a command as texts; raises TypeError, and InvalidParams if there are none."""
     if isinstance(argv, str | bytes | os.PathLike):
-        raise TypeError('argv is a list of words; for a shell use ["sh", "-c", text]')
+        raise TypeError("argv is a list of words; for a text of a shell use env.shell(text)")
     words = [_text(word, f"argv[{number}]") for number, word in enumerate(argv)]
     if not words:
         raise InvalidParams("argv must not be empty")
