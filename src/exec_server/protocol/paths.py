@@ -42,8 +42,8 @@ _DOT: Final = frozenset({".", "%2e"})  # in lower case
 _DOT_DOT: Final = frozenset({"..", ".%2e", "%2e.", "%2e%2e"})
 _TRIMMED: Final = "".join(map(chr, range(0x21)))
 # Runs, not single characters: a path may consist of them.
-_ENCODED_IN_PATH: Final = re.compile(r"[\x00-\x20\"<>`{}\x7f-\U0010ffff]+")
-_ENCODED_IN_NAME: Final = re.compile(rb"[^A-Za-z0-9!$&'()*+,\-./:;=@\[\]^_|~]+")
+_ENCODED_IN_PATH: Final = r"[\x00-\x20\"<>`{}\x7f-\U0010ffff]+"
+_ENCODED_IN_NAME: Final = rb"[^A-Za-z0-9!$&'()*+,\-./:;=@\[\]^_|~]+"
 
 # Native paths without a plain URI are base64url text below this path, which cannot exist.
 _OPAQUE_PREFIX: Final = "file:///%00/bad/path/"
@@ -156,7 +156,7 @@ def child_uri(directory: str, name: str) -> str:
 
 
 def _encode_name(name: bytes) -> str:
-    return _ENCODED_IN_NAME.sub(lambda match: _percent_encode(match[0]), name).decode("ascii")
+    return re.sub(_ENCODED_IN_NAME, lambda match: _percent_encode(match[0]), name).decode("ascii")
 
 
 def _percent_encode(data: bytes) -> bytes:
@@ -236,7 +236,7 @@ def _normalised_path(text: str, *, pipe_is_drive: bool) -> tuple[str, bool]:
     """The path with escapes added and dots resolved, and whether it begins with a drive."""
     segments: list[str] = []
     is_drive = False
-    encoded = _ENCODED_IN_PATH.sub(_percent_encode_text, text[text[:1] == "/" :])
+    encoded = re.sub(_ENCODED_IN_PATH, _percent_encode_text, text[text[:1] == "/" :])
     parts = encoded.split("/")
     for part in parts:
         name = part.lower() if part[:1] in (".", "%") else ""

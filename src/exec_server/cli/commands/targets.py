@@ -19,8 +19,7 @@ import re
 import shlex
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from exec_server.cli.commands.errors import UsageError
 
@@ -32,21 +31,22 @@ MAX_FILE_BYTES: Final = 1_048_576
 # A token must fit into an HTTP header. A larger file does not hold a token.
 MAX_TOKEN_BYTES: Final = 16_384
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# Patterns are compiled at their first use: a command needs two or three of them.
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 # Prefixes of the other target forms, so not available as names.
 _RESERVED: Final = frozenset({"ws", "wss", "unix", "stdio", "relay", "file", "http", "https"})
-_URL: Final = re.compile(r"wss?://|unix:")
-_URL_PATH: Final = re.compile(r"((?:wss?://|relay:https?://).+?)(?::((?:[/~].*)?))?", re.DOTALL)
+_URL: Final = ("ws://", "wss://", "unix:")
+_URL_PATH: Final = r"(?s)((?:wss?://|relay:https?://).+?)(?::((?:[/~].*)?))?"
 # A URL followed by a relative path, which is not supported. A port is not a path; a URL with user
 # name and password is rejected elsewhere.
-_RELATIVE_URL_PATH: Final = re.compile(
-    r"(wss?://(?![^/]*@)(?:\[[^]]*\]|[^/:[]*)(?::\d+)?):(?!\d+(?:[/?#]|$)).+", re.DOTALL
+_RELATIVE_URL_PATH: Final = (
+    r"(?s)(wss?://(?![^/]*@)(?:\[[^]]*\]|[^/:[]*)(?::\d+)?):(?!\d+(?:[/?#]|$)).+"
 )
-_URL_WITH_PATH: Final = re.compile(r"(wss?://[^/?#]+)(/[^?#]+)")
-_STDIO_PATH: Final = re.compile(r"(stdio:.+):([/~].*)", re.DOTALL)
-_UNIX_PATH: Final = re.compile(r"(unix:.+):([/~].*)|(unix:.+):(.*)", re.DOTALL)
-_NAMED_PATH: Final = re.compile(rf"(?!stdio:|unix:)({_NAME.pattern}):(.*)", re.DOTALL)
-_RELAY: Final = re.compile(r"(https?://.+)/([^/]+)", re.DOTALL)
+_URL_WITH_PATH: Final = r"(wss?://[^/?#]+)(/[^?#]+)"
+_STDIO_PATH: Final = r"(?s)(stdio:.+):([/~].*)"
+_UNIX_PATH: Final = r"(?s)(unix:.+):([/~].*)|(unix:.+):(.*)"
+_NAMED_PATH: Final = rf"(?s)(?!stdio:|unix:)({_NAME}):(.*)"
+_RELAY: Final = r"(?s)(https?://.+)/([^/]+)"
 _KEYS: Final = frozenset(
     {
         *("url", "stdio", "registry", "environment_id"),
@@ -56,8 +56,7 @@ _KEYS: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccessOptions:
+class AccessOptions(NamedTuple):
     """Credentials of the client and checks of the server; `token_*` name the token's source."""
 
     token: str | None = None
@@ -87,8 +86,7 @@ class AccessOptions:
         return self.token
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(NamedTuple):
     """A server; exactly one of `url`, `argv` and `registry` is set."""
 
     label: str  # the TARGET argument
@@ -106,8 +104,7 @@ class Target:
         return self.url or f"relay:{self.registry}/{self.environment_id}"
 
 
-@dataclass(frozen=True)
-class RemotePath:
+class RemotePath(NamedTuple):
     """A path on a target. `path` is None for a bare TARGET, and empty for `TARGET:`."""
 
     target: str
@@ -119,11 +116,11 @@ def parse_remote_path(text: str) -> RemotePath | None:
 
     Raises UsageError for a relative path after a target without a name.
     """
-    if (parts := _UNIX_PATH.fullmatch(text)) is not None:
+    if (parts := re.fullmatch(_UNIX_PATH, text)) is not None:
         return RemotePath(parts[1] or parts[3], parts[4] if parts[1] is None else parts[2])
     for form in (_STDIO_PATH, _URL_PATH, _NAMED_PATH):
-        if (parts := form.fullmatch(text)) is not None:
-            if (relative := _RELATIVE_URL_PATH.fullmatch(parts[1])) is not None:
+        if (parts := re.fullmatch(form, text)) is not None:
+            if (relative := re.fullmatch(_RELATIVE_URL_PATH, parts[1])) is not None:
                 raise UsageError(
                     f"`{text}`: a path after {relative[1]} begins with / or ~; only a target "
                     "with a name in targets.toml takes relative paths"
@@ -134,22 +131,22 @@ def parse_remote_path(text: str) -> RemotePath | None:
 
 def remote_path_example(target: str) -> str:
     """How to write a path on a target, for error texts."""
-    if (parts := _URL_WITH_PATH.fullmatch(target)) is not None:
+    if (parts := re.fullmatch(_URL_WITH_PATH, target)) is not None:
         return f"{parts[1]}:{parts[2]}"  # the colon before the path is missing
-    return f"{target}:PATH" if _NAME.fullmatch(target) else f"{target}:/PATH"
+    return f"{target}:PATH" if re.fullmatch(_NAME, target) else f"{target}:/PATH"
 
 
 def find_target(text: str, access: AccessOptions | None = None) -> Target:
     """The target of a TARGET argument; `access` overrides targets.toml. Raises UsageError."""
     if text.startswith("stdio:"):
         target = Target(label=text, argv=_split_command(text.removeprefix("stdio:"), text))
-    elif _URL.match(text):
+    elif text.startswith(_URL):
         target = Target(label=text, url=text)
     elif text.startswith("relay:"):
         target = _relay_target(text)
     else:
         target = _named_target(text)
-    return replace(target, access=_merged(target.access, access or AccessOptions()))
+    return target._replace(access=_merged(target.access, access or AccessOptions()))
 
 
 def _merged(stored: AccessOptions, given: AccessOptions) -> AccessOptions:
@@ -183,7 +180,7 @@ def _split_command(command: str, where: str) -> tuple[str, ...]:
 
 
 def _relay_target(text: str) -> Target:
-    parts = _RELAY.fullmatch(text.removeprefix("relay:"))
+    parts = re.fullmatch(_RELAY, text.removeprefix("relay:"))
     if parts is None:
         raise UsageError(f"`{text}` names no environment; write relay:https://REGISTRY/ENVIRONMENT")
     return Target(label=text, registry=parts[1], environment_id=parts[2])
@@ -198,7 +195,7 @@ def _named_target(name: str) -> Target:
         if known
         else f"{targets_file()} defines no targets"
     )
-    if _NAME.fullmatch(name) is None:
+    if re.fullmatch(_NAME, name) is None:
         raise UsageError(
             f"`{name}` is neither a URL (ws://HOST:PORT, unix:/PATH) nor a name; {listed}"
         )
@@ -250,7 +247,7 @@ def _read_table(path: Path, name: str, table: object) -> Target:
     where = f"{path}: [{name}]"
     if not isinstance(table, dict):
         raise UsageError(f"{path}: `{name}` is not a table; targets are written as [{name}]")
-    if _NAME.fullmatch(name) is None or name in _RESERVED:
+    if re.fullmatch(_NAME, name) is None or name in _RESERVED:
         raise UsageError(
             f"{where}: a name begins with a letter or digit, contains only these and `-`, `_`, "
             f"`.`, and is none of {', '.join(sorted(_RESERVED))}"

@@ -18,8 +18,7 @@ discarded because this client was slow. So an early event means that a read is n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from exec_server.protocol.process import (
     ClosedParams,
@@ -41,8 +40,7 @@ EARLY_BYTES_DURING_READ: Final = 16 * 1_048_576
 Event = OutputParams | ExitedParams | ClosedParams
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """Lost output: its size in bytes, or a lower bound if the server does not tell."""
 
     size: int
