@@ -27,8 +27,8 @@ class Runner:
         async with self._slots:
             while number not in self.results:
                 try:
-                    result = await self._env.run(
-                        ["sh", "-c", f"sleep 0.1; echo $(({number} * {number}))"], check=True
+                    result = await self._env.shell(
+                        f"sleep 0.1; echo $(({number} * {number}))", check=True
                     )
                 except SessionLost:
                     continue  # reconnect=True: the next call opens a new session

@@ -12,6 +12,18 @@ from tests.support.client import DEFAULT_TIMEOUT, Server, scaled, server_environ
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
+_AGENT = [
+    '   | 3:GREETING = "Hello, Mars"',
+    'shell: 3:GREETING = "Hello, Mars" (exit code 0)',
+    "edit: failed: FOLDER/app.py: the old text does not occur",
+    "edit: edited",
+    "patch: added",
+    "   | OK",
+    "shell: OK (exit code 0)",
+    "serve: Hello, World",
+    "python:",
+    "python: 'HELLO, WORLD'",
+]
 EXPECTED = {
     "run_commands": [
         "Linux exit code 0",
@@ -39,6 +51,8 @@ EXPECTED = {
         "(exit code 0)",
         "(cannot read it: ",
     ],
+    "coding_agent": _AGENT,
+    "coding_agent_sync": _AGENT,
     "job_runner": ["8 of 8 jobs done", "[1, 4, 9, 16, 25, 36, 49, 64]"],
 }
 

@@ -47,6 +47,7 @@ def test_the_client_needs_no_linux(system: str, server: Server, tmp_path: Path) 
         "changed sub/g",
         "found ['two']",
         "attached b'detached\\n'",
+        "forwarded b'page'",
         "uploaded 2 2 () ()",
         "downloaded 2 2 () ()",
         "downloaded 2 2 () ()",

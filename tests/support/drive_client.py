@@ -7,6 +7,7 @@ Prints one line for each part that works; the test compares the lines. SYSTEM is
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from importlib import import_module
 from pathlib import Path, PureWindowsPath
@@ -14,6 +15,12 @@ from typing import Any
 
 from tests.support import other_system
 
+_LISTEN = """exec python3 -c '
+import socket
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+listening.accept()[0].sendall(b"page")
+'"""
 _ECHO = 'read a; echo "<$a>"; read a; echo "<$a>"; exec sleep 60'
 
 
@@ -43,6 +50,7 @@ async def _drive(connect: Any, url: str, directory: Path) -> None:
             print("error", type(error).__name__, error.errno)
         await _search(env, remote)
         await _attach(env, directory.name)
+        await _forward(env)
         await _copy(env, directory, remote)
 
 
@@ -60,6 +68,16 @@ async def _attach(env: Any, name: str) -> None:
     await env.start(["echo", "detached"], detach=True, name=name)
     async with env.attach(name) as process:
         print("attached", b"".join([chunk.data async for chunk in process]))
+
+
+async def _forward(env: Any) -> None:
+    async with env.start(["sh", "-c", _LISTEN]) as server:
+        port = int((await server.wait_for_output(re.compile(rb"\d+\n"), timeout=30)).strip())
+        async with env.forward_port(port) as local:
+            reader, writer = await asyncio.open_connection("127.0.0.1", local.port)
+            print("forwarded", await reader.read())
+            writer.close()
+            await writer.wait_closed()
 
 
 async def _copy(env: Any, directory: Path, remote: str) -> None:
