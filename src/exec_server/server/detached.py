@@ -63,10 +63,11 @@ class _Detached:
         self.idle_timeout = idle_timeout
         self.started_at_ms = int(time.time() * 1000)
         self.ended_by: EndedBy | None = None
-        self.timers: list[asyncio.TimerHandle] = []
+        # The last timer of each callback, so three at most; cancelling one that has fired is free.
+        self.timers: dict[Callable[[_Detached], None], asyncio.Handle] = {}
 
     def cancel_timers(self) -> None:
-        for timer in self.timers:
+        for timer in self.timers.values():
             timer.cancel()
         self.timers.clear()
 
@@ -182,10 +183,7 @@ class DetachedProcesses:
     def _set_timer(
         self, detached: _Detached, delay: float, callback: Callable[[_Detached], None]
     ) -> None:
-        # Timers that have fired are dropped here, so there are three at most.
-        now = self._loop.time()
-        detached.timers = [timer for timer in detached.timers if timer.when() > now]
-        detached.timers.append(self._loop.call_later(delay, callback, detached))
+        detached.timers[callback] = self._loop.call_later(delay, callback, detached)
 
     def _end_lifetime(self, detached: _Detached) -> None:
         self._end_by_limit(detached, "maxLifetime")
