@@ -16,7 +16,7 @@ import pytest
 from tests.support.certificates import Pair, make_pair
 from tests.support.cli import run_client, stderr_text
 from tests.support.client import Server, run_command, scaled, start_server
-from tests.support.server_internals import start_unprivileged
+from tests.support.server_internals import eventually, start_unprivileged
 
 from exec_server import ConnectFailed, StartupError
 from exec_server.sync import connect
@@ -85,6 +85,11 @@ def test_every_command_speaks_it(everywhere: Everywhere, tmp_path: Path, kind: s
     run("rm", f"{url}:{tmp_path}/b")
     assert not (tmp_path / "b").exists()
     assert url.encode() in run("info", url)
+    assert run("shell", url, input=b"echo $0-$((6 * 7))").endswith(b"-42\n")
+    run("exec", "-d", "--name", f"{kind}-work", url, "--", "sh", "-c", "echo out; exec sleep 600")
+    assert f"{kind}-work".encode() in run("ps", url)
+    eventually("the output", lambda: run("logs", url, f"{kind}-work") == b"out\n")
+    run("kill", url, f"{kind}-work")
 
 
 def test_sessions_belong_to_the_server_not_to_a_listener(everywhere: Everywhere) -> None:

@@ -183,7 +183,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 def test_peers_without_tls_are_cut_off(secure: Secure) -> None:
     plain = secure.server.url.replace("wss:", "ws:")
-    with pytest.raises(ConnectFailed):
+    with pytest.raises(ConnectFailed, match=r"if the server has TLS, use wss://|reset"):
         connect(plain)
     for data in (b"\x16\x03\x01\xff\xff" + b"\0" * 70_000, b"\x80" * 100, b"{}\n" * 9):
         with secure.server.dial() as connection:

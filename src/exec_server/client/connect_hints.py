@@ -27,9 +27,12 @@ _HINTS: Final = (
 def explain(error: ConnectFailed, address: str | None) -> None:
     """Add the address and a hint to an error."""
     error.url = address
-    is_unix = address is not None and address.startswith("unix:")
-    if is_unix and (error.status == 403 or "permission denied" in error.reason.lower()):
+    scheme = (address or "").partition(":")[0]
+    reason = error.reason.lower()
+    if scheme == "unix" and (error.status == 403 or "permission denied" in reason):
         error.hint = "only the user of the server and root may use its unix socket"
+    elif scheme == "ws" and reason == "connection ended":
+        error.hint = "if the server has TLS, use wss://"  # it hangs up on a plain request
     else:
         error.hint = _hint(error)
 

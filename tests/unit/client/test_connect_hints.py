@@ -21,6 +21,7 @@ pytestmark = pytest.mark.quick
         (ConnectFailed("certificate … is not pinned"), "new fingerprint as pin="),
         (ConnectFailed("certificate verify failed: it has expired"), "clocks"),
         (ConnectFailed("certificate verify failed: IP address mismatch"), "a name of the cert"),
+        (ConnectFailed("connection ended"), "wss://"),
         (ConnectFailed("the server does not speak TLS at this port"), "ws://"),
         (ConnectFailed("IO error: No such file or directory"), "path"),
         (ConnectFailed("timed out after 10 s"), "firewall"),

@@ -238,7 +238,7 @@ def _hint(error: ConnectFailed, target: Target) -> str:
         return _certificate_hint(text, target)
     if is_unix:
         return _unix_hint(text)
-    if "speak tls" in text or "speaks tls" in text:
+    if any(words in text for words in ("speak tls", "speaks tls", "connection ended")):
         return "\nCheck the URL: ws:// is for servers without TLS, wss:// for servers with TLS."
     if "refused" in text:
         return "\nCheck that the server is running and the port is right: it prints its URL."

@@ -49,6 +49,7 @@ _STDIO = Target(label="stdio:x", argv=("x",))
         (CertificateRejected("has expired"), _WEBSOCKET, "has expired\n", "clocks"),
         (CertificateRejected("IP mismatch"), _WEBSOCKET, "IP mismatch\n", "a name of the cert"),
         (CertificateRejected("not pinned"), _PINNED, "not pinned\n", "new fingerprint"),
+        (ConnectFailed("connection ended"), _WEBSOCKET, "connection ended\n", "wss:// for"),
         (ConnectFailed("does not speak TLS"), _WEBSOCKET, "does not speak TLS\n", "ws:// is for"),
         (ConnectFailed("No such file (os error 2)"), _UNIX, "No such file\n", "is running"),
         (ConnectFailed("Permission denied"), _UNIX, "Permission denied\n", "user of the server"),

@@ -18,7 +18,7 @@ from tests.support.websocket_client import (
     run_checked,
 )
 
-from exec_server.errors import ConnectFailed
+from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net.client_tls import tls_context
 from exec_server.net.websocket.client import ClientSocket, connect
 from exec_server.net.websocket.frames import Opcode
@@ -277,5 +277,41 @@ def test_tls(tmp_path: Path) -> None:
             await end_client(users[0])
             with pytest.raises(ConnectFailed, match=r"^TLS error: certificate verify failed: self"):
                 await connect(address, make_user)
+
+    run_checked(body)
+
+
+def test_the_other_kind_of_server_is_named(tmp_path: Path) -> None:
+    """A server without TLS answers in the clear, one with TLS answers in the clear by an alert."""
+    roots, _ = make_certificate(tmp_path, "localhost")
+
+    async def answer(peer: Peer) -> None:
+        hello = await peer.reader.read(65_536)
+        if hello.startswith(b"\x16\x03"):
+            peer.writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        else:
+            peer.writer.write(b"\x15\x03\x03\r\n\r\n")
+
+    async def body() -> None:
+        async with serving(answer) as port:
+            with pytest.raises(ConnectFailed, match="does not speak TLS at this port"):
+                await connect(f"wss://localhost:{port}", User, tls=tls_context(roots))
+            with pytest.raises(ConnectFailed, match="the server speaks TLS: use wss://"):
+                await connect(f"ws://127.0.0.1:{port}", User)
+
+    run_checked(body)
+
+
+def test_a_certificate_for_another_host_is_rejected(tmp_path: Path) -> None:
+    roots, served = make_certificate(tmp_path, "other.test")
+
+    async def handle(peer: Peer) -> None:
+        with contextlib.suppress(OSError):
+            assert await peer.reader.read() == b""
+
+    async def body() -> None:
+        async with serving(handle, tls=served) as port:
+            with pytest.raises(CertificateRejected, match="not valid for 'localhost'"):
+                await connect(f"wss://localhost:{port}", User, tls=tls_context(roots))
 
     run_checked(body)
