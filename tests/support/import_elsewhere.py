@@ -1,0 +1,29 @@
+"""Imports packages as on another system: `python -m tests.support.import_elsewhere SYSTEM NAMES`.
+
+Prints the modules that need another system.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from importlib import import_module
+
+from tests.support import other_system
+
+
+def main() -> None:
+    system, *names = sys.argv[1:]
+    other_system.install(system)
+    for name in names:
+        package = import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+            try:
+                import_module(module.name)
+            except (ImportError, AttributeError):
+                print(module.name)
+    other_system.check_no_linux_part()
+
+
+if __name__ == "__main__":
+    main()
