@@ -98,7 +98,7 @@ class ExecParser(CommandParser):
 
 def build_parser() -> ExecParser:
     parser = ExecParser("exec", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.usage = "exec-server exec [-t] [-n] [--cwd DIR] [--env K=V] [...] TARGET [COMMAND...]"
+    parser.usage = "exec-server exec [-t] [-d] [--cwd DIR] [--env K=V] [...] TARGET [COMMAND...]"
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument(
         "-t", "--tty", action="store_true", help="run the command on a terminal (default: on pipes)"
