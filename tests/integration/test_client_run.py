@@ -28,6 +28,7 @@ from exec_server import (
     WorkingDirectoryNotFound,
     sync,
 )
+from exec_server.client import run as run_module
 from exec_server.client.engine.input import ProcessInput
 from exec_server.errors import InternalError, InvalidParams
 
@@ -330,7 +331,11 @@ def test_a_run_may_kill_what_it_leaves_running(there: ClientTarget) -> None:
     there.play(scene)
 
 
-def test_output_of_a_child_after_the_exit_is_had_for_a_moment(there: ClientTarget) -> None:
+def test_output_of_a_child_after_the_exit_is_had_for_a_moment(
+    there: ClientTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "QUIET_SECONDS", scaled(10))  # for a machine under load
+
     async def scene(env: Environment) -> None:
         result = await env.run(["sh", "-c", "(sleep 0.05; echo late) & echo done"])
         assert result.text == "done\nlate\n"
