@@ -135,8 +135,6 @@ def test_errors_name_the_side_and_no_file_of_ours(
     place = f"{there.url}:{tmp_path}"
     missing = "No such file or directory"
     for words, text in (
-        ([f"{place}/f", "no/sub/f"], f"no/sub/f: {missing}"),
-        (["f", f"{place}/no/sub/f"], f"{place}/no/sub/f: {missing}"),
         ([f"{place}/f", "d"], "d/f: Is a directory"),
         (["f", f"{place}/d"], f"{place}/d/f: Is a directory"),
         ([f"{place}/f", "/proc/f"], f"/proc/f: {missing}"),
@@ -146,6 +144,16 @@ def test_errors_name_the_side_and_no_file_of_ours(
     ):
         ended = run_client("cp", *words, cwd=tmp_path)
         assert (ended.returncode, stderr_text(ended)) == (1, f"exec-server: {text}\n")
+    for words, text in (
+        ([f"{place}/f", "no/sub/f"], "no/sub is not a directory; create it with mkdir -p"),
+        (
+            ["f", f"{place}/no/sub/f"],
+            f"{place}/no/sub is not a directory; "
+            f"create it with exec-server mkdir -p {place}/no/sub",
+        ),
+    ):
+        ended = run_client("cp", *words, cwd=tmp_path)
+        assert (ended.returncode, stderr_text(ended)) == (1, f"Error: {text}\n")
     assert {path.name for path in tmp_path.rglob("*")} == {"f", "d"}
 
 

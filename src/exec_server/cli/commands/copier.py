@@ -8,17 +8,18 @@ import os
 import posixpath
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 
 from exec_server.cli.commands.connection import Connections, error_text, run_until_signal
+from exec_server.cli.commands.copy_endpoints import (
+    Endpoint,
+    copy_stream,
+    expand_patterns,
+    parse_endpoint,
+)
 from exec_server.cli.commands.errors import EXIT_FAILURE, CommandError, UsageError
 from exec_server.cli.commands.printing import print_status
 from exec_server.cli.commands.progress import ProgressBar
-from exec_server.cli.commands.targets import (
-    AccessOptions,
-    parse_remote_path,
-    remote_path_example,
-)
+from exec_server.cli.commands.targets import AccessOptions
 from exec_server.client.environment import Environment
 from exec_server.client.paths import PathResolver
 from exec_server.client.results import Progress, Transfer
@@ -27,52 +28,30 @@ from exec_server.errors import NotFound, RpcError
 from exec_server.printable import printable
 
 
-@dataclass(frozen=True)
-class _Endpoint:
-    """A source or the destination; local if `target` is None."""
-
-    target: str | None
-    path: str
-
-    def __str__(self) -> str:
-        return self.path if self.target is None else f"{self.target}:{self.path}"
-
-    @property
-    def name(self) -> str:
-        """The last component of the path; empty for `.` and `..`, which mean the content."""
-        last = self.path.rstrip("/").rpartition("/")[2]
-        return "" if last in (".", "..") else last
-
-    def joined(self, name: str) -> _Endpoint:
-        return _Endpoint(self.target, posixpath.join(self.path, name) if name else self.path)
-
-
 def copy(paths: list[str], access: AccessOptions, *, is_quiet: bool) -> int:
     """Copy all paths but the last to the last; returns the exit code. Raises UsageError."""
-    *sources, destination = [_parse_endpoint(text) for text in paths]
+    *sources, destination = [parse_endpoint(text) for text in paths]
     if not sources:
         raise UsageError("no destination; write SOURCE... DESTINATION")
+    streams = [each for each in (*sources, destination) if each.is_stream]
+    if streams and len(sources) > 1:
+        raise UsageError("- is stdin or stdout of one copy; write ./- for a file of this name")
     if all(endpoint.target is None for endpoint in (*sources, destination)):
         raise UsageError("both sides are local; write a path on a target as TARGET:PATH")
     shows_progress = not is_quiet and os.isatty(2)
 
     async def work() -> int:
         async with Connections(access) as connections:
+            if streams:
+                return await copy_stream(connections, sources[0], destination)
             copier = _Copier(connections, shows_progress=shows_progress)
-            return await copier.copy_all(sources, destination)
+            expanded = await expand_patterns(connections, sources)
+            return await copier.copy_all(expanded, destination)
 
-    return run_until_signal(work)
-
-
-def _parse_endpoint(text: str) -> _Endpoint:
-    remote = parse_remote_path(text)
-    if remote is None:
-        if not text:
-            raise UsageError("a path is empty; write . for the current directory")
-        return _Endpoint(None, text)
-    if remote.path is None:
-        raise UsageError(f"`{text}` names no path; write {remote_path_example(remote.target)}")
-    return _Endpoint(remote.target, remote.path or ".")
+    code = run_until_signal(work)
+    if code > 128 and not streams:
+        print_status("interrupted; run it again to resume")
+    return code
 
 
 class _Copier:
@@ -80,11 +59,13 @@ class _Copier:
         self._connections = connections
         self._shows_progress = shows_progress
 
-    async def copy_all(self, sources: list[_Endpoint], destination: _Endpoint) -> int:
+    async def copy_all(self, sources: list[Endpoint], destination: Endpoint) -> int:
         """Copy every source, also after another one failed; returns the exit code."""
         is_directory = await self._is_directory(destination)
         if not is_directory and (len(sources) > 1 or destination.path.endswith("/")):
             raise CommandError(f"{destination} is not a directory")
+        if not is_directory:
+            await self._check_parent(destination)
         code = 0
         for source in sources:
             # The dot is for a destination that is a symlink: the user wants it to be followed.
@@ -94,7 +75,7 @@ class _Copier:
                 code = EXIT_FAILURE
         return code
 
-    async def _is_directory(self, endpoint: _Endpoint) -> bool:
+    async def _is_directory(self, endpoint: Endpoint) -> bool:
         if endpoint.target is None:
             return await asyncio.to_thread(os.path.isdir, endpoint.path)
         environment = await self._connections.get(endpoint.target)
@@ -105,7 +86,17 @@ class _Copier:
         except RpcError as error:
             raise CommandError(f"{endpoint}: {error_text(error, endpoint.path)}") from None
 
-    async def _copy_one(self, source: _Endpoint, destination: _Endpoint) -> bool:
+    async def _check_parent(self, destination: Endpoint) -> None:
+        """Raise CommandError if the directory above a new entry is missing."""
+        above = posixpath.dirname(destination.path.rstrip("/"))
+        parent = Endpoint(destination.target, above)
+        if above and not await self._is_directory(parent):
+            raise CommandError(
+                f"{parent} is not a directory; create it with "
+                + ("mkdir -p" if parent.target is None else f"exec-server mkdir -p {parent}")
+            )
+
+    async def _copy_one(self, source: Endpoint, destination: Endpoint) -> bool:
         """Copy one source; whether it was copied completely."""
         if source.target is None and destination.target is None:
             raise CommandError(f"{source} and {destination} are both local; use cp")
@@ -117,7 +108,7 @@ class _Copier:
             return await self._copy_on_target(source, destination)
         return await self._copy_between_targets(source, destination)
 
-    async def _copy_on_target(self, source: _Endpoint, destination: _Endpoint) -> bool:
+    async def _copy_on_target(self, source: Endpoint, destination: Endpoint) -> bool:
         files = (await self._environment(source)).files
         try:
             is_tree = (await files.stat(source.path)).is_directory
@@ -132,17 +123,17 @@ class _Copier:
             return False
         return True
 
-    async def _copy_between_targets(self, source: _Endpoint, destination: _Endpoint) -> bool:
+    async def _copy_between_targets(self, source: Endpoint, destination: Endpoint) -> bool:
         """Download to a temporary directory and upload: targets cannot reach each other."""
         with tempfile.TemporaryDirectory(prefix="exec-server-cp-") as directory:
-            local = _Endpoint(None, os.path.join(directory, source.name or "content"))
+            local = Endpoint(None, os.path.join(directory, source.name or "content"))
             is_complete = await self._download(source, local)
             if not await asyncio.to_thread(os.path.lexists, local.path):
                 return False
             return await self._upload(local, destination, shown=source) and is_complete
 
     async def _upload(
-        self, source: _Endpoint, destination: _Endpoint, shown: _Endpoint | None = None
+        self, source: Endpoint, destination: Endpoint, shown: Endpoint | None = None
     ) -> bool:
         environment = await self._environment(destination)
         with self._progress(shown or source) as update:
@@ -152,7 +143,7 @@ class _Copier:
             outcome = await self._outcome(transfer, source, destination)
         return await self._report(outcome, source, destination)
 
-    async def _download(self, source: _Endpoint, destination: _Endpoint) -> bool:
+    async def _download(self, source: Endpoint, destination: Endpoint) -> bool:
         environment = await self._environment(source)
         with self._progress(source) as update:
             transfer = environment.files.download(
@@ -162,7 +153,7 @@ class _Copier:
         return await self._report(outcome, destination, source)
 
     async def _outcome(
-        self, transfer: Awaitable[Transfer], local: _Endpoint, remote: _Endpoint
+        self, transfer: Awaitable[Transfer], local: Endpoint, remote: Endpoint
     ) -> Transfer | RpcError | OSError:
         """The result or error of a transfer; raises CommandError if all others would fail too."""
         try:
@@ -173,7 +164,7 @@ class _Copier:
             return error
 
     async def _report(
-        self, outcome: Transfer | RpcError | OSError, local: _Endpoint, remote: _Endpoint
+        self, outcome: Transfer | RpcError | OSError, local: Endpoint, remote: Endpoint
     ) -> bool:
         """Print the errors of a transfer; whether the source was copied completely."""
         if not isinstance(outcome, Transfer):
@@ -185,7 +176,7 @@ class _Copier:
             print_status(await self._describe_error(each.error, local, remote))
         return not outcome.failed
 
-    async def _describe_error(self, error: Exception, local: _Endpoint, remote: _Endpoint) -> str:
+    async def _describe_error(self, error: Exception, local: Endpoint, remote: Endpoint) -> str:
         """The text of an error, with the path in the form of an argument."""
         if isinstance(error, OSError) and error.strerror and not isinstance(error, RpcError):
             return printable(f"{error.filename or local}: {error.strerror}")
@@ -197,7 +188,7 @@ class _Copier:
         return f"{remote}: {text}"
 
     @contextlib.contextmanager
-    def _progress(self, source: _Endpoint) -> Iterator[Callable[[Progress], None] | None]:
+    def _progress(self, source: Endpoint) -> Iterator[Callable[[Progress], None] | None]:
         """A progress callback that draws a bar, or None."""
         if not self._shows_progress:
             yield None
@@ -208,6 +199,6 @@ class _Copier:
         finally:
             bar.finish()
 
-    async def _environment(self, endpoint: _Endpoint) -> Environment:
+    async def _environment(self, endpoint: Endpoint) -> Environment:
         assert endpoint.target is not None
         return await self._connections.get(endpoint.target)

@@ -18,13 +18,17 @@ is complete.
 _EPILOG: Final = """\
 Several sources require an existing directory as destination. If the destination is an existing
 directory, each source is copied into it under its own name. The interrupted copy of a large file
-is resumed by the next one if the source has not changed.
+is resumed by the next one if the source has not changed. The directory above the destination must
+exist: create it with `exec-server mkdir -p`. A source on a target may be a pattern with *, ?,
+[...], {a,b} and **; quote it for your shell.
 
 examples:
   exec-server cp report.pdf build:/srv/
   exec-server cp build:/var/log/syslog .
   exec-server cp src docs build:project/           two trees into one directory
   exec-server cp ws://127.0.0.1:7700:/etc/hosts /tmp/hosts
+  exec-server cp 'build:logs/*.gz' .               a pattern on the target
+  tar c src | exec-server cp - build:src.tar       stdin; stdout is - as the destination
 """
 
 
@@ -32,15 +36,28 @@ def build_parser() -> CommandParser:
     parser = CommandParser("cp", description=_DESCRIPTION, epilog=_EPILOG)
     parser.usage = "exec-server cp [-q] SOURCE... DESTINATION"
     parser.add_argument("paths", metavar="PATH", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="show no progress bar (default: on a terminal)"
-    )
+    add_copy_flags(parser)
     add_access_flags(parser)
     return parser
 
 
+def add_copy_flags(parser: CommandParser) -> None:
+    """Add the flags that cp, put and get share."""
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="show no progress bar (default: on a terminal)"
+    )
+    parser.add_argument(
+        "-r", "--recursive", action="store_true", help="no effect: directories are always copied"
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Copy all sources; returns the exit code."""
+    return copy_paths(arguments, arguments.paths)
+
+
+def copy_paths(arguments: argparse.Namespace, paths: list[str]) -> int:
+    """Copy all paths but the last to the last, with the flags of `add_copy_flags`."""
     from exec_server.cli.commands.copier import copy
 
-    return copy(arguments.paths, access_options(arguments), is_quiet=arguments.quiet)
+    return copy(paths, access_options(arguments), is_quiet=arguments.quiet)

@@ -20,6 +20,65 @@ MAX_CONCURRENT_STATS: Final = 32
 STAT_BATCH_SIZE: Final = 1024
 
 
+class JsonLister:
+    """Collects the entries of all operands; `size` and `modified` are null if unknown."""
+
+    def __init__(self, *, shows_all: bool) -> None:
+        self._shows_all = shows_all
+        self.entries: list[dict[str, object]] = []
+
+    async def __call__(self, operand: Operand) -> None:
+        files = operand.environment.files
+        status = await files.stat(operand.path)
+        if not status.is_directory:
+            self.entries.append(_members(operand.label, operand.path, status))
+            return
+        entries = [
+            entry
+            for entry in await files.list(operand.path)
+            if self._shows_all or not entry.name.startswith(".")
+        ]
+        for start in range(0, len(entries), STAT_BATCH_SIZE):
+            batch = entries[start : start + STAT_BATCH_SIZE]
+            for entry, found in zip(batch, await _stats(operand, batch), strict=True):
+                known = found if isinstance(found, Stat) else None
+                self.entries.append(_members(operand.label, entry.path, known))
+
+
+def _members(label: str, path: str, status: Stat | None) -> dict[str, object]:
+    kind = None
+    if status is not None:
+        kind = "directory" if status.is_directory else "file" if status.is_file else "other"
+    return {
+        "operand": label,
+        "path": path,
+        "name": path.rstrip("/").rpartition("/")[2],
+        "kind": kind,
+        "symlink": None if status is None else status.is_symlink,
+        "size": None if status is None else status.size,
+        "modified": None if status is None else status.modified,
+    }
+
+
+async def _stats(operand: Operand, entries: list[Entry]) -> list[Stat | RpcError]:
+    """The metadata of entries, several at a time, or the error of each."""
+    semaphore = asyncio.Semaphore(MAX_CONCURRENT_STATS)
+
+    async def stat(entry: Entry) -> Stat | RpcError:
+        async with semaphore:
+            try:
+                return await operand.environment.files.stat(entry.path)
+            except RpcError as error:
+                return error
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            pending = [tasks.create_task(stat(entry)) for entry in entries]
+    except ExceptionGroup as group:  # the session is lost, which fails all requests
+        raise group.exceptions[0] from None
+    return [task.result() for task in pending]
+
+
 class Lister:
     """Prints one operand after the other."""
 
@@ -51,23 +110,14 @@ class Lister:
 
     async def _long_lines(self, operand: Operand, entries: list[Entry]) -> str:
         """Lines with kind, size and time; an entry whose stat fails gets the error instead."""
-        semaphore = asyncio.Semaphore(MAX_CONCURRENT_STATS)
-
-        async def stat(entry: Entry) -> str:
-            async with semaphore:
-                try:
-                    status = await operand.environment.files.stat(entry.path)
-                except RpcError as error:
-                    name = self._display_name(entry.name)
-                    return f"?  {'?':>14}  {'?':16}  {name} ({error_text(error)})\n"
-                return self._long_line(entry.name, status)
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                pending = [tasks.create_task(stat(entry)) for entry in entries]
-        except ExceptionGroup as group:  # the session is lost, which fails all requests
-            raise group.exceptions[0] from None
-        return "".join(task.result() for task in pending)
+        lines = []
+        for entry, found in zip(entries, await _stats(operand, entries), strict=True):
+            if isinstance(found, Stat):
+                lines.append(self._long_line(entry.name, found))
+            else:
+                name = self._display_name(entry.name)
+                lines.append(f"?  {'?':>14}  {'?':16}  {name} ({error_text(found)})\n")
+        return "".join(lines)
 
     def _long_line(self, name: str, status: Stat) -> str:
         kind = "d" if status.is_directory else "-" if status.is_file else "?"

@@ -16,6 +16,7 @@ _EPILOG: Final = """\
 examples:
   exec-server ls build:                            the server's working directory
   exec-server ls -l build:/srv ws://127.0.0.1:7700:/tmp
+  exec-server ls --json build: | jq '.[].path'
 """
 
 
@@ -28,15 +29,26 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "-a", "--all", action="store_true", help="also show names that begin with a dot"
     )
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON array with kind, size and time of each"
+    )
     add_access_flags(parser)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
     """List each operand; returns the exit code."""
-    from exec_server.cli.commands.listing import Lister
+    from exec_server.cli.commands.listing import JsonLister, Lister
+    from exec_server.cli.commands.printing import json_text, print_text
     from exec_server.cli.commands.remote_operands import for_each_operand
 
+    if arguments.json:
+        collector = JsonLister(shows_all=arguments.all)
+        code = for_each_operand(
+            arguments.paths, access_options(arguments), collector, needs_path=False
+        )
+        print_text(json_text(collector.entries))
+        return code
     lister = Lister(
         is_long=arguments.long,
         shows_all=arguments.all,

@@ -115,8 +115,29 @@ COMMANDS: Final = {
             connection_code=EXIT_CONNECTION,
         ),
         Command("cp", _FILES, "copy files and directories", "commands.copy_command", ALL_PATHS),
+        Command("put", _FILES, "copy local files to a target", "commands.put_command", ALL_PATHS),
+        Command("get", _FILES, "copy files of a target here", "commands.get_command", ALL_PATHS),
         Command("ls", _FILES, "list files of a target", "commands.ls_command", REMOTE_PATHS),
         Command("cat", _FILES, "print files of a target", "commands.cat_command", REMOTE_PATHS),
+        Command(
+            "tail",
+            _FILES,
+            "print or follow the end of a file",
+            "commands.tail_command",
+            REMOTE_PATHS,
+        ),
+        Command("grep", _FILES, "search the files of a target", "commands.grep_command", ALL_PATHS),
+        Command(
+            "watch",
+            _FILES,
+            "print changes of files as they happen",
+            "commands.watch_command",
+            REMOTE_PATHS,
+        ),
+        Command("mkdir", _FILES, "create directories", "commands.mkdir_command", REMOTE_PATHS),
+        Command(
+            "mv", _FILES, "rename or move files of a target", "commands.mv_command", REMOTE_PATHS
+        ),
         Command("rm", _FILES, "remove files of a target", "commands.rm_command", REMOTE_PATHS),
         Command(
             "info",

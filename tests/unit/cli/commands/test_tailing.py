@@ -1,0 +1,118 @@
+"""The end of a file, and what is appended to it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, Self, cast
+
+import pytest
+
+from exec_server.cli.commands import tailing
+from exec_server.cli.commands.remote_operands import Operand
+from exec_server.cli.commands.tailing import Tail, last_lines
+from exec_server.errors import NotFound
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "end"),
+    [
+        (b"", 3, b""),
+        (b"a", 1, b"a"),
+        (b"a\nb\n", 1, b"b\n"),
+        (b"a\nb", 1, b"b"),
+        (b"a\nb\n", 5, b"a\nb\n"),
+        (b"a\n\n", 1, b"\n"),
+        (b"a\n", 0, b""),
+    ],
+)
+def test_last_lines(data: bytes, count: int, end: bytes) -> None:
+    assert last_lines(data, count) == end
+
+
+class Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def read(self, size: int) -> bytes:
+        return self._data[:size]
+
+    async def __aiter__(self) -> Any:
+        yield self._data
+
+
+class File:
+    """A file whose content and age the test sets; None: it is missing."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data: bytes | None = data
+        self.created = 1.0
+
+    async def stat(self, path: str) -> Any:
+        if self.data is None:
+            raise NotFound("missing")
+        return SimpleNamespace(size=len(self.data), created=self.created)
+
+    async def read(self, path: str) -> bytes:
+        return self.data or b""
+
+    def open(self, path: str, *, offset: int) -> Reader:
+        return Reader((self.data or b"")[offset:])
+
+
+def _tail(file: File, monkeypatch: pytest.MonkeyPatch) -> tuple[Tail, list[bytes]]:
+    tail = Tail(Operand(cast(Any, SimpleNamespace(files=file)), "f", "box:f"))
+    written: list[bytes] = []
+
+    async def write(data: bytes) -> None:
+        written.append(data)
+
+    monkeypatch.setattr(tail, "_write", write)
+    return tail, written
+
+
+def test_the_end_is_read_in_growing_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tailing, "FIRST_BYTES", 4)
+    tail, written = _tail(File(b"one\ntwo\nthree\n"), monkeypatch)
+    asyncio.run(tail.print_end(2))
+    assert (written, tail.position) == ([b"two\nthree\n"], 14)
+    empty, written = _tail(File(b""), monkeypatch)
+    asyncio.run(empty.print_end(2))
+    assert written == [b""]
+
+
+def test_appended_and_replaced_data(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = File(b"a\n")
+    tail, written = _tail(file, monkeypatch)
+    steps: list[tuple[bytes | None, float]] = [
+        (b"a\nb\n", 1.0),
+        (b"a\nb\n", 1.0),
+        (None, 1.0),
+        (b"new and longer\n", 2.0),
+        (b"x", 2.0),
+    ]
+
+    async def sleep(seconds: float) -> None:
+        if not steps:
+            raise asyncio.CancelledError
+        file.data, file.created = steps.pop(0)
+
+    async def scene() -> None:
+        await tail.print_end(10)
+        monkeypatch.setattr(tailing.asyncio, "sleep", sleep)  # type: ignore[attr-defined]
+        with pytest.raises(asyncio.CancelledError):
+            await tail.follow()
+
+    asyncio.run(scene())
+    assert written == [b"a\n", b"b\n", b"new and longer\n", b"x"]
+    assert capfd.readouterr().err.count("replaced or truncated") == 2
