@@ -10,8 +10,9 @@ import pytest
 from tests.support.client_targets import ClientTarget
 
 from exec_server import sync
-from exec_server.client.engine import output_queue
+from exec_server.client.engine import flow_control, output_queue
 from exec_server.client.environment import Environment
+from exec_server.client.results import Chunk
 
 MEGABYTE = 1_000_000
 LINE = b"0123456\n"
@@ -158,3 +159,22 @@ def test_the_end_of_unread_output_is_kept_when_the_process_has_ended(ours: Clien
         assert chunks[-1].data.endswith(b"end\n")
 
     ours.play(scene)
+
+
+def test_a_run_with_a_slow_receiver_loses_nothing(there: ClientTarget) -> None:
+    """Slower than a queue may be untouched while other tasks wait for an answer."""
+    size = 24 * MEGABYTE
+    received = 0
+
+    async def scene(env: Environment) -> None:
+        async def receive(chunk: Chunk) -> None:
+            nonlocal received
+            if not received:
+                await asyncio.sleep(2 * flow_control.STALL_SECONDS)
+            received += len(chunk.data)
+
+        command = ["sh", "-c", f"yes 0123456 | head -c {size}"]
+        result = await env.run(command, on_output=receive)
+        assert (received, len(result.stdout), result.lost_bytes) == (size, size, 0)
+
+    there.play(scene)

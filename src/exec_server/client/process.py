@@ -241,7 +241,7 @@ class Process(Handle):
             raise TimeoutError(f"{self._name} has not exited after {timeout:g} s") from None
 
     async def _wait_for_exit(self) -> int:
-        consumers = self._session.flow_control.begin_wait()
+        consumers = self._session.flow_control.begin_wait(self._output)
         try:
             with self._output.waiting_for_exit():
                 while self.exit_code is None:
@@ -249,7 +249,7 @@ class Process(Handle):
                         raise self._failure
                     await self._wait_for_change()
         finally:
-            self._session.flow_control.end_wait(consumers)
+            self._session.flow_control.end_wait(consumers, self._output)
         return self.exit_code
 
     def _discard_output(self) -> None:
@@ -331,13 +331,13 @@ class Process(Handle):
     async def _wait_until_gone(self) -> None:
         """Wait for the exit, and for the end of the output if all of it is received."""
         remote = self._started()
-        consumers = self._session.flow_control.begin_wait()
+        consumers = self._session.flow_control.begin_wait(self._output)
         try:
             with self._output.waiting_for_exit():
                 while not self.is_over and not (remote.is_skipping and self.exit_code is not None):
                     await self._wait_for_change()
         finally:
-            self._session.flow_control.end_wait(consumers)
+            self._session.flow_control.end_wait(consumers, self._output)
 
     async def kill(self) -> None:
         """Kill the process at once with all its descendants, unless it is over."""

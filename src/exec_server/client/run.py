@@ -155,12 +155,12 @@ class CommandRun(Process):
         return is_recovering or not self._session.is_connected
 
     async def _wait_until_over(self) -> None:
-        consumers = self._session.flow_control.begin_wait()
+        consumers = self._session.flow_control.begin_wait(self._output)
         try:
             while not self.is_over:
                 await self._wait_for_change()
         finally:
-            self._session.flow_control.end_wait(consumers)
+            self._session.flow_control.end_wait(consumers, self._output)
 
     async def _kill_rest(self, remote: RemoteProcess) -> None:
         """Kill what may run, and wait for the rest of its output."""

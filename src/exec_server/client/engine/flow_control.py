@@ -9,7 +9,8 @@ a full queue is exempt, and its valve stays open,
 
 - while its consumer waits for an answer;
 - while any task waits for an answer, if the queue has no consumer yet;
-- if nothing was taken from a full queue for STALL_SECONDS while a task waited for an answer.
+- if nothing was taken from a full queue for STALL_SECONDS while a task waited for an answer. A wait
+  for the exit of the same process does not count: it ends after the output was taken.
 
 The owner of a queue bounds the data that arrives while the queue is exempt.
 
@@ -94,6 +95,7 @@ class FlowControl:
         self._full: dict[object, tuple[Consumer | None, Valve]] = {}
         self._stalled: set[object] = set()
         self._waits = 0
+        self._own_waits: Counter[object] = Counter()  # for the sender of a queue itself
         self._waiting: Counter[Consumer] = Counter()
         self._paused: set[Valve] = set()
         self._has_progress = False
@@ -127,16 +129,25 @@ class FlowControl:
             self._stalled.discard(queue)
             self._update()
 
-    def begin_wait(self) -> tuple[Consumer, ...]:
-        """Note that the running task waits for the server; the result goes to `end_wait`."""
+    def begin_wait(self, queue: object | None = None) -> tuple[Consumer, ...]:
+        """Note that the running task waits for the server, or for the sender of a queue.
+
+        The result goes to `end_wait`, with the same queue.
+        """
         consumers = waiting_consumers()
         self._waits += 1
+        if queue is not None:
+            self._own_waits[queue] += 1
         self._waiting.update(consumers)
         self._update()
         return consumers
 
-    def end_wait(self, consumers: tuple[Consumer, ...]) -> None:
+    def end_wait(self, consumers: tuple[Consumer, ...], queue: object | None = None) -> None:
         self._waits -= 1
+        if queue is not None:
+            self._own_waits[queue] -= 1
+            if not self._own_waits[queue]:
+                del self._own_waits[queue]
         self._waiting.subtract(consumers)
         for consumer in consumers:
             if not self._waiting[consumer]:
@@ -168,6 +179,6 @@ class FlowControl:
     def _check_stall(self) -> None:
         """Exempt all full queues if nothing was taken from them since the timer was set."""
         self._stall_timer = None
-        if self._paused and self._waits and not self._has_progress:
-            self._stalled.update(self._full)
+        if self._paused and not self._has_progress:
+            self._stalled.update(each for each in self._full if self._waits > self._own_waits[each])
         self._update()

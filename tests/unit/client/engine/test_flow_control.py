@@ -162,6 +162,31 @@ def test_a_stalled_queue_is_exempt(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(scene())
 
 
+def test_a_wait_for_the_sender_of_a_queue_does_not_make_it_stalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STALL_SECONDS", 0.0)
+
+    async def scene() -> None:
+        reader, own = Reader(), Reader()
+        flow = reader.flow
+        flow.queue_full("a", Consumer(None))
+        flow.queue_full("b", Consumer(None), own)
+        consumers = flow.begin_wait("a")
+        while not own.is_reading:
+            await asyncio.sleep(0)
+        assert not reader.is_reading
+        assert not flow.is_exempt("a")
+        others = flow.begin_wait()
+        while not reader.is_reading:
+            await asyncio.sleep(0)
+        flow.end_wait(others)
+        flow.end_wait(consumers, "a")
+        flow.close()
+
+    asyncio.run(scene())
+
+
 def test_a_queue_with_a_valve_of_its_own_stops_no_other() -> None:
     async def scene() -> None:
         reader, own = Reader(), Reader()
