@@ -40,8 +40,8 @@ class Environment(Blocking[environment.Environment]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._thread.close(is_interrupted=kind is KeyboardInterrupt)
 
     def close(self) -> None:
         """Kill all processes and close the connection; running calls raise SessionLost."""

@@ -41,7 +41,7 @@ _OPEN: set[LoopThread[Any]] = set()
 @atexit.register
 def _close_open() -> None:
     for thread in list(_OPEN):
-        thread.close()
+        thread.close(is_interrupted=thread.is_interrupted)
 
 
 class _Call(Generic[A]):
@@ -109,6 +109,7 @@ class LoopThread(Generic[T]):
         self._waiting: set[futures.Future[Any]] | None = set()
         self._lock = threading.Lock()  # guards `_waiting`
         self._failure: BaseException | None = None
+        self.is_interrupted = False  # it was closed because of Ctrl-C
         self._opened: futures.Future[None] = futures.Future()
         self._thread = threading.Thread(target=self._run, name="exec-server", daemon=True)
         try:
@@ -216,14 +217,20 @@ class LoopThread(Generic[T]):
         call.task.add_done_callback(lambda _: call.coroutine.close())
         call.task.add_done_callback(lambda _: call.fail(self._closed()))
 
-    def close(self) -> None:
-        """Leave the context, cancelling running calls, and end the thread."""
+    def close(self, *, is_interrupted: bool = False) -> None:
+        """Leave the context, cancelling running calls, and end the thread.
+
+        After Ctrl-C, which `is_interrupted` tells, this takes CANCEL_SECONDS at most. An
+        unreachable server could not be told anything in a longer time either.
+        """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a callback of the client must not close the client")
+        self.is_interrupted = self.is_interrupted or is_interrupted
         with contextlib.suppress(SessionLost):  # closed before
             self._call_soon(self._request_stop)
-        self._thread.join()
-        _OPEN.discard(self)
+        self._thread.join(CANCEL_SECONDS if is_interrupted else None)
+        if not self._thread.is_alive():
+            _OPEN.discard(self)
 
     def _request_stop(self) -> None:
         self._stop.set()
@@ -299,8 +306,23 @@ class BlockingHandle(Blocking[H]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not KeyboardInterrupt:
+            self.close()
+            return
+        with contextlib.suppress(SessionLost):  # the environment was closed
+            self._thread.call(self._close_soon)
+
+    async def _close_soon(self) -> None:
+        """Close within CANCEL_SECONDS, or leave that to the background."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await self._inner.aclose()
 
     def close(self) -> None:
         """Close, as leaving the block does; closing the environment does it, too."""

@@ -366,3 +366,47 @@ def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(RuntimeError, match="can't start new thread"):
         LoopThread(Counter)
     assert loop.is_closed()
+
+
+class SlowDoor(Handle):
+    """A handle whose closing takes long."""
+
+    async def _open(self) -> None:
+        self.is_closing = threading.Event()
+
+    async def _close(self) -> None:
+        self.is_closing.set()
+        await asyncio.Event().wait()
+
+
+def test_after_an_interrupt_handles_are_closed_in_the_background(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thread_module, "CANCEL_SECONDS", 0.01)
+    with contextlib.closing(LoopThread(Counter)) as thread:
+        door = SlowDoor()
+        with pytest.raises(KeyboardInterrupt), BlockingHandle(thread, door):
+            raise KeyboardInterrupt
+        assert door.is_closing.is_set()
+        late = BlockingHandle(thread, SlowDoor())
+    late.__exit__(KeyboardInterrupt, None, None)
+
+
+def test_after_an_interrupt_a_thread_ends_in_the_background(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thread_module, "CANCEL_SECONDS", 0.01)
+    may_leave = threading.Event()
+
+    class Slow(Counter):
+        async def __aexit__(self, *_: object) -> None:
+            await asyncio.to_thread(may_leave.wait)
+
+    thread = LoopThread(Slow)
+    thread.close(is_interrupted=True)
+    assert thread in thread_module._OPEN
+    thread_module._close_open()  # as at the end of the program
+    assert thread in thread_module._OPEN
+    may_leave.set()
+    thread.close()
+    assert thread not in thread_module._OPEN
