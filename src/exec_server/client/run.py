@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from typing import Final
 
+from exec_server.client.engine.flow_control import separate_consumer
 from exec_server.client.engine.input import ProcessInput
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess
 from exec_server.client.exceptions import CommandDenied, CommandFailed, Timeout
@@ -119,6 +120,7 @@ class CommandRun(Process):
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Pass the output to its receivers, until it ends or is discarded."""
+        separate_consumer()  # the task that waits for the exit is another one
         output = aiter(self)
         while chunks := await output.read_some():
             for chunk in chunks:

@@ -71,6 +71,14 @@ def share_consumer() -> None:
         _chain.set((Consumer(None),))
 
 
+def separate_consumer() -> None:
+    """Make the running task a consumer of its own, even in a thread that is one consumer.
+
+    For a task of the client that no task of the user waits for, so that it cannot be blocked.
+    """
+    _chain.set((*_chain.get()[1 - MAX_DEPTH :], Consumer(asyncio.current_task())))
+
+
 def is_consumer(consumer: Consumer | None) -> bool:
     """Whether the running task itself is this consumer, not one that it has started."""
     chain = _chain.get()

@@ -14,6 +14,7 @@ from exec_server.client.engine.flow_control import (
     FlowControl,
     current_consumer,
     is_consumer,
+    separate_consumer,
     share_consumer,
     waiting_consumers,
 )
@@ -61,6 +62,24 @@ def test_a_thread_is_one_consumer_whatever_its_tasks() -> None:
         share_consumer()
         share_consumer()
         assert asyncio.run(read()) is asyncio.run(read()) is waiting_consumers()[0]
+
+    contextvars.Context().run(thread)
+
+
+def test_a_task_of_the_client_is_a_consumer_of_its_own() -> None:
+    async def deliver(outer: Consumer) -> Consumer:
+        separate_consumer()
+        assert waiting_consumers() == (outer, current_consumer())
+        return current_consumer()
+
+    async def read() -> None:
+        outer = current_consumer()
+        delivering = asyncio.get_running_loop().create_task(deliver(outer))
+        assert await delivering not in waiting_consumers()
+
+    def thread() -> None:
+        share_consumer()
+        asyncio.run(read())
 
     contextvars.Context().run(thread)
 
