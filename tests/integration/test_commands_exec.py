@@ -276,7 +276,11 @@ def test_an_interrupt_while_it_is_loaded(before: str, code: int) -> None:
         (["stdio:/no/such/program"], 255, ["cannot start /no/such/program"]),
         (["stdio:true"], 255, ["must speak the protocol"]),
         (["stdio:cat"], 255, ["cannot connect to stdio:cat", "must speak the protocol"]),
-        (["--ca-file", "/etc/passwd", "wss://127.0.0.1"], 2, ["no certificates in /etc/passwd"]),
+        (
+            ["--ca-file", "/etc/passwd", "wss://127.0.0.1"],
+            2,
+            ["no certificates in the CA file /etc"],
+        ),
         (["--token-env", "UNSET", "ws://127.0.0.1"], 2, ["environment variable UNSET"]),
         (["--env", "=x", "ws://127.0.0.1"], 2, ["has no name"]),
         (["--env", "UNSET", "ws://127.0.0.1"], 2, ["UNSET=VALUE"]),
