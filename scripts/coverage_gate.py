@@ -18,6 +18,7 @@ COMPLETE = (
     "net/lines.py",
     "net/liveness.py",
     "net/outbox.py",
+    "net/port_stream.py",
     "process/output.py",
     "protocol/",
     "relay/",

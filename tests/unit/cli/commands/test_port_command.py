@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
-from exec_server.cli.commands.errors import UsageError
+from exec_server.cli.commands import port_command
+from exec_server.cli.commands.errors import CommandError, UsageError
 from exec_server.cli.commands.port_command import (
     Forwarding,
     _Ending,
     build_parser,
     parse_forwarding,
 )
-from exec_server.errors import SessionLost
+from exec_server.errors import InternalError, SessionLost
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,65 @@ def test_the_direction() -> None:
     assert parser.parse_words(["build", "-R", "80", "81"]).reverse
     with pytest.raises(SystemExit):
         parser.parse_words(["-L", "-R", "build", "80"])
+
+
+class _Port:
+    """A port of an environment; entering it may fail."""
+
+    def __init__(self, port: int, failure: Exception | None) -> None:
+        self.port = port
+        self._failure = failure
+
+    async def __aenter__(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class _Environment:
+    def __init__(self, failure: Exception | None = None) -> None:
+        self._failure = failure
+
+    def forward_port(self, remote: int, *, local_port: int, host: str | None) -> _Port:
+        return _Port(local_port or 40_000, self._failure)
+
+    def reverse_port(self, local: int, *, remote_port: int) -> _Port:
+        return _Port(remote_port or 40_000, self._failure)
+
+
+def _open(opener: Any, forwarding: Forwarding, failure: Exception | None = None) -> None:
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            await opener(stack, _Environment(failure), forwarding, "build")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("opener", "forwarding", "line"),
+    [
+        (port_command._forward, Forwarding(0, None, 80), "127.0.0.1:40000 -> build:80"),
+        (port_command._forward, Forwarding(1, "db", 80), "127.0.0.1:1 -> db:80 by build"),
+        (port_command._reverse, Forwarding(80, None, 9), "build:9 -> 127.0.0.1:80"),
+    ],
+)
+def test_a_line_for_each_port(
+    opener: Any, forwarding: Forwarding, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(port_command, "print_text", printed.append)
+    _open(opener, forwarding)
+    assert printed == [f"{line}\n"]
+
+
+def test_ports_that_cannot_be_opened() -> None:
+    in_use = OSError(98, "Address already in use")
+    with pytest.raises(CommandError, match=r"127\.0\.0\.1:80: Address already in use\n.* 0:80\."):
+        _open(port_command._forward, Forwarding(80, None, 80), in_use)
+    refused = InternalError("cannot listen on port 80: Address in use (os error 98)")
+    with pytest.raises(CommandError, match=r"^build: cannot listen on port 80: Address in use$"):
+        _open(port_command._reverse, Forwarding(80, None, 80), refused)
 
 
 def test_the_loss_of_the_session_ends_the_command() -> None:
