@@ -31,7 +31,7 @@ from exec_server.client.transfer.open_file import (
     too_large_error,
 )
 from exec_server.client.transfer.placement import Placement
-from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES
+from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, CopyOptions
 from exec_server.client.transfer.upload import Upload
 from exec_server.errors import (
     InternalError,
@@ -354,6 +354,8 @@ class Files(FileSearches):
         *,
         progress: Callable[[Progress], None] | None = None,
         check: bool = True,
+        keep_times: bool = False,
+        sync: Literal["time", "checksum"] | None = None,
     ) -> Transfer:
         """Copy a local file or directory to a path of the server's machine.
 
@@ -361,11 +363,16 @@ class Files(FileSearches):
         the usual commands for that; `left_out` names those that could not be kept. A large file
         gets its name when it is complete; after a failure the next attempt continues it.
 
+        With `keep_times` modification times are kept, too. `sync` skips files whose copies have
+        the same size and time, or the same "checksum"; `resumed_bytes` counts them.
+
         If an entry of a tree cannot be copied, the others are. At the end NotAllCopied is raised
         or, without `check`, the entry is only named in `failed`. Raises RpcError or OSError if
         the top itself cannot be copied, or if a disk is full.
         """
-        upload = Upload(self, self._commands, progress, self._sandbox)
+        upload = Upload(
+            self, self._commands, progress, self._sandbox, CopyOptions(keep_times, sync)
+        )
         done = await upload.copy(_local_path(local), self._paths.absolute(remote))
         return _checked(done) if check else done
 
@@ -376,9 +383,13 @@ class Files(FileSearches):
         *,
         progress: Callable[[Progress], None] | None = None,
         check: bool = True,
+        keep_times: bool = False,
+        sync: Literal["time", "checksum"] | None = None,
     ) -> Transfer:
         """Copy a file or directory of the server's machine to a local path, as `upload` does."""
-        download = Download(self, self._commands, progress, self._sandbox)
+        download = Download(
+            self, self._commands, progress, self._sandbox, CopyOptions(keep_times, sync)
+        )
         done = await download.copy(self._paths.absolute(remote), _local_path(local))
         return _checked(done) if check else done
 

@@ -8,6 +8,7 @@ import os
 import posixpath
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Literal
 
 from exec_server.cli.commands.connection import Connections, error_text, run_until_signal
 from exec_server.cli.commands.copy_endpoints import (
@@ -28,7 +29,14 @@ from exec_server.errors import NotFound, RpcError
 from exec_server.printable import printable
 
 
-def copy(paths: list[str], access: AccessOptions, *, is_quiet: bool) -> int:
+def copy(
+    paths: list[str],
+    access: AccessOptions,
+    *,
+    is_quiet: bool,
+    keep_times: bool = False,
+    sync: Literal["time", "checksum"] | None = None,
+) -> int:
     """Copy all paths but the last to the last; returns the exit code. Raises UsageError."""
     *sources, destination = [parse_endpoint(text) for text in paths]
     if not sources:
@@ -44,7 +52,9 @@ def copy(paths: list[str], access: AccessOptions, *, is_quiet: bool) -> int:
         async with Connections(access) as connections:
             if streams:
                 return await copy_stream(connections, sources[0], destination)
-            copier = _Copier(connections, shows_progress=shows_progress)
+            copier = _Copier(
+                connections, shows_progress=shows_progress, keep_times=keep_times, sync=sync
+            )
             expanded = await expand_patterns(connections, sources)
             return await copier.copy_all(expanded, destination)
 
@@ -55,7 +65,16 @@ def copy(paths: list[str], access: AccessOptions, *, is_quiet: bool) -> int:
 
 
 class _Copier:
-    def __init__(self, connections: Connections, *, shows_progress: bool) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        *,
+        shows_progress: bool,
+        keep_times: bool,
+        sync: Literal["time", "checksum"] | None,
+    ) -> None:
+        self._keep_times = keep_times
+        self._sync = sync
         self._connections = connections
         self._shows_progress = shows_progress
 
@@ -138,7 +157,12 @@ class _Copier:
         environment = await self._environment(destination)
         with self._progress(shown or source) as update:
             transfer = environment.files.upload(
-                source.path, destination.path, progress=update, check=False
+                source.path,
+                destination.path,
+                progress=update,
+                check=False,
+                keep_times=self._keep_times,
+                sync=self._sync,
             )
             outcome = await self._outcome(transfer, source, destination)
         return await self._report(outcome, source, destination)
@@ -147,7 +171,12 @@ class _Copier:
         environment = await self._environment(source)
         with self._progress(source) as update:
             transfer = environment.files.download(
-                source.path, destination.path, progress=update, check=False
+                source.path,
+                destination.path,
+                progress=update,
+                check=False,
+                keep_times=self._keep_times,
+                sync=self._sync,
             )
             outcome = await self._outcome(transfer, destination, source)
         return await self._report(outcome, destination, source)

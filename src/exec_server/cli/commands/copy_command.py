@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from typing import Final, Literal
 
 from exec_server.cli.commands.access_flags import access_options, add_access_flags
 from exec_server.cli.commands.command_parser import PATH_FORMS, CommandParser
@@ -49,6 +49,20 @@ def add_copy_flags(parser: CommandParser) -> None:
     parser.add_argument(
         "-r", "--recursive", action="store_true", help="no effect: directories are always copied"
     )
+    parser.add_argument(
+        "-p",
+        "--preserve",
+        action="store_true",
+        help="keep modification times; modes are always kept",
+    )
+    parser.add_argument(
+        "--sync",
+        action="store_true",
+        help="skip files whose copies have the same size and time; implies -p",
+    )
+    parser.add_argument(
+        "--checksum", action="store_true", help="like --sync, but compare size and SHA-256"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,4 +74,13 @@ def copy_paths(arguments: argparse.Namespace, paths: list[str]) -> int:
     """Copy all paths but the last to the last, with the flags of `add_copy_flags`."""
     from exec_server.cli.commands.copier import copy
 
-    return copy(paths, access_options(arguments), is_quiet=arguments.quiet)
+    sync: Literal["time", "checksum"] | None = "time" if arguments.sync else None
+    if arguments.checksum:
+        sync = "checksum"
+    return copy(
+        paths,
+        access_options(arguments),
+        is_quiet=arguments.quiet,
+        keep_times=arguments.preserve or sync is not None,
+        sync=sync,
+    )

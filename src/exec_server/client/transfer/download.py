@@ -10,6 +10,8 @@ import asyncio
 import os
 import posixpath
 import re
+import stat
+import time
 from typing import Final
 
 from exec_server.client.results import Transfer
@@ -67,7 +69,7 @@ class Download(TreeCopy):
 
         async def fetch(item: Item) -> None:
             there, here = join(source, item.path), join(target, item.path)
-            await self._attempt(item, self._fetch(tree, item, there), here, there)
+            await self._attempt(item, self._fetch_if_changed(tree, item, here, there), here, there)
 
         await for_each((item for item in self._not_failed(listing) if item.kind == "f"), fetch)
         links = (item for item in self._not_failed(listing) if item.kind == "l")
@@ -75,6 +77,10 @@ class Download(TreeCopy):
         # Deepest first: the new mode of a directory may deny access to its entries.
         modes = (item for item in self._not_failed(reversed(listing)) if item.kind == "d")
         self._tally.left_out += await asyncio.to_thread(tree.set_modes, modes)
+        if self._options.keep_times:
+            for item in self._not_failed(reversed(listing)):
+                if item.kind == "d":
+                    await asyncio.to_thread(_set_time, join(target, item.path), item.time)
 
     # ---- the remote tree --------------------------------------------------------------
 
@@ -157,6 +163,18 @@ class Download(TreeCopy):
 
     # ---- content ----------------------------------------------------------------------
 
+    async def _fetch_if_changed(
+        self, tree: LocalTree, item: Item, target: str, source: str
+    ) -> None:
+        if self._options.sync is not None:
+            found = await asyncio.to_thread(_found, target)
+            if await self._is_equal(item, found, target, source):
+                self._tally.resume(item.path, item.size)
+                return
+        await self._fetch(tree, item, source)
+        if self._options.keep_times:
+            await asyncio.to_thread(_set_time, target, item.time)
+
     async def _fetch(self, tree: LocalTree, item: Item, source: str) -> None:
         if item.size > SMALL_BYTES:
             async with self._large:
@@ -194,3 +212,18 @@ class Download(TreeCopy):
             return size
         os.ftruncate(descriptor, 0)
         return 0
+
+
+def _found(path: str) -> tuple[int, float] | None:
+    """The size and time of a regular file of this machine; None if there is none."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return (info.st_size, info.st_mtime) if stat.S_ISREG(info.st_mode) else None
+
+
+def _set_time(path: str, modified: float) -> None:
+    """Set the modification time of an entry that was copied, and not of a link's target."""
+    follow = os.utime not in os.supports_follow_symlinks
+    os.utime(path, (time.time(), modified), follow_symlinks=follow)

@@ -39,6 +39,8 @@ LARGE_AT_ONCE: Final = 2
 MAX_ENTRIES: Final = 1_000_000
 # Output of a command that the client runs for its own purposes: a digest, or error messages.
 HELPER_OUTPUT_BYTES: Final = 65_536
+# Servers tell times in milliseconds.
+TIME_TOLERANCE: Final = 0.002
 # Longest file name on Linux.
 _NAME_BYTES: Final = 255
 
@@ -73,6 +75,8 @@ class RemoteFiles(Protocol):
 
     async def rename(self, old: str, new: str, *, replace: bool = True) -> None: ...
 
+    async def touch(self, path: str, *, modified: float | None = None) -> None: ...
+
     async def copy(self, source: str, target: str) -> None: ...
 
     async def remove(self, path: str, *, missing_ok: bool = False) -> None: ...
@@ -98,6 +102,24 @@ class Item:
     size: int
     modified: str  # a version: it changes with the content
     target: str = ""  # of a symlink
+
+    @property
+    def time(self) -> float:
+        """The modification time in seconds since 1970."""
+        *_, words = self.modified.split()
+        return int(words) / 1e9 if " " in self.modified else float(words)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """`keep_times` sets modification times; `sync` skips files that are equal by this measure."""
+
+    keep_times: bool = False
+    sync: Literal["time", "checksum"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.sync not in (None, "time", "checksum"):
+            raise ValueError(f"sync must be 'time' or 'checksum', not {self.sync!r}")
 
 
 class Tally:
@@ -177,7 +199,9 @@ class TreeCopy:
         commands: Commands,
         progress: Callable[[Progress], None] | None,
         sandbox: Any,
+        options: CopyOptions | None = None,
     ) -> None:
+        self._options = options or CopyOptions()
         self._files = files
         self._commands = commands
         self._sandbox = sandbox
@@ -214,6 +238,17 @@ class TreeCopy:
                 return True
             path = posixpath.dirname(path)
         return False
+
+    async def _is_equal(
+        self, item: Item, found: tuple[int, float] | None, local: str, remote: str
+    ) -> bool:
+        """Whether the copy that was found, with this size and time, need not be made again."""
+        if self._options.sync is None or found is None or found[0] != item.size:
+            return False
+        if self._options.sync == "time":
+            return abs(found[1] - item.time) < TIME_TOLERANCE
+        with await asyncio.to_thread(open, local, "rb") as file:
+            return await self._has_same_start(remote, file.fileno(), item.size)
 
     async def _has_same_start(self, path: str, descriptor: int, size: int) -> bool:
         """Whether a remote and a local file have the same first `size` bytes, by their digests."""

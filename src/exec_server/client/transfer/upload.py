@@ -68,14 +68,23 @@ class Upload(TreeCopy):
 
         async def send(item: Item) -> None:
             here, there = join(source, item.path), join(target, item.path)
-            await self._attempt(item, self._send(item, here, there), here, there)
+            await self._attempt(item, self._send_if_changed(item, here, there), here, there)
 
         await for_each(_leaves(items), make)
         await for_each((item for item in self._not_failed(items) if item.kind == "f"), send)
         items = list(self._not_failed(items))
         await self._link(items, target)
         await self._set_modes(items, target)
+        if self._options.keep_times:
+            for item in reversed([item for item in items if item.kind == "d"]):
+                await self._set_time(item, join(target, item.path))
         return self._tally.result(items)
+
+    async def _set_time(self, item: Item, target: str) -> None:
+        try:
+            await self._files.touch(target, modified=item.time)
+        except (RpcError, SandboxDenied) as error:
+            self._tally.left_out.append(f"times: {error}")
 
     async def _make_directories(self, path: str, target: str) -> None:
         """Make a directory and all above it; if that fails, find the one that fails."""
@@ -97,6 +106,17 @@ class Upload(TreeCopy):
         self._fail(path, failure)
 
     # ---- content ----------------------------------------------------------------------
+
+    async def _send_if_changed(self, item: Item, source: str, target: str) -> None:
+        if self._options.sync is not None:
+            found = await self._found(target)
+            known = (found.size, found.modified) if found is not None and found.is_file else None
+            if await self._is_equal(item, known, source, target):
+                self._tally.resume(item.path, item.size)
+                return
+        await self._send(item, source, target)
+        if self._options.keep_times:
+            await self._set_time(item, target)
 
     async def _send(self, item: Item, source: str, target: str) -> None:
         if item.size > SMALL_BYTES:

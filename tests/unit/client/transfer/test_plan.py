@@ -14,6 +14,7 @@ from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import NotCopied, Progress, Transfer
 from exec_server.client.transfer import plan, upload
 from exec_server.client.transfer.plan import (
+    CopyOptions,
     Item,
     Tally,
     TreeCopy,
@@ -129,3 +130,14 @@ def test_a_tree_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InvalidRequest, match="more than 3 entries"):
         upload._scan(str(tmp_path), fail)
     assert plan.MAX_ENTRIES > 3
+
+
+def test_the_time_of_an_item() -> None:
+    assert Item("", "f", None, 5, "5 1500000000").time == 1.5  # as uploads write it
+    assert Item("", "f", None, 5, "1.5000000000").time == 1.5  # as find prints it
+
+
+def test_the_measure_of_a_sync_is_checked() -> None:
+    assert CopyOptions(sync="checksum").keep_times is False
+    with pytest.raises(ValueError, match="sync must be 'time' or 'checksum', not 'size'"):
+        CopyOptions(sync="size")  # type: ignore[arg-type]
