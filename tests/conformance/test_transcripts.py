@@ -193,6 +193,7 @@ _OUR_EXTENSIONS = frozenset(
         "fsSetTimes",
         "fsSymlink",
         "fsWatch",
+        "portForward",
     }
 )
 
