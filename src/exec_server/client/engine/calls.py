@@ -16,9 +16,19 @@ class PendingCall:
 
     A call that `is_retryable` may be sent again if its answer is lost. One that `is_urgent` is
     sent before others. One that `is_bound` names something that ends with the session.
+    `on_answer` is called when the result is received, before the next message is: the caller's task
+    runs later.
     """
 
-    __slots__ = ("body", "future", "is_bound", "is_retryable", "is_urgent", "times_sent")
+    __slots__ = (
+        "body",
+        "future",
+        "is_bound",
+        "is_retryable",
+        "is_urgent",
+        "on_answer",
+        "times_sent",
+    )
 
     def __init__(
         self,
@@ -27,11 +37,13 @@ class PendingCall:
         is_retryable: bool,
         is_urgent: bool = False,
         is_bound: bool = False,
+        on_answer: Callable[[], None] | None = None,
     ) -> None:
         self.body = body
         self.is_retryable = is_retryable
         self.is_urgent = is_urgent
         self.is_bound = is_bound
+        self.on_answer = on_answer
         self.times_sent = 0
         self.future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
 
@@ -43,6 +55,8 @@ class PendingCall:
     def resolve(self, result: Raw) -> None:
         if not self.future.done():
             self.future.set_result(result)
+            if self.on_answer is not None:
+                self.on_answer()
 
     def fail(self, error: ExecServerError) -> None:
         if not self.future.done():

@@ -121,6 +121,13 @@ class RemoteProcess:
         self.is_ending = False
         self.recovery: asyncio.Future[None] | None = None
 
+    def set_started(self) -> None:
+        """Note the answer to the start, or to an attachment: a lost session now ends the process.
+
+        The session may be lost by the very next message, before the task of the start runs.
+        """
+        self.is_started = True
+
     def recover(self) -> asyncio.Future[None]:
         """Read all missed events; a recovery in progress covers them."""
         return self._processes.recover(self)
@@ -156,9 +163,10 @@ class RemoteProcesses:
         while True:
             try:
                 # A start that may have been performed is not repeated in a new session.
-                started = await self._session.call(START, params, is_bound=is_repeated)
+                started = await self._session.call(
+                    START, params, is_bound=is_repeated, on_answer=process.set_started
+                )
                 process.pid = started.pid
-                process.is_started = True
                 return
             except ConnectionLost:
                 if asyncio.get_running_loop().time() > deadline:
@@ -196,7 +204,7 @@ class RemoteProcesses:
         while True:
             try:
                 await self._catch_up(process)
-                process.is_started = True
+                process.set_started()
                 return True
             except InvalidRequest as error:
                 if not error.message.endswith(_STARTING):
@@ -220,8 +228,9 @@ class RemoteProcesses:
         """Receive the events of a detached process that follow event `after`."""
         process.sequence = EventSequence(process.id, is_detached=True, last=after)
         params = AttachParams(process.id, name, after)
-        answer = await self._session.call(ATTACH, params, is_retryable=True)
-        process.is_started = True
+        answer = await self._session.call(
+            ATTACH, params, is_retryable=True, on_answer=process.set_started
+        )
         process.pid = answer.pid
         if answer.after_seq < after:
             # There is no such event yet. Events that have come meanwhile seemed to be older.

@@ -251,18 +251,24 @@ class ClientSession:
         *,
         is_retryable: bool = False,
         is_bound: bool = False,
+        on_answer: Callable[[], None] | None = None,
     ) -> R:
         """Send a request and wait for its answer without a time limit.
 
         Raises RpcError (a subclass for each code) if the server refuses, ConnectionLost if the
         connection ends first and the request is not `is_retryable`, and SessionLost. A request that
-        `is_bound` to this session is not made in a new one. If the caller is cancelled, the answer
-        is discarded; the server does not learn of it.
+        `is_bound` to this session is not made in a new one. `on_answer` is called when the result
+        is received, before the next message is. If the caller is cancelled, the answer is
+        discarded; the server does not learn of it.
         """
         consumers = self.flow_control.begin_wait()
         try:
             answer = await self._request(
-                call.name, params, is_retryable=is_retryable, is_bound=is_bound
+                call.name,
+                params,
+                is_retryable=is_retryable,
+                is_bound=is_bound,
+                on_answer=on_answer,
             )
         finally:
             self.flow_control.end_wait(consumers)
@@ -290,9 +296,15 @@ class ClientSession:
         is_retryable: bool,
         is_urgent: bool = False,
         is_bound: bool = False,
+        on_answer: Callable[[], None] | None = None,
     ) -> Raw:
-        body = self._body(method, params)
-        call = PendingCall(body, is_retryable=is_retryable, is_urgent=is_urgent, is_bound=is_bound)
+        call = PendingCall(
+            self._body(method, params),
+            is_retryable=is_retryable,
+            is_urgent=is_urgent,
+            is_bound=is_bound,
+            on_answer=on_answer,
+        )
         self._enqueue(call)
         try:
             return await call.future

@@ -77,6 +77,18 @@ async def test_a_process_that_the_server_has_forgotten(scene: Scene) -> None:
 
 
 @in_environment
+async def test_a_session_that_is_lost_right_after_the_answer_to_a_start(scene: Scene) -> None:
+    process = scene.env.start(["p"])
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(process.__aenter__())
+        # Both are received before the task of the start runs.
+        scene.accept(await scene.stream.next("process/start"))
+        scene.stream.say({"method": "process/output", "params": {"seq": "one"}})
+    with pytest.raises(SessionLost, match="malformed message"):
+        await anext(process)
+
+
+@in_environment
 async def test_a_start_whose_answer_was_lost_is_sent_again(scene: Scene) -> None:
     process = scene.env.start(["p"])
     async with asyncio.TaskGroup() as tasks:
