@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -32,11 +31,11 @@ def in_own_process(test: Callable[P, None]) -> Callable[P, None]:
                 test(*args, **kwargs)
                 code = 0
             except BaseException:
-                traceback.print_exc()
+                # Not through sys.stderr, whose descriptor belongs to pytest and is closed.
+                os.write(2, traceback.format_exc().encode())
             finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
                 os._exit(code)
-        assert os.waitpid(pid, 0)[1] == 0, "see the traceback on stderr"
+        status = os.waitpid(pid, 0)[1]
+        assert status == 0, f"wait status {status}: see the traceback on stderr"
 
     return run
