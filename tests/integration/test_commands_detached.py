@@ -114,7 +114,7 @@ def test_mistakes_are_explained(ours: ClientTarget, name: str) -> None:
     assert ended.returncode == 125
     assert f"the name {name} is in use" in ended.stderr.decode()
     assert run_client("exec", "-d", ours.url, "/nonexistent").returncode == 127
-    assert run_client("kill", "-s", "NONSENSE", ours.url, name).returncode == 1
+    assert run_client("kill", "-s", "NONSENSE", ours.url, name).returncode == 2
     for flags in (["--name", "x"], ["-d"], ["-d", "--timeout", "3"]):
         argv = [] if flags == ["-d"] else ["true"]
         ended = run_client("exec", *flags, ours.url, *argv)

@@ -53,6 +53,14 @@ async def _type(code: str, names: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
+def test_each_block_can_be_typed_at_a_prompt() -> None:
+    """A prompt ends a block at a blank line, and takes no other statement before one."""
+    for language, text, _ in _blocks():
+        if language == "python":
+            assert not re.search(r"\n\n+[ \t]", text), text
+            assert not re.search(r"\n[ \t][^\n]*\n(?=[^\s)\]}])(?!else|except|finally)", text), text
+
+
 @pytest.mark.quick
 def test_the_python_of_the_tutorial(server: Server) -> None:
     port = _unused_port()

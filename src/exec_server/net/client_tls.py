@@ -64,8 +64,12 @@ def certificate_fingerprint(certificate: bytes) -> str:
 
 
 def normalise_pin(pin: str) -> str:
-    """A pin as `certificate_fingerprint` writes it; colons and upper case are accepted."""
-    digits = pin.strip().lower().removeprefix("sha256:").replace(":", "")
+    """A pin as `certificate_fingerprint` writes it.
+
+    Colons, upper case, and the line of `openssl x509 -fingerprint -sha256` are accepted.
+    """
+    text = pin.strip().lower().removeprefix("sha256 fingerprint=")
+    digits = text.removeprefix("sha256:").replace(":", "")
     if len(digits) != 64 or not _HEX_DIGITS.issuperset(digits):
         raise StartupError(f"the pin `{pin}` is not sha256: and 64 hexadecimal digits")
     return f"sha256:{digits}"

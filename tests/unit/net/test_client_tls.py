@@ -68,13 +68,24 @@ def test_a_ca_file_gives_a_context_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "pin", [_PIN, f"sha256:{_PIN}", f" SHA256:{_PIN.upper()}\n", ":".join(["AB"] * 32)]
+    "pin",
+    [
+        _PIN,
+        f"sha256:{_PIN}",
+        f" SHA256:{_PIN.upper()}\n",
+        ":".join(["AB"] * 32),
+        f"sha256 Fingerprint={':'.join(['AB'] * 32)}\n",  # openssl 3
+        f"SHA256 Fingerprint={':'.join(['AB'] * 32)}",  # openssl 1.1
+    ],
 )
 def test_a_pin_has_several_spellings(pin: str) -> None:
     assert normalise_pin(pin) == f"sha256:{_PIN}"
 
 
-@pytest.mark.parametrize("pin", ["", "sha256:", "ab" * 31, "xy" * 32, f"sha1:{_PIN}", "é" * 64])
+@pytest.mark.parametrize(
+    "pin",
+    ["", "sha256:", "ab" * 31, "xy" * 32, f"sha1:{_PIN}", "é" * 64, f"SHA1 Fingerprint={_PIN}"],
+)
 def test_other_texts_are_no_pins(pin: str) -> None:
     with pytest.raises(StartupError, match="is not sha256: and 64 hexadecimal digits"):
         normalise_pin(pin)

@@ -129,7 +129,8 @@ def _add_detach_flags(parser: ExecParser) -> None:
         "-i",
         "--interactive",
         action="store_true",
-        help="with -d: keep stdin open for `exec-server attach` (default: empty; -t implies it)",
+        help="with -d: keep stdin open for `exec-server attach` (default: empty; -t implies it); "
+        "without -d stdin is always open",
     )
     group.add_argument(
         "--max-lifetime",
@@ -152,6 +153,11 @@ def run(arguments: argparse.Namespace) -> int:
     target = find_target(arguments.target, access_options(arguments))
 
     if arguments.detach:
+        if target.argv is not None:
+            raise UsageError(
+                f"{target.label}: the server of a stdio target ends with the connection, and a "
+                "detached command with it; --detach needs a server that goes on"
+            )
         from exec_server.cli.commands.detaching import start_detached
 
         return start_detached(arguments, target)
@@ -164,7 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_detach(arguments: argparse.Namespace) -> None:
     """Raise UsageError for flags that do not fit together."""
     if not arguments.detach:
-        flags = ("name", "interactive", "max_lifetime", "idle_timeout")
+        flags = ("name", "max_lifetime", "idle_timeout")
         for flag in flags:
             if getattr(arguments, flag):
                 raise UsageError(f"--{flag.replace('_', '-')} needs --detach")

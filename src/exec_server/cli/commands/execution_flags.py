@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from exec_server.cli.argument_parser import ArgumentParser
 from exec_server.cli.commands.access_flags import add_access_flags
 
@@ -46,6 +48,8 @@ def add_escape_flag(parser: ArgumentParser) -> None:
 def _escape(text: str) -> str | None:
     if text == "none":
         return None
+    if "=" in text[1:]:  # a habit from other programs
+        raise argparse.ArgumentTypeError("variables are given with --env; -e is --escape")
     if len(text) != 1 or not text.isascii() or not text.isprintable():
         raise ValueError(text)
     return text

@@ -39,5 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     name, *rest = arguments.words
     if name not in COMMANDS:
         raise UsageError(unknown_command(name))
+    if rest and COMMANDS[name].is_client:  # the others get the words of `COMMAND ... --help` too
+        raise UsageError(f"`exec-server {name}` has no command `{rest[0]}`")
     load(COMMANDS[name]).build_parser().parse_args([*rest, "--help"])
     return 0

@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from exec_server.cli.commands.command_parser import CommandParser
-from exec_server.cli.commands.printing import json_text, print_error, print_text
+from exec_server.cli.commands.printing import json_text, print_status, print_text
 from exec_server.cli.commands.targets import load_targets, targets_file
 
 _DESCRIPTION: Final = """\
@@ -56,5 +56,5 @@ def run(arguments: argparse.Namespace) -> int:
     for name, target in sorted(known.items()):
         print_text(f"{name}\n" if arguments.names else f"{name:{width}}  {target.address}\n")
     if not known and not arguments.names:
-        print_error(f"Error: {targets_file()} defines no targets; see `exec-server targets -h`")
+        print_status(f"{targets_file()} defines no targets; see `exec-server targets -h`")
     return 0

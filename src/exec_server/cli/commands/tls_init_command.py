@@ -56,7 +56,12 @@ _days.__name__ = f"number of days (1 to {MAX_DAYS})"
 
 def build_parser() -> CommandParser:
     parser = CommandParser("tls-init", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument("directory", metavar="DIR", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "directory",
+        metavar="DIR",
+        nargs="?",
+        help="the directory of both files (default: ~/.config/exec-server/tls)",
+    )
     parser.add_argument(
         "--name",
         metavar="HOST",

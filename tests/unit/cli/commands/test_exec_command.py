@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.cli.commands.errors import UsageError
-from exec_server.cli.commands.exec_command import build_parser, run
+from exec_server.cli.commands.exec_command import _check_detach, build_parser, run
 
 
 def test_the_command_is_what_comes_after_the_first_dashes() -> None:
@@ -66,12 +66,24 @@ def test_usage_errors(words: list[str], text: str, capsys: pytest.CaptureFixture
     ("words", "text"),
     [
         (["--name", "web", "build", "x"], "--name needs --detach"),
-        (["-i", "build", "x"], "--interactive needs --detach"),
         (["--max-lifetime", "3", "build", "x"], "--max-lifetime needs --detach"),
         (["-d", "build"], "--detach needs a COMMAND"),
+        (["-d", "stdio:ssh lab x", "y"], "the server of a stdio target ends with the connection"),
         (["-d", "--timeout", "3", "build", "x"], "use --max-lifetime instead of --timeout"),
     ],
 )
 def test_flags_that_do_not_fit_together(words: list[str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         run(build_parser().parse_words(words))
+
+
+def test_a_variable_in_place_of_the_escape_character(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_words(["-e", "A=b", "build", "x"])
+    assert "variables are given with --env" in capsys.readouterr().err
+
+
+def test_interactive_is_the_default() -> None:
+    arguments = build_parser().parse_words(["-it", "build", "x"])
+    assert (arguments.tty, arguments.argv) == (True, ["x"])
+    _check_detach(arguments)

@@ -19,6 +19,18 @@ def test_help_of_each_command(name: str, capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().out.startswith(f"usage: exec-server {name}")
 
 
+def test_the_help_of_a_subcommand(capfd: pytest.CaptureFixture[str]) -> None:
+    assert dispatch.run("help", ["sandbox", "run"]) == 0
+    assert capfd.readouterr().out.startswith("usage: exec-server sandbox run")
+
+
+def test_an_unknown_subcommand(capfd: pytest.CaptureFixture[str]) -> None:
+    assert dispatch.run("help", ["exec", "extra"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("Error: `exec-server exec` has no command `extra`\n")
+
+
 def test_an_unknown_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert dispatch.run("help", ["exce"]) == 2
     assert capfd.readouterr().err.startswith("Error: unknown command `exce`; did you mean `exec`")

@@ -20,3 +20,19 @@ def test_several_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_is_needed(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         kill_command.build_parser().parse_words(words)
+
+
+@pytest.mark.parametrize(
+    ("word", "signal"), [("-9", "9"), ("-HUP", "HUP"), ("-SIGUSR1", "SIGUSR1")]
+)
+def test_the_short_form_of_a_signal(word: str, signal: str) -> None:
+    arguments = kill_command.build_parser().parse_words([word, "box", "a"])
+    assert (arguments.signal, arguments.target, arguments.names) == (signal, "box", ["a"])
+
+
+@pytest.mark.parametrize("words", [["-s", "FOO"], ["-s", ""], ["-FOO"], ["-99"], ["-s", "0"]])
+def test_an_unknown_signal(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        kill_command.build_parser().parse_words([*words, "box", "a"])
+    assert end.value.code == 2
+    assert "unknown signal `" in capsys.readouterr().err

@@ -19,7 +19,7 @@ def test_targets_are_listed(
     out, err = capfd.readouterr()
     assert (out, err) == (
         "",
-        f"Error: {file} defines no targets; see `exec-server targets -h`\n",
+        f"exec-server: {file} defines no targets; see `exec-server targets -h`\n",
     )
     file.parent.mkdir()
     file.write_text('[b]\nurl = "ws://h"\n[long]\nstdio = "x y"\n')

@@ -119,3 +119,7 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         tls_init_command._write(tmp_path / "cert.pem", b"x", 0o644)
     assert [path.name for path in tmp_path.iterdir()] == ["cert.pem"]
+
+
+def test_the_usage_names_the_directory() -> None:
+    assert "[DIR]" in tls_init_command.build_parser().format_usage()
