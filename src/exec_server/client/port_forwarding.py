@@ -90,8 +90,9 @@ class PortStreams:
         self._is_subscribed = False
         # Each stream with the PortForward or ReversePort that it belongs to.
         self._streams: dict[StreamId, tuple[PortStream, object]] = {}
-        # Streams of the server that this machine has not accepted yet.
-        self._accepting: set[StreamId] = set()
+        # Streams of the server that are being connected to a program of this machine, each with
+        # its ReversePort; None: it was reset meanwhile, and its socket still counts.
+        self._accepting: dict[StreamId, ReversePort | None] = {}
         self._opening = asyncio.Semaphore(MAX_OPENING)
         self._forwards: set[PortForward] = set()
         self._reverses: set[ReversePort] = set()
@@ -109,12 +110,20 @@ class PortStreams:
         for stream, its_owner in tuple(self._streams.values()):
             if its_owner is owner:
                 stream.reset("the port was closed")
+        for stream_id, reverse in self._accepting.items():
+            if reverse is owner:
+                self._reset_accepting(stream_id)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._streams) + len(self._accepting) >= MAX_STREAMS
 
     def release(self, stream_id: StreamId) -> None:
         """Forget a stream whose socket is closed."""
         del self._streams[stream_id]
 
     def _add(self, stream_id: StreamId, socket: PortSocket, owner: object) -> PortStream:
+        assert stream_id not in self._streams
         stream = PortStream(socket, _Peer(self._session, self, stream_id))
         self._streams[stream_id] = (stream, owner)
         socket.attach(stream)
@@ -131,7 +140,7 @@ class PortStreams:
 
     def open(self, socket: PortSocket, forward: PortForward) -> None:
         """Lead a connection of this machine to the server's, or reset it."""
-        if forward not in self._forwards or len(self._streams) >= MAX_STREAMS:
+        if forward not in self._forwards or self._is_full:
             log.info("a connection is reset: at most %d are forwarded", MAX_STREAMS)
             socket.abort()
             return
@@ -165,6 +174,7 @@ class PortStreams:
             answer = await self._session.call(wire.LISTEN, wire.ListenParams(listener_id, port))
         except BaseException:
             self.close_listener(listener_id)  # the server listens even if the call is cancelled
+            self.reset_all(reverse)
             raise
         return listener_id, answer.port
 
@@ -180,12 +190,30 @@ class PortStreams:
             self._session.post(wire.CLOSE_LISTENER, wire.CloseListenerParams(listener_id))
 
     def _accept(self, notice: wire.AcceptedNotice) -> None:
+        if self._is_reused(notice.stream_id):
+            return
         reverse = self._listeners.get(notice.listener_id)
-        if reverse is None or len(self._streams) + len(self._accepting) >= MAX_STREAMS:
+        if reverse is None or self._is_full:
             self._session.post(wire.RESET, wire.ResetParams(notice.stream_id))
             return
-        self._accepting.add(notice.stream_id)
+        self._accepting[notice.stream_id] = reverse
         self._session.spawn(self._connect(reverse, notice.stream_id, notice.window))
+
+    def _is_reused(self, stream_id: StreamId) -> bool:
+        """Whether a new stream has the id of another one, which is reset: both would be mixed."""
+        stream, _ = self._streams.get(stream_id, (None, None))
+        if stream is None and stream_id not in self._accepting:
+            return False
+        log.warning("the server has used the id of a stream again: the stream is reset")
+        if stream is not None:
+            stream.reset("its id was used again")
+        else:
+            self._reset_accepting(stream_id)
+        return True
+
+    def _reset_accepting(self, stream_id: StreamId) -> None:
+        self._accepting[stream_id] = None
+        self._session.post(wire.RESET, wire.ResetParams(stream_id))
 
     async def _connect(self, reverse: ReversePort, stream_id: StreamId, window: int) -> None:
         """Connect a stream of the server to a program of this machine."""
@@ -194,13 +222,13 @@ class PortStreams:
                 socket = await connect(LOOPBACK_ADDRESSES, reverse.local_port)
         except OSError as error:  # a timeout is one
             log.info("a connection to local port %d is reset: %s", reverse.local_port, error)
-            self._accepting.discard(stream_id)
-            self._session.post(wire.RESET, wire.ResetParams(stream_id))
+            self._reset_accepting(stream_id)
             return
-        if stream_id not in self._accepting:  # reset meanwhile
+        finally:
+            owner = self._accepting.pop(stream_id)
+        if owner is None:  # reset meanwhile
             socket.abort()
             return
-        self._accepting.discard(stream_id)
         self._add(stream_id, socket, reverse).credit_received(window)
         # The first credit lets the server read from its socket.
         self._session.post(wire.CREDIT, wire.CreditParams(stream_id, WINDOW_BYTES))
@@ -215,8 +243,8 @@ class PortStreams:
             return
         stream, _ = self._streams.get(params.stream_id, (None, None))
         if stream is None:
-            if isinstance(params, wire.ResetNotice):
-                self._accepting.discard(params.stream_id)
+            if isinstance(params, wire.ResetNotice) and params.stream_id in self._accepting:
+                self._accepting[params.stream_id] = None
         elif isinstance(params, wire.DataNotice):
             stream.data_received(params.chunk)
         elif isinstance(params, wire.CreditNotice):
@@ -228,7 +256,7 @@ class PortStreams:
             stream.reset_received()
 
     def on_disconnected(self) -> None:
-        self._accepting.clear()
+        self._accepting = dict.fromkeys(self._accepting)
         for stream, _ in tuple(self._streams.values()):
             stream.abort()
 

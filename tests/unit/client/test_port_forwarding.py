@@ -316,6 +316,128 @@ async def test_a_stream_that_is_reset_before_it_is_accepted(
 
 
 @ports
+async def test_an_id_of_a_reverse_stream_that_is_used_again(
+    scene: Scene, sockets: MemorySockets
+) -> None:
+    """Two connections with one id would be counted as one, and one of them never be closed."""
+    _, listener_id = await listening(scene)
+    await accepted(scene, listener_id)
+    await told(scene, "credit")
+    for _ in range(3):
+        await accepted(scene, listener_id)
+    assert await told(scene, "reset") == {"streamId": "s"}
+    [socket] = sockets.connected
+    assert socket.calls == ["abort"]
+    socket.lose()
+    await accepted(scene, listener_id)  # the id is free again
+    await told(scene, "credit")
+    assert sockets.connected[1].calls == []
+
+
+@ports
+async def test_an_id_of_a_forwarded_stream_that_is_used_again(
+    scene: Scene, sockets: MemorySockets
+) -> None:
+    _, listener = await forwarded(scene, sockets)
+    socket, stream_id = await opened(scene, listener)
+    _, listener_id = await listening(scene)
+    await accepted(scene, listener_id, stream_id)
+    assert await told(scene, "reset") == {"streamId": stream_id}
+    assert (socket.calls, sockets.connected) == (["abort"], [])
+    tell(scene, "data", stream_id, chunk="eA==")
+    assert socket.written == b""
+
+
+@ports
+async def test_an_id_that_is_used_again_while_its_stream_is_connected(
+    scene: Scene, sockets: MemorySockets
+) -> None:
+    _, listener_id = await listening(scene)
+    sockets.gate = asyncio.Event()
+    for _ in range(2):
+        await accepted(scene, listener_id)
+    assert await told(scene, "reset") == {"streamId": "s"}
+    sockets.gate.set()
+    await turns()
+    [socket] = sockets.connected
+    assert (socket.calls, scene.stream.is_quiet) == (["abort"], True)
+
+
+@ports
+async def test_a_port_that_is_closed_while_a_stream_is_connected(
+    scene: Scene, sockets: MemorySockets
+) -> None:
+    reverse, listener_id = await listening(scene)
+    sockets.gate = asyncio.Event()
+    await accepted(scene, listener_id)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(reverse.__aexit__(None, None, None))
+        await told(scene, "closeListener")
+        assert await told(scene, "reset") == {"streamId": "s"}
+    sockets.gate.set()
+    await turns()
+    assert sockets.connected[0].calls == ["abort"]
+
+
+def test_streams_that_are_reset_while_they_are_connected_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_STREAMS", 1)
+
+    async def play(scene: Scene, sockets: MemorySockets) -> None:
+        _, listener = await forwarded(scene, sockets)
+        _, listener_id = await listening(scene)
+        sockets.gate = asyncio.Event()
+        await accepted(scene, listener_id)
+        tell(scene, "reset", "s", reason="gone")
+        await accepted(scene, listener_id, "another")
+        assert await told(scene, "reset") == {"streamId": "another"}
+        assert len(sockets.dialled) == 1
+        assert listener.connect().calls == ["abort"]
+        sockets.gate.set()
+        await turns()
+        await accepted(scene, listener_id, "third")
+        assert await told(scene, "credit") == {"streamId": "third", "bytes": WINDOW_BYTES}
+
+    ports(play)()
+
+
+@ports
+async def test_a_connection_that_is_lost_while_a_stream_is_connected(
+    scene: Scene, sockets: MemorySockets
+) -> None:
+    _, listener_id = await listening(scene)
+    sockets.gate = asyncio.Event()
+    await accepted(scene, listener_id)
+    await scene.reconnected()
+    sockets.gate.set()
+    await turns()
+    assert sockets.connected[0].calls == ["abort"]
+
+
+@ports
+async def test_a_stream_of_a_port_that_is_refused_afterwards(
+    scene: Scene, sockets: MemorySockets
+) -> None:
+    """The server says that it has accepted a connection, and then that it does not listen."""
+    reverse = scene.env.reverse_port(5000)
+
+    async def enter() -> None:
+        with pytest.raises(InternalError, match="Address in use"):
+            await reverse.__aenter__()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(enter())
+        request = await scene.stream.next("port/listen")
+        await accepted(scene, request["params"]["listenerId"])
+        await told(scene, "credit")
+        scene.stream.refuse(request, -32603, "Address in use")
+        await told(scene, "closeListener")
+        assert await told(scene, "reset") == {"streamId": "s"}
+    assert sockets.connected[0].calls == ["abort"]
+
+
+@ports
 async def test_a_port_that_cannot_be_listened_on(scene: Scene, sockets: MemorySockets) -> None:
     reverse = scene.env.reverse_port(5000, remote_port=80)
 
