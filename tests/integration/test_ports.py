@@ -457,6 +457,13 @@ def test_other_hosts_are_refused_unless_the_server_allows_them(server: Server) -
 
     with pytest.raises(RpcError, match=r"--allow-port-hosts"):
         bounded(probe(server.url))
+
+    async def forward() -> None:
+        async with connect(server.url) as env, env.forward_port(1, host=host):
+            pass
+
+    with pytest.raises(RpcError, match=r"--allow-port-hosts"):
+        bounded(forward())
     with start_server("ours", "--allow-port-hosts") as open_server:
         bounded(probe(open_server.url))
 

@@ -18,7 +18,14 @@ from typing import Any, Final
 
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.handle import Handle
-from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, Unsupported
+from exec_server.errors import (
+    ConnectionLost,
+    ExecServerError,
+    InvalidRequest,
+    RpcError,
+    SessionLost,
+    Unsupported,
+)
 from exec_server.net.port_socket import (
     LOOPBACK,
     LOOPBACK_ADDRESSES,
@@ -156,13 +163,26 @@ class PortStreams:
                     return
                 answer = await self._session.call(wire.OPEN, params)
         except ExecServerError as error:
-            log.info("a connection to port %d is reset: %s", params.port, error)
+            log.info("a connection to port %d is reset: %s", params.port, printable(str(error)))
             stream.abort()
             return
         if stream.is_closed:  # meanwhile, and the server may not have known the stream then
             self._session.post(wire.RESET, wire.ResetParams(params.stream_id))
         else:
             stream.credit_received(answer.window)
+
+    async def check_host(self, port: int, host: str) -> None:
+        """Raise InvalidRequest if the server refuses connections to the host.
+
+        The server connects once, for ten seconds at most. A host that does not answer may do so
+        later.
+        """
+        try:
+            await self._session.call(wire.PROBE, wire.ProbeParams(port, host))
+        except InvalidRequest:
+            raise
+        except RpcError as error:
+            log.debug("%s does not answer: %s", printable(host), printable(str(error)))
 
     # ---- from the server --------------------------------------------------------------
 
@@ -282,7 +302,8 @@ class PortStreams:
 class PortForward(Handle):
     """A port of this machine that leads to one of the server's machine.
 
-    Opening it listens on 127.0.0.1; it raises OSError if the port is in use, and Unsupported.
+    Opening it listens on 127.0.0.1; it raises OSError if the port is in use, InvalidRequest if the
+    server refuses the host, and Unsupported.
     Closing it resets its connections. If the connection to the server is lost, forwarded
     connections are reset, and new ones wait until there is a connection again.
     """
@@ -307,6 +328,8 @@ class PortForward(Handle):
 
     async def _open(self) -> None:
         self._streams.prepare()
+        if self.host is not None:
+            await self._streams.check_host(self.remote_port, self.host)
         self._listener = await listen(self._local_port, self._accept)
         self.port = self._listener.port
         self._streams.add_forward(self)

@@ -15,7 +15,7 @@ from tests.support.memory_ports import MemoryListener, MemorySocket, MemorySocke
 
 from exec_server.client import port_forwarding as module
 from exec_server.client.port_forwarding import PortForward, ReversePort
-from exec_server.errors import InternalError, Unsupported
+from exec_server.errors import InternalError, InvalidRequest, Unsupported
 from exec_server.net.port_stream import WINDOW_BYTES
 
 GREETING: dict[str, Any] = copy.deepcopy(OURS)
@@ -131,6 +131,31 @@ async def test_a_refused_connection_is_reset(scene: Scene, sockets: MemorySocket
     await turns()
     assert socket.calls == ["abort"]
     socket.lose()
+
+
+@ports
+async def test_a_host_that_the_server_refuses(scene: Scene, sockets: MemorySockets) -> None:
+    forward = scene.env.forward_port(80, host="example.com")
+
+    async def enter() -> None:
+        with pytest.raises(InvalidRequest, match="--allow-port-hosts"):
+            await forward
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(enter())
+        request = await scene.stream.next("port/probe")
+        assert request["params"] == {"port": 80, "host": "example.com"}
+        scene.stream.refuse(request, -32600, "only with --allow-port-hosts")
+    assert sockets.listeners == []
+
+
+@ports
+async def test_a_host_that_does_not_answer_yet(scene: Scene, sockets: MemorySockets) -> None:
+    forward = scene.env.forward_port(80, host="example.com")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(forward.__aenter__())
+        scene.stream.refuse(await scene.stream.next("port/probe"), -32603, "timed out")
+    assert forward.is_open
 
 
 @ports

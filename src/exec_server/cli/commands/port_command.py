@@ -14,6 +14,7 @@ from exec_server.cli.commands.targets import find_target
 
 if TYPE_CHECKING:
     import asyncio
+    import logging
     from contextlib import AsyncExitStack
 
     from exec_server.client.environment import Environment
@@ -38,6 +39,10 @@ examples:
   exec-server port build 5432:db.internal:5432
 """
 HIGHEST_PORT: Final = 65_535
+# Lines about connections that failed, in each period: a browser that tries again and again must not
+# fill the terminal.
+MAX_FAILURES: Final = 10
+PERIOD_SECONDS: Final = 10.0
 # The local port, a host and the remote port; an IPv6 address stands in brackets.
 _FORWARDING: Final = re.compile(
     r"(?:(?P<local>[0-9]{1,5}):)?"
@@ -106,6 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     async def work() -> int:
         async with open_environment(target) as environment, AsyncExitStack() as stack:
             ending = _Ending()
+            _print_failures()
             stack.callback(environment.session.subscribe(ending))
             for forwarding in forwardings:
                 open_port = _reverse if arguments.reverse else _forward
@@ -122,8 +128,13 @@ async def _forward(
     port = environment.forward_port(
         forwarding.remote, local_port=forwarding.local, host=forwarding.host
     )
+    from exec_server.cli.commands.connection import error_text
+    from exec_server.errors import InvalidRequest
+
     try:
         await stack.enter_async_context(port)
+    except InvalidRequest as error:
+        raise CommandError(f"{label}: {error_text(error)}") from None
     except OSError as error:
         text = f"cannot listen on 127.0.0.1:{forwarding.local}: {error.strerror}"
         raise CommandError(f"{text}\nFor any free port write 0:{forwarding.remote}.") from None
@@ -145,6 +156,33 @@ async def _reverse(
     except RpcError as error:
         raise CommandError(f"{label}: {error_text(error)}") from None
     print_text(f"{label}:{port.port} -> 127.0.0.1:{forwarding.local}\n")
+
+
+def _print_failures() -> None:
+    """Let the records about reset connections pass, which are printed to stderr."""
+    import logging
+
+    from exec_server.client import port_forwarding
+
+    port_forwarding.log.setLevel(logging.INFO)
+    port_forwarding.log.addFilter(FailureLimit())
+
+
+class FailureLimit:
+    """Passes all warnings, and MAX_FAILURES other records in each period; a filter of a logger."""
+
+    def __init__(self) -> None:
+        self._begin = 0.0
+        self._passed = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelname == "WARNING":
+            return True
+        if record.created - self._begin >= PERIOD_SECONDS:
+            self._begin = record.created
+            self._passed = 0
+        self._passed += 1
+        return self._passed <= MAX_FAILURES
 
 
 class _Ending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,12 +12,16 @@ import pytest
 from exec_server.cli.commands import port_command
 from exec_server.cli.commands.errors import CommandError, UsageError
 from exec_server.cli.commands.port_command import (
+    MAX_FAILURES,
+    PERIOD_SECONDS,
+    FailureLimit,
     Forwarding,
     _Ending,
     build_parser,
     parse_forwarding,
 )
-from exec_server.errors import InternalError, SessionLost
+from exec_server.client import port_forwarding
+from exec_server.errors import InternalError, InvalidRequest, SessionLost
 
 
 @pytest.mark.parametrize(
@@ -129,6 +134,35 @@ def test_ports_that_cannot_be_opened() -> None:
     refused = InternalError("cannot listen on port 80: Address in use (os error 98)")
     with pytest.raises(CommandError, match=r"^build: cannot listen on port 80: Address in use$"):
         _open(port_command._reverse, Forwarding(80, None, 80), refused)
+
+
+def test_a_host_that_the_server_refuses() -> None:
+    refused = InvalidRequest("only with --allow-port-hosts")
+    with pytest.raises(CommandError, match=r"^build: only with --allow-port-hosts$"):
+        _open(port_command._forward, Forwarding(80, "example.com", 80), refused)
+
+
+def test_failed_connections_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logging.Logger("ports", logging.WARNING)
+    monkeypatch.setattr(port_forwarding, "log", log)
+    port_command._print_failures()
+    assert log.isEnabledFor(logging.INFO)
+    [limit] = log.filters
+    assert isinstance(limit, FailureLimit)
+
+
+def test_reports_of_failed_connections_are_limited() -> None:
+    limit = FailureLimit()
+
+    def passes(seconds: float, level: int = logging.INFO) -> bool:
+        record = logging.LogRecord("ports", level, "", 0, "", None, None)
+        record.created = 1000 + seconds
+        return limit.filter(record)
+
+    assert [passes(0) for _ in range(MAX_FAILURES)] == [True] * MAX_FAILURES
+    assert not passes(PERIOD_SECONDS - 1)
+    assert passes(PERIOD_SECONDS - 1, logging.WARNING)
+    assert passes(PERIOD_SECONDS)
 
 
 def test_the_loss_of_the_session_ends_the_command() -> None:
