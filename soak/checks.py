@@ -12,8 +12,8 @@ MEMORY_BYTES = 32 * 1024 * 1024
 MORE_THREADS = 4
 # Helpers that a server keeps for the next request, as docs/architecture.md lists them.
 MAX_HELPERS = {"exec-guardian": 1, "exec-launcher": 1, "exec-worker": 16, "exec-init": 5}
-# Descriptors for these helpers: a socket each, and files that pin the inodes of their views. The one
-# inotify instance of a server is opened by its first watch.
+# Descriptors for these helpers: a socket each, and files that pin the inodes of their views. The
+# one inotify instance of a server is opened by its first watch.
 POOLED_DESCRIPTORS = {"socket": 32, "file": 400, "inotify": 1}
 _MEGABYTE = 1_000_000
 
