@@ -133,6 +133,8 @@ def test_patches(there: ClientTarget, folder: Path) -> None:
     )
     diff = "--- a/g\n+++ b/g\n@@ -1,2 +1,2 @@\n-one\n+1\n 2\n"
 
+    (folder / "f").chmod(0o600)
+
     async def scene(env: Environment) -> None:
         assert await env.files.apply_patch(codex, folder) == [
             ChangedFile("f", "deleted"),
@@ -141,6 +143,7 @@ def test_patches(there: ClientTarget, folder: Path) -> None:
         ]
         assert await env.files.apply_patch(diff, folder) == [ChangedFile("g", "modified")]
         assert (folder / "g").read_text() == "1\n2\n"
+        assert (folder / "g").stat().st_mode & 0o777 == 0o600
         with pytest.raises(RpcError, match="hunk 1 does not fit g"):
             await env.files.apply_patch(diff, folder)
         with pytest.raises(RpcError, match="outside of the root"):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.support.client import scaled
@@ -201,5 +204,83 @@ def test_the_id_of_a_process(there: ClientTarget) -> None:
             async with env.start(["cat"], stdin=True, sandbox="read-only") as process:
                 assert process.pid is not None
                 assert is_alive(process.pid)
+
+    there.play(scene)
+
+
+def test_files_without_blocks(there: ClientTarget, tmp_path: Path) -> None:
+    path = tmp_path / "f"
+
+    async def scene(env: Environment) -> None:
+        writer = env.files.open(path, "wb")
+        with pytest.raises(RuntimeError, match="is not open"):
+            await writer.write(b"x")
+        with pytest.raises(RuntimeError, match="is not open"):
+            await writer.flush()
+        assert await writer is writer
+        await writer.write(b"data")
+        await writer.aclose()
+        assert path.read_bytes() == b"data"
+        reader = env.files.open(path)
+        with pytest.raises(RuntimeError, match="is not open"):
+            await reader.read()
+        with pytest.raises(RuntimeError, match="is not open"):
+            await anext(reader)
+        with pytest.raises(RuntimeError, match="is not open"):
+            await reader.is_changed()
+        with pytest.raises(RuntimeError, match="is not open"):
+            assert reader.size
+        await reader
+        assert await reader.read() == b"data"
+        await reader.aclose()
+
+    there.play(scene)
+
+
+def test_files_without_blocks_and_async(there: ClientTarget, tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with sync.connect(there.url) as env:
+        writer = env.files.open(path, "wb")
+        writer.write(b"data")
+        writer.close()
+        writer.close()
+        assert path.read_bytes() == b"data"
+        with pytest.raises(KeyError), env.files.open(path, "wb") as writer:
+            raise KeyError
+        env.files.open(path, "wb")._abandon()
+        assert path.read_bytes() == b"data"
+        reader = env.files.open(path)
+        assert reader.read() == b"data"
+        reader.close()
+        with pytest.raises(RuntimeError, match="is not open"):
+            reader.read()
+
+
+def test_wrong_arguments_are_named(there: ClientTarget, tmp_path: Path) -> None:
+    async def scene(env: Environment) -> None:
+        with pytest.raises(NotADirectoryError) as caught:
+            await env.run(["true"], cwd="/etc/passwd")
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOTDIR, "/etc/passwd")
+        with pytest.raises(NotADirectoryError) as caught:
+            await env.run(["/etc/passwd/x"])
+        assert caught.value.filename == "/etc/passwd/x"
+        for work in (
+            env.run(["true"], timeout=cast(Any, "5")),
+            env.shell(cast(Any, ["ls"])),
+        ):
+            with pytest.raises(TypeError, match="must be"):
+                await work
+        with pytest.raises(TypeError, match="stdin must be a bool"):
+            env.start(["cat"], stdin=cast(Any, b"x"))
+        with pytest.raises(TypeError, match="needs tty"):
+            env.start(["cat"], size=(1, 1))
+        async with env.start(["cat"], stdin=True) as process:
+            with pytest.raises(TypeError, match="data must be bytes"):
+                await process.write(cast(Any, "text"))
+        for change in (env.files.rename, env.files.copy):
+            with pytest.raises(FileNotFoundError) as missing:
+                await change(tmp_path / "a", tmp_path / "b")
+            names = (missing.value.filename, missing.value.filename2)
+            assert names == (f"{tmp_path}/a", f"{tmp_path}/b")
 
     there.play(scene)

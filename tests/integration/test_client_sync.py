@@ -53,7 +53,7 @@ def test_everything_is_there_without_async(name: str) -> None:
     def names(of: type) -> set[str]:
         return {name for name in dir(of) if not name.startswith(("_", "on_"))} - {"aclose"}
 
-    async_one = {"HttpStream": http.HttpStream, "FileReader": open_file.FileReader}
+    async_one: dict[str, type] = {"HttpStream": http.HttpStream, "FileReader": open_file.FileReader}
     async_one |= {"FileWriter": open_file.FileWriter, "Files": files.Files}
     missing = names(async_one.get(name) or getattr(exec_server, name)) - names(getattr(sync, name))
     assert missing == set()

@@ -64,6 +64,11 @@ def connect(
         raise StartupError("no target: pass a URL, stdio:COMMAND or registry=")
     elif target.startswith("stdio:"):
         dialer = _stdio_dialer(target.removeprefix("stdio:"))
+    elif not target.startswith(("ws:", "wss:", "unix:")):
+        raise StartupError(
+            f"invalid exec-server URL {shown_address(target)!r}: use ws://HOST:PORT, "
+            "wss://HOST, unix:/PATH or stdio:COMMAND"
+        )
     else:
         dialer = WebSocketDialer(
             target, token=token, tls=tls, allow_insecure_token=allow_insecure_token

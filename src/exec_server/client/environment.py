@@ -22,6 +22,7 @@ from exec_server.client.engine.start_params import (
     AnySandbox,
     StartParamsBuilder,
     argv_list,
+    check_seconds,
     input_bytes,
 )
 from exec_server.client.handle import ContextTask, Handle
@@ -212,6 +213,7 @@ class Environment(Handle):
         fails, the command is killed with all its descendants.
         """
         data = input_bytes(input)
+        check_seconds(timeout)
         if not leave_running and not self.capabilities.process_terminate_exited:
             hint = "it cannot kill the children of a command that has exited: leave them running"
             raise Unsupported("processTerminateExited", hint)
@@ -241,6 +243,9 @@ class Environment(Handle):
         self, text: str, *, program: AnyPath = "/bin/sh", **options: Unpack[RunOptions]
     ) -> Result:
         """Run a text of shell commands, such as `make | tail`; the options are those of `run`."""
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise TypeError(f"text must be str, not {kind}: use run() for a list of words")
         return await self.run([program, "-c", text], **options)
 
     async def python(

@@ -6,6 +6,7 @@ For a server without an extension, a command on its machine does the same (`mv`,
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeVar
@@ -32,6 +33,7 @@ R = TypeVar("R")
 APPEND_BYTES: Final = 4 * 1_048_576
 
 _APPEND: Final = 'cat >> "$1"'
+_OCTAL: Final = re.compile("[0-7]{1,5}")
 
 
 class TextFiles(Protocol):
@@ -78,18 +80,18 @@ class FileChanges:
 
     async def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = True) -> None:
         """Rename a file or directory; AlreadyExists if `new` exists and `replace` is false."""
-        name = f"{path_text(old)} to {path_text(new)}"
         if not self._capabilities.fs_rename:
             if not replace:
                 raise Unsupported(
                     "fsRename", "rename with replace=True, after a look at the target"
                 )
-            await self._run(["mv", "-fT", "--", self._absolute(old), self._absolute(new)], name)
+            argv = ["mv", "-fT", "--", self._absolute(old), self._absolute(new)]
+            await self._run(argv, old, target=new)
             return
         params = wire.RenameParams(
             self._paths.uri(old), self._paths.uri(new), replace, self._sandbox
         )
-        await self._call(wire.RENAME, params, name, is_retryable=False)
+        await self._call(wire.RENAME, params, old, target=new, is_retryable=False)
 
     async def chmod(self, path: AnyPath, mode: int) -> None:
         """Set the permission bits of a file or directory, like 0o755."""
@@ -215,14 +217,27 @@ class FileChanges:
             except NotFound:
                 pass
         changes = plan(parsed, base, contents.get)
-        for change in changes:
-            await _make_change(files, change)
+        modes = [await self._kept_mode(change) for change in changes]
+        for change, mode in zip(changes, modes, strict=True):
+            await _make_change(files, change, mode)
         return [_changed_file(change, base) for change in changes]
+
+    async def _kept_mode(self, change: FileChange) -> int | None:
+        """The permission bits of a changed file, if it is to get any."""
+        if change.mode is not None or change.renamed_from is None:
+            return change.mode
+        argv = ["stat", "-L", "-c", "%a", "--", change.renamed_from]
+        word = (await self._run(argv, change.renamed_from)).text.strip()
+        if not _OCTAL.fullmatch(word):
+            raise MalformedAnswer(f"{change.renamed_from}: stat printed {word[:100]!r}")
+        return int(word, 8) & 0o777
 
     def _text_files(self) -> TextFiles:
         return self  # type: ignore[return-value]  # `Files` implements it
 
-    async def _run(self, argv: list[str], path: AnyPath, data: bytes = b"") -> Result:
+    async def _run(
+        self, argv: list[str], path: AnyPath, data: bytes = b"", target: AnyPath | None = None
+    ) -> Result:
         """Run a command in place of an extension; a failure becomes the error of the path."""
         env = {"LC_ALL": "C"}
         done = await self._commands.run(
@@ -236,7 +251,8 @@ class FileChanges:
         if done.exit_code:
             text = done.error_text.strip().rpartition(": ")[2] or shlex.join(argv[:1])
             is_confined = self._sandbox is not None
-            raise path_error(command_error(text), path, is_confined=is_confined)
+            error = command_error(text)
+            raise path_error(error, path, is_confined=is_confined, target=target)
         return done
 
     # ---- calls ------------------------------------------------------------------------
@@ -245,12 +261,19 @@ class FileChanges:
         return self._paths.absolute(path)
 
     async def _call(
-        self, call: Call[P, R], params: P, path: AnyPath, *, is_retryable: bool = True
+        self,
+        call: Call[P, R],
+        params: P,
+        path: AnyPath,
+        *,
+        target: AnyPath | None = None,
+        is_retryable: bool = True,
     ) -> R:
         try:
             return await self._session.call(call, params, is_retryable=is_retryable)
         except RpcError as error:
-            raise path_error(error, path, is_confined=self._sandbox is not None) from None
+            is_confined = self._sandbox is not None
+            raise path_error(error, path, is_confined=is_confined, target=target) from None
 
 
 def check_bytes(data: object, advice: str) -> None:
@@ -272,13 +295,13 @@ def _edits(old: str | Iterable[tuple[str, str]], new: str | None, all_: bool) ->
     return edits
 
 
-async def _make_change(files: TextFiles, change: FileChange) -> None:
+async def _make_change(files: TextFiles, change: FileChange, mode: int | None) -> None:
     if change.new is None:
         await files.remove(change.path)
         return
     await files.write(change.path, change.new, parents=change.old is None)
-    if change.mode is not None:
-        await files.chmod(change.path, change.mode)
+    if mode is not None:
+        await files.chmod(change.path, mode)
 
 
 def _changed_file(change: FileChange, base: str) -> ChangedFile:

@@ -24,39 +24,49 @@ class FileError(RpcError, OSError):
     """A file operation failed; `strerror` is the text of the server's machine."""
 
     filename: str
+    filename2: str | None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
 
     @classmethod
-    def from_rpc(cls, error: RpcError, number: int | None, path: str) -> Self:
-        """The error of an operation on `path`."""
-        made = cls(f"{path}: {error.message}")
+    def from_rpc(
+        cls, error: RpcError, number: int | None, path: str, target: str | None = None
+    ) -> Self:
+        """The error of an operation on `path`, or from it to `target`."""
+        made = cls(f"{_names(path, target)}: {error.message}")
         made.code = error.code
         made.data = error.data
         made.errno = number
         made.strerror = _NUMBER.sub("", error.message).strip()
         made.filename = path
+        made.filename2 = target
         return made
 
     def explained(self, message: str) -> Self:
         made = super().explained(message)
-        made.errno, made.strerror, made.filename = self.errno, self.strerror, self.filename
+        made.errno, made.strerror = self.errno, self.strerror
+        made.filename, made.filename2 = self.filename, self.filename2
         return made
 
     def __str__(self) -> str:
         return printable(self.message, keep="\n")
 
     def __reduce__(self) -> tuple[Callable[..., FileError], tuple[object, ...]]:
-        members = (self.code, self.data, self.errno, self.strerror, self.filename)
+        names = (self.filename, self.filename2)
+        members = (self.code, self.data, self.errno, self.strerror, *names)
         return _restored, (type(self), self.message, members)
 
 
 def _restored(kind: type[FileError], message: str, members: tuple[Any, ...]) -> FileError:
     """The copy of a pickled error."""
     made = kind(message)
-    made.code, made.data, made.errno, made.strerror, made.filename = members
+    made.code, made.data, made.errno, made.strerror, made.filename, made.filename2 = members
     return made
+
+
+def _names(path: str, target: str | None) -> str:
+    return path if target is None else f"{path} to {target}"
 
 
 class NotFound(errors.NotFound, FileError, FileNotFoundError):
@@ -139,15 +149,15 @@ def error_number(message: str) -> int | None:
     return None if match is None else linux_numbers.local_number(int(match[1]))
 
 
-def file_error(error: RpcError, path: str) -> RpcError:
-    """The error with the path in its text, of the class that fits its number."""
+def file_error(error: RpcError, path: str, target: str | None = None) -> RpcError:
+    """The error with the paths in its text, of the class that fits its number."""
     number = error_number(error.message)
     if number is None and type(error) is errors.NotFound:
         number = numbers.ENOENT
     kind = FileError if number is None else _KINDS.get(number, FileError)
     if number is None:
-        return error.explained(f"{path}: {error.message}")
-    return kind.from_rpc(error, number, path)
+        return error.explained(f"{_names(path, target)}: {error.message}")
+    return kind.from_rpc(error, number, path, target)
 
 
 def command_error(text: str) -> RpcError:

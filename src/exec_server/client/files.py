@@ -151,11 +151,11 @@ class Files(FileSearches):
     def open(
         self, path: AnyPath, mode: str = "rb", *, offset: int = 0, in_place: bool = False
     ) -> FileReader | FileWriter:
-        """A file of any size for `async with`, to read (`rb`) or to replace (`wb`).
+        """A file of any size that `await` or `async with` opens, to read (`rb`) or replace (`wb`).
 
         Reading starts at `offset`. A new content is written beside the file and takes its place
-        at the end of the block; after an exception the file is unchanged. With `in_place` the file
-        itself is truncated and written.
+        at the end of the block, or by `aclose`; after an exception in the block the file is
+        unchanged. With `in_place` the file itself is truncated and written.
         """
         uri = self._paths.uri(path)
         if mode == "rb":
@@ -292,13 +292,13 @@ class Files(FileSearches):
 
         Raises InvalidRequest if both are the same file, which some servers would truncate.
         """
-        names = f"{path_text(source)} to {path_text(target)}"
         if await self._are_same(source, target):
+            names = f"{path_text(source)} to {path_text(target)}"
             raise InvalidRequest(f"{names}: they are the same file")
         params = wire.CopyParams(
             self._paths.uri(source), self._paths.uri(target), recursive, sandbox=self._sandbox
         )
-        await self._call(wire.COPY, params, names, is_retryable=False)
+        await self._call(wire.COPY, params, source, target=target, is_retryable=False)
 
     async def _are_same(self, source: AnyPath, target: AnyPath) -> bool:
         """Whether two paths lead to one file; False if unknown, so that the server decides."""

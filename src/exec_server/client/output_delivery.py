@@ -39,6 +39,8 @@ class Delivery:
             for target, stream in ((stdout, _STDOUT), (stderr, _STDERR))
             if target is not None
         }
+        if _is_same_path(stdout, stderr):  # opened twice, each would overwrite the other
+            self._writers[_STDERR] = self._writers[_STDOUT]
 
     @property
     def has_receivers(self) -> bool:
@@ -54,7 +56,7 @@ class Delivery:
 
     def _open(self) -> contextlib.ExitStack:
         with contextlib.ExitStack() as opened:
-            for writer in self._writers.values():
+            for writer in dict.fromkeys(self._writers.values()):
                 writer.open()
                 opened.callback(writer.close)
             return opened.pop_all()
@@ -171,6 +173,12 @@ class _LogWriter:
 
 _STDOUT: Stream = "stdout"
 _STDERR: Stream = "stderr"
+
+
+def _is_same_path(stdout: Target | None, stderr: Target | None) -> bool:
+    if isinstance(stdout, str | os.PathLike) and isinstance(stderr, str | os.PathLike):
+        return os.path.realpath(stdout) == os.path.realpath(stderr)
+    return False
 
 
 def _writer(target: Target, stream: Stream) -> _Writer:

@@ -96,13 +96,17 @@ def native(uri: str) -> str:
         return uri
 
 
-def path_error(error: RpcError, path: AnyPath, *, is_confined: bool) -> ExecServerError:
-    """The error with the path in its text, a FileError; SandboxDenied if the sandbox caused it."""
-    text = f"{path_text(path)}: {error.message}"
+def path_error(
+    error: RpcError, path: AnyPath, *, is_confined: bool, target: AnyPath | None = None
+) -> ExecServerError:
+    """The error with the paths in its text, a FileError; SandboxDenied if the sandbox caused it."""
+    name = path_text(path)
+    to = None if target is None else path_text(target)
+    text = f"{name}: {error.message}" if to is None else f"{name} to {to}: {error.message}"
     denial = _denial(error)
     if denial is not None or (is_confined and error.message.endswith(_DENIALS)):
         return SandboxDenied(text, denial)
-    return file_error(error, path_text(path))
+    return file_error(error, name, to)
 
 
 def _denial(error: RpcError) -> Denial | None:

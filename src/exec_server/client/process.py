@@ -270,6 +270,8 @@ class Process(Handle):
         Waits only while too much is unacknowledged. Raises StdinClosed, perhaps for an earlier
         write.
         """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"data must be bytes, not {type(data).__name__}: encode a text")
         await self._stdin().write(data)
 
     async def close_stdin(self) -> None:

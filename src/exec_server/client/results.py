@@ -57,6 +57,11 @@ class Result(msgspec.Struct, frozen=True):
     lost_bytes: int = 0
 
     @property
+    def returncode(self) -> int:
+        """Another name of `exit_code`: 128 + N after signal N, not -N as in subprocess."""
+        return self.exit_code
+
+    @property
     def text(self) -> str:
         """`stdout` as text; invalid UTF-8 becomes U+FFFD."""
         return self.stdout.decode(errors="replace")

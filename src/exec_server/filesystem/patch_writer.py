@@ -28,6 +28,7 @@ class PatchWriter:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._descriptors: list[int] = []
+        self._modes: dict[str, int] = {}  # of the files that were removed
 
     def __enter__(self) -> Self:
         return self
@@ -47,10 +48,19 @@ class PatchWriter:
         """Change one file."""
         if change.new is None:
             self._remove(change)
-        elif change.old is None:
-            self._add(change.path, change.new, change.mode)
+            return
+        mode = change.mode
+        if mode is None and change.renamed_from is not None:
+            mode = self._mode_of(change.renamed_from)
+        if change.old is None:
+            self._add(change.path, change.new, mode)
         else:
-            self._overwrite(change.path, change.old, change.new, change.mode)
+            self._overwrite(change.path, change.old, change.new, mode)
+
+    def _mode_of(self, path: str) -> int:
+        """The permission bits of a file before it was renamed."""
+        mode = self._modes.get(path)
+        return _permissions(path) if mode is None else mode
 
     def _overwrite(self, path: str, old: bytes, new: bytes, mode: int | None) -> None:
         old_mode = stat.S_IMODE(os.stat(path).st_mode)
@@ -63,6 +73,7 @@ class PatchWriter:
         assert old is not None
         info = os.lstat(path)
         target = os.readlink(path) if stat.S_ISLNK(info.st_mode) else None
+        self._modes[path] = _permissions(path)
         with GUARD.removing(path) as (directory, name):
             os.unlink(name, dir_fd=directory)
         mode = stat.S_IMODE(info.st_mode)
@@ -104,6 +115,11 @@ class PatchWriter:
         descriptor = os.open(path, _DIRECTORY)
         self._descriptors.append(descriptor)
         return descriptor
+
+
+def _permissions(path: str) -> int:
+    """The bits that a renamed file keeps: its owner may be another one, so not set-user-ID."""
+    return stat.S_IMODE(os.stat(path).st_mode) & 0o777
 
 
 def _status(directory: int, name: str) -> os.stat_result | None:

@@ -26,6 +26,7 @@ class FileChange:
     old: bytes | None
     new: bytes | None
     mode: int | None = None  # permission bits that the patch states
+    renamed_from: str | None = None  # the file whose permission bits it keeps
 
 
 def parse_patch(text: str) -> list[FilePatch]:
@@ -55,6 +56,7 @@ class _Planner:
         self._old: dict[str, bytes | None] = {}
         self._new: dict[str, bytes | None] = {}
         self._modes: dict[str, int] = {}
+        self._origins: dict[str, str] = {}  # of renamed files that existed before the patch
 
     def add(self, file: FilePatch) -> None:
         path = self._below_root(file.path)
@@ -63,11 +65,14 @@ class _Planner:
             raise PatchFailed(f"{file.path} does not exist")
         target = path if file.new_path is None else self._below_root(file.new_path)
         self._current(target)
+        origin = self._origins.pop(path, path)
         if file.kind == "delete":
             self._new[path] = None
             return
         self._new[path] = None  # unless it is the target
         self._new[target] = _patched(file, b"" if file.kind == "add" or old is None else old)
+        if file.kind == "update" and origin != target and self._old[origin] is not None:
+            self._origins[target] = origin
         if file.mode is not None:
             self._modes[target] = file.mode
 
@@ -86,7 +91,7 @@ class _Planner:
 
     def changes(self) -> list[FileChange]:
         return [
-            FileChange(path, self._old[path], new, self._modes.get(path))
+            FileChange(path, self._old[path], new, self._modes.get(path), self._origins.get(path))
             for path, new in self._new.items()
             if new != self._old[path] or path in self._modes
         ]

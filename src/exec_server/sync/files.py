@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Final, Literal, overload
 
 from exec_server.client import file_watch, files
@@ -11,14 +12,21 @@ from exec_server.client.paths import AnyPath
 from exec_server.client.results import Entry, FileChange
 from exec_server.client.transfer import open_file
 from exec_server.errors import RpcError
-from exec_server.sync.thread import Blocking, BlockingContext, blocking, iterate, wrapped
+from exec_server.sync.thread import (
+    Blocking,
+    BlockingContext,
+    BlockingHandle,
+    blocking,
+    iterate,
+    wrapped,
+)
 
 # Entries of a walk that are passed to the caller at a time: each batch costs two thread switches.
 WALK_BATCH: Final = 512
 
 
-class FileReader(BlockingContext[open_file.FileReader]):
-    """A file to read, for `with`; iterating gives its blocks."""
+class FileReader(BlockingHandle[open_file.FileReader]):
+    """An open file to read, for `with` or `close`; iterating gives its blocks."""
 
     def __iter__(self) -> Iterator[bytes]:
         return iterate(self._thread, self._inner)
@@ -31,8 +39,25 @@ class FileReader(BlockingContext[open_file.FileReader]):
     is_changed = blocking(open_file.FileReader.is_changed)
 
 
-class FileWriter(BlockingContext[open_file.FileWriter]):
-    """A file to replace, for `with`."""
+class FileWriter(BlockingHandle[open_file.FileWriter]):
+    """An open file to replace, for `with` or `close`, which put the new content in place."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.call(self._inner.__aexit__, kind, error, traceback)
+
+    def _abandon(self) -> None:
+        """Leave the file as it was."""
+        self.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+    def close(self) -> None:
+        """Put the new content in place; SessionLost if the environment was closed before."""
+        if self.is_open:
+            self._thread.call(self._inner.aclose)
 
     @property
     def written(self) -> int:
@@ -96,7 +121,7 @@ class Files(Blocking[files.Files]):
         offset: int = 0,
         in_place: bool = False,
     ) -> FileReader | FileWriter:
-        """A file of any size for `with`, to read (`rb`) or to replace (`wb`)."""
+        """Open a file of any size, to read (`rb`) or to replace (`wb`), for `with` or `close`."""
         if mode == "wb":
             return FileWriter(self._thread, self._inner.open(path, mode, in_place=in_place))
         return FileReader(self._thread, self._inner.open(path, mode, offset=offset))

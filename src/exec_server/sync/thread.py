@@ -300,8 +300,12 @@ class BlockingHandle(Blocking[H]):
             thread.call(inner.__aenter__)
         except BaseException:
             if inner.is_open:  # interrupted in the moment after that
-                self.close()
+                self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        """Close a handle that the caller does not get."""
+        self.close()
 
     def __enter__(self) -> Self:
         return self

@@ -44,6 +44,7 @@ def test_a_target_has_a_dialer(arguments: dict[str, Any], kind: type) -> None:
         ),
         ({"target": "ws://example.net", "token": "t"}, "a token is sent only to wss:// URLs"),
         ({"target": "http://example.net"}, "invalid exec-server URL"),
+        ({"target": "127.0.0.1:7911"}, "use ws://HOST:PORT, wss://HOST, unix:/PATH or stdio:"),
         ({"target": "unix:s"}, "the path of a unix socket must begin with /"),
         ({"target": "wss://h", "pin": "x"}, "the pin `x` is not sha256:"),
         ({"target": "ws://h", "pin": "ab" * 32}, "a pin is for wss:// URLs"),

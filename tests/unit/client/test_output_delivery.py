@@ -104,3 +104,9 @@ def test_errors_are_raised(tmp_path: Path) -> None:
     for case, kind in cases:
         with pytest.raises(kind):
             case()
+
+
+def test_one_file_for_both_streams(tmp_path: Path) -> None:
+    path = tmp_path / "both"
+    deliver(stdout=path, stderr=f"{tmp_path}/./both")
+    assert path.read_bytes() == b"one\nt\xc3warning\r\n\xbcwo!"

@@ -21,6 +21,22 @@ def test_nothing_is_undone_that_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o751
 
 
+def test_a_renamed_file_keeps_its_mode(tmp_path: Path) -> None:
+    old, link = tmp_path / "old", tmp_path / "link"
+    old.write_text("x")
+    old.chmod(0o4600)
+    link.symlink_to("old")
+    (tmp_path / "b").write_text("y")
+    with PatchWriter() as writer:
+        writer.write(FileChange(f"{tmp_path}/first", None, b"x", renamed_from=f"{old}"))
+        writer.write(FileChange(f"{link}", b"x", None))
+        writer.write(FileChange(f"{tmp_path}/a", None, b"x", renamed_from=f"{link}"))
+        writer.write(FileChange(f"{tmp_path}/b", b"y", b"x", renamed_from=f"{link}"))
+        writer.keep()
+    for name in ("first", "a", "b"):
+        assert (tmp_path / name).stat().st_mode & 0o7777 == 0o600
+
+
 def test_new_entries_are_removed_where_they_were_made(tmp_path: Path) -> None:
     """A command renames the directory and puts a link in its place before the undo."""
     (tmp_path / "protected").mkdir()

@@ -38,8 +38,16 @@ def test_files_are_added_deleted_and_renamed() -> None:
         FileChange("/root/new", None, b"x\n"),
         FileChange("/root/gone", b"1", None),
         FileChange("/root/old", b"2", None),
-        FileChange("/root/moved", None, b"2"),
+        FileChange("/root/moved", None, b"2", renamed_from="/root/old"),
     ]
+
+
+def test_a_renamed_file_keeps_its_origin() -> None:
+    twice = codex("*** Update File: a", "*** Move to: b", "*** Update File: b", "*** Move to: c")
+    changes = planned(twice, a=b"1")
+    assert changes[-1] == FileChange("/root/c", None, b"1", renamed_from="/root/a")
+    added = codex("*** Add File: a", "+x", "*** Update File: a", "*** Move to: b")
+    assert planned(added) == [FileChange("/root/b", None, b"x\n")]
 
 
 def test_a_later_part_sees_the_changes_of_an_earlier_one() -> None:

@@ -18,7 +18,12 @@ import msgspec
 
 from exec_server.client.engine.event_sequence import Event, EventSequence, Gap
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.file_errors import FileError, ProgramNotFound, WorkingDirectoryNotFound
+from exec_server.client.file_errors import (
+    FileError,
+    NotADirectory,
+    ProgramNotFound,
+    WorkingDirectoryNotFound,
+)
 from exec_server.errors import (
     ConnectionLost,
     ExecServerError,
@@ -78,6 +83,7 @@ MAX_SEQ: Final = 2**64 - 1
 _EXISTS: Final = "already exists"
 _STARTING: Final = "is starting"
 _ENOENT: Final = "(os error 2)"
+_ENOTDIR: Final = "(os error 20)"
 _CLOSED: Final = "the environment was closed"
 
 
@@ -185,6 +191,9 @@ class RemoteProcesses:
     async def _refusal(self, error: RpcError, params: StartParams, name: str) -> RpcError:
         """The error of a start with the name of the command; tells what is missing."""
         text = f"cannot start {name}: {error.message}"
+        if isinstance(error, InternalError) and error.message.endswith(_ENOTDIR):
+            path = await self._not_a_directory(params)
+            return NotADirectory.from_rpc(error, errno.ENOTDIR, path).explained(text)
         if not isinstance(error, InternalError) or not error.message.endswith(_ENOENT):
             return error.explained(text)
         kind: type[FileError] = ProgramNotFound
@@ -197,6 +206,14 @@ class RemoteProcesses:
             pass  # the directory exists, or the connection is lost
         refusal = kind.from_rpc(error, errno.ENOENT, path)
         return refusal.explained(text)
+
+    async def _not_a_directory(self, params: StartParams) -> str:
+        """The path that leads through a file: the directory of a command, or its program."""
+        try:
+            found = await self._session.call(GET_METADATA, GetMetadataParams(params.cwd))
+        except ExecServerError:
+            return params.cwd.native()
+        return params.argv[0] if found.is_directory else params.cwd.native()
 
     async def _join(self, process: RemoteProcess) -> bool:
         """Take over a process that the server has begun to start; False if it has not."""

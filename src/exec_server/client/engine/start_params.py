@@ -59,9 +59,14 @@ class StartParamsBuilder:
         input_size: int | None = None,
     ) -> StartParams:
         """The params of a start, with an empty id; `input_size` is for a pipe of known length."""
+        if not isinstance(stdin, bool):
+            kind = type(stdin).__name__
+            raise TypeError(f"stdin must be a bool, not {kind}: send data with write()")
+        if size is not None and not tty:
+            raise TypeError("size is the size of a terminal: it needs tty=True")
         if input_size is not None and not self._capabilities.process_close_stdin:
             argv = ["/bin/sh", "-c", _WITH_INPUT, "sh", str(input_size), *argv]
-        tty_size = _tty_size(size) if tty and size is not None else None
+        tty_size = None if size is None else _tty_size(size)
         if tty_size is not None and not self._capabilities.process_resize:
             rows, columns = str(tty_size.rows), str(tty_size.columns)
             argv = ["/bin/sh", "-c", _WITH_SIZE, "sh", rows, columns, *argv]
@@ -108,6 +113,12 @@ def input_bytes(data: bytes | None) -> bytes | None:
     if data is not None and not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"input must be bytes, not {type(data).__name__}")
     return bytes(data) if data else None
+
+
+def check_seconds(seconds: float | None) -> None:
+    """Raise TypeError for a timeout that is no number."""
+    if seconds is not None and not isinstance(seconds, int | float):
+        raise TypeError(f"timeout must be a number of seconds, not {type(seconds).__name__}")
 
 
 def _environment(env: Mapping[str, AnyPath]) -> dict[str, str]:

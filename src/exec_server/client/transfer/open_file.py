@@ -19,6 +19,7 @@ from msgspec import Raw
 
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
+from exec_server.client.handle import Handle
 from exec_server.client.paths import AnyPath, path_error, path_text
 from exec_server.errors import (
     ConnectionLost,
@@ -76,13 +77,14 @@ _READ: Final = Call(READ_BLOCK.name, ReadBlockParams, Raw)
 _WRITE: Final = Call(WRITE_BLOCK.name, Raw, Done)
 
 
-class FileReader:
-    """A file to read, for `async with`; iterating gives its blocks."""
+class FileReader(Handle):
+    """A file to read, which `await` or `async with` opens; iterating gives its blocks."""
 
     def __init__(
         self, session: ClientSession, params: OpenParams, path: str, offset: int = 0
     ) -> None:
         """Open with `params`, whose handle is replaced by an unused one; errors name `path`."""
+        super().__init__()
         self._session = session
         self._path = path
         self._params = params
@@ -93,27 +95,22 @@ class FileReader:
         self._is_at_end = False
         self._metadata: GetMetadataResult | None = None
 
-    async def __aenter__(self) -> Self:
+    async def _open(self) -> None:
         try:
             self._metadata = await self._stat()
-            await self._open()
+            await self._open_handle()
         except RpcError as error:
             raise self._path_error(error) from None
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def _close(self) -> None:
         self._cancel_reads()
         await _close(self._session, self._handle)
 
     @property
     def size(self) -> int:
         """The size of the file when it was opened."""
-        assert self._metadata is not None
+        if self._metadata is None:
+            raise not_open_error(self._path)
         return self._metadata.size
 
     async def read(self, size: int | None = -1) -> bytes:
@@ -121,6 +118,8 @@ class FileReader:
 
         All of them may be READ_BYTES at most; otherwise InvalidRequest is raised.
         """
+        if not self.is_open:
+            raise not_open_error(self._path)
         if size is not None and size >= 0:
             return await self._read(size)
         data = await self._read(READ_BYTES + 1)
@@ -142,6 +141,8 @@ class FileReader:
         return self
 
     async def __anext__(self) -> bytes:
+        if not self.is_open:
+            raise not_open_error(self._path)
         block, self._buffered = self._buffered, b""
         block = block or await self._next_block()
         if not block:
@@ -150,6 +151,8 @@ class FileReader:
 
     async def is_changed(self) -> bool:
         """Whether the file was changed since it was opened, judged by size and time."""
+        if self._metadata is None:
+            raise not_open_error(self._path)
         try:
             return await self._differs()
         except NotFound:
@@ -200,11 +203,11 @@ class FileReader:
             future.cancel()
         self._reads.clear()
 
-    async def _open(self) -> None:
+    async def _open_handle(self) -> None:
         self._handle = await _open(self._session, self._params, is_retryable=True)
 
     async def _reopen(self) -> None:
-        await self._open()
+        await self._open_handle()
         if await self._differs():
             raise ConnectionLost(
                 f"{self._path}: the connection was lost, and the file was changed meanwhile"
@@ -243,11 +246,11 @@ class Placement(Protocol):
         ...
 
 
-class FileWriter:
-    """A file to replace, for `async with`.
+class FileWriter(Handle):
+    """A file to replace, which `await` or `async with` opens.
 
-    Leaving the block waits until all data is written, and then puts it in place. If the block
-    raises an exception, or the connection is lost, which `write` or leaving reports as
+    `aclose`, or leaving the block, waits until all data is written, and then puts it in place. If
+    the block raises an exception, or the connection is lost, which `write` or leaving reports as
     ConnectionLost, the file stays as it was. Without a placement, opening truncates the file, and
     such a failure leaves it incomplete.
     """
@@ -260,6 +263,7 @@ class FileWriter:
         placement: Placement | None = None,
     ) -> None:
         """Open with `params`, whose handle is replaced by an unused one; errors name `path`."""
+        super().__init__()
         self._session = session
         self._path = path
         self._params = params
@@ -268,15 +272,15 @@ class FileWriter:
         self._buffer = bytearray()
         self._writes: deque[tuple[int, asyncio.Future[Done]]] = deque()
         self._sent = 0
+        self._is_abandoned = False
         self.written = 0
         """Number of leading bytes that the server is known to have written."""
 
-    async def __aenter__(self) -> Self:
+    async def _open(self) -> None:
         if self._placement is not None and not await self._open_part(self._placement):
             self._placement = None
         if self._placement is None:
-            await self._open(self._params)
-        return self
+            await self._open_handle(self._params)
 
     async def _open_part(self, placement: Placement) -> bool:
         """Open the temporary file; False if the file has to be written itself."""
@@ -285,7 +289,7 @@ class FileWriter:
             return False
         uri = PathUri.from_text(part)
         params = OpenParams(HandleId(""), uri, self._params.mode, self._params.sandbox)
-        opening = self._session.spawn(self._open(params))
+        opening = self._session.spawn(self._open_handle(params))
         try:
             await asyncio.shield(opening)
         except ExecServerError as error:
@@ -300,7 +304,7 @@ class FileWriter:
             raise
         return True
 
-    async def _open(self, params: OpenParams) -> None:
+    async def _open_handle(self, params: OpenParams) -> None:
         try:
             self._handle = await _open(self._session, params, is_retryable=True)
         except RpcError as error:
@@ -312,10 +316,14 @@ class FileWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._is_abandoned = error is not None
+        await self.aclose()
+
+    async def _close(self) -> None:
         is_complete = False
         try:
-            if error is None:
-                await self.flush()
+            if not self._is_abandoned:
+                await self._flush()
                 is_complete = True
         finally:
             for _, future in self._writes:
@@ -330,6 +338,8 @@ class FileWriter:
         """Send data; waits while too much is in flight. Raises errors of earlier writes."""
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data must be bytes, not {type(data).__name__}: encode a text")
+        if not self.is_open:
+            raise not_open_error(self._path)
         if not self._buffer and len(data) == WRITE_BYTES:
             await self._send(data)
             return
@@ -341,6 +351,11 @@ class FileWriter:
 
     async def flush(self) -> None:
         """Wait until all data so far is written."""
+        if not self.is_open:
+            raise not_open_error(self._path)
+        await self._flush()
+
+    async def _flush(self) -> None:
         if self._buffer:
             block = bytes(self._buffer)
             self._buffer.clear()
@@ -377,6 +392,11 @@ class FileWriter:
 
     def _path_error(self, error: RpcError) -> ExecServerError:
         return path_error(error, self._path, is_confined=self._params.sandbox is not None)
+
+
+def not_open_error(path: str) -> RuntimeError:
+    """The error of using a file before it is opened, or after it is closed."""
+    return RuntimeError(f"{path} is not open: await the file, or use it with `async with`")
 
 
 def too_large_error(path: AnyPath, limit: int) -> InvalidRequest:

@@ -76,7 +76,6 @@ PLAIN = StartParams(
             {"tty": True, "size": (3, 4), "env": {"TERM": "x"}},
             {"tty": True, "tty_size": TtySize(3, 4), "env": {"TERM": "x"}},
         ),
-        ({"size": (3, 4)}, {}),
     ],
 )
 def test_options_become_members(options: dict[str, Any], changes: dict[str, Any]) -> None:
