@@ -14,6 +14,7 @@ import asyncio
 import errno
 import os
 import stat
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -32,6 +33,7 @@ from exec_server.filesystem.inotify import (
     Inotify,
 )
 from exec_server.filesystem.watch import is_unreliable
+from exec_server.filesystem.watched_directories import remove_below
 from exec_server.protocol.file_watches import Change, ChangeKind
 
 # Changed paths that wait to be sent. Beyond it they are dropped, and the overflow is reported.
@@ -88,7 +90,7 @@ class Batch:
 
     changes: dict[str, ChangeKind]
     overflow: bool
-    new: tuple[str, ...] = ()  # paths of directories to watch
+    new: tuple[str, ...] = ()  # names of directories to watch
     forgotten: tuple[int, ...] = ()  # watch descriptors to remove
 
     def on_wire(self) -> list[Change]:
@@ -114,7 +116,7 @@ class ChangeWatch(DirectoryListener):
         self._root_id = (0, 0)
         self._only: bytes | None = None  # the name of a watched file
         self._changes = GatheredChanges()
-        self._new: list[str] = []  # directories to add
+        self._new: list[str] = []  # names of directories to add, in order
         self._forgotten: list[int] = []  # watch descriptors to remove
 
     # ---- in threads -------------------------------------------------------------------
@@ -146,9 +148,9 @@ class ChangeWatch(DirectoryListener):
         self._inotify.ignore(self, batch.forgotten)
         changes = dict(batch.changes)
         try:
-            for path in batch.new:
-                found = self._add_tree(f"{path}/" if path else "")
-                if path:  # the root is added again after an overflow, which is reported instead
+            for name in batch.new:
+                found = self._add_tree(name)
+                if name:  # the root is added again after an overflow, which is reported instead
                     for each in found:
                         changes.setdefault(each, "created")
         except OSError as error:
@@ -230,7 +232,7 @@ class ChangeWatch(DirectoryListener):
                 self._on_entry(f"{relative}{os.fsdecode(name)}", mask)
             return
         if mask & IN_IGNORED:
-            self.directories.pop(descriptor, None)
+            self.directories.remove(descriptor)
         if not relative and mask & (IN_IGNORED | IN_DELETE_SELF | IN_MOVE_SELF):
             self.has_ended = True
             self.wake.set()
@@ -243,26 +245,19 @@ class ChangeWatch(DirectoryListener):
             kind = "deleted"
         if mask & IN_ISDIR and self._is_recursive:
             if kind == "created":
-                self._new.append(path)
+                insort(self._new, f"{path}/")
             elif kind == "deleted":
-                self._forget(path)
+                self._forgotten += self.directories.remove_below(f"{path}/")
+                remove_below(self._new, f"{path}/")
         if len(self._new) + len(self._forgotten) > 2 * MAX_DIRECTORIES:
             self._fail(_TOO_MANY)
         self._changes.add(path, kind)
         self.wake.set()
 
-    def _forget(self, path: str) -> None:
-        prefix = f"{path}/"
-        below = [each for each, name in list(self.directories.items()) if name.startswith(prefix)]
-        for descriptor in below:
-            self.directories.pop(descriptor, None)
-        self._forgotten += below
-        self._new = [each for each in self._new if not f"{each}/".startswith(prefix)]
-
     def on_overflow(self) -> None:
         self._changes.overflow()
         if self._is_recursive:
-            self._new.append("")  # directories may have been created meanwhile
+            insort(self._new, "")  # directories may have been created meanwhile
         self.wake.set()
 
     def needs_thread(self, batch: Batch) -> bool:

@@ -21,10 +21,11 @@ import os
 import struct
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 from exec_server.filesystem import syscalls
+from exec_server.filesystem.watched_directories import WatchedDirectories
 
 # Watched inodes of the server. The kernel's own limit, for all programs of a user, is between 8,192
 # and a million, and a watch costs it about 1 KiB. Above this nothing more is watched.
@@ -36,6 +37,9 @@ MAX_LISTENED: Final = 8192
 READ_BYTES: Final = 16 * 1024
 # Subscriptions that one callback fires: each sends a notification.
 BURST: Final = 64
+# Reports to listeners that one callback makes, about 2 ms: each event goes to all that watch its
+# directory, and other connections are served in between.
+REPORTS: Final = 512
 
 # How long the end of the server waits for a thread that adds a watch.
 _CLOSE_SECONDS: Final = 0.5
@@ -102,7 +106,7 @@ class DirectoryListener:
     """
 
     def __init__(self) -> None:
-        self.directories: dict[int, str] = {}  # by watch descriptor
+        self.directories = WatchedDirectories()
         self.is_removed = False  # nothing can be added any more
 
     def on_event(self, descriptor: int, mask: int, name: bytes) -> None:
@@ -137,6 +141,7 @@ class Inotify:
         self._is_closed = False
         self._watches: dict[int, _Watch] = {}
         self._reported: set[int] = set()
+        self._events: Iterator[tuple[int, int, bytes]] | None = None  # read, and not yet reported
 
     # ---- in threads -------------------------------------------------------------------
 
@@ -155,7 +160,7 @@ class Inotify:
         """
         with self._lock:
             descriptor = self._add_watch(listener, path, _LISTENER_MASK, MAX_LISTENED)
-            listener.directories[descriptor] = name
+            listener.directories.add(descriptor, name)
             self._watches.setdefault(descriptor, _Watch()).listeners.add(listener)
             return descriptor
 
@@ -199,7 +204,7 @@ class Inotify:
         """Report no more events of these directories. Blocking."""
         with self._lock:
             for descriptor in descriptors:
-                listener.directories.pop(descriptor, None)
+                listener.directories.remove(descriptor)
                 if (watch := self._watches.get(descriptor)) is not None:
                     watch.listeners.discard(listener)
                     self._release(descriptor, watch)
@@ -244,26 +249,42 @@ class Inotify:
 
     def read_events(self) -> None:
         """Read queued events and fire the subscriptions that they are relevant for."""
+        if self._events is not None:
+            return  # further ones are read after these
         try:
             data = os.read(self._fd, READ_BYTES)
         except BlockingIOError:
             return
+        self._dispatch(_events(data))
+
+    def _dispatch(self, events: Iterator[tuple[int, int, bytes]]) -> None:
+        """Report some events now, and the rest later."""
+        self._events = None
         fired: dict[Subscription, None] = {}
-        for descriptor, mask, name in _events(data):
-            self._report(descriptor, mask, name)
+        reports = 0
+        for descriptor, mask, name in events:
+            reports += self._report(descriptor, mask, name)
             fired.update(dict.fromkeys(self._subscribers(descriptor, mask, name)))
             if mask & IN_IGNORED:
                 self._watches.pop(descriptor, None)  # removed by the kernel
+            if reports >= REPORTS:
+                self._events = events
+                self._loop.call_soon(self._dispatch, events)
+                break
         self._fire(list(fired))
 
-    def _report(self, descriptor: int, mask: int, name: bytes) -> None:
+    def _report(self, descriptor: int, mask: int, name: bytes) -> int:
+        """Tell the listeners; returns how many there are."""
+        listeners: Collection[DirectoryListener] = ()
         if mask & _IN_Q_OVERFLOW:
             listeners = {each for _, watch in self._all_watches() for each in set(watch.listeners)}
             for listener in listeners:
                 listener.on_overflow()
         elif (watch := self._watches.get(descriptor)) is not None:
-            for listener in list(watch.listeners):
+            listeners = list(watch.listeners)
+            for listener in listeners:
                 listener.on_event(descriptor, mask, name)
+        return len(listeners)
 
     def _subscribers(self, descriptor: int, mask: int, name: bytes) -> list[Subscription]:
         if mask & _IN_Q_OVERFLOW:

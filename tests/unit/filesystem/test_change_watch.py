@@ -142,7 +142,7 @@ def test_a_directory_that_is_moved_away_is_not_reported(inotify: Inotify, root: 
     (root / "sub").rename(root.parent / "away")
     (root.parent / "away/deep/a").touch()
     assert watched.changes() == {"sub": "deleted"}
-    assert list(watched.watch.directories.values()) == [""]
+    assert watched.watch.directories.names() == [""]
 
 
 def test_a_directory_that_is_moved_while_it_is_added(
@@ -161,7 +161,7 @@ def test_a_directory_that_is_moved_while_it_is_added(
     monkeypatch.undo()
     (root.parent / "away/a").touch()
     assert watched.changes() == {"new": "deleted"}
-    assert "new/" not in watched.watch.directories.values()
+    assert "new/" not in watched.watch.directories.names()
 
 
 def test_a_new_directory_that_is_gone_is_skipped(inotify: Inotify, root: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_end_of_the_root_ends_the_watch(inotify: Inotify, root: Path) -> Non
     other = Watched(inotify, root.parent / "moved/sub/deep")
     (root.parent / "moved/sub/deep").rmdir()
     inotify.read_events()
-    assert (other.watch.has_ended, other.watch.directories) == (True, {})
+    assert (other.watch.has_ended, other.watch.directories.names()) == (True, [])
 
 
 def test_a_file_is_watched_by_its_name(inotify: Inotify, root: Path) -> None:
@@ -207,7 +207,7 @@ def test_dropped_events_are_an_overflow(inotify: Inotify, root: Path) -> None:
     assert plain.watch.take() == Batch({}, True)
     batch = watched.watch.settle(watched.watch.take())
     assert batch == Batch({}, True)
-    assert "late/" in watched.watch.directories.values()
+    assert "late/" in watched.watch.directories.names()
 
 
 def test_a_closed_watch_hears_nothing(inotify: Inotify, root: Path) -> None:
@@ -285,7 +285,7 @@ def _hiding(word: str) -> Callable[[Sequence[str]], Sequence[str]]:
 def test_hidden_paths_are_not_reported(inotify: Inotify, root: Path) -> None:
     (root / "secret").mkdir()
     watched = Watched(inotify, root, visible=_hiding("secret"))
-    assert sorted(watched.watch.directories.values()) == ["", "sub/", "sub/deep/"]
+    assert watched.watch.directories.names() == ["", "sub/", "sub/deep/"]
     for name in ("secret/a", "sub/secret.key", "sub/b"):
         (root / name).touch()
     (root / "new").mkdir()

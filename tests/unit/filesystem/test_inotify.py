@@ -231,7 +231,7 @@ def test_a_listener_and_a_subscription_share_a_watch(inotify: Inotify) -> None:
     inotify.remove(late)
     assert len(inotify._watches) == 1
     inotify.remove_listener_later(listener)
-    assert (inotify._watches, listener.directories) == ({}, {})
+    assert (inotify._watches, listener.directories.names()) == ({}, [])
     with pytest.raises(OSError, match="canceled"):
         inotify.listen(listener, ".", "here")
 
@@ -257,3 +257,25 @@ def test_lost_events_are_an_overflow_for_listeners(inotify: Inotify) -> None:
     inotify._report(12345, 0x2, b"")  # of a watch that is gone
     DirectoryListener().on_event(0, 0, b"")
     DirectoryListener().on_overflow()
+
+
+def test_many_reports_are_made_in_parts(
+    inotify: Inotify, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPORTS", 4)
+    listeners = [Listener(), Listener()]
+    for listener in listeners:
+        inotify.listen(listener, ".", "")
+    subscription = _subscribe(inotify, "e")
+    loop.run_soon()
+    for name in "abcde":
+        os.mkdir(name)
+    inotify.read_events()
+    assert [listener.names for listener in listeners] == [[b"a", b"b"]] * 2
+    os.mkdir("f")
+    inotify.read_events()  # the earlier events are reported first
+    assert (listeners[0].names, subscription.has_fired) == ([b"a", b"b"], False)
+    loop.run_soon()
+    inotify.read_events()
+    assert [listener.names for listener in listeners] == [list(map(str.encode, "abcdef"))] * 2
+    assert subscription.has_fired
