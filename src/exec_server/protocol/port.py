@@ -39,7 +39,7 @@ class OpenParams(Params, frozen=True):
 
 
 class OpenResult(Result, frozen=True):
-    window: int  # bytes that the client may send before the first credit
+    window: U32  # bytes that the client may send before the first credit
 
 
 class ListenParams(Params, frozen=True):
@@ -49,7 +49,7 @@ class ListenParams(Params, frozen=True):
 
 
 class ListenResult(Result, frozen=True):
-    port: int
+    port: U16
 
 
 class CloseListenerParams(Params, frozen=True):
@@ -90,7 +90,7 @@ class Taken(Result, frozen=True):
 class AcceptedNotice(Result, frozen=True):
     listener_id: ListenerId
     stream_id: StreamId
-    window: int
+    window: U32
 
 
 class DataNotice(Result, frozen=True, gc=False):
@@ -100,7 +100,7 @@ class DataNotice(Result, frozen=True, gc=False):
 
 class CreditNotice(Result, frozen=True, gc=False):
     stream_id: StreamId
-    bytes: int
+    bytes: U32
 
 
 class EndNotice(Result, frozen=True, gc=False):

@@ -537,6 +537,22 @@ async def test_a_port_that_is_requested_while_there_is_no_connection(
     await told(scene, "credit")
 
 
+@pytest.mark.parametrize("window", [-1, 2**32])
+def test_a_window_out_of_range_is_malformed(window: int) -> None:
+    async def play(scene: Scene, sockets: MemorySockets) -> None:
+        _, listener = await forwarded(scene, sockets)
+        refused = listener.connect()
+        scene.stream.answer(await scene.stream.next("port/open"), {"window": window})
+        await turns()
+        assert refused.calls == ["abort"]
+        refused.lose()
+        socket, stream_id = await opened(scene, listener)
+        tell(scene, "credit", stream_id, bytes=window)
+        assert socket.calls == ["abort"]  # with the session
+
+    ports(play)()
+
+
 # ---- both -----------------------------------------------------------------------------
 
 

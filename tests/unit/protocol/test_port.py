@@ -8,12 +8,16 @@ import pytest
 from exec_server.errors import InvalidParams
 from exec_server.protocol.decoding import decode
 from exec_server.protocol.port import (
+    AcceptedNotice,
+    CreditNotice,
     CreditParams,
     DataNotice,
     DataParams,
     ListenerId,
     ListenParams,
+    ListenResult,
     OpenParams,
+    OpenResult,
     ProbeParams,
     StreamId,
     encode_data,
@@ -52,3 +56,23 @@ def test_numbers_and_data_are_checked(kind: type[OpenParams], params: object) ->
 
 def test_any_free_port_may_be_listened_on() -> None:
     assert decode(ListenParams, ["l", 0]) == ListenParams(ListenerId("l"), 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "member", "highest", "others"),
+    [
+        (AcceptedNotice, "window", 2**32 - 1, {"listenerId": "l", "streamId": "s"}),
+        (CreditNotice, "bytes", 2**32 - 1, {"streamId": "s"}),
+        (OpenResult, "window", 2**32 - 1, {}),
+        (ListenResult, "port", 65_535, {}),
+    ],
+)
+def test_numbers_of_the_server_are_checked(
+    kind: type[msgspec.Struct], member: str, highest: int, others: dict[str, str]
+) -> None:
+    for number in (0, highest):
+        text = msgspec.json.encode({**others, member: number})
+        assert getattr(msgspec.json.decode(text, type=kind), member) == number
+    for number in (-1, highest + 1):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(msgspec.json.encode({**others, member: number}), type=kind)
