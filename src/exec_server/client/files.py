@@ -175,9 +175,14 @@ class Files(FileSearches):
 
     # ---- metadata and directories -----------------------------------------------------
 
-    async def stat(self, path: AnyPath) -> Stat:
-        """The metadata of a path."""
-        params = wire.GetMetadataParams(self._paths.uri(path), sandbox=self._sandbox)
+    async def stat(self, path: AnyPath, *, follow_links: bool = True) -> Stat:
+        """The metadata of a path.
+
+        Without `follow_links`, a path with a link in it raises InvalidRequest, and `created` is
+        known where the file system keeps it.
+        """
+        follows = None if follow_links else False
+        params = wire.GetMetadataParams(self._paths.uri(path), follows, self._sandbox)
         found = await self._call(wire.GET_METADATA, params, path)
         numbers = (found.size, abs(found.created_at_ms), abs(found.modified_at_ms))
         if not all(0 <= number <= MAX_NUMBER for number in numbers):

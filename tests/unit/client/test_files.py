@@ -59,6 +59,10 @@ async def test_metadata_of_a_path(scene: Scene) -> None:
     stat, params = await exchange(scene, scene.env.files.stat("a"), ("fs/getMetadata", FILE))
     assert stat == Stat(False, True, False, 3, 1.5, None)
     assert params[0]["path"] == "file:///home/a"
+    born = FILE | {"createdAtMs": 2500}
+    looking = scene.env.files.stat("a", follow_links=False)
+    stat, params = await exchange(scene, looking, ("fs/getMetadata", born))
+    assert (stat.created, params[0]["followSymlinks"]) == (2.5, False)
 
 
 @in_environment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import posixpath
 from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.commands.access_flags import access_options, add_access_flags
@@ -69,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     from exec_server.cli.commands.printing import print_status, print_text
     from exec_server.cli.commands.remote_operands import for_each_operand
 
-    show = _json_line if arguments.json else _text_lines
+    before = max(arguments.before, arguments.context)
+    after = max(arguments.after, arguments.context)
+    has_groups = before > 0 or after > 0
     count = 0
 
     async def search(operand: Operand) -> None:
@@ -81,12 +84,18 @@ def run(arguments: argparse.Namespace) -> int:
             ignore_case=arguments.ignore_case,
             glob=arguments.glob,
             exclude=arguments.exclude or None,
-            before=max(arguments.before, arguments.context),
-            after=max(arguments.after, arguments.context),
+            before=before,
+            after=after,
             limit=arguments.max_count,
         )
+        if arguments.json:
+            print_text("".join(_json_line(operand, match) for match in found))
+        elif found:
+            is_directory = (await operand.environment.files.stat(operand.path)).is_directory
+            paths = [_shown_path(operand, each.path, is_directory=is_directory) for each in found]
+            text = _text_lines(paths, found, has_groups=has_groups)
+            print_text(f"--\n{text}" if has_groups and count else text)
         count += len(found)
-        print_text("".join(show(operand, match) for match in found))
         if found.truncated:
             print_status(f"{operand.label}: there may be further matches; see -m, -g and --exclude")
 
@@ -108,19 +117,34 @@ def _json_line(operand: Operand, match: GrepMatch) -> str:
     )
 
 
-def _text_lines(operand: Operand, match: GrepMatch) -> str:
-    """PATH:LINE:TEXT as grep prints it, with `-` for the lines around a match."""
+def _shown_path(operand: Operand, path: str, *, is_directory: bool) -> str:
+    """The path of a match as grep prints it: that of the operand, and the path below it."""
+    if not is_directory:
+        return operand.path
+    return path if operand.path == "." else posixpath.join(operand.path, path)
+
+
+def _text_lines(paths: list[str], matches: list[GrepMatch], *, has_groups: bool) -> str:
+    """PATH:LINE:TEXT as grep prints it, with `-` for the lines around a match.
+
+    Each line is printed once, and with `has_groups` a line `--` is between those that are apart.
+    """
     from exec_server.printable import printable
 
-    first = match.line - len(match.before)
-    lines = [
-        *((first + index, "-", text) for index, text in enumerate(match.before)),
-        (match.line, ":", match.text),
-        *((match.line + 1 + index, "-", text) for index, text in enumerate(match.after)),
-    ]
-    path = printable(match.path)
-    tab = "\t"
-    shown = "".join(
-        f"{path}{mark}{number}{mark}{printable(text, keep=tab)}\n" for number, mark, text in lines
-    )
-    return f"{shown}--\n" if len(lines) > 1 else shown
+    lines: dict[tuple[str, int], tuple[str, str]] = {}
+    for path, match in zip(paths, matches, strict=True):
+        first = match.line - len(match.before)
+        for number, text in enumerate((*match.before, match.text, *match.after), first):
+            if number == match.line:
+                lines[path, number] = (":", text)
+            else:
+                lines.setdefault((path, number), ("-", text))
+    shown = []
+    last: tuple[str, int] | None = None
+    for (path, number), (mark, text) in lines.items():
+        if has_groups and last is not None and last != (path, number - 1):
+            shown.append("--\n")
+        last = (path, number)
+        tab = "\t"
+        shown.append(f"{printable(path)}{mark}{number}{mark}{printable(text, keep=tab)}\n")
+    return "".join(shown)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = f"""\
 Print the last lines of files of a target; with -f also the lines that are appended later, until
-Ctrl-C. A file that is replaced or truncated is read from its beginning.
+Ctrl-C. A file that is replaced or truncated is read from its beginning. Several files get headings.
 
 {PATH_FORMS}"""
 _EPILOG: Final = """\
@@ -41,15 +41,22 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the end of each operand; returns the exit code."""
     from exec_server.cli.commands.remote_operands import for_each_operand
     from exec_server.cli.commands.tailing import Tail
+    from exec_server.printable import printable
 
     if arguments.lines < 0:
         raise UsageError("-n: the number of lines must not be negative")
     if arguments.follow and len(arguments.paths) > 1:
         raise UsageError("-f follows one file")
 
+    has_headings = len(arguments.paths) > 1
+    gap = ""
+
     async def print_end(operand: Operand) -> None:
+        nonlocal gap
         tail = Tail(operand)
-        await tail.print_end(arguments.lines)
+        heading = f"{gap}==> {printable(operand.path)} <==\n" if has_headings else ""
+        await tail.print_end(arguments.lines, heading.encode())
+        gap = "\n"
         if arguments.follow:
             await tail.follow()
 

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from exec_server.cli.commands.printing import describe_stdout_errors, print_status
 from exec_server.cli.commands.remote_operands import Operand
 from exec_server.cli.commands.streams import OutputWriter
 from exec_server.client.results import Stat
-from exec_server.errors import NotFound
+from exec_server.errors import InvalidRequest, NotFound
 
 # The end of a file is read in growing pieces until it has enough lines, up to the second size.
 FIRST_BYTES: Final = 65_536
 MAX_BYTES: Final = 64 * 1_048_576
 # How often the size is asked for: a reader notices no longer delay, and a server no load.
 INTERVAL_SECONDS: Final = 0.5
+# Bytes before the position that are compared after a change: a file with others was overwritten.
+COMPARED_BYTES: Final = 4096
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The file at the end of all links, and its metadata."""
+
+    path: str
+    status: Stat
+
+    def is_same_file(self, other: Seen) -> bool:
+        return (self.path, self.status.created) == (other.path, other.status.created)
 
 
 class Tail:
@@ -27,12 +41,13 @@ class Tail:
         self._label = operand.label
         self._writer = OutputWriter()
         self.position = 0
-        self._created: float | None = None
+        self._printed = b""  # the bytes of the file before the position
+        self._seen: Seen | None = None
 
-    async def print_end(self, lines: int) -> None:
-        """Print the last lines."""
-        found = await self._files.stat(self._path)
-        self._created = found.created
+    async def print_end(self, lines: int, heading: bytes = b"") -> None:
+        """Print the last lines, after a heading if there is one."""
+        seen = await self._look()
+        found = seen.status
         size = FIRST_BYTES
         while True:
             start = max(0, found.size - size)
@@ -41,29 +56,44 @@ class Tail:
             if len(text) < len(data) or start == 0 or size >= MAX_BYTES:
                 break
             size *= 8
-        self.position = found.size
-        await self._write(text)
+        self._seen, self.position, self._printed = seen, start + len(data), data[-COMPARED_BYTES:]
+        await self._write(heading + text)
 
     async def follow(self) -> None:
         """Print everything that is appended, for ever."""
         while True:
             try:
-                found = await self._files.stat(self._path)
+                seen = await self._look()
             except NotFound:
-                found = None  # it is being replaced
-            if found is not None:
-                await self._advance(found)
+                seen = None  # it is being replaced
+            if seen is not None and seen != self._seen:
+                await self._advance(seen)
             await asyncio.sleep(INTERVAL_SECONDS)
 
-    async def _advance(self, found: Stat) -> None:
-        if found.size < self.position or found.created != self._created:
+    async def _look(self) -> Seen:
+        path = await self._files.realpath(self._path)
+        try:
+            return Seen(path, await self._files.stat(path, follow_links=False))
+        except InvalidRequest:  # a link has come in between
+            return Seen(path, await self._files.stat(path))
+
+    async def _advance(self, seen: Seen) -> None:
+        is_other = self._seen is None or not seen.is_same_file(self._seen)
+        if is_other or seen.status.size < self.position or not await self._has_printed():
             print_status(f"{self._label}: the file was replaced or truncated")
-            self.position, self._created = 0, found.created
-        if found.size > self.position:
+            self.position, self._printed = 0, b""
+        self._seen = seen
+        if seen.status.size > self.position:
             async with self._files.open(self._path, offset=self.position) as file:
                 async for block in file:
                     self.position += len(block)
+                    self._printed = (self._printed + block)[-COMPARED_BYTES:]
                     await self._write(block)
+
+    async def _has_printed(self) -> bool:
+        """Whether the bytes before the position are still those that were read there."""
+        start = self.position - len(self._printed)
+        return not self._printed or await self._read(start, self.position) == self._printed
 
     async def _read(self, start: int, end: int) -> bytes:
         if start == end:

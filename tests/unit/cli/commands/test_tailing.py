@@ -11,7 +11,7 @@ import pytest
 from exec_server.cli.commands import tailing
 from exec_server.cli.commands.remote_operands import Operand
 from exec_server.cli.commands.tailing import Tail, last_lines
-from exec_server.errors import NotFound
+from exec_server.errors import InvalidRequest, NotFound
 
 pytestmark = pytest.mark.quick
 
@@ -55,11 +55,21 @@ class File:
     def __init__(self, data: bytes) -> None:
         self.data: bytes | None = data
         self.created = 1.0
+        self.modified = 0.0
+        self.is_link = False
 
-    async def stat(self, path: str) -> Any:
+    async def realpath(self, path: str) -> str:
         if self.data is None:
             raise NotFound("missing")
-        return SimpleNamespace(size=len(self.data), created=self.created)
+        return f"/{path}"
+
+    async def stat(self, path: str, *, follow_links: bool = True) -> Any:
+        if self.is_link and not follow_links:
+            raise InvalidRequest("path contains a symbolic link")
+        self.modified += 1.0
+        return SimpleNamespace(
+            size=len(self.data or b""), created=self.created, modified=self.modified
+        )
 
     async def read(self, path: str) -> bytes:
         return self.data or b""
@@ -89,18 +99,12 @@ def test_the_end_is_read_in_growing_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     assert written == [b""]
 
 
-def test_appended_and_replaced_data(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    file = File(b"a\n")
+Step = tuple[bytes | None, float]
+
+
+def _follow(file: File, steps: list[Step], monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The data that is printed while the file has these contents and ages, one after the other."""
     tail, written = _tail(file, monkeypatch)
-    steps: list[tuple[bytes | None, float]] = [
-        (b"a\nb\n", 1.0),
-        (b"a\nb\n", 1.0),
-        (None, 1.0),
-        (b"new and longer\n", 2.0),
-        (b"x", 2.0),
-    ]
 
     async def sleep(seconds: float) -> None:
         if not steps:
@@ -114,5 +118,35 @@ def test_appended_and_replaced_data(
             await tail.follow()
 
     asyncio.run(scene())
+    return written
+
+
+def test_appended_and_replaced_data(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps: list[Step] = [
+        (b"a\nb\n", 1.0),
+        (b"a\nb\n", 1.0),
+        (None, 1.0),
+        (b"new and longer\n", 2.0),
+        (b"x", 2.0),
+    ]
+    written = _follow(File(b"a\n"), steps, monkeypatch)
     assert written == [b"a\n", b"b\n", b"new and longer\n", b"x"]
     assert capfd.readouterr().err.count("replaced or truncated") == 2
+
+
+def test_another_file_or_content_of_the_same_size_or_a_greater_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps: list[Step] = [
+        (b"a\n", 2.0),  # replaced by an equal file
+        (b"b\n", 2.0),  # overwritten
+        (b"longer\n", 2.0),
+        (b"longer\nend\n", 2.0),  # appended to
+    ]
+    file = File(b"a\n")
+    file.is_link = True
+    written = _follow(file, steps, monkeypatch)
+    assert written == [b"a\n", b"a\n", b"b\n", b"longer\n", b"end\n"]
+    assert capfd.readouterr().err.count("replaced or truncated") == 3
