@@ -115,10 +115,10 @@ class DetachedProcesses:
                 f"the name of a detached process has 1 to {NAME_CHARACTERS} letters, digits, dots, "
                 "dashes and underscores, and begins with a letter or digit"
             )
-        if name in self._by_name and not self._table.forget(ProcessId(name)):
-            raise InvalidRequest(f"the name {name} is in use by another detached process")
         if self._table.live_count >= MAX_RUNNING:
             raise InvalidRequest(f"at most {MAX_RUNNING} detached processes may run on a server")
+        if name in self._by_name and not self._table.forget(ProcessId(name)):
+            raise InvalidRequest(f"the name {name} is in use by another detached process")
         self._table.reserve(ProcessId(name))
         detached = self._by_name[name] = _Detached(name, max_lifetime, idle_timeout)
         return detached.broadcast

@@ -225,6 +225,9 @@ def test_their_number_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
             await world.start("three")
         world.table.finish("one")
         await world.start("three")
+        with pytest.raises(InvalidRequest, match="at most 2 detached processes may run"):
+            await world.start("one")
+        assert "one" in world.names()  # a start that is refused forgets nothing
         assert world.table.limits == TableLimits(2, 64, 64 * 1_048_576, 3600.0)
 
     _run(scenario)
