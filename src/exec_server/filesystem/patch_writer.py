@@ -18,6 +18,10 @@ from exec_server.filesystem.path_guard import GUARD
 from exec_server.patching.model import PatchFailed
 from exec_server.patching.patch import FileChange
 
+# New directories of one patch: a descriptor for each one stays open until the end, and descriptors
+# are shared by all clients of the server.
+PATCH_DIRECTORIES: Final = 256
+
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _ENTRY: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -29,6 +33,7 @@ class PatchWriter:
         self._undo: list[Callable[[], None]] = []
         self._descriptors: list[int] = []
         self._modes: dict[str, int] = {}  # of the files that were removed
+        self._new_directories = 0
 
     def __enter__(self) -> Self:
         return self
@@ -101,6 +106,12 @@ class PatchWriter:
         missing: list[str] = []
         while not os.path.lexists(path):
             missing.append(path)
+            self._new_directories += 1
+            if self._new_directories > PATCH_DIRECTORIES:
+                raise PatchFailed(
+                    f"a patch may create at most {PATCH_DIRECTORIES} directories: "
+                    "create them first, or split the patch"
+                )
             path = os.path.dirname(path)
         for each in reversed(missing):
             parent, name = os.path.split(each)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.filesystem.patch_writer import PatchWriter
+from exec_server.filesystem.patch_writer import PATCH_DIRECTORIES, PatchWriter
 from exec_server.patching.model import PatchFailed
 from exec_server.patching.patch import FileChange
 
@@ -84,3 +84,17 @@ def test_overwritten_files_get_their_content_and_mode_back(tmp_path: Path) -> No
         assert (tmp_path / "x").read_text() == "new"
     assert (tmp_path / "x").read_text() == "old"
     assert (tmp_path / "y").read_text() == "y"
+
+
+def test_the_new_directories_of_all_files_are_bounded(tmp_path: Path) -> None:
+    """Each one keeps a descriptor open until the end."""
+    deep = "d/" * (PATCH_DIRECTORIES // 2 - 1)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with PatchWriter() as writer:
+        writer.write(FileChange(f"{tmp_path}/a/{deep}f", None, b"x"))
+        writer.write(FileChange(f"{tmp_path}/b/{deep}f", None, b"x"))
+        writer.write(FileChange(f"{tmp_path}/b/{deep}g", None, b"x"))
+        with pytest.raises(PatchFailed, match="at most 256 directories"):
+            writer.write(FileChange(f"{tmp_path}/c/d/e/f", None, b"x"))
+    assert os.listdir(tmp_path) == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
