@@ -36,6 +36,9 @@ PROGRAM_SECONDS: Final = MAX_SECONDS + 2.0
 # Output of our own process: JSON escapes a character with up to 6 bytes, and each line has some
 # members beside its text. More would be a defect.
 OUTPUT_BYTES: Final = 48 * 1_048_576
+# A message of ripgrep, with a whole line and each match in it: minified programs are far shorter.
+# A longer one is left out of the answer, which is truncated then, and takes no memory.
+MESSAGE_BYTES: Final = 8 * 1_048_576
 
 # Runs a program with these words and this input, for at most so many seconds, and passes its output
 # to the function until that returns False. Returns whether the output has ended before.
@@ -203,20 +206,39 @@ class _RipgrepReader:
         self._prefix = f"{options.root.rstrip('/')}/"
         self._limit = options.limit
         self._filter = PathFilter(options.glob, options.exclude)
-        self._rest = b""
+        self._rest = bytearray()  # the beginning of a message
+        self._is_too_long = False
         self._name = ""
         self._is_searched = False
         self._first = 0  # line of the current file
-        self._earlier = (0, 0)
+        self._earlier = (0, 0, False)
         self._matches = 0
         self._characters = 0
 
     def feed(self, data: bytes) -> bool:
         """Read a piece of the output; False if no further one is needed."""
-        *complete, self._rest = (self._rest + data).split(b"\n")
-        return all(self._read(text) for text in complete)
+        *ends, rest = data.split(b"\n")
+        is_needed = all(self._end_message(each) for each in ends)
+        self._gather(rest)
+        return is_needed
 
-    def _read(self, text: bytes) -> bool:
+    def _gather(self, data: bytes) -> None:
+        self._is_too_long |= len(self._rest) + len(data) > MESSAGE_BYTES
+        if self._is_too_long:
+            self._rest.clear()
+        else:
+            self._rest += data
+
+    def _end_message(self, data: bytes) -> bool:
+        self._gather(data)
+        text, self._rest = self._rest, bytearray()
+        if self._is_too_long:
+            self._is_too_long = False
+            self.found.truncated |= self._is_searched
+            return True
+        return self._read(text)
+
+    def _read(self, text: bytearray) -> bool:
         try:
             message = msgspec.json.decode(text, type=_Message)
         except msgspec.MsgspecError:
@@ -226,10 +248,11 @@ class _RipgrepReader:
             case "begin":
                 self._begin(data)
             case "match" | "context" if self._is_searched:
-                self.has_ended = self.found.truncated = not self._add(data)
+                self.has_ended = not self._add(data)
+                self.found.truncated |= self.has_ended
             case "end" if data.binary_offset is not None:
                 del self.found.lines[self._first :]
-                self._matches, self._characters = self._earlier
+                self._matches, self._characters, self.found.truncated = self._earlier
             case "summary":
                 self.has_ended = True
         return not self.has_ended
@@ -241,7 +264,7 @@ class _RipgrepReader:
         self._is_searched = not is_below or self._filter.is_path_searched(name)
         self._name = os.fsencode(name).decode("utf-8", "replace")
         self._first = len(self.found.lines)
-        self._earlier = (self._matches, self._characters)
+        self._earlier = (self._matches, self._characters, self.found.truncated)
 
     def _add(self, data: _Data) -> bool:
         """Add a line; False if that exceeds a limit."""

@@ -170,6 +170,35 @@ def test_the_answer_of_ripgrep_is_bounded(folder: Path, monkeypatch: pytest.Monk
     assert (len(found.matches), found.truncated) == (1, True)
 
 
+def test_a_very_long_message_of_ripgrep_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MESSAGE_BYTES", 400)
+    long = _line("match", 1, "x" * 400)
+    end = _message("end", binary_offset=None)
+    found = Programs(_begin(folder), long, _line("match", 2), end, _SUMMARY).grep(_params())
+    assert ([match.line for match in found.matches], found.truncated) == ([2], True)
+    binary = _message("end", binary_offset=7)
+    skipped = [_begin(folder), long, binary, _begin(folder, "a.txt"), long, end]
+    programs = Programs(*skipped, _begin(folder, "g"), _line("match", 3), end, _SUMMARY)
+    found = programs.grep(_params(exclude="*.txt"))
+    assert ([match.line for match in found.matches], found.truncated) == ([3], False)
+
+
+def test_the_output_of_ripgrep_comes_in_pieces(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MESSAGE_BYTES", 400)
+    messages = [_begin(folder), _line("match", 1, "x" * 400), _line("match", 2), _SUMMARY]
+    output = "".join(f"{json.dumps(message)}\n" for message in messages).encode()
+
+    def run(argv: object, data: bytes, seconds: float, feed: Callable[[bytes], bool]) -> bool:
+        return all(feed(output[index : index + 1]) for index in range(len(output)))
+
+    found = grep_by_program(_params(), run, "rg")
+    assert ([match.line for match in found.matches], found.truncated) == ([2], True)
+
+
 def test_a_ripgrep_that_cannot_be_started() -> None:
     programs = Programs()
 
