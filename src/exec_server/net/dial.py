@@ -27,6 +27,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net.client_tls import check_pin, roots_for_websockets, tls_context
+from exec_server.net.unix_peer import check_server_user
 from exec_server.protocol.url_host import domain_to_ascii
 
 # How long one address is tried alone before the next one is tried in parallel (RFC 8305, 5).
@@ -226,14 +227,14 @@ async def open_connection(
 ) -> tuple[asyncio.Transport, P]:
     """Connect, through the proxy of the environment if any; raises OSError or ConnectFailed.
 
-    CertificateRejected is raised before anything is sent to the server. Cancelling closes the
-    socket.
+    CertificateRejected, and ConnectFailed for a unix socket of another user, are raised before
+    anything is sent to the server. Cancelling closes the socket.
     """
     loop = asyncio.get_running_loop()
     if url.scheme == "unix":
         if not hasattr(socket, "AF_UNIX"):
             raise ConnectFailed("this system has no unix sockets")
-        return await loop.create_unix_connection(factory, url.host)
+        return await _open_unix(url.host, factory)
     context = None
     if url.secure:
         context = tls or tls_context(roots_for_websockets(os.environ))
@@ -256,6 +257,19 @@ async def open_connection(
         transport.abort()
         raise
     return transport, protocol
+
+
+async def _open_unix(path: str, factory: Callable[[], P]) -> tuple[asyncio.Transport, P]:
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        raw.setblocking(False)
+        raw.connect(path)  # succeeds or fails at once, also if the queue of the server is full
+        check_server_user(raw, path)
+        loop = asyncio.get_running_loop()
+        return await loop.create_unix_connection(factory, sock=raw)
+    except BaseException:
+        raw.close()
+        raise
 
 
 async def _connect(host: str, port: int) -> socket.socket:

@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import stat
-import struct
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +20,6 @@ BACKLOG: Final = 1024
 _ADDRESS: Final = re.compile(r"(?:(\d+\.\d+\.\d+\.\d+)|\[([0-9a-fA-F:.]+)\]|(localhost)):(\d{1,5})")
 _STDIO: Final = frozenset({"stdio", "stdio://"})
 _TCP_SCHEMES: Final = ("ws", "wss")
-_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +198,3 @@ def _remove_stale(path: str) -> None:
 def _identity(path: str) -> tuple[int, int]:
     status = os.lstat(path)
     return status.st_dev, status.st_ino
-
-
-def peer_user(connected: socket.socket) -> int:
-    """The uid of the process that has connected to a unix socket."""
-    data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(data)[1]
-    return uid

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -304,6 +305,28 @@ def test_unix_socket(run: Any, tmp_path: Path) -> None:
             await _exchange(f"unix:{tmp_path}/none")
 
     run(body())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
+def test_nothing_is_sent_to_a_unix_socket_of_another_user(run: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        os.seteuid(65_534)  # the credentials of a server are those of listen()
+        try:
+            server.listen()
+        finally:
+            os.seteuid(0)
+
+        async def body() -> None:
+            with pytest.raises(ConnectFailed, match=f"{path} is run by uid 65534"):
+                await _exchange(f"unix:{path}")
+
+        run(body())
+        accepted, _ = server.accept()
+        with accepted:
+            assert accepted.recv(1) == b""
 
 
 def test_systems_without_unix_sockets_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from exec_server.net.listen import (
     TcpAddress,
     UnixAddress,
     parse_listen_url,
-    peer_user,
 )
 
 # ---- URLs -----------------------------------------------------------------------------
@@ -104,7 +103,6 @@ def test_a_unix_socket_is_private_and_removed(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
         accepted, _ = bound.socket.accept()
-        assert peer_user(accepted) == os.getuid()
         accepted.close()
     bound.close()
     assert not path.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -12,6 +11,7 @@ import msgspec
 
 from exec_server.cli.commands.connection import error_text
 from exec_server.cli.commands.errors import CommandError
+from exec_server.cli.commands.local_time import local_time
 from exec_server.cli.commands.printing import json_text
 from exec_server.cli.commands.targets import Target
 from exec_server.client.detached import DetachedProcess
@@ -64,7 +64,7 @@ def as_table(listed: Sequence[ListedDetached]) -> str:
 
 
 def _row(each: ListedDetached) -> tuple[str, ...]:
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.started_at_ms / 1000))
+    started = local_time(each.started_at_ms // 1000, "%Y-%m-%d %H:%M:%S")
     command = printable(shlex.join(each.argv))
     if len(command) > MAX_COMMAND:
         command = f"{command[: MAX_COMMAND - 1]}…"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from typing import Final
 
 from exec_server.cli.commands.connection import error_text
+from exec_server.cli.commands.local_time import local_time
 from exec_server.cli.commands.printing import print_text
 from exec_server.cli.commands.remote_operands import Operand
 from exec_server.client.results import Entry, Stat
@@ -122,7 +122,7 @@ class Lister:
     def _long_line(self, name: str, status: Stat) -> str:
         kind = "d" if status.is_directory else "-" if status.is_file else "?"
         kind += "l" if status.is_symlink else " "
-        modified = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.modified))
+        modified = local_time(status.modified, "%Y-%m-%d %H:%M")
         return f"{kind} {status.size:>14}  {modified:16}  {self._display_name(name)}\n"
 
     def _short_line(self, name: str, _: Stat | None = None) -> str:

@@ -14,9 +14,9 @@ from exec_server.errors import ProtocolError
 from exec_server.net.auth import Authenticator
 from exec_server.net.busy_poll import BusyPoll
 from exec_server.net.byte_budget import ByteBudget, Reservation
-from exec_server.net.listen import peer_user
 from exec_server.net.liveness import Action, KeepAlive, Probe, Progress
 from exec_server.net.stream import MessageReceiver, ReceiverFactory
+from exec_server.net.unix_peer import peer_user
 from exec_server.net.websocket.frames import (
     MESSAGE_BYTES,
     SENT_FRAME_BYTES,

@@ -28,6 +28,7 @@ def test_the_table() -> None:
         f"build  exited 3                   {started}  0        {long}\n"
         f"old    exited 143 (idle timeout)  {started}  1        '\\x1b[m'\n"
     )
+    assert "  running  ?        1  " in as_table([listed(started_at_ms=-(10**30))])
     assert as_table([]) == "NAME  STATUS  STARTED  CLIENTS  COMMAND\n"
 
 
