@@ -31,6 +31,9 @@ CONCURRENT_HTTP_REQUESTS = 32
 # Searches of all clients at the same time: each takes a processor and a thread for file operations
 # for seconds. Further ones wait.
 CONCURRENT_SEARCHES = 4
+# Those of one connection: one slot stays free for others, however many it asks for. Further ones
+# wait for each other, and not in the queue of all clients.
+CONNECTION_SEARCHES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,9 @@ class ConnectionContext:
     http_streams: set[str] = field(default_factory=set)  # request ids of bodies being streamed
     http_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(CONCURRENT_HTTP_REQUESTS)
+    )
+    search_slots: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(CONNECTION_SEARCHES)
     )
 
     def __post_init__(self) -> None:

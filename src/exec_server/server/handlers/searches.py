@@ -21,5 +21,5 @@ async def grep(context: ConnectionContext, params: wire.GrepParams) -> wire.Grep
         ripgrep=shutil.which("rg", path=env["PATH"]),
     )
     access = choose_access(server.sandboxes.files, params.sandbox, reading=True)
-    async with server.search_slots:
+    async with context.search_slots, server.search_slots:
         return await context.in_thread(access.perform, FileOperation(wire.GREP, search), params)

@@ -1,43 +1,81 @@
-"""fs/grep: the slots that all clients share."""
+"""fs/grep: the slots that all clients share, and those of a connection."""
 
 from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from exec_server.protocol import file_changes as wire
 from exec_server.protocol.paths import PathUri
-from exec_server.server.context import CONCURRENT_SEARCHES
+from exec_server.server.context import CONCURRENT_SEARCHES, CONNECTION_SEARCHES
 from exec_server.server.handlers import searches
 
 
-def test_further_searches_wait() -> None:
-    async def scene() -> None:
-        running: list[asyncio.Future[wire.GrepResult]] = []
+class Scene:
+    """A server whose searches end when the test says so; `running` names their connections."""
 
-        def in_thread(*_: object) -> asyncio.Future[wire.GrepResult]:
-            running.append(asyncio.get_running_loop().create_future())
-            return running[-1]
-
-        server = SimpleNamespace(
+    def __init__(self) -> None:
+        self.running: list[tuple[str, asyncio.Future[wire.GrepResult]]] = []
+        self._server = SimpleNamespace(
             variables={},
             sandboxes=SimpleNamespace(files=None),
             search_slots=asyncio.Semaphore(CONCURRENT_SEARCHES),
         )
-        context = cast(Any, SimpleNamespace(server=server, in_thread=in_thread))
-        params = wire.GrepParams(PathUri.from_wire("/"), "x")
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(CONCURRENT_SEARCHES + 1):
-                tasks.create_task(searches.grep(context, params))
-            while len(running) < CONCURRENT_SEARCHES:
-                await asyncio.sleep(0)
+
+    def connect(self, name: str) -> Any:
+        def in_thread(*_: object) -> asyncio.Future[wire.GrepResult]:
+            self.running.append((name, asyncio.get_running_loop().create_future()))
+            return self.running[-1][1]
+
+        return SimpleNamespace(
+            server=self._server,
+            in_thread=in_thread,
+            search_slots=asyncio.Semaphore(CONNECTION_SEARCHES),
+        )
+
+    async def names(self) -> list[str]:
+        """The connections of the searches that run, once every task waits."""
+        for _ in range(10):
             await asyncio.sleep(0)
-            assert len(running) == CONCURRENT_SEARCHES
-            for each in list(running):
-                each.set_result(wire.GrepResult([], False))
-            while len(running) == CONCURRENT_SEARCHES:
-                await asyncio.sleep(0)
-            running[-1].set_result(wire.GrepResult([], False))
+        return [name for name, _ in self.running]
+
+    def end(self) -> None:
+        for _, future in self.running:
+            future.set_result(wire.GrepResult([], False))
+        self.running.clear()
+
+
+def _grep(context: Any) -> Any:
+    return searches.grep(context, wire.GrepParams(PathUri.from_wire("/"), "x"))
+
+
+def test_a_connection_leaves_a_slot_to_others() -> None:
+    async def scene() -> None:
+        scene = Scene()
+        many, other = scene.connect("many"), scene.connect("other")
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(CONNECTION_SEARCHES + 2):
+                tasks.create_task(_grep(many))
+            assert await scene.names() == ["many"] * CONNECTION_SEARCHES
+            tasks.create_task(_grep(other))
+            assert await scene.names() == ["many"] * CONNECTION_SEARCHES + ["other"]
+            scene.end()
+            assert await scene.names() == ["many"] * 2
+            scene.end()
+
+    asyncio.run(scene())
+
+
+def test_further_searches_of_all_clients_wait() -> None:
+    async def scene() -> None:
+        scene = Scene()
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(CONCURRENT_SEARCHES + 1):
+                tasks.create_task(_grep(scene.connect(str(index))))
+            assert await scene.names() == list(map(str, range(CONCURRENT_SEARCHES)))
+            scene.end()
+            assert await scene.names() == [str(CONCURRENT_SEARCHES)]
+            scene.end()
 
     asyncio.run(scene())
