@@ -22,9 +22,9 @@ LOOPBACK: Final = "127.0.0.1"
 LOOPBACK_ADDRESSES: Final = (LOOPBACK, "::1")
 # Connections that a listener has not accepted yet; the kernel makes others wait.
 BACKLOG: Final = 128
-# Unwritten bytes above which the kernel reports when it has taken them. Half a window, so that
-# credit returns while the other half is being written.
-BUFFER_BYTES: Final = WINDOW_BYTES // 2
+# Bytes that the transport gets at a time: credit returns when the kernel has taken them, while the
+# rest of the window waits.
+WRITE_BYTES: Final = WINDOW_BYTES // 4
 
 # struct linger: closing resets the connection.
 _RESET_ON_CLOSE: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
@@ -37,6 +37,10 @@ class PortSocket(asyncio.BufferedProtocol):
 
     uvloop starts to read after `connection_made`, even if that has paused the reading. Data and
     the end that are read too early are kept until `resume_reading`.
+
+    A transport keeps each chunk that the kernel does not take as an object, and a chunk of a byte
+    needs hundreds of bytes. So it gets no chunk before the kernel has taken the ones before; until
+    then the bytes are gathered here.
     """
 
     def __init__(self, accept: Accept | None = None) -> None:
@@ -48,6 +52,8 @@ class PortSocket(asyncio.BufferedProtocol):
         self._is_reading = False
         self._early = b""
         self._has_early_eof = False
+        self._gathered = bytearray()  # written to the socket, and not to the transport yet
+        self._is_writing_paused = False  # the transport has bytes that the kernel has not taken
         self._end_reason: str | None = None
 
     @property
@@ -75,7 +81,7 @@ class PortSocket(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=BUFFER_BYTES, low=BUFFER_BYTES)
+        self._transport.set_write_buffer_limits(high=0, low=0)
         self._transport.pause_reading()
         if self._accept is not None:
             self._accept(self)
@@ -104,14 +110,18 @@ class PortSocket(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The other end runs out of credit by itself."""
+        self._is_writing_paused = True
 
     def resume_writing(self) -> None:
+        self._is_writing_paused = False
+        self._write_gathered()
         if self._stream is not None:
             self._stream.buffer_drained()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_reason = os_error_text(exc) if isinstance(exc, OSError) else "connection closed"
         self._buffer = bytearray(1)  # a stream may be kept for longer than its socket
+        self._gathered = bytearray()
         if self._stream is not None:
             self._stream.socket_lost(self._end_reason)
 
@@ -136,20 +146,26 @@ class PortSocket(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None and not self.is_lost:
+        if self._transport is None or self.is_lost:
+            return
+        if self._is_writing_paused:
+            self._gathered += data
+        else:
             self._transport.write(data)
 
     def write_eof(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
+            self._write_rest()
             self._transport.write_eof()
 
     def unwritten(self) -> int:
         if self._transport is None or self.is_lost:
             return 0
-        return self._transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size() + len(self._gathered)
 
     def close(self) -> None:
         if self._transport is not None:
+            self._write_rest()
             self._transport.close()
 
     def abort(self) -> None:
@@ -158,7 +174,25 @@ class PortSocket(asyncio.BufferedProtocol):
         raw = self._transport.get_extra_info("socket")
         with contextlib.suppress(OSError):  # it is closed already
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._gathered = bytearray()
         self._transport.abort()
+
+    # -----------------------------------------------------------------------------------
+
+    def _write_gathered(self) -> None:
+        """Write until the kernel does not take more."""
+        assert self._transport is not None
+        while self._gathered and not self._is_writing_paused:
+            part = bytes(self._gathered[:WRITE_BYTES])
+            del self._gathered[:WRITE_BYTES]
+            self._transport.write(part)
+
+    def _write_rest(self) -> None:
+        """Leave all bytes to the transport: no further ones follow."""
+        assert self._transport is not None
+        if self._gathered:
+            rest, self._gathered = bytes(self._gathered), bytearray()
+            self._transport.write(rest)
 
 
 class PortListener:

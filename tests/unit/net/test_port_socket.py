@@ -13,8 +13,8 @@ from tests.support.memory_transport import MemoryTransport
 
 from exec_server.errors import InternalError, InvalidRequest
 from exec_server.net.port_socket import (
-    BUFFER_BYTES,
     LOOPBACK_ADDRESSES,
+    WRITE_BYTES,
     PortSocket,
     PortSockets,
     connect,
@@ -46,9 +46,11 @@ class Peer:
 class Forwarded:
     """A connected socket with a stream."""
 
+    transport_type: type[MemoryTransport] = MemoryTransport
+
     def __init__(self, credit: int = WINDOW_BYTES) -> None:
         self.socket = PortSocket()
-        self.transport = MemoryTransport(self.socket)
+        self.transport = self.transport_type(self.socket)
         self.peer = Peer()
         self.stream = PortStream(self.socket, self.peer)
         self.socket.attach(self.stream)
@@ -61,7 +63,7 @@ def test_a_new_socket_reads_nothing() -> None:
     transport = MemoryTransport(made)
     assert accepted == [made]
     assert transport.is_reading_paused
-    assert transport.limits == (BUFFER_BYTES, BUFFER_BYTES)
+    assert transport.limits == (0, 0)
 
 
 def test_bytes_pass_in_both_directions() -> None:
@@ -79,15 +81,102 @@ def test_no_more_is_read_than_there_is_credit_for() -> None:
     assert forwarded.transport.is_reading_paused
 
 
-def test_a_drained_buffer_returns_credit() -> None:
+class SlowTransport(MemoryTransport):
+    """The kernel takes nothing until `drain`, as the event loop reports it with limits of 0."""
+
+    def __init__(self, protocol: PortSocket) -> None:
+        self.chunks: list[bytes] = []
+        super().__init__(protocol)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        super().write(data)
+        self.chunks.append(bytes(data))
+        if not self.buffered:
+            self._protocol.pause_writing()
+        self.buffered += len(data)
+
+    def drain(self) -> None:
+        self.buffered = 0
+        self._protocol.resume_writing()
+
+
+class Slow(Forwarded):
+    """A forwarded connection to a program that does not read."""
+
+    transport: SlowTransport
+    transport_type = SlowTransport
+
+
+def test_small_chunks_are_gathered_while_the_kernel_takes_none() -> None:
+    slow = Slow()
+    for number in range(1000):
+        slow.stream.data_received(b"%03d" % number)
+    assert slow.transport.chunks == [b"000"]
+    assert slow.socket.unwritten() == 3000
+    slow.transport.drain()
+    assert len(slow.transport.chunks) == 2
+    assert slow.transport.written == b"".join(b"%03d" % number for number in range(1000))
+    assert slow.socket.unwritten() == 2997
+    slow.transport.drain()
+    slow.stream.data_received(b"at once")
+    assert slow.transport.chunks[-1] == b"at once"
+
+
+def test_gathered_bytes_are_written_until_the_kernel_takes_no_more() -> None:
+    """Here it takes them all: nothing pauses the writing again."""
     forwarded = Forwarded()
-    forwarded.transport.buffered = WINDOW_BYTES
-    forwarded.stream.data_received(bytes(WINDOW_BYTES))
     forwarded.socket.pause_writing()
-    assert forwarded.peer.messages == []
-    forwarded.transport.buffered = BUFFER_BYTES
+    data = bytes(range(256)) * (WINDOW_BYTES // 256)
+    forwarded.stream.data_received(data)
+    assert (forwarded.transport.written, forwarded.peer.messages) == (b"", [])
     forwarded.socket.resume_writing()
-    assert forwarded.peer.messages == [WINDOW_BYTES - BUFFER_BYTES]
+    assert forwarded.transport.written == data
+    assert forwarded.peer.messages == [WINDOW_BYTES]
+
+
+def test_credit_returns_while_the_rest_is_written() -> None:
+    slow = Slow()
+    slow.stream.data_received(b"x")
+    slow.stream.data_received(bytes(WINDOW_BYTES - 1))
+    slow.transport.drain()
+    assert [len(chunk) for chunk in slow.transport.chunks] == [1, WRITE_BYTES]
+    assert slow.peer.messages == []
+    slow.transport.drain()
+    assert slow.peer.messages == [1 + WRITE_BYTES]
+
+
+def test_gathered_bytes_precede_the_end() -> None:
+    slow = Slow()
+    for chunk in (b"first ", b"second ", b"third"):
+        slow.stream.data_received(chunk)
+    slow.stream.end_received()
+    assert slow.transport.written == b"first second third"
+    assert slow.transport.has_written_eof
+    slow.transport.drain()
+    assert slow.transport.chunks == [b"first ", b"second third"]
+
+
+def test_gathered_bytes_precede_the_close() -> None:
+    slow = Slow()
+    slow.transport.eof()
+    slow.stream.data_received(b"first ")
+    slow.stream.data_received(b"second")
+    slow.stream.end_received()
+    assert slow.transport.written == b"first second"
+    assert slow.transport.is_closing()
+
+
+@pytest.mark.parametrize(
+    "end", [lambda slow: slow.stream.abort(), lambda slow: slow.transport.lose()]
+)
+def test_gathered_bytes_end_with_the_connection(end: Callable[[Slow], None]) -> None:
+    slow = Slow()
+    slow.stream.data_received(b"first ")
+    slow.stream.data_received(b"second")
+    end(slow)
+    slow.transport.drain()
+    assert slow.transport.written == b"first "
+    assert slow.socket.unwritten() == 0
 
 
 def test_an_end_leaves_the_other_direction_open() -> None:
