@@ -19,13 +19,15 @@ from exec_server.filesystem.operations import not_a_file, open_regular
 from exec_server.filesystem.patch_writer import PatchWriter
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.patching.edits import Edit, apply_edits
+from exec_server.patching.effort import Effort
 from exec_server.patching.patch import FileChange, parse_patch, plan
 from exec_server.protocol import file_changes as wire
 from exec_server.protocol.base64_text import Base64
 from exec_server.protocol.files import Done
 
-# A text that is edited or patched is in memory several times.
-TEXT_BYTES: Final = 32 * 1_048_576
+# A text that is edited or patched is in memory many times: in several forms, of up to four bytes
+# for each character.
+TEXT_BYTES: Final = 8 * 1_048_576
 # Files of one patch: a descriptor for each new one stays open until the end. Their old and new
 # contents are in memory together.
 PATCH_FILES: Final = 200
@@ -115,7 +117,7 @@ def edit(params: wire.EditParams) -> wire.EditResult:
             raise not_a_file(path)
         with safe_write.INODE_LOCKS.acquire(info):
             old = _read_text(fd, path).decode("utf-8", "surrogateescape")
-            new, replacements = apply_edits(old, edits)
+            new, replacements = apply_edits(old, edits, Effort(time.thread_time))
             content = safe_write.BytesContent(new.encode("utf-8", "surrogateescape"))
             os.lseek(fd, 0, os.SEEK_SET)
             safe_write.overwrite_locked(fd, content)
@@ -127,11 +129,13 @@ def edit(params: wire.EditParams) -> wire.EditResult:
 def apply_patch(params: wire.ApplyPatchParams) -> wire.ApplyPatchResult:
     """Apply a patch to the files below a directory; if a write fails, earlier ones are undone."""
     root = params.path.native()
+    if len(params.patch) > TEXT_BYTES:
+        raise InvalidParams(f"the patch is larger than {TEXT_BYTES} characters: split it")
     files = parse_patch(params.patch)
     if len(files) > PATCH_FILES:
         raise InvalidParams(f"a patch may change at most {PATCH_FILES} files")
     os.close(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))  # raises if it is missing
-    changes = plan(files, root, _PatchReader().read)
+    changes = plan(files, root, _PatchReader().read, Effort(time.thread_time))
     with PatchWriter() as writer:
         for change in changes:
             writer.write(change)
@@ -172,7 +176,10 @@ def _kind(change: FileChange) -> wire.ChangeKind:
 def _read_text(fd: int, path: str) -> bytes:
     size = os.fstat(fd).st_size
     if size > TEXT_BYTES:
-        raise InvalidParams(f"{path} is larger than {TEXT_BYTES} bytes: too large to edit")
+        raise InvalidParams(
+            f"{path} is larger than {TEXT_BYTES} bytes: too large to edit or patch; "
+            "write the whole file, or append to it"
+        )
     return safe_write.read_all(fd, size)
 
 

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from exec_server.patching.effort import UNBOUNDED, Effort
 from exec_server.patching.model import PatchFailed
 
 # A few edits of a small text could make one that fills the memory.
-MAX_CHARACTERS: Final = 32 * 1_048_576
+MAX_CHARACTERS: Final = 8 * 1_048_576
+# Each edit reads the whole text.
+MAX_EDITS: Final = 1_000
+# In a longer text the reason of a failure is not looked for: each word would be an object.
+_HINT_CHARACTERS: Final = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +26,17 @@ class Edit:
     all: bool = False
 
 
-def apply_edits(text: str, edits: Sequence[Edit]) -> tuple[str, int]:
+def apply_edits(text: str, edits: Sequence[Edit], effort: Effort = UNBOUNDED) -> tuple[str, int]:
     """The text after all edits, one after the other, and the number of replacements.
 
-    Raises PatchFailed if an old text is empty, is missing, or is not unique.
+    Raises PatchFailed if an old text is empty, is missing, or is not unique, or at a limit.
     """
+    if len(edits) > MAX_EDITS:
+        raise PatchFailed(f"at most {MAX_EDITS} edits may be made at once: split them")
     replaced = 0
     for number, edit in enumerate(edits, 1):
         which = f"edit {number} of {len(edits)}: " if len(edits) > 1 else ""
+        effort.check()
         if not edit.old:
             raise PatchFailed(f"{which}the old text must not be empty")
         count = text.count(edit.old)
@@ -51,6 +59,8 @@ def apply_edits(text: str, edits: Sequence[Edit]) -> tuple[str, int]:
 
 def _hint(text: str, old: str) -> str:
     """The usual reasons for which an old text is not found."""
+    if len(text) > _HINT_CHARACTERS:
+        return ""
     if "\r\n" in text and "\r\n" not in old and old.replace("\n", "\r\n") in text:
         return ": its lines end with CRLF"
     if " ".join(old.split()) in " ".join(text.split()):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from exec_server.patching import codex_patch, unified_diff
+from exec_server.patching.effort import UNBOUNDED, Effort, check_lines
 from exec_server.patching.hunks import apply_hunks
 from exec_server.patching.model import FilePatch, PatchFailed
 
@@ -31,17 +32,20 @@ class FileChange:
 
 def parse_patch(text: str) -> list[FilePatch]:
     """The changes of a patch of Codex or of a unified diff; raises PatchFailed."""
+    check_lines(text, "the patch")
     if text.lstrip().startswith(codex_patch.BEGIN):
         return codex_patch.parse(text)
     return unified_diff.parse(text)
 
 
-def plan(files: list[FilePatch], root: str, read: Read) -> list[FileChange]:
+def plan(
+    files: list[FilePatch], root: str, read: Read, effort: Effort = UNBOUNDED
+) -> list[FileChange]:
     """The changed files, each once, with paths below `root`; raises PatchFailed.
 
     As in Codex, an added or renamed file replaces an existing one.
     """
-    planner = _Planner(root, read)
+    planner = _Planner(root, read, effort)
     for file in files:
         planner.add(file)
     return planner.changes()
@@ -50,9 +54,10 @@ def plan(files: list[FilePatch], root: str, read: Read) -> list[FileChange]:
 class _Planner:
     """The files as they are after the patches that were added."""
 
-    def __init__(self, root: str, read: Read) -> None:
+    def __init__(self, root: str, read: Read, effort: Effort) -> None:
         self._root = posixpath.normpath(root)
         self._read = read
+        self._effort = effort
         self._old: dict[str, bytes | None] = {}
         self._new: dict[str, bytes | None] = {}
         self._modes: dict[str, int] = {}
@@ -70,7 +75,8 @@ class _Planner:
             self._new[path] = None
             return
         self._new[path] = None  # unless it is the target
-        self._new[target] = _patched(file, b"" if file.kind == "add" or old is None else old)
+        content = b"" if file.kind == "add" or old is None else old
+        self._new[target] = _patched(file, content, self._effort)
         if file.kind == "update" and origin != target and self._old[origin] is not None:
             self._origins[target] = origin
         if file.mode is not None:
@@ -97,7 +103,8 @@ class _Planner:
         ]
 
 
-def _patched(file: FilePatch, content: bytes) -> bytes:
+def _patched(file: FilePatch, content: bytes, effort: Effort) -> bytes:
     """The content after the hunks; bytes that are not UTF-8 stay as they are."""
     text = content.decode("utf-8", "surrogateescape")
-    return apply_hunks(text, file.hunks, file.path).encode("utf-8", "surrogateescape")
+    text = apply_hunks(text, file.hunks, file.path, effort)
+    return text.encode("utf-8", "surrogateescape")

@@ -13,6 +13,7 @@ from tests.support.file_operations import do, fails, os_error, uri
 
 from exec_server.errors import InvalidParams, InvalidRequest, NotFound, RpcError
 from exec_server.filesystem import changes
+from exec_server.patching import effort
 from exec_server.patching.model import PatchFailed
 from exec_server.protocol import file_changes as wire
 
@@ -236,6 +237,16 @@ def test_a_patch_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (folder / "f").write_text("four")
     with pytest.raises(InvalidParams, match="larger than 3 bytes"):
         do(patch("*** Delete File: f"))
+    with monkeypatch.context() as patched:
+        patched.setattr(effort, "SECONDS", -1.0)
+        with pytest.raises(PatchFailed, match="processor time"):
+            do(edit("f", ("four", "five")))
+        patched.setattr(changes, "PATCH_BYTES", 4)
+        with pytest.raises(PatchFailed, match="processor time"):
+            do(patch("*** Update File: f", "-four", "+five"))
+    monkeypatch.setattr(changes, "TEXT_BYTES", 50)
+    with pytest.raises(InvalidParams, match="the patch is larger than 50 characters"):
+        do(patch("*** Add File: a", "+" + "x" * 50))
 
 
 def test_a_patch_does_not_leave_its_root(folder: Path) -> None:

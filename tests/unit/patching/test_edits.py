@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from exec_server.patching import edits
 from exec_server.patching.edits import Edit, apply_edits
+from exec_server.patching.effort import Effort
 from exec_server.patching.model import PatchFailed
 
 pytestmark = pytest.mark.quick
@@ -44,3 +46,22 @@ def test_the_failed_edit_of_several_is_named() -> None:
 def test_the_new_text_is_bounded() -> None:
     with pytest.raises(PatchFailed, match="the new text would have more than"):
         apply_edits("a" * 1000, [Edit("a", "b" * 1_000_000, all=True)])
+
+
+def test_the_number_of_edits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edits, "MAX_EDITS", 2)
+    assert apply_edits("a", [Edit("a", "b"), Edit("b", "c")]) == ("c", 2)
+    with pytest.raises(PatchFailed, match="at most 2 edits"):
+        apply_edits("a", [Edit("a", "b"), Edit("b", "c"), Edit("c", "d")])
+
+
+def test_the_time_of_edits_is_bounded() -> None:
+    times = iter([0.0, 1.0, 6.0])
+    with pytest.raises(PatchFailed, match="processor time"):
+        apply_edits("a", [Edit("a", "b"), Edit("b", "c")], Effort(lambda: next(times)))
+
+
+def test_no_reason_is_looked_for_in_a_long_text() -> None:
+    text = "if x:\n    y" + "\n" * 1_048_576
+    with pytest.raises(PatchFailed, match=r"does not occur$"):
+        apply_edits(text, [Edit("if x:\n  y", "x")])

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exec_server.patching import codex_patch, unified_diff
+from exec_server.patching import codex_patch, effort, unified_diff
+from exec_server.patching.effort import Effort
 from exec_server.patching.hunks import apply_hunks
 from exec_server.patching.model import Hunk, Line, PatchFailed
 
@@ -123,3 +124,29 @@ def test_repetitive_files_are_searched_in_one_pass() -> None:
     hunks = codex_hunks("@@\n" + " same\n" * 50_000 + "-other\n+x")
     with pytest.raises(PatchFailed):
         apply_hunks(text, hunks, "f")
+
+
+@pytest.mark.parametrize(("wanted", "found"), [(1, 2), (5, 5), (6, 5), (8, 9), (9, 9), (20, 9)])
+def test_the_nearest_place_before_or_after(wanted: int, found: int) -> None:
+    lines = ["1", "a", "3", "4", "a", "6", "7", "8", "a"]
+    hunk = Hunk((Line("-", "a"), Line("+", "b")), first_line=wanted)
+    changed = apply_hunks("\n".join(lines), [hunk], "f").split("\n")
+    assert [number for number, line in enumerate(changed, 1) if line == "b"] == [found]
+
+
+def test_a_long_hunk_that_fits_nowhere_is_refused_soon() -> None:
+    """A search backwards must not take the product of both lengths."""
+    hunk = Hunk((Line(" ", "b"), *[Line(" ", "a")] * 50_000), first_line=100_000)
+    with pytest.raises(PatchFailed, match="does not fit f"):
+        apply_hunks("a\n" * 200_000, [hunk], "f")
+
+
+def test_the_lines_and_the_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    hunks = codex_hunks("@@\n-a\n+b")
+    with monkeypatch.context() as patched:
+        patched.setattr(effort, "MAX_LINES", 1)
+        with pytest.raises(PatchFailed, match="f has more than 1 lines"):
+            apply_hunks("a\nb\n", hunks, "f")
+    times = iter([0.0, 1.0, 6.0])
+    with pytest.raises(PatchFailed, match="processor time"):
+        apply_hunks("b\n", hunks, "f", Effort(lambda: next(times)))

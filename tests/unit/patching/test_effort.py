@@ -1,0 +1,28 @@
+"""The limits of one patch or one list of edits."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.patching import effort
+from exec_server.patching.effort import Effort, check_lines
+from exec_server.patching.model import PatchFailed
+
+pytestmark = pytest.mark.quick
+
+
+def test_the_processor_time_is_bounded() -> None:
+    now = 100.0
+    spent = Effort(lambda: now)
+    now = 100.0 + effort.SECONDS
+    spent.check()
+    now += 0.1
+    with pytest.raises(PatchFailed, match="more than 5 s of processor time: split it"):
+        spent.check()
+
+
+def test_the_lines_of_a_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effort, "MAX_LINES", 2)
+    check_lines("a\nb\n", "f")
+    with pytest.raises(PatchFailed, match="f has more than 2 lines"):
+        check_lines("a\nb\nc\n", "f")
