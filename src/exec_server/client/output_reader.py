@@ -21,16 +21,68 @@ Pattern = bytes | str | re.Pattern[bytes]
 SEARCHED_BYTES: Final = 16 * 1_048_576
 # A longer line is given in pieces, so that output without line ends does not fill the memory.
 LINE_BYTES: Final = 1_048_576
+# Pieces of output that are held at the same time; each takes memory beside its bytes. Neighbours of
+# one stream are joined, so only output that alternates between the streams reaches this.
+HELD_PIECES: Final = 65_536
+# A piece of this size is not joined with its neighbour, so that chunks stay small.
+JOINED_BYTES: Final = 65_536
 
 
 class Source(Protocol):
     """An iteration over the output of one process."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next chunk was received already."""
+        ...
 
     async def __anext__(self) -> Chunk: ...
 
     def put_back(self, chunks: Sequence[Chunk]) -> None:
         """Make these chunks the next ones again."""
         ...
+
+
+class Pieces:
+    """Output that was taken and can be put back: small chunks are joined; no I/O."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[Stream, bytearray, int]] = []  # with the bytes lost before
+        self._sizes: dict[Stream, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def size(self, stream: Stream) -> int:
+        return self._sizes.get(stream, 0)
+
+    def add(self, chunk: Chunk) -> None:
+        self._sizes[chunk.stream] = self.size(chunk.stream) + len(chunk.data)
+        if self._pieces and not chunk.lost_before:
+            stream, data, _ = self._pieces[-1]
+            if stream == chunk.stream and len(data) < JOINED_BYTES:
+                data += chunk.data
+                return
+        self._pieces.append((chunk.stream, bytearray(chunk.data), chunk.lost_before))
+
+    def take_stream(self, stream: Stream | None = None) -> tuple[bytes, Stream]:
+        """Remove the output of one stream, that of the first piece if none is named."""
+        stream = stream or self._pieces[0][0]
+        taken = b"".join(data for of, data, _ in self._pieces if of == stream)
+        others = [piece for piece in self._pieces if piece[0] != stream]
+        self._pieces, self._sizes = [], {}
+        for of, data, lost in others:
+            self.add(Chunk(of, bytes(data), lost))
+        return taken, stream
+
+    def chunks(self, start: int = 0) -> list[Chunk]:
+        """The output without its first bytes."""
+        chunks = []
+        for stream, data, lost in self._pieces:
+            if start < len(data):
+                chunks.append(Chunk(stream, bytes(data[start:]), 0 if start else lost))
+            start = max(0, start - len(data))
+        return chunks
 
 
 class PatternSearch:
@@ -53,9 +105,14 @@ class PatternSearch:
         self.output = bytearray()
         self.found: bytes | None = None
         self.end = 0  # of the match in `output`
+        self._unsearched = 0  # bytes at the end of the output, for a compiled pattern
 
-    def feed(self, data: bytes) -> bool:
-        """Add output; whether the pattern was found."""
+    def feed(self, data: bytes, *, has_more: bool = False) -> bool:
+        """Add output; whether the pattern was found.
+
+        A compiled pattern is searched in all of the output again, so while more output is at hand
+        it is searched only after the output has grown by a quarter.
+        """
         begin = len(self.output)
         self.output += data
         if isinstance(self._wanted, bytes):
@@ -63,7 +120,12 @@ class PatternSearch:
             start = self.output.find(self._wanted, max(0, begin - len(self._wanted) + 1))
             if start >= 0:
                 self.found, self.end = self._wanted, start + len(self._wanted)
-        elif (match := self._wanted.search(self.output)) is not None:
+            return self.found is not None
+        self._unsearched += len(data)
+        if has_more and self._unsearched * 4 < len(self.output):
+            return False
+        self._unsearched = 0
+        if (match := self._wanted.search(self.output)) is not None:
             self.found, self.end = bytes(match[0]), match.end()
         return self.found is not None
 
@@ -71,36 +133,36 @@ class PatternSearch:
 async def read_until(source: Source, pattern: Pattern, seconds: float | None) -> bytes:
     """The output up to and including the pattern; see Process.read_until."""
     search = PatternSearch(pattern)
-    chunks = await _search(source, search, seconds)
-    rest = len(search.output) - search.end
-    if rest:
-        last = chunks[-1]  # the match ends in it, or it would have been found before
-        source.put_back([Chunk(last.stream, last.data[-rest:])])
+    pieces = await _search(source, search, seconds)
+    source.put_back(pieces.chunks(search.end))
     return bytes(search.output[: search.end])
 
 
 async def wait_for_output(source: Source, pattern: Pattern, seconds: float | None) -> bytes:
     """The text that matches the pattern; all output stays unread."""
     search = PatternSearch(pattern)
-    source.put_back(await _search(source, search, seconds))
+    source.put_back((await _search(source, search, seconds)).chunks())
     assert search.found is not None
     return search.found
 
 
-async def _search(source: Source, search: PatternSearch, seconds: float | None) -> list[Chunk]:
-    """The chunks up to the one in which the pattern ends; on failure all are put back."""
-    chunks: list[Chunk] = []
+async def _search(source: Source, search: PatternSearch, seconds: float | None) -> Pieces:
+    """The output up to the chunk in which the pattern ends; on failure all is put back."""
+    pieces = Pieces()
     scope = asyncio.timeout(seconds)
     try:
         async with scope:
             while True:
-                chunks.append(await source.__anext__())
-                if search.feed(chunks[-1].data):
-                    return chunks
-                if len(search.output) > SEARCHED_BYTES:
+                chunk = await source.__anext__()
+                pieces.add(chunk)
+                is_full = len(search.output) + len(chunk.data) > SEARCHED_BYTES
+                is_full = is_full or len(pieces) > HELD_PIECES
+                if search.feed(chunk.data, has_more=source.has_more and not is_full):
+                    return pieces
+                if is_full:
                     raise PatternNotFound(search.pattern, bytes(search.output), is_over=False)
     except BaseException as error:
-        source.put_back(chunks)
+        source.put_back(pieces.chunks())
         if isinstance(error, StopAsyncIteration):
             raise PatternNotFound(search.pattern, bytes(search.output), is_over=True) from None
         if isinstance(error, TimeoutError) and scope.expired():
@@ -122,43 +184,31 @@ class Lines:
         return self
 
     async def __anext__(self) -> Line:
-        chunks: list[Chunk] = []
+        pieces = Pieces()
         try:
             while True:
-                chunks.append(await self._source.__anext__())
-                if (taken := _first_line(chunks)) is not None:
-                    line, chunks = taken
-                    return line
+                chunk = await self._source.__anext__()
+                if (end := _line_end(chunk, pieces)) is None:
+                    pieces.add(chunk)
+                    continue
+                begun, stream = pieces.take_stream(chunk.stream)
+                if end < len(chunk.data):
+                    pieces.add(Chunk(stream, chunk.data[end:]))
+                return _line(begun + chunk.data[:end], stream)
         except StopAsyncIteration:
-            if not chunks:
+            if not pieces:
                 raise
-            stream = chunks[0].stream
-            data = _joined(chunks, stream)
-            chunks = [chunk for chunk in chunks if chunk.stream != stream]
-            return _line(data, stream)
+            return _line(*pieces.take_stream())
         finally:
-            self._source.put_back(chunks)
+            self._source.put_back(pieces.chunks())
 
 
-def _first_line(chunks: list[Chunk]) -> tuple[Line, list[Chunk]] | None:
-    """The line that the last chunk completes, and the chunks without it."""
-    last = chunks[-1]
-    end = last.data.find(b"\n") + 1
-    if not end:
-        size = sum(len(chunk.data) for chunk in chunks if chunk.stream == last.stream)
-        if size < LINE_BYTES:
-            return None
-        end = len(last.data)
-    head = Chunk(last.stream, last.data[:end])
-    line = _line(_joined([*chunks[:-1], head], last.stream), last.stream)
-    rest = [chunk for chunk in chunks[:-1] if chunk.stream != last.stream]
-    if end < len(last.data):
-        rest.append(Chunk(last.stream, last.data[end:]))
-    return line, rest
-
-
-def _joined(chunks: Sequence[Chunk], stream: Stream) -> bytes:
-    return b"".join(chunk.data for chunk in chunks if chunk.stream == stream)
+def _line_end(chunk: Chunk, pieces: Pieces) -> int | None:
+    """The end of the first line in a chunk, None if the line goes on behind it."""
+    if end := chunk.data.find(b"\n") + 1:
+        return end
+    is_long = pieces.size(chunk.stream) + len(chunk.data) >= LINE_BYTES
+    return len(chunk.data) if is_long or len(pieces) >= HELD_PIECES else None
 
 
 def _line(data: bytes, stream: Stream) -> Line:

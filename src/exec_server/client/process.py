@@ -401,6 +401,11 @@ class OutputIterator(Reader):
     def __aiter__(self) -> Self:
         return self
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next chunk was received already."""
+        return bool(self._process._output)
+
     async def __anext__(self) -> Chunk:
         return await self._process._next(self)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,13 @@ from tests.support.memory_session import outcome, play
 
 from exec_server.client import output_reader as reader_module
 from exec_server.client.exceptions import PatternNotFound
-from exec_server.client.output_reader import Lines, PatternSearch, read_until, wait_for_output
+from exec_server.client.output_reader import (
+    Lines,
+    PatternSearch,
+    Pieces,
+    read_until,
+    wait_for_output,
+)
 from exec_server.client.results import Chunk, Line
 
 
@@ -20,18 +27,24 @@ class Output:
     """Chunks that end, or go on for ever."""
 
     def __init__(self, *data: bytes | Chunk, is_endless: bool = False) -> None:
-        self.chunks = [Chunk("stdout", each) if isinstance(each, bytes) else each for each in data]
+        self.chunks = deque(
+            Chunk("stdout", each) if isinstance(each, bytes) else each for each in data
+        )
         self._is_endless = is_endless
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.chunks)
 
     async def __anext__(self) -> Chunk:
         if self.chunks:
-            return self.chunks.pop(0)
+            return self.chunks.popleft()
         if self._is_endless:
             await asyncio.Event().wait()
         raise StopAsyncIteration
 
     def put_back(self, chunks: Sequence[Chunk]) -> None:
-        self.chunks[:0] = chunks
+        self.chunks.extendleft(reversed(chunks))
 
     @property
     def rest(self) -> bytes:
@@ -59,7 +72,7 @@ def test_what_follows_keeps_its_stream() -> None:
     async def run() -> None:
         output = Output(b"out", Chunk("stderr", b"error: rest"))
         assert await read_until(output, b"error:", None) == b"outerror:"
-        assert output.chunks == [Chunk("stderr", b" rest")]
+        assert list(output.chunks) == [Chunk("stderr", b" rest")]
 
     play(run())
 
@@ -129,7 +142,7 @@ def test_what_follows_a_line_stays_unread() -> None:
         output = Output(Chunk("stderr", b"warn"), b"one\ntwo\nthr")
         line = await anext(Lines(output))
         assert (line, line.stream, isinstance(line, Line)) == ("one", "stdout", True)
-        assert output.chunks == [Chunk("stderr", b"warn"), Chunk("stdout", b"two\nthr")]
+        assert list(output.chunks) == [Chunk("stderr", b"warn"), Chunk("stdout", b"two\nthr")]
         endless = Output(b"begun", is_endless=True)
         reading = asyncio.get_running_loop().create_task(outcome(anext(Lines(endless))))
         await asyncio.sleep(0)
@@ -148,3 +161,67 @@ def test_a_long_line_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         assert lines == [("stdout", "abcdefg"), ("stderr", "x"), ("stdout", "h")]
 
     play(run())
+
+
+def test_small_chunks_are_joined_and_losses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "JOINED_BYTES", 3)
+    pieces = Pieces()
+    for chunk in (
+        *(Chunk("stdout", b".") for _ in range(4)),
+        Chunk("stderr", b"x"),
+        Chunk("stderr", b"y", 7),
+        Chunk("stdout", b"!"),
+    ):
+        pieces.add(chunk)
+    assert (len(pieces), pieces.size("stdout"), pieces.size("stderr")) == (5, 5, 2)
+    last = [Chunk("stderr", b"y", 7), Chunk("stdout", b"!")]
+    assert pieces.chunks(5) == last
+    assert pieces.chunks(4) == [Chunk("stderr", b"x"), *last]
+    assert pieces.chunks(1)[:2] == [Chunk("stdout", b".."), Chunk("stdout", b".")]
+    assert pieces.take_stream("stderr") == (b"xy", "stderr")
+    assert pieces.chunks() == [Chunk("stdout", b"..."), Chunk("stdout", b".!")]
+    assert pieces.take_stream() == (b"....!", "stdout")
+    assert (len(pieces), pieces.chunks(), pieces.size("stdout")) == (0, [], 0)
+
+
+def test_many_small_chunks_are_one_piece() -> None:
+    async def run() -> None:
+        dots = [b"."] * 20_000
+        assert await _lines(Output(*dots)) == [("stdout", "." * 20_000)]
+        for pattern in (b"!", re.compile(rb"!")):
+            output = Output(*dots, b"!rest")
+            assert len(await read_until(output, pattern, None)) == 20_001
+            assert output.rest == b"rest"
+        output = Output(*dots)
+        with pytest.raises(PatternNotFound):
+            await wait_for_output(output, b"!", None)
+        assert list(output.chunks) == [Chunk("stdout", b"." * 20_000)]
+
+    play(run())
+
+
+def test_alternating_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "HELD_PIECES", 3)
+    mixed = [Chunk("stdout", b"o"), Chunk("stderr", b"e")] * 3
+
+    async def run() -> None:
+        output = Output(*mixed, is_endless=True)
+        for pattern in (b"!", re.compile(rb"!")):
+            with pytest.raises(PatternNotFound, match="4 bytes of output are without"):
+                await read_until(output, pattern, None)
+            assert list(output.chunks) == mixed
+        line = await anext(Lines(output))
+        assert (line, line.stream) == ("ee", "stderr")
+
+    play(run())
+
+
+def test_a_compiled_pattern_is_not_searched_for_each_chunk_at_hand() -> None:
+    search = PatternSearch(re.compile(rb"x"))
+    assert not search.feed(b"." * 100, has_more=True)
+    assert not search.feed(b"x", has_more=True)
+    assert search.feed(b"." * 40, has_more=True)
+    assert search.end == 101
+    search = PatternSearch(re.compile(rb"x"))
+    assert not search.feed(b"." * 100)
+    assert search.feed(b"x")

@@ -131,11 +131,15 @@ class EventSequence:
     # ---- bookkeeping ------------------------------------------------------------------
 
     def _deliver(self, event: Event) -> bool:
-        """Count an event as delivered; False for an exit that was delivered before."""
+        """Count an event as delivered; False for an exit that was delivered before.
+
+        False also for empty output: it would take memory in queues that are limited in bytes.
+        """
         self.last = event.seq
         if isinstance(event, OutputParams):
             self._delivered_bytes += len(event.chunk)
-        elif isinstance(event, ExitedParams):
+            return bool(event.chunk)
+        if isinstance(event, ExitedParams):
             if self._has_exited:
                 return False
             self._has_exited = True

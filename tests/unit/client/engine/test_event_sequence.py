@@ -52,6 +52,15 @@ def test_in_order_they_pass() -> None:
     assert sequence.last == 4
 
 
+def test_empty_output_counts_but_is_not_delivered() -> None:
+    events = EventSequence(P)
+    assert list(events.receive(out(1, b""))) == []
+    assert list(events.receive(out(3, b""))) == []
+    assert list(events.receive(out(2))) == [out(2)]
+    assert list(events.receive(exited(4))) == [exited(4)]
+    assert events.last == 4
+
+
 def test_early_ones_wait_and_repeated_ones_are_dropped() -> None:
     sequence = EventSequence(P)
     assert not sequence.receive(closed(4))
