@@ -393,15 +393,18 @@ async def test_a_port_that_is_closed_while_a_stream_is_connected(
     scene: Scene, sockets: MemorySockets
 ) -> None:
     reverse, listener_id = await listening(scene)
+    _, other_id = await listening(scene)
     sockets.gate = asyncio.Event()
     await accepted(scene, listener_id)
+    await accepted(scene, other_id, "other")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(reverse.__aexit__(None, None, None))
         await told(scene, "closeListener")
         assert await told(scene, "reset") == {"streamId": "s"}
     sockets.gate.set()
     await turns()
-    assert sockets.connected[0].calls == ["abort"]
+    assert await told(scene, "credit") == {"streamId": "other", "bytes": WINDOW_BYTES}
+    assert [socket.calls for socket in sockets.connected] == [["abort"], []]
 
 
 def test_streams_that_are_reset_while_they_are_connected_count(
