@@ -23,6 +23,10 @@ from exec_server.relay.noise import PublicKey
 
 log = logging.getLogger(__name__)
 
+# Refusals for up to 20 s are normal, as during a restart. The next one is logged as an error, once,
+# so that an executor that waits does not wait in silence.
+TOLD_ATTEMPT = 6
+
 SECURITY_PROFILE = "noise_hybrid_ik_v1"
 DIRECT_TRANSPORT = "direct_jsonrpc_v1"
 # Of a client's authorization. Executors refuse a longer one.
@@ -111,7 +115,8 @@ class Registry:
                 return await self.register(key)
             except RegistryUnavailable as error:
                 delay = retry_delay(attempt, random.random)
-                log.info("%s; retrying in %.1f s", error, delay)
+                level = logging.ERROR if attempt == TOLD_ATTEMPT else logging.INFO
+                log.log(level, "%s; retrying in %.1f s", error, delay)
             await asyncio.sleep(delay)
             attempt += 1
 

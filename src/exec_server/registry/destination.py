@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from enum import Enum
 from ipaddress import ip_address
 
 from exec_server.errors import StartupError
+from exec_server.net.client_tls import PinnedContext
 from exec_server.net.dial import Url, parse_url
 
 _HTTP = frozenset({"http", "https"})
@@ -47,6 +49,12 @@ def check_registry_url(
         raise StartupError(
             f"{_API_KEY_TEXT}; use --registry-auth api-key if the key is meant for {url.host}"
         )
+
+
+def check_pinned_registry(tls: ssl.SSLContext | None, base_url: str) -> None:
+    """Raise StartupError if pins would check nothing, because the registry has no certificate."""
+    if isinstance(tls, PinnedContext) and not parse_url(base_url, _HTTP).secure:
+        raise StartupError("a pin is for https:// registries: without TLS there is no certificate")
 
 
 def check_direct_url(text: str) -> None:

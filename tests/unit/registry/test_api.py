@@ -320,6 +320,17 @@ def test_register_until_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({request.body for request in server.requests}) == 1
 
 
+def test_a_long_wait_for_the_registry_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(api, "retry_delay", lambda attempt, uniform: 0.0)
+    answers = [answer(503, _CONFLICT)] * (api.TOLD_ATTEMPT + 3)
+    accepted = answer(200, _REGISTERED)
+    _ask(lambda registry: registry.register_until_accepted(_KEY), *answers, accepted)
+    [told] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "registration_conflict" in told.message
+
+
 def test_register_until_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "retry_delay", lambda attempt, uniform: 0.0)
     error = _error(

@@ -1,0 +1,39 @@
+"""Where a registry listens and keeps its data, as the flags of `exec-server registry` say."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Final
+
+from exec_server.cli.commands.errors import UsageError
+from exec_server.errors import StartupError
+from exec_server.hosting.engines import check_database_url
+
+DEFAULT_LISTEN: Final = "127.0.0.1:7800"
+
+
+def data_directory(arguments: argparse.Namespace) -> Path:
+    """The directory of the SQLite database."""
+    if arguments.data is not None:
+        return Path(arguments.data).absolute()
+    base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return Path(base) / "exec-server" / "registry"
+
+
+def database_url(arguments: argparse.Namespace) -> str | None:
+    """The URL of the database, None for SQLite; raises UsageError for another database."""
+    url: str | None = arguments.database
+    if arguments.database_url_file is not None:
+        try:
+            url = Path(arguments.database_url_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            text = f"--database-url-file {arguments.database_url_file}: {error}"
+            raise UsageError(text) from None
+    if url is not None:
+        try:
+            check_database_url(url)
+        except StartupError as error:
+            raise UsageError(str(error)) from None
+    return url

@@ -1,0 +1,276 @@
+"""Runs a node of `exec-server registry` until a signal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import shlex
+import signal
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from typing import Final
+
+from exec_server.cli import logs
+from exec_server.cli.commands.errors import UsageError
+from exec_server.cli.commands.printing import print_status, print_text
+from exec_server.cli.commands.registry_location import (
+    DEFAULT_LISTEN,
+    data_directory,
+    database_url,
+)
+from exec_server.errors import StartupError
+from exec_server.host.event_loop import run as run_loop
+from exec_server.hosting.engines import open_database
+from exec_server.hosting.http_messages import Networks
+from exec_server.hosting.service import Listening, Options, Signals, serve
+from exec_server.net.dial import Url, parse_url
+from exec_server.net.listen import BoundSocket, TcpAddress, parse_listen_url
+from exec_server.net.server_certificate import ServerCertificate
+
+_HTTP: Final = frozenset({"http", "https"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a node listens, and its two URLs."""
+
+    bound: BoundSocket
+    metrics: BoundSocket | None
+    listen: str
+    public_url: str
+    node_url: str
+
+
+def run_node(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Raises StartupError."""
+    logs.configure(arguments.log_level, arguments.log_format)
+    certificate = _certificate(arguments)
+    trusted = _networks(arguments.trust_forwarded)
+    url = database_url(arguments)
+    _hide_memory()
+    place = _bind(arguments, certificate)
+    try:
+        options = Options(
+            place.public_url,
+            place.node_url,
+            arguments.ticket_seconds,
+            arguments.authorization_seconds,
+            arguments.stall_seconds,
+            arguments.drain_seconds,
+            arguments.takeover == "allow",
+            trusted,
+            dict(os.environ),
+        )
+
+        def listening(facts: Listening) -> None:
+            _print_listening(arguments, place, facts)
+
+        async def node() -> None:
+            database = open_database(url, data_directory(arguments))
+            signals = Signals(asyncio.Event(), asyncio.Event(), asyncio.Event())
+            _handle_signals(signals)
+            await serve(
+                place.bound,
+                database,
+                options,
+                signals,
+                listening=listening,
+                metrics_bound=place.metrics,
+                certificate=certificate,
+            )
+
+        gc.enable()
+        gc.freeze()
+        gc.set_threshold(10_000)
+        run_loop(node())
+    finally:
+        place.bound.close()
+        if place.metrics is not None:
+            place.metrics.close()
+    return 0
+
+
+def _hide_memory() -> None:
+    """No core file, and no look into the memory by other processes of the user."""
+    try:
+        from exec_server.host.libc import hide_memory
+    except (ImportError, OSError, AttributeError):  # not Linux
+        return
+    hide_memory()
+
+
+def _handle_signals(signals: Signals) -> None:
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if signals.drain.is_set():
+            signals.stop.set()
+        signals.drain.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGHUP, signals.reload.set)
+
+
+# ---- arguments ------------------------------------------------------------------------
+
+
+def _certificate(arguments: argparse.Namespace) -> ServerCertificate | None:
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise UsageError("--tls-cert and --tls-key belong together")
+    if arguments.tls_cert is None:
+        return None
+    certificate = ServerCertificate(arguments.tls_cert, arguments.tls_key)
+    if certificate.is_key_exposed():
+        key = shlex.quote(arguments.tls_key)
+        print_status(f"other users can read --tls-key {arguments.tls_key}: run `chmod 600 {key}`")
+    return certificate
+
+
+def _networks(texts: list[str]) -> Networks:
+    try:
+        return tuple(ip_network(text, strict=False) for text in texts)
+    except ValueError as error:
+        raise UsageError(f"--trust-forwarded: {error}") from None
+
+
+def _address(flag: str, text: str) -> TcpAddress:
+    try:
+        address = parse_listen_url(f"ws://{text}")
+    except StartupError:
+        raise UsageError(f"{flag} `{text}`: expected IP:PORT, such as 127.0.0.1:7800") from None
+    assert isinstance(address, TcpAddress)
+    return address
+
+
+def _bind(arguments: argparse.Namespace, certificate: ServerCertificate | None) -> _Place:
+    address = _address("--listen", arguments.listen or DEFAULT_LISTEN)
+    public = _checked_url("--public-url", arguments.public_url)
+    _check_exposure(arguments, address, certificate, public)
+    node = _checked_url("--node-url", arguments.node_url)
+    if node is not None and _is_wildcard(node.host):
+        raise UsageError(f"--node-url {arguments.node_url}: other nodes cannot connect to it")
+    metrics = arguments.metrics_listen
+    metrics_address = None if metrics is None else _address("--metrics-listen", metrics)
+    bound = _listen("--listen", address)
+    listen = bound.url.removeprefix("ws://")
+    own = f"{'http' if certificate is None else 'https'}://{listen}"
+    try:
+        metrics_bound = None
+        if metrics_address is not None:
+            metrics_bound = _listen("--metrics-listen", metrics_address)
+    except StartupError:
+        bound.close()
+        raise
+    return _Place(
+        bound,
+        metrics_bound,
+        listen,
+        (arguments.public_url or own).rstrip("/"),
+        (arguments.node_url or own).rstrip("/"),
+    )
+
+
+def _listen(flag: str, address: TcpAddress) -> BoundSocket:
+    """Listen; raises StartupError, which names the flag and the address without a scheme."""
+    try:
+        return BoundSocket(address)
+    except StartupError as error:
+        text = str(error).replace(f"{address.scheme}://", "", 1)
+        raise StartupError(f"{flag}: {text}") from None
+
+
+def _checked_url(flag: str, text: str | None) -> Url | None:
+    if text is None:
+        return None
+    try:
+        url = parse_url(text, _HTTP)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    if "?" in text or "#" in text:
+        raise UsageError(f"{flag}: the URL must not have a query")
+    return url
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _check_exposure(
+    arguments: argparse.Namespace,
+    address: TcpAddress,
+    certificate: ServerCertificate | None,
+    public: Url | None,
+) -> None:
+    is_encrypted = certificate is not None or (public is not None and public.secure)
+    if address.is_loopback or is_encrypted or arguments.insecure_listen:
+        return
+    raise UsageError(
+        f"refusing to listen on {address.host} without TLS: tokens would cross the network "
+        "readable; use --tls-cert and --tls-key, or --public-url https://… with a proxy in front, "
+        "or --insecure-listen"
+    )
+
+
+# ---- the first lines ------------------------------------------------------------------
+
+
+def _print_listening(arguments: argparse.Namespace, place: _Place, facts: Listening) -> None:
+    if arguments.print_json:
+        _print_json(place, facts)
+        return
+    lines = [f"listening on {place.listen} as {facts.node}, for {place.public_url}"]
+    if facts.first_start is not None:
+        lines += _welcome(place.public_url, facts)
+    print_text("\n".join(lines) + "\n")
+
+
+def _print_json(place: _Place, facts: Listening) -> None:
+    import json
+
+    first = facts.first_start
+    event: dict[str, object] = {
+        "event": "listening",
+        "version": 1,
+        "url": place.public_url,
+        "listen": place.listen,
+        "node": facts.node,
+        "first_start": first is not None,
+    }
+    if first is not None:
+        event["tenant"] = first.tenant
+        event["executor_token"] = first.executor_token
+        event["client_token"] = first.client_token
+    print_text(json.dumps(event) + "\n")
+
+
+def _welcome(url: str, facts: Listening) -> list[str]:
+    first = facts.first_start
+    assert first is not None
+    quoted = shlex.quote(url)
+    return [
+        "",
+        "This is the first start. The two tokens below are shown once; `exec-server registry token",
+        "create` makes others.",
+        "",
+        "On the machine to be reached (any name instead of my-machine):",
+        f"  EXEC_SERVER_API_KEY={first.executor_token} \\",
+        f"      exec-server --remote {quoted} --registry-auth api-key --environment-id my-machine",
+        "",
+        "On the client:",
+        f"  export REGISTRY_TOKEN={first.client_token}",
+        "  exec-server exec --token-env REGISTRY_TOKEN \\",
+        f"      {shlex.quote(f'relay:{url}/my-machine')} -- uname -a",
+        "",
+        "Or store the tokens: run `exec-server login URL` on both machines and paste the token,",
+        "then `exec-server up` on the machine to be reached.",
+        "",
+        "The registry hands out the keys of both sides, so it is trusted with them. A client that",
+        "knows the executor's fingerprint, which the executor logs, trusts the registry for",
+        "reachability only: executor_key in targets.toml.",
+    ]

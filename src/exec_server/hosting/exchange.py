@@ -1,0 +1,354 @@
+"""The exchange of frames between an executor and its clients, by plain calls from link to link.
+
+A client's link owns the first stream that it names and no other, so that no client can speak into
+the stream of another one. Nothing is lost in silence: when a side leaves, the other one gets a
+reset with a reason. A receiver that does not read stops its senders; a client that does so for too
+long loses its stream, because the executor has one link for all its clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from exec_server.hosting import envelope
+from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.relay_link import RelayLink, flush_links
+from exec_server.hosting.rules import ByteRate
+from exec_server.hosting.store import Holding, Limits
+from exec_server.relay.frames import Kind
+
+log = logging.getLogger(__name__)
+
+# Unsent bytes to one client at which the executor is not read, and to one executor at which none
+# of its clients is read. Beside them one read, 256 KiB, may be on its way.
+CLIENT_UNSENT_BYTES: Final = 1_048_576
+EXECUTOR_UNSENT_BYTES: Final = 4_194_304
+# An executor that takes nothing for so long is cut off.
+EXECUTOR_STALL_SECONDS: Final = 30.0
+# What a frame counts at least in the rate of a tenant: the work for a tiny one is that for 1 KiB.
+FRAME_COST_BYTES: Final = 1024
+# Streams of an executor, as in the executor itself.
+STREAMS: Final = 128
+
+TO_CLIENT: Final = "to_client"
+TO_EXECUTOR: Final = "to_executor"
+
+EXECUTOR_GONE: Final = "executor_disconnected"
+CLIENT_GONE: Final = "harness_disconnected"
+CLIENT_STALLED: Final = "harness_stalled"
+FOREIGN_STREAM: Final = "stream_id_not_owned"
+USED_STREAM: Final = "stream_id_in_use"
+SECOND_HANDSHAKE: Final = "second_handshake"
+
+GOING_AWAY: Final = 1001
+NOT_BINARY: Final = 1003
+UNREADABLE: Final = 1007
+POLICY: Final = 1008
+RESTARTING: Final = 1012
+REPLACED: Final = 4001
+
+
+@dataclass(eq=False, slots=True)
+class Tenant:
+    """What the sockets of a tenant on this node share."""
+
+    limits: Limits
+    rate: ByteRate
+    sockets: int = 0
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What all executors of a node share."""
+
+    metrics: Metrics
+    stall_seconds: float
+    executors: dict[tuple[str, str], Executor] = field(default_factory=dict)
+    clients: set[Client] = field(default_factory=set)
+    tenants: dict[str, Tenant] = field(default_factory=dict)
+
+    def tenant(self, name: str, limits: Limits) -> Tenant:
+        """The tenant with its limits of now."""
+        found = self.tenants.get(name)
+        if found is None:
+            now = asyncio.get_running_loop().time()
+            found = self.tenants[name] = Tenant(limits, ByteRate(limits.bytes_per_second, now))
+        elif found.limits != limits:
+            found.limits = limits
+            found.rate.rate = limits.bytes_per_second
+        return found
+
+    def forget_idle_tenants(self) -> None:
+        for name in [name for name, tenant in self.tenants.items() if not tenant.sockets]:
+            del self.tenants[name]
+
+    def unsent(self) -> int:
+        """Bytes in all queues of the node."""
+        total = sum(executor.link.unsent() for executor in self.executors.values())
+        return total + sum(client.link.unsent() for client in self.clients)
+
+    def streams(self) -> int:
+        return sum(len(executor.streams) for executor in self.executors.values())
+
+    def reset(self, link: RelayLink, prefix: bytes, reason: str) -> None:
+        self.metrics.resets.add(reason)
+        link.send(envelope.reset(prefix, reason))
+
+
+class _End:
+    """What executor and client have in common: the rate of their tenant."""
+
+    __slots__ = ("_exchange", "_resume", "_tenant", "link")
+
+    def __init__(self, exchange: Exchange, tenant: Tenant, link: RelayLink) -> None:
+        self._exchange = exchange
+        self._tenant = tenant
+        self._resume: asyncio.TimerHandle | None = None
+        self.link = link
+        tenant.sockets += 1
+
+    def _count(self, count: int, frames: int) -> None:
+        """Count received bytes; reads slower if the tenant has used its rate."""
+        loop = asyncio.get_running_loop()
+        cost = max(count, frames * FRAME_COST_BYTES)
+        pause = self._tenant.rate.spend(cost, loop.time())
+        if pause and self._resume is None and self.link.is_open:
+            self.link.hold_reading()
+            self._resume = loop.call_later(pause, self._go_on)
+
+    def _go_on(self) -> None:
+        self._resume = None
+        self.link.release_reading()
+
+    def _leave(self) -> None:
+        self._tenant.sockets -= 1
+        if self._resume is not None:
+            self._resume.cancel()
+
+
+class Executor(_End):
+    """The link of an executor, which carries the streams of all its clients."""
+
+    __slots__ = (
+        "_lost",
+        "_stalled_at",
+        "_unsent_before",
+        "bytes",
+        "clients",
+        "counted_streams",
+        "holding",
+        "streams",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        tenant: Tenant,
+        link: RelayLink,
+        holding: Holding,
+        lost: Callable[[Holding], None],
+    ) -> None:
+        """`lost` is called when the link has ended."""
+        super().__init__(exchange, tenant, link)
+        self.holding = holding
+        self._lost = lost
+        self.counted_streams = 0  # at the last renewal
+        self.clients: set[Client] = set()
+        self.streams: dict[bytes, Client] = {}
+        self.bytes = 0  # since the last renewal
+        self._stalled_at: float | None = None
+        self._unsent_before = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.holding.tenant, self.holding.environment_id
+
+    def open(self, first: bytes) -> None:
+        """Take the place of an older link of this environment."""
+        old = self._exchange.executors.get(self.key)
+        is_newest = old is None or old.holding.epoch < self.holding.epoch
+        if is_newest:
+            self._exchange.executors[self.key] = self
+        self.link.start(self, first, EXECUTOR_UNSENT_BYTES)
+        replaced = old if is_newest else self
+        if replaced is not None:
+            replaced.link.close(REPLACED, "replaced by a new connection")
+
+    def frame_received(self, frame: bytes) -> None:
+        # The hot path: every frame begins with the prefix of its stream, and a body follows.
+        end = 4 + frame[3] if len(frame) > 3 else 0
+        client = self.streams.get(frame[:end]) if len(frame) > end else None
+        if client is None:
+            client = self._find_client(frame)
+            if client is None:
+                return  # unreadable, or of a client that has just left
+        client.link.send(frame)
+
+    def _find_client(self, frame: bytes) -> Client | None:
+        found = envelope.read(frame)
+        return None if found is None else self.streams.get(found.prefix)
+
+    def bytes_read(self, count: int, messages: int, frames: int) -> None:
+        self.bytes += count
+        metrics = self._exchange.metrics
+        metrics.relayed_bytes.add(TO_CLIENT, count=count)
+        metrics.relayed_frames.add(TO_CLIENT, count=messages)
+        self._count(count, frames)
+
+    def text_received(self) -> None:
+        """Dropped, as an executor drops it."""
+
+    def writing_changed(self, *, is_paused: bool) -> None:
+        self._stalled_at = None
+        for client in self.clients:
+            if is_paused:
+                client.link.hold_reading()
+            else:
+                client.link.release_reading()
+
+    def check_progress(self, now: float) -> None:
+        """Cut off an executor that takes nothing."""
+        unsent = self.link.unsent()
+        if not self.link.is_writing_paused or unsent < self._unsent_before:
+            self._stalled_at = None
+        elif self._stalled_at is None:
+            self._stalled_at = now
+        elif now - self._stalled_at >= EXECUTOR_STALL_SECONDS:
+            log.info("%s: cut off: takes no bytes", self.holding.environment_id)
+            self.link.abort()
+        self._unsent_before = unsent
+
+    def link_lost(self) -> None:
+        self._leave()
+        if self._exchange.executors.get(self.key) is self:
+            del self._exchange.executors[self.key]
+        for client in list(self.clients):
+            client.executor_left()
+        flush_links()
+        self._lost(self.holding)
+
+
+class Client(_End):
+    """The link of one client, with one stream."""
+
+    __slots__ = ("_has_shaken_hands", "_prefix", "_prefix_bytes", "_stall", "executor")
+
+    def __init__(
+        self, exchange: Exchange, tenant: Tenant, link: RelayLink, executor: Executor
+    ) -> None:
+        super().__init__(exchange, tenant, link)
+        self.executor: Executor | None = executor
+        self._prefix = b""  # of the stream that this link owns
+        self._prefix_bytes = 0
+        self._has_shaken_hands = False
+        self._stall: asyncio.TimerHandle | None = None
+
+    def open(self, first: bytes) -> None:
+        assert self.executor is not None
+        self._exchange.clients.add(self)
+        self.executor.clients.add(self)
+        if self.executor.link.is_writing_paused:
+            self.link.hold_reading()
+        self.link.start(self, first, CLIENT_UNSENT_BYTES)
+
+    def frame_received(self, frame: bytes) -> None:
+        executor = self.executor
+        if executor is None:
+            return
+        # The hot path: a data frame of the own stream.
+        if (
+            self._prefix_bytes
+            and frame.startswith(self._prefix)
+            and envelope.is_data(frame, self._prefix_bytes)
+        ) or self._may_forward(executor, frame):
+            executor.link.send(frame)
+
+    def _may_forward(self, executor: Executor, frame: bytes) -> bool:
+        found = envelope.read(frame)
+        if found is None:
+            self.link.close(UNREADABLE, "unreadable frame")
+            return False
+        refusal = self._refusal(executor, found)
+        if refusal is not None:
+            self._exchange.reset(self.link, found.prefix, refusal)
+        return refusal is None
+
+    def _refusal(self, executor: Executor, found: envelope.Envelope) -> str | None:
+        """Why a frame is not for the executor; the first stream that is named becomes the own."""
+        if not self._prefix_bytes:
+            if found.prefix in executor.streams:
+                return USED_STREAM
+            self._prefix = found.prefix
+            self._prefix_bytes = len(found.prefix)
+            executor.streams[found.prefix] = self
+        elif found.prefix != self._prefix:
+            return FOREIGN_STREAM
+        if found.kind is Kind.HANDSHAKE:
+            if self._has_shaken_hands:
+                return SECOND_HANDSHAKE
+            self._has_shaken_hands = True
+        return None
+
+    def bytes_read(self, count: int, messages: int, frames: int) -> None:
+        if self.executor is not None:
+            self.executor.bytes += count
+        metrics = self._exchange.metrics
+        metrics.relayed_bytes.add(TO_EXECUTOR, count=count)
+        metrics.relayed_frames.add(TO_EXECUTOR, count=messages)
+        self._count(count, frames)
+
+    def text_received(self) -> None:
+        self.link.close(NOT_BINARY, "binary messages only")
+
+    def writing_changed(self, *, is_paused: bool) -> None:
+        if self.executor is None:
+            return
+        if is_paused:
+            self.executor.link.hold_reading()
+            loop = asyncio.get_running_loop()
+            self._stall = loop.call_later(self._exchange.stall_seconds, self._give_up)
+        else:
+            self._stop_stalling(self.executor)
+
+    def _stop_stalling(self, executor: Executor) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+            executor.link.release_reading()
+
+    def _give_up(self) -> None:
+        """The client has not read for too long: its stream ends, and the others go on."""
+        log.info("a client does not read its stream: cut off")
+        self._end_stream(CLIENT_STALLED)
+        self.link.abort()
+        flush_links()
+
+    def _end_stream(self, reason: str) -> None:
+        """Tell the executor that this client has left."""
+        executor, self.executor = self.executor, None
+        if executor is None:
+            return
+        executor.clients.discard(self)
+        self._stop_stalling(executor)
+        if self._prefix_bytes and executor.streams.pop(self._prefix, None) is not None:
+            self._exchange.reset(executor.link, self._prefix, reason)
+
+    def executor_left(self) -> None:
+        """Tell the client, which comes back by itself."""
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        self.executor = None
+        if self._prefix_bytes:
+            self._exchange.reset(self.link, self._prefix, EXECUTOR_GONE)
+        self.link.close(GOING_AWAY, "the executor has left")
+
+    def link_lost(self) -> None:
+        self._leave()
+        self._exchange.clients.discard(self)
+        self._end_stream(CLIENT_GONE)
+        flush_links()

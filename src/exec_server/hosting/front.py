@@ -1,0 +1,271 @@
+"""Front: one accepted connection as long as it speaks HTTP, one request long.
+
+Every request gets an answer, whatever happens: a client gives its session up when a connection was
+accepted and ended without one. After an upgrade another protocol takes the transport over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol, cast
+
+import h11
+
+from exec_server.hosting.bodies import BODY_BYTES
+from exec_server.hosting.http_messages import Answer, Networks, Request, peer_address
+from exec_server.hosting.rules import Refusal
+
+log = logging.getLogger(__name__)
+
+# From accept to a complete request.
+REQUEST_SECONDS: Final = 10.0
+HEAD_BYTES: Final = 65_536
+# Each header line and each chunk costs h11 some microseconds, and may be a few bytes long: without
+# these limits a stranger could keep the event loop for a second with one request.
+HEAD_LINES: Final = 512
+BODY_CHUNKS: Final = 256
+# After an answer: how long the peer may take to hang up, and how much it may still send. Closing
+# with unread bytes would reset the connection, and the reset could overtake the answer.
+LINGER_SECONDS: Final = 2.0
+LINGER_BYTES: Final = 1_048_576
+
+_TLS_HANDSHAKE: Final = b"\x16\x03"
+
+# Runs a coroutine as a task of the service.
+StartTask = Callable[[Coroutine[Any, Any, None]], object]
+
+
+class TakeOver(Protocol):
+    """An upgrade that was granted."""
+
+    def open(self, transport: asyncio.Transport, request: Request, first: bytes) -> None:
+        """Take over the transport; `first` was received after the request."""
+        ...
+
+    def cancel(self) -> None:
+        """The peer has left before its upgrade was granted."""
+        ...
+
+
+class RequestHandler(Protocol):
+    """The service behind the connections of a listener."""
+
+    trusted: Networks
+
+    def has_room(self) -> bool:
+        """Whether one more socket may be opened."""
+        ...
+
+    async def answer(self, request: Request) -> Answer | TakeOver:
+        """Raises nothing."""
+        ...
+
+    def refuse(self, refusal: Refusal) -> Answer:
+        """The answer to a request that could not be read."""
+        ...
+
+
+class Front(asyncio.Protocol):
+    """One accepted socket, up to the answer to its request."""
+
+    __slots__ = (
+        "_body",
+        "_chunks",
+        "_fronts",
+        "_handler",
+        "_head",
+        "_http",
+        "_is_answered",
+        "_lingering",
+        "_received",
+        "_start_task",
+        "_timer",
+        "_transport",
+    )
+
+    def __init__(self, handler: RequestHandler, start_task: StartTask, fronts: set[Front]) -> None:
+        self._handler = handler
+        self._start_task = start_task
+        self._fronts = fronts
+        self._http: h11.Connection | None = h11.Connection(
+            h11.SERVER, max_incomplete_event_size=HEAD_BYTES
+        )
+        self._received = bytearray()
+        self._head: h11.Request | None = None
+        self._body = bytearray()
+        self._chunks = 0
+        self._is_answered = False
+        self._lingering = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+
+    # ---- the transport ----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        raw = transport.get_extra_info("socket")
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(REQUEST_SECONDS, self._give_up)
+        has_room = self._handler.has_room()
+        self._fronts.add(self)
+        if not has_room:
+            self._refuse(503, "unavailable", "too many connections")
+
+    def data_received(self, data: bytes) -> None:
+        if self._http is None:
+            self._lingering += len(data)
+            if self._lingering > LINGER_BYTES and self._transport is not None:
+                self._transport.abort()
+            return
+        if self._head is None:
+            self._received += data
+            if self._received.startswith(_TLS_HANDSHAKE):
+                self._refuse(400, "invalid_request", "this port has no TLS")
+                return
+            if _head_lines(self._received) > HEAD_LINES:
+                self._refuse(431, "invalid_request", f"a head has at most {HEAD_LINES} lines")
+                return
+        try:
+            self._http.receive_data(data)
+            while self._http is not None and self._take(self._http.next_event()):
+                pass
+        except h11.RemoteProtocolError as error:
+            # h11 hints at 501 for an unknown transfer encoding, but the fault is the peer's.
+            status = error.error_status_hint if error.error_status_hint < 500 else 400
+            self._refuse(status, "invalid_request", "the request is not HTTP/1.1")
+
+    def _give_up(self) -> None:
+        """The request is not complete in time. A client retries 408, but not a lost connection."""
+        if self._received and self._transport is not None:
+            self._refuse(408, "request_timeout", f"a request may take {REQUEST_SECONDS:.0f} s")
+        elif self._transport is not None:
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        return False  # while a request is answered nothing is read, so its end waits
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._fronts.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # ---- the request ------------------------------------------------------------------
+
+    def _take(self, event: object) -> bool:
+        """Handle one event; whether to ask for the next one."""
+        if isinstance(event, h11.Request):
+            return self._take_head(event)
+        elif isinstance(event, h11.Data):
+            self._body += event.data
+            self._chunks += event.chunk_start
+            if len(self._body) > BODY_BYTES:
+                self._refuse(413, "body_too_large", f"a body has at most {BODY_BYTES} bytes")
+                return False
+            if self._chunks > BODY_CHUNKS:
+                self._refuse(413, "body_too_large", f"a body has at most {BODY_CHUNKS} chunks")
+                return False
+        elif isinstance(event, h11.EndOfMessage):
+            self._dispatch()
+            return False
+        else:
+            return False
+        return True
+
+    def _take_head(self, head: h11.Request) -> bool:
+        assert self._http is not None
+        del self._received[len(self._received) - len(self._http.trailing_data[0]) :]
+        self._head = head
+        if len(self._received) > HEAD_BYTES:
+            self._refuse(431, "invalid_request", f"a request head has at most {HEAD_BYTES} bytes")
+        return self._http is not None
+
+    def _dispatch(self) -> None:
+        assert self._http is not None
+        assert self._head is not None
+        assert self._transport is not None
+        first = self._http.trailing_data[0]
+        request = _request(self._head, bytes(self._body), bytes(self._received))
+        forwarded = request.headers.get("x-forwarded-for", "")
+        peer = self._transport.get_extra_info("peername")
+        direct = peer[0] if peer else "unknown"
+        request = _with_peer(request, peer_address(direct, forwarded, self._handler.trusted))
+        self._http, self._received, self._body = None, bytearray(), bytearray()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.pause_reading()
+        self._start_task(self._answer(request, first))
+
+    async def _answer(self, request: Request, first: bytes) -> None:
+        outcome = await self._handler.answer(request)
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            if not isinstance(outcome, Answer):
+                outcome.cancel()
+            return
+        if isinstance(outcome, Answer):
+            without_body = request.method == "HEAD"
+            self._write(outcome.encode(), len(outcome.body) if without_body else 0)
+        else:
+            self._transport = None
+            self._forget()
+            outcome.open(transport, request, first)
+
+    # ---- the answer -------------------------------------------------------------------
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        answer = self._handler.refuse(Refusal(status, code, message))
+        self._write(answer.encode(), 0)
+
+    def _write(self, answer: bytes, cut: int) -> None:
+        """Write the answer without its last `cut` bytes, and wait until the peer hangs up."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._is_answered:
+            return
+        self._is_answered = True
+        self._http, self._received, self._body = None, bytearray(), bytearray()
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LINGER_SECONDS, transport.abort)
+        transport.write(answer[: len(answer) - cut])
+        if transport.can_write_eof():
+            transport.write_eof()
+            transport.resume_reading()
+        else:
+            transport.close()
+
+
+def _head_lines(received: bytearray) -> int:
+    """Count the lines up to the end of the head, or of what there is of it."""
+    ends = [at for at in (received.find(b"\n\r\n"), received.find(b"\n\n")) if at >= 0]
+    return received.count(b"\n", 0, min(ends, default=len(received)))
+
+
+def _request(head: h11.Request, body: bytes, raw: bytes) -> Request:
+    headers: dict[str, str] = {}
+    for name, value in head.headers:
+        key = name.decode("latin-1")
+        is_ambiguous = key == "authorization" and key in headers
+        headers[key] = "" if is_ambiguous else headers.get(key, value.decode("latin-1"))
+    path, _, query = head.target.decode("latin-1").partition("?")
+    return Request(head.method.decode("latin-1"), path, query, headers, body, "", raw)
+
+
+def _with_peer(request: Request, peer: str) -> Request:
+    return Request(
+        request.method,
+        request.path,
+        request.query,
+        request.headers,
+        request.body,
+        peer,
+        request.head,
+    )

@@ -1,0 +1,234 @@
+"""Node: the life of one process of the service in its site.
+
+Every two seconds it proves that it lives, and learns what has changed: executors that have moved,
+tokens that were revoked, keys. Without a database it keeps the streams that it has. A drain moves
+its executors to other nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from exec_server.hosting.database import DatabaseUnavailable
+from exec_server.hosting.exchange import POLICY, REPLACED, RESTARTING, Exchange, Executor
+from exec_server.hosting.relay_link import flush_links
+from exec_server.hosting.rules import SECRET_BYTES
+from exec_server.hosting.store import RENEWAL_SECONDS, Count, Holding, Renewal, Store
+
+log = logging.getLogger(__name__)
+
+# Bytes in all queues of a node. Beyond it new sockets and registrations are refused.
+QUEUED_BYTES: Final = 268_435_456
+# How often pings, stalled executors and the queues are looked at.
+TICK_SECONDS: Final = 1.0
+# From the start of a drain to the end of new upgrades: balancers have noticed by then.
+NOTICE_SECONDS: Final = 2.0
+# Counters of executors that one renewal writes, each by a statement. More of them could take so
+# long that the node counted as dead; they follow with the next renewals, in turn.
+COUNTS_A_RENEWAL: Final = 500
+# A drain closes no more executors at once than this, so that they do not all come back together.
+DRAIN_STEP_SECONDS: Final = 0.05
+
+
+class Node:
+    """One process of the service."""
+
+    def __init__(
+        self,
+        url: str,
+        store: Store,
+        exchange: Exchange,
+        start_task: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self.id = f"node-{secrets.token_hex(4)}"
+        self._url = url
+        self._store = store
+        self._exchange = exchange
+        self._start_task = start_task
+        self._keys: dict[str, bytes] = {}
+        self._renewed_at = 0.0  # by the clock of the database
+        self._queued_bytes = 0
+        self._turn = 0  # of the executors, to have their counters written
+        self.used_tokens: set[str] = set()
+        self.claiming: set[tuple[str, str]] = set()
+        self.has_database = False
+        self.is_draining = False
+        self.is_closed = False
+
+    # ---- facts ------------------------------------------------------------------------
+
+    def keys(self) -> Mapping[str, bytes]:
+        """The keys that sign URLs, the newest first."""
+        return self._keys
+
+    def is_full(self) -> bool:
+        return self._queued_bytes > QUEUED_BYTES
+
+    def queued_bytes(self) -> int:
+        return self._queued_bytes
+
+    async def refresh_keys(self) -> None:
+        self._keys = await self._store.keys() or self._keys
+
+    # ---- renewal ----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """The first renewal; raises DatabaseUnavailable."""
+        self._renewed_at = await self._store.now()
+        await self._renew()
+
+    async def run(self) -> None:
+        """Renew the row of this node until cancelled."""
+        while True:
+            await asyncio.sleep(RENEWAL_SECONDS)
+            try:
+                await self._renew()
+            except DatabaseUnavailable as error:
+                if self.has_database:
+                    log.error("the database is away, open streams go on: %s", error)
+                self.has_database = False
+            except Exception:  # an edge: a defect must not end the streams of this node
+                log.exception("defect in a renewal")
+
+    async def _renew(self) -> None:
+        executors = dict(self._exchange.executors)
+        used, counts = set(self.used_tokens), self._counts(executors)
+        self.used_tokens.clear()
+        try:
+            renewal = await self._store.renew(
+                self.id,
+                self._url,
+                draining=self.is_draining,
+                since=self._renewed_at,
+                counts=counts,
+                used_tokens=used,
+            )
+        except DatabaseUnavailable:
+            self.used_tokens.update(used)
+            raise
+        if not self.has_database:
+            log.info("connected to the database as %s", self.id)
+        self.has_database = True
+        self._written(executors, counts)
+        self._renewed_at = renewal.now
+        await self._rotate(renewal)
+        self._close_revoked(renewal.revoked)
+        await self._compare(executors, renewal)
+        flush_links()
+
+    def _counts(self, executors: Mapping[tuple[str, str], Executor]) -> list[Count]:
+        """What has changed since the last renewal, of as many executors as one may write."""
+        counts: list[Count] = []
+        turn = self._turn % max(len(executors), 1)
+        for executor in [*executors.values()][turn:] + [*executors.values()][:turn]:
+            if len(counts) == COUNTS_A_RENEWAL:
+                break
+            self._turn += 1
+            if executor.bytes or len(executor.streams) != executor.counted_streams:
+                counts.append(Count(executor.holding, len(executor.streams), executor.bytes))
+        return counts
+
+    def _written(self, executors: Mapping[tuple[str, str], Executor], counts: list[Count]) -> None:
+        for count in counts:
+            executor = executors[count.holding.tenant, count.holding.environment_id]
+            executor.bytes -= count.bytes
+            executor.counted_streams = count.streams
+
+    async def _rotate(self, renewal: Renewal) -> None:
+        self._keys = renewal.keys
+        if str(int(renewal.now // 86_400)) not in self._keys:
+            secret = secrets.token_bytes(SECRET_BYTES)
+            self._keys = await self._store.rotate_keys(renewal.now, secret)
+
+    def _close_revoked(self, revoked: frozenset[str]) -> None:
+        links = [executor.link for executor in self._exchange.executors.values()]
+        links += [client.link for client in self._exchange.clients]
+        for link in links:
+            if link.token_id in revoked:
+                link.close(POLICY, "the token was revoked")
+
+    async def _compare(
+        self, executors: Mapping[tuple[str, str], Executor], renewal: Renewal
+    ) -> None:
+        """Let go of executors that have moved; repair rows that the database has lost."""
+        for key, executor in executors.items():
+            held = renewal.held.pop(key, None)
+            mine = executor.holding
+            if held == (mine.epoch, mine.registration_id) or not executor.link.is_open:
+                continue
+            if held is None and await self._store.reclaim(mine, self.id):
+                continue
+            executor.link.close(REPLACED, "replaced by a new connection")
+        for (tenant, name), (epoch, registration_id) in renewal.held.items():
+            # The row says that this node holds it; its release was lost.
+            if (tenant, name) not in self._exchange.executors and (
+                (tenant, name) not in self.claiming
+            ):
+                await self._store.release(Holding(tenant, name, registration_id, epoch), self.id)
+
+    def released(self, holding: Holding) -> None:
+        """An executor has left."""
+        self._start_task(self._release(holding))
+
+    async def _release(self, holding: Holding) -> None:
+        try:
+            await self._store.release(holding, self.id)
+        except DatabaseUnavailable:
+            pass  # the next renewal repairs the row
+
+    def superseded(self, tenant: str, environment_id: str, registration_id: str) -> None:
+        """A newer registration ends the socket of the former one; other nodes see it later."""
+        executor = self._exchange.executors.get((tenant, environment_id))
+        if executor is not None and executor.holding.registration_id != registration_id:
+            executor.link.close(REPLACED, "superseded by a new registration")
+
+    def tenant_sockets(self, tenant: str) -> int:
+        found = self._exchange.tenants.get(tenant)
+        return 0 if found is None else found.sockets
+
+    # ---- the tick ---------------------------------------------------------------------
+
+    async def tick(self) -> None:
+        """Ping peers and look for stalled ones until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = loop.time()
+            for executor in list(self._exchange.executors.values()):
+                executor.link.tick(now)
+                executor.check_progress(now)
+            for client in list(self._exchange.clients):
+                client.link.tick(now)
+            self._queued_bytes = self._exchange.unsent()
+            self._exchange.forget_idle_tenants()
+
+    # ---- the drain --------------------------------------------------------------------
+
+    async def drain(self, seconds: float) -> None:
+        """Move all executors to other nodes: close their sockets one after the other."""
+        self.is_draining = True
+        try:
+            await self._renew()
+        except DatabaseUnavailable:
+            pass
+        # Without executors there is nothing to move, and no balancer to wait for.
+        if self._exchange.executors or self._exchange.clients:
+            await asyncio.sleep(min(NOTICE_SECONDS, seconds / 2))
+        self.is_closed = True
+        executors = list(self._exchange.executors.values())
+        pause = min(DRAIN_STEP_SECONDS, seconds / 2 / max(len(executors), 1))
+        for executor in executors:
+            executor.link.close(RESTARTING, "the node is restarting")
+            flush_links()
+            await asyncio.sleep(pause)
+
+    async def leave(self) -> None:
+        """Remove the row of this node, so that others need not wait for its end."""
+        try:
+            await self._store.remove_node(self.id)
+        except DatabaseUnavailable:
+            pass

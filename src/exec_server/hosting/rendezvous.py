@@ -1,0 +1,191 @@
+"""The upgrade of a socket: its ticket is checked, and it becomes a link or is passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from exec_server.errors import ConnectFailed
+from exec_server.hosting import tickets
+from exec_server.hosting.exchange import STREAMS, Client, Exchange, Executor, Tenant
+from exec_server.hosting.front import TakeOver
+from exec_server.hosting.http_messages import PASSED_ON, Request
+from exec_server.hosting.passage import CONNECT_SECONDS, Passage
+from exec_server.hosting.relay_link import RelayLink
+from exec_server.hosting.store import Admission, Holding, Store
+from exec_server.hosting.tickets import Rejection, Ticket
+from exec_server.net.dial import parse_url
+from exec_server.net.websocket.handshake import RequestHead, upgrade_answer
+
+log = logging.getLogger(__name__)
+
+# An unknown key may be a new one of another node: the keys are read again, but not more often, so
+# that invented keys do not cost a statement each.
+KEY_REFRESH_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What the rendezvous asks the node that it runs on."""
+
+    id: str
+    keys: Callable[[], Mapping[str, bytes]]
+    refresh_keys: Callable[[], Awaitable[None]]
+    is_closed: Callable[[], bool]  # by a drain
+    is_full: Callable[[], bool]
+    released: Callable[[Holding], None]
+    claiming: set[tuple[str, str]]  # executors whose claim is on its way
+
+
+class Rendezvous:
+    """Admits sockets that the registry has sent here."""
+
+    def __init__(
+        self, store: Store, exchange: Exchange, node: NodeState, environ: dict[str, str]
+    ) -> None:
+        self._store = store
+        self._exchange = exchange
+        self._node = node
+        self._environ = environ
+        self._keys_read_at = float("-inf")
+        # Nodes that refused a connection, with the end of the renewal that named them.
+        self._dead: dict[str, float] = {}
+        self.passages: set[Passage] = set()
+
+    async def admit(self, request: Request) -> tuple[str, TakeOver]:
+        """The role and the protocol to take over; raises Rejection or DatabaseUnavailable."""
+        ticket = await self._ticket(request)
+        if self._node.is_closed():
+            raise Rejection(503, "pod_draining")
+        if self._node.is_full():
+            raise Rejection(503, "route_unavailable")
+        facts = await self._store.admission(ticket)
+        if facts is None:
+            # Signed by us, but unknown: the database was restored. A registration repairs it.
+            raise Rejection(401, "unexpected_executor_registration_id")
+        if facts.is_expired:
+            raise Rejection(401, "expired")
+        if not facts.has_token:
+            raise Rejection(401, "invalid_secret")
+        if not facts.is_current:
+            raise Rejection(401, "unexpected_executor_registration_id")
+        if ticket.is_executor:
+            return ticket.role, await self._admit_executor(ticket, facts)
+        return ticket.role, await self._admit_client(ticket, facts, request)
+
+    async def _ticket(self, request: Request) -> Ticket:
+        keys = self._node.keys()
+        now = asyncio.get_running_loop().time()
+        is_unknown = tickets.key_id(request.query) not in keys
+        if is_unknown and now - self._keys_read_at >= KEY_REFRESH_SECONDS:
+            self._keys_read_at = now
+            await self._node.refresh_keys()
+            keys = self._node.keys()
+        ticket = tickets.check(request.path, request.query, keys)
+        if not request.is_complete_upgrade():
+            raise Rejection(400, "malformed_query")
+        return ticket
+
+    def _tenant(self, ticket: Ticket, facts: Admission) -> Tenant:
+        tenant = self._exchange.tenant(ticket.tenant, facts.limits)
+        if tenant.sockets >= facts.limits.sockets:
+            raise Rejection(503, "route_unavailable")
+        return tenant
+
+    async def _admit_executor(self, ticket: Ticket, facts: Admission) -> TakeOver:
+        self._tenant(ticket, facts)
+        key = (ticket.tenant, ticket.environment_id)
+        self._node.claiming.add(key)
+        epoch = None
+        try:
+            epoch = await self._store.claim(ticket, self._node.id)
+        finally:
+            if epoch is None:
+                self._node.claiming.discard(key)
+        if epoch is None:
+            raise Rejection(401, "unexpected_executor_registration_id")
+        holding = Holding(*key, ticket.registration_id, epoch)
+        tenant = self._exchange.tenant(ticket.tenant, facts.limits)
+        return _NewExecutor(self._exchange, tenant, self._node, ticket, holding)
+
+    async def _admit_client(self, ticket: Ticket, facts: Admission, request: Request) -> TakeOver:
+        executor = self._exchange.executors.get((ticket.tenant, ticket.environment_id))
+        is_here = executor is not None and facts.node in (None, self._node.id)
+        if not is_here and facts.node not in (None, self._node.id):
+            return await self._pass_on(facts, request)
+        if executor is None or executor.holding.registration_id != ticket.registration_id:
+            raise Rejection(503, "route_unavailable")
+        if not await self._store.spend(ticket):
+            raise Rejection(401, "expired")
+        # No await from here until the link is open: these limits are exact.
+        tenant = self._tenant(ticket, facts)
+        if len(executor.clients) >= STREAMS or not executor.link.is_open:
+            raise Rejection(503, "route_unavailable")
+        return _NewClient(self._exchange, tenant, ticket, executor)
+
+    async def _pass_on(self, facts: Admission, request: Request) -> TakeOver:
+        assert facts.node is not None
+        assert facts.node_url is not None
+        is_dead = self._dead.get(facts.node) == facts.node_expires
+        if PASSED_ON in request.headers or is_dead:
+            raise Rejection(503, "route_unavailable")
+        passage = Passage(self.passages)
+        try:
+            url = parse_url(facts.node_url, frozenset({"http", "https"}))
+            await passage.connect(url, self._environ, CONNECT_SECONDS)
+        except (ConnectFailed, ValueError) as error:
+            log.warning("node %s cannot be reached: %s", facts.node, error)
+            self._dead = {facts.node: facts.node_expires, **self._dead}
+            while len(self._dead) > 64:
+                self._dead.popitem()
+            raise Rejection(503, "route_unavailable") from None
+        return passage
+
+
+@dataclass(frozen=True, slots=True)
+class _NewExecutor:
+    """An executor that has claimed its environment."""
+
+    exchange: Exchange
+    tenant: Tenant
+    node: NodeState
+    ticket: Ticket
+    holding: Holding
+
+    def open(self, transport: asyncio.Transport, request: Request, first: bytes) -> None:
+        self.node.claiming.discard((self.holding.tenant, self.holding.environment_id))
+        _write_upgrade(transport, request)
+        link = RelayLink(transport, self.ticket.token_id)
+        executor = Executor(self.exchange, self.tenant, link, self.holding, self.node.released)
+        log.info("%s: %s is online", request.peer, self.holding.environment_id)
+        executor.open(first)
+
+    def cancel(self) -> None:
+        self.node.claiming.discard((self.holding.tenant, self.holding.environment_id))
+        self.node.released(self.holding)
+
+
+@dataclass(frozen=True, slots=True)
+class _NewClient:
+    """A client whose ticket is spent."""
+
+    exchange: Exchange
+    tenant: Tenant
+    ticket: Ticket
+    executor: Executor
+
+    def open(self, transport: asyncio.Transport, request: Request, first: bytes) -> None:
+        _write_upgrade(transport, request)
+        link = RelayLink(transport, self.ticket.token_id)
+        client = Client(self.exchange, self.tenant, link, self.executor)
+        client.open(first)
+
+    def cancel(self) -> None:
+        """The spent ticket is all that is left."""
+
+
+def _write_upgrade(transport: asyncio.Transport, request: Request) -> None:
+    transport.write(upgrade_answer(RequestHead(request.method, request.path, request.headers)))

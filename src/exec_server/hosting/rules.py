@@ -1,0 +1,171 @@
+"""Who may do what: ids, tokens, scopes and rates of the registry. No I/O, no clock, no randomness.
+
+Requests are checked in one order, so that nothing about another tenant follows from an answer:
+token, scope, id, existence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final
+
+from exec_server.errors import ExecServerError
+
+# Random bytes of a token, an authorization and the other secrets that are found by their hash.
+SECRET_BYTES: Final = 32
+# Handshakes that one token may begin with one executor: eight failed ones pause an executor.
+HANDSHAKES_A_MINUTE: Final = 20
+# Pairs of token and environment whose handshakes are counted. Beyond it the oldest are forgotten.
+COUNTED_PAIRS: Final = 16_384
+# Limits of a tenant without its own, for each node.
+TENANT_ENVIRONMENTS: Final = 1000
+TENANT_SOCKETS: Final = 2000
+TENANT_BYTES_PER_SECOND: Final = 50_000_000
+# How many seconds of its rate a tenant may use at once, and how far it may go into debt before a
+# socket is paused: pausing for less than a few milliseconds costs more than it evens out.
+RATE_BURST_SECONDS: Final = 0.25
+
+TOKEN_PREFIX: Final = "esr_"
+_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_SCOPE: Final = re.compile(r"(executor|connect):([A-Za-z0-9._-]{1,128}|[A-Za-z0-9._-]{0,127}\*)")
+_TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Operation(Enum):
+    """The first word of a scope."""
+
+    EXECUTOR = "executor"
+    CONNECT = "connect"
+
+
+class Refusal(ExecServerError):
+    """A request is answered with this status, code and message."""
+
+    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
+        super().__init__(f"{status} {code}")
+        self.status = status
+        self.code = code
+        self.message = message
+        self.headers = headers
+
+
+def invalid_token() -> Refusal:
+    """The same for a token that is missing, unknown, expired or revoked."""
+    return Refusal(401, "invalid_token", "the bearer token is missing or not valid")
+
+
+def is_environment_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+def is_tenant_name(text: str) -> bool:
+    return _TENANT.fullmatch(text) is not None
+
+
+# ---- secrets --------------------------------------------------------------------------
+
+
+def secret_text(random: bytes) -> str:
+    """Random bytes as text for URLs and headers."""
+    return urlsafe_b64encode(random).rstrip(b"=").decode()
+
+
+def token_text(random: bytes) -> str:
+    return TOKEN_PREFIX + secret_text(random)
+
+
+def secret_hash(text: str) -> str:
+    """The form in which a secret is stored. Secrets are random, so no salt is needed."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def bearer_token(authorization: str | None) -> str:
+    """The token of an Authorization header; raises Refusal."""
+    scheme, _, token = (authorization or "").strip().partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not token:
+        raise invalid_token()
+    return token
+
+
+# ---- scopes ---------------------------------------------------------------------------
+
+
+def check_scope(text: str) -> str:
+    """A scope as `token create` takes it; raises ValueError with a text for people."""
+    if _SCOPE.fullmatch(text) is None:
+        raise ValueError(
+            f"invalid scope `{text}`: expected executor:ID or connect:ID, where ID is an "
+            "environment id, or a prefix and *"
+        )
+    return text
+
+
+def covers(scopes: Iterable[str], operation: Operation, environment_id: str) -> bool:
+    """Whether one of the scopes allows the operation on this environment."""
+    for scope in scopes:
+        name, _, pattern = scope.partition(":")
+        if name != operation.value:
+            continue
+        if pattern == environment_id:
+            return True
+        if pattern.endswith("*") and environment_id.startswith(pattern[:-1]):
+            return True
+    return False
+
+
+def check_permission(scopes: Iterable[str], operation: Operation, environment_id: str) -> None:
+    """Raise Refusal unless the scopes allow the operation and the id is one."""
+    if not covers(scopes, operation, environment_id):
+        raise Refusal(403, "forbidden", "the token does not allow this for this environment")
+    if not is_environment_id(environment_id):
+        raise Refusal(
+            400, "invalid_environment_id", "an environment id has 1 to 128 of A-Z a-z 0-9 . _ -"
+        )
+
+
+# ---- rates ----------------------------------------------------------------------------
+
+
+class HandshakeRate:
+    """Handshakes of each token with each executor in the last minute."""
+
+    def __init__(self, count: int = HANDSHAKES_A_MINUTE, keys: int = COUNTED_PAIRS) -> None:
+        self._seconds_each = 60.0 / count
+        self._burst = 60.0 - self._seconds_each
+        self._keys = keys
+        # The time up to which each pair has used its rate, the one that was used last at the end.
+        self._used_until: dict[tuple[str, ...], float] = {}
+
+    def take(self, pair: tuple[str, ...], now: float) -> float:
+        """Count one handshake; if it is too many, return the seconds to wait instead."""
+        used = max(self._used_until.pop(pair, now), now)
+        wait = used - now - self._burst
+        if wait <= 0:
+            used += self._seconds_each
+        self._used_until[pair] = used
+        if len(self._used_until) > self._keys:
+            del self._used_until[next(iter(self._used_until))]
+        return max(wait, 0.0)
+
+
+class ByteRate:
+    """Bytes per second of a tenant, which slows reading down and drops nothing."""
+
+    __slots__ = ("_at", "_available", "rate")
+
+    def __init__(self, rate: float, now: float) -> None:
+        self.rate = rate
+        self._available = rate * RATE_BURST_SECONDS
+        self._at = now
+
+    def spend(self, count: int, now: float) -> float:
+        """Count received bytes; returns for how many seconds to read no more."""
+        earned = self._available + (now - self._at) * self.rate
+        self._available = min(earned, self.rate * RATE_BURST_SECONDS) - count
+        self._at = now
+        return 0.0 if self._available >= 0 else -self._available / self.rate

@@ -1,0 +1,386 @@
+"""The service: endpoints, rendezvous and node behind one listener, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from exec_server.errors import StartupError
+from exec_server.hosting import endpoints
+from exec_server.hosting.bodies import plaintext_disabled
+from exec_server.hosting.database import Database, DatabaseUnavailable
+from exec_server.hosting.endpoints import Endpoints, NodeFacts, Policy, endpoint_of
+from exec_server.hosting.exchange import Exchange
+from exec_server.hosting.front import Front, TakeOver
+from exec_server.hosting.http_messages import (
+    Answer,
+    Networks,
+    Request,
+    refusal_answer,
+    rejection_answer,
+)
+from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.node import Node
+from exec_server.hosting.rendezvous import NodeState, Rendezvous
+from exec_server.hosting.rules import SECRET_BYTES, Refusal, secret_hash, token_text
+from exec_server.hosting.store import NewToken, Store
+from exec_server.hosting.tickets import PATH, Rejection
+from exec_server.net.listen import BoundSocket
+from exec_server.net.server_certificate import ServerCertificate
+from exec_server.net.tls_acceptor import TlsAcceptor
+
+log = logging.getLogger(__name__)
+
+# Open sockets of a node, upgraded or not. Beyond it a new one is answered 503.
+SOCKETS: Final = 8192
+# How long links may take to hang up at the end.
+END_SECONDS: Final = 0.5
+FIRST_TENANT: Final = "default"
+_TEXT: Final = "text/plain; charset=utf-8"
+_PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of a node."""
+
+    public_url: str
+    node_url: str
+    ticket_seconds: int = 60
+    authorization_seconds: int = 60
+    stall_seconds: float = 2.0
+    drain_seconds: float = 20.0
+    takeover: bool = True
+    trusted: Networks = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStart:
+    """The two tokens of a new database, shown once."""
+
+    tenant: str
+    executor_token: str
+    client_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Events that the command sets."""
+
+    drain: asyncio.Event
+    stop: asyncio.Event  # at once
+    reload: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """The facts of a node that has begun to listen."""
+
+    node: str
+    first_start: FirstStart | None
+
+
+async def serve(
+    bound: BoundSocket,
+    database: Database,
+    options: Options,
+    signals: Signals,
+    *,
+    listening: Callable[[Listening], None],
+    metrics_bound: BoundSocket | None = None,
+    certificate: ServerCertificate | None = None,
+) -> None:
+    """Serve until a drain has ended or `stop` is set; raises StartupError."""
+    metrics = Metrics()
+    store = Store(database, metrics)
+    try:
+        try:
+            await store.open()
+            first_start = await _first_start(store)
+        except DatabaseUnavailable as error:
+            raise StartupError(f"cannot use the database: {error}") from None
+        async with asyncio.TaskGroup() as tasks:
+            service = Service(store, metrics, options, tasks.create_task)
+            try:
+                await service.node.start()
+            except DatabaseUnavailable as error:
+                raise StartupError(f"cannot use the database: {error}") from None
+            await service.open(bound, metrics_bound, certificate, tasks)
+            listening(Listening(service.node.id, first_start))
+            background = [
+                tasks.create_task(service.node.run()),
+                tasks.create_task(service.node.tick()),
+                tasks.create_task(_reload(certificate, signals.reload)),
+            ]
+            await service.run(signals)
+            for task in background:
+                task.cancel()
+    except* StartupError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await store.close()
+
+
+async def _first_start(store: Store) -> FirstStart | None:
+    tenant = secrets.token_hex(8)
+    tokens = {"executor": "executor:*", "client": "connect:*"}
+    texts = {name: token_text(secrets.token_bytes(SECRET_BYTES)) for name in tokens}
+    made = [
+        NewToken(new_token_id(), secret_hash(texts[name]), name, tenant, (scope,))
+        for name, scope in tokens.items()
+    ]
+    if not await store.add_first_tenant(tenant, FIRST_TENANT, made):
+        return None
+    return FirstStart(FIRST_TENANT, texts["executor"], texts["client"])
+
+
+def new_token_id() -> str:
+    return f"tok-{secrets.token_hex(6)}"
+
+
+async def _reload(certificate: ServerCertificate | None, reload: asyncio.Event) -> None:
+    while True:
+        await reload.wait()
+        reload.clear()
+        if certificate is None:
+            continue
+        try:
+            await asyncio.to_thread(certificate.reload)
+            log.info("the certificate was read again")
+        except StartupError as error:
+            log.error("the former certificate stays in use: %s", error)
+
+
+class Service:
+    """One node: answers requests and admits sockets. A front.RequestHandler."""
+
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics,
+        options: Options,
+        start_task: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._options = options
+        self._metrics = metrics
+        self._start_task = start_task
+        self._fronts: set[Front] = set()
+        self._servers: list[asyncio.Server | TlsAcceptor] = []
+        self._prefix = _path_of(options.public_url)
+        self._has_own_metrics = False
+        self.trusted = options.trusted
+        self.exchange = Exchange(metrics, options.stall_seconds)
+        self.node = node = Node(options.node_url, store, self.exchange, start_task)
+        policy = Policy(
+            _websocket_url(options.public_url),
+            options.ticket_seconds,
+            options.authorization_seconds,
+            options.takeover,
+        )
+        facts = NodeFacts(
+            node.keys, node.is_full, node.tenant_sockets, node.superseded, node.used_tokens
+        )
+        self._endpoints = Endpoints(store, metrics, policy, facts, time.monotonic)
+        state = NodeState(
+            node.id,
+            node.keys,
+            node.refresh_keys,
+            lambda: node.is_closed,
+            node.is_full,
+            node.released,
+            node.claiming,
+        )
+        self.rendezvous = Rendezvous(store, self.exchange, state, dict(options.environ))
+
+    # ---- listening --------------------------------------------------------------------
+
+    async def open(
+        self,
+        bound: BoundSocket,
+        metrics_bound: BoundSocket | None,
+        certificate: ServerCertificate | None,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        if certificate is not None:
+            acceptor = TlsAcceptor(bound.socket, certificate, self._make_front, tasks)
+            acceptor.open()
+            self._servers.append(acceptor)
+        else:
+            self._servers.append(await loop.create_server(self._make_front, sock=bound.socket))
+        if metrics_bound is not None:
+            self._has_own_metrics = True
+            handler = _MetricsHandler(self)
+            self._servers.append(
+                await loop.create_server(
+                    lambda: Front(handler, self._start_task, self._fronts),
+                    sock=metrics_bound.socket,
+                )
+            )
+
+    def _make_front(self) -> Front:
+        return Front(self, self._start_task, self._fronts)
+
+    async def run(self, signals: Signals) -> None:
+        """Until a drain has ended, or at once after `stop`."""
+        async with asyncio.TaskGroup() as tasks:
+            drain = tasks.create_task(signals.drain.wait())
+            stop = tasks.create_task(signals.stop.wait())
+            await asyncio.wait([drain, stop], return_when=asyncio.FIRST_COMPLETED)
+            if not stop.done():
+                log.info("draining")
+                moving = tasks.create_task(self.node.drain(self._options.drain_seconds))
+                await asyncio.wait([moving, stop], return_when=asyncio.FIRST_COMPLETED)
+                moving.cancel()
+            drain.cancel()
+            stop.cancel()
+        await self._close()
+
+    async def _close(self) -> None:
+        self.node.is_draining = self.node.is_closed = True
+        for server in self._servers:
+            server.close()
+        for passage in list(self.rendezvous.passages):
+            passage.close()
+        for executor in list(self.exchange.executors.values()):
+            executor.link.close(1012, "the node is restarting")
+        for client in list(self.exchange.clients):
+            client.link.close(1012, "the node is restarting")
+        await self.node.leave()
+        await asyncio.sleep(END_SECONDS if self._fronts or self.rendezvous.passages else 0)
+
+    # ---- requests ---------------------------------------------------------------------
+
+    def has_room(self) -> bool:
+        upgraded = len(self.exchange.executors) + len(self.exchange.clients)
+        passed_on = 2 * len(self.rendezvous.passages)
+        return len(self._fronts) + upgraded + passed_on < SOCKETS
+
+    def refuse(self, refusal: Refusal) -> Answer:
+        self._metrics.requests.add("unreadable", str(refusal.status))
+        return refusal_answer(refusal)
+
+    async def answer(self, request: Request) -> Answer | TakeOver:
+        path = request.path.removeprefix(self._prefix) if self._prefix else request.path
+        started = time.monotonic()
+        if path.startswith(PATH):
+            return await self._upgrade(_at(request, path))
+        name, answer = await self._answer_named(path, request)
+        self._metrics.requests.add(name, str(answer.status))
+        self._metrics.request_seconds.observe(name, time.monotonic() - started)
+        return answer
+
+    async def _answer_named(self, path: str, request: Request) -> tuple[str, Answer]:
+        """The label of an endpoint, and its answer."""
+        found = endpoint_of(path)
+        if found is None:
+            return self._answer_other(path, request)
+        name, environment_id = found
+        try:
+            if request.method != "POST":
+                raise Refusal(405, "method_not_allowed", "use POST", allow="POST")
+            if self.node.is_draining:
+                raise endpoints.unavailable(name)
+            return name, await self._endpoints.answer(name, environment_id, request)
+        except Refusal as refusal:
+            return name, refusal_answer(refusal)
+        except DatabaseUnavailable as error:
+            log.warning("%s cannot be answered: %s", name, error)
+        except Exception:  # an edge: a defect must not end the service
+            log.exception("defect while answering %s", name)
+        return name, refusal_answer(endpoints.unavailable(name))
+
+    def _answer_other(self, path: str, request: Request) -> tuple[str, Answer]:
+        is_read = request.method in ("GET", "HEAD")
+        if path == "/livez" and is_read:
+            return "livez", Answer(200, b"ok\n", _TEXT)
+        if path == "/readyz" and is_read:
+            return "readyz", self._readiness()
+        if path == "/metrics" and is_read and not self._has_own_metrics:
+            return "metrics", self.metrics_answer()
+        if endpoints.is_plaintext_form(path):
+            return "other", refusal_answer(plaintext_disabled())
+        return "other", refusal_answer(Refusal(404, "not_found", "there is nothing here"))
+
+    def _readiness(self) -> Answer:
+        if self.node.is_draining:
+            return Answer(503, b"draining\n", _TEXT)
+        if not self.node.has_database:
+            return Answer(503, b"the database is away\n", _TEXT)
+        return Answer(200, b"ok\n", _TEXT)
+
+    def metrics_answer(self) -> Answer:
+        gauges = {
+            "executors": len(self.exchange.executors),
+            "clients": len(self.exchange.clients),
+            "streams": self.exchange.streams(),
+            "passed_on": len(self.rendezvous.passages),
+            "queued_bytes": self.node.queued_bytes(),
+        }
+        return Answer(200, self._metrics.text(gauges).encode(), _PROMETHEUS)
+
+    async def _upgrade(self, request: Request) -> Answer | TakeOver:
+        role = "unknown"
+        try:
+            role, granted = await self.rendezvous.admit(request)
+            self._metrics.upgrades.add(role, "accepted")
+            return granted
+        except Rejection as rejection:
+            log.info("%s: upgrade refused: %s", request.peer, rejection.reason)
+            refused = rejection
+        except DatabaseUnavailable as error:
+            log.warning("an upgrade cannot be answered: %s", error)
+            refused = Rejection(503, "route_unavailable")
+        except Exception:  # an edge: a defect must not end the service
+            log.exception("defect while answering an upgrade")
+            refused = Rejection(503, "route_unavailable")
+        self._metrics.upgrades.add(role, refused.reason)
+        return rejection_answer(refused)
+
+
+class _MetricsHandler:
+    """The handler of --metrics-listen."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.trusted: Networks = ()
+
+    def has_room(self) -> bool:
+        return self._service.has_room()
+
+    def refuse(self, refusal: Refusal) -> Answer:
+        return refusal_answer(refusal)
+
+    async def answer(self, request: Request) -> Answer | TakeOver:
+        if request.path == "/metrics" and request.method in ("GET", "HEAD"):
+            return self._service.metrics_answer()
+        return refusal_answer(Refusal(404, "not_found", "there is nothing here"))
+
+
+def _at(request: Request, path: str) -> Request:
+    return Request(
+        request.method,
+        path,
+        request.query,
+        request.headers,
+        request.body,
+        request.peer,
+        request.head,
+    )
+
+
+def _path_of(url: str) -> str:
+    """The path of a URL that has been checked, without a slash at its end."""
+    _, _, rest = url.partition("://")
+    _, slash, path = rest.partition("/")
+    return (slash + path).rstrip("/")
+
+
+def _websocket_url(url: str) -> str:
+    return "ws" + url.removeprefix("http").rstrip("/")

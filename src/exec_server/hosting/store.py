@@ -1,0 +1,371 @@
+"""Store: what the registry asks its database, one method for each question.
+
+Times are those of the database. Rows become values here; no other module sees a row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from exec_server.hosting import statements as sql
+from exec_server.hosting.database import Database, DatabaseUnavailable, Row, Step
+from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.rules import (
+    TENANT_BYTES_PER_SECOND,
+    TENANT_ENVIRONMENTS,
+    TENANT_SOCKETS,
+)
+from exec_server.hosting.schema import MIGRATIONS
+from exec_server.hosting.statements import Statement
+from exec_server.hosting.tickets import Ticket
+
+# How long a node counts as alive without a renewal, and how often it renews itself.
+NODE_SECONDS: Final = 6.0
+RENEWAL_SECONDS: Final = 2.0
+# Revocations are looked up this far back, because a transaction may commit late.
+_REVOKED_OVERLAP_SECONDS: Final = 10.0
+_KEY_SECONDS: Final = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a tenant."""
+
+    environments: int = TENANT_ENVIRONMENTS
+    sockets: int = TENANT_SOCKETS
+    bytes_per_second: int = TENANT_BYTES_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The token of a request."""
+
+    token_id: str
+    tenant: str
+    scopes: tuple[str, ...]
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token to be stored; `expires` is in seconds from now."""
+
+    id: str
+    hash: str
+    name: str
+    tenant: str
+    scopes: tuple[str, ...]
+    expires: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """An authorization was stored: the registration it is for, and the time."""
+
+    registration_id: str
+    executor_key: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The facts that decide about a ticket."""
+
+    is_expired: bool
+    has_token: bool
+    is_current: bool
+    node: str | None
+    node_url: str | None
+    node_expires: float
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """An executor that a node holds."""
+
+    tenant: str
+    environment_id: str
+    registration_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Streams of a held executor now, and bytes since the last renewal."""
+
+    holding: Holding
+    streams: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The state of the site at a renewal."""
+
+    now: float
+    held: dict[tuple[str, str], tuple[int, str]]
+    revoked: frozenset[str]
+    keys: dict[str, bytes]  # the newest first
+
+
+class Store:
+    """The questions of the registry to one database."""
+
+    def __init__(self, database: Database, metrics: Metrics) -> None:
+        self._database = database
+        self._metrics = metrics
+
+    async def open(self) -> None:
+        """Create or migrate the tables; raises StartupError or DatabaseUnavailable."""
+        await self._database.migrate(MIGRATIONS)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    # ---- tenants and tokens -----------------------------------------------------------
+
+    async def add_first_tenant(self, tenant: str, name: str, tokens: Sequence[NewToken]) -> bool:
+        """Make the first tenant with its tokens, unless there is one; whether this call did."""
+        steps: list[Step] = [(sql.ADD_FIRST_TENANT, (tenant, name))]
+        steps += [(sql.ADD_TOKEN, _token_values(token)) for token in tokens]
+        rows = await self._run(steps, durable=True)
+        return bool(rows[1])
+
+    async def tenant(self, name: str, new_id: str | None = None) -> tuple[str, Limits] | None:
+        """Id and limits of a tenant; with `new_id` it is made if it does not exist."""
+        steps: list[Step] = [(sql.TENANT, (name,))]
+        if new_id is not None:
+            steps.insert(0, (sql.ADD_TENANT, (new_id, name)))
+        rows = (await self._run(steps, durable=True))[-1]
+        return (rows[0][0], _limits(*rows[0][2:])) if rows else None
+
+    async def limit_tenant(self, name: str, values: tuple[int | None, ...]) -> Limits | None:
+        """Change limits that are not None; None if there is no such tenant."""
+        [rows] = await self._run([(sql.LIMIT_TENANT, (name, *values))], durable=True)
+        return _limits(*rows[0][2:]) if rows else None
+
+    async def add_token(self, token: NewToken) -> float | None:
+        """Store a token; returns when it expires."""
+        [rows] = await self._run([(sql.ADD_TOKEN, _token_values(token))], durable=True)
+        expires: float | None = rows[0][0]
+        return expires
+
+    async def tokens(self, tenant: str | None) -> list[Row]:
+        """Id, name, tenant, scopes, created, expires, last used of tokens that are not revoked."""
+        return await self._fetch(sql.TOKENS, tenant)
+
+    async def revoke_token(self, token_id: str) -> bool:
+        """Revoke a token and its authorizations; whether it existed."""
+        steps: list[Step] = [
+            (sql.REVOKE_TOKEN, (token_id,)),
+            (sql.REVOKE_AUTHORIZATIONS, (token_id,)),
+        ]
+        return bool((await self._run(steps, durable=True))[0])
+
+    async def caller(self, token_hash: str) -> Caller | None:
+        """The valid token with this hash."""
+        rows = await self._fetch(sql.TOKEN, token_hash)
+        if not rows:
+            return None
+        token_id, tenant, scopes, *limits = rows[0]
+        return Caller(token_id, tenant, tuple(scopes.split()), _limits(*limits))
+
+    # ---- requests ---------------------------------------------------------------------
+
+    async def register(
+        self,
+        caller: Caller,
+        environment_id: str,
+        registration_id: str,
+        executor_key: str,
+        *,
+        takeover: bool,
+    ) -> float | None:
+        """Make a registration the current one; the time, or None if it is refused."""
+        names = (caller.tenant, environment_id)
+        values = (*names, registration_id, executor_key, caller.token_id, takeover)
+        steps: list[Step] = [
+            (sql.REGISTER, (*values, caller.limits.environments)),
+            (sql.FORGET_AUTHORIZATIONS, names),
+        ]
+        # Durable: a client of an environment that a crash has undone would give up its session.
+        rows = (await self._run(steps, durable=True))[0]
+        return float(rows[0][1]) if rows else None
+
+    async def authorize(
+        self, caller: Caller, environment_id: str, secret_hash: str, key_hash: str, seconds: float
+    ) -> Grant | None:
+        """Store an authorization for the current registration; None if it has no live holder."""
+        names = (caller.tenant, environment_id)
+        values = (*names, secret_hash, key_hash, caller.token_id, float(seconds))
+        granted, current = await self._run([(sql.AUTHORIZE, values), (sql.ENVIRONMENT, names)])
+        if not granted:
+            return None
+        registration_id, now = granted[0]
+        # Between two statements of a transaction another registration may have been committed:
+        # its executor is not here yet.
+        if current[0][0] != registration_id:
+            return None
+        return Grant(registration_id, current[0][1], now)
+
+    async def is_known(self, tenant: str, environment_id: str) -> bool:
+        """Whether the environment is registered, online or not."""
+        return bool(await self._fetch(sql.ENVIRONMENT, tenant, environment_id))
+
+    async def consume(
+        self, tenant: str, environment_id: str, registration_id: str, key_hash: str, secret: str
+    ) -> bool:
+        """Use up an authorization if every condition holds. One retry: executors have none."""
+        values = (secret, tenant, environment_id, registration_id, key_hash)
+        try:
+            return bool(await self._fetch(sql.CONSUME, *values))
+        except DatabaseUnavailable:
+            return bool(await self._fetch(sql.CONSUME, *values))
+
+    # ---- upgrades ---------------------------------------------------------------------
+
+    async def admission(self, ticket: Ticket) -> Admission | None:
+        """The facts about a ticket; None if its tenant is unknown."""
+        names = (ticket.tenant, ticket.environment_id, ticket.registration_id)
+        rows = await self._fetch(sql.ADMISSION, *names, float(ticket.expires), ticket.token_id)
+        if not rows:
+            return None
+        expired, has_token, is_current, node, url, expires, *limits = rows[0]
+        return Admission(
+            bool(expired),
+            bool(has_token),
+            bool(is_current),
+            node,
+            url,
+            expires or 0.0,
+            _limits(None, *limits),
+        )
+
+    async def claim(self, ticket: Ticket, node: str) -> int | None:
+        """Name this node as the holder; the new epoch, or None without such a registration."""
+        names = (ticket.tenant, ticket.environment_id, ticket.registration_id)
+        rows = await self._fetch(sql.CLAIM, *names, node)
+        return int(rows[0][0]) if rows else None
+
+    async def reclaim(self, holding: Holding, node: str) -> bool:
+        """Write a claim again that the database has lost; False if another one is newer."""
+        values = (holding.tenant, holding.environment_id, holding.registration_id)
+        return bool(await self._fetch(sql.RECLAIM, *values, node, holding.epoch))
+
+    async def release(self, holding: Holding, node: str) -> None:
+        """The executor of this holding has left."""
+        values = (holding.tenant, holding.environment_id, node, holding.epoch)
+        await self._fetch(sql.RELEASE, *values)
+
+    async def spend(self, ticket: Ticket) -> bool:
+        """Use a client's ticket; False if it was used before or is expired."""
+        return bool(await self._fetch(sql.SPEND, ticket.nonce, float(ticket.expires)))
+
+    # ---- renewal ----------------------------------------------------------------------
+
+    async def now(self) -> float:
+        return float((await self._fetch(sql.NOW))[0][0])
+
+    async def keys(self) -> dict[str, bytes]:
+        """The keys that sign URLs, the newest first."""
+        return _keys(await self._fetch(sql.KEYS))
+
+    async def rotate_keys(self, now: float, secret: bytes) -> dict[str, bytes]:
+        """Add the key of this day unless a node has done so, and keep two."""
+        kid = str(int(now // _KEY_SECONDS))
+        steps: list[Step] = [
+            (sql.ADD_KEY, (kid, secret.hex())),
+            (sql.FORGET_KEYS, ()),
+            (sql.KEYS, ()),
+        ]
+        return _keys((await self._run(steps, durable=True))[-1])
+
+    async def renew(
+        self,
+        node: str,
+        url: str,
+        *,
+        draining: bool,
+        since: float,
+        counts: Iterable[Count],
+        used_tokens: Iterable[str],
+    ) -> Renewal:
+        """Prove that the node lives, write its counters, and read what has changed."""
+        steps: list[Step] = [
+            (sql.RENEW, (node, url, int(draining), NODE_SECONDS)),
+            (sql.HELD, (node,)),
+            (sql.REVOKED, (since - _REVOKED_OVERLAP_SECONDS,)),
+            (sql.KEYS, ()),
+            (sql.FORGET_EXPIRED_AUTHORIZATIONS, ()),
+            (sql.FORGET_EXPIRED_SPENT, ()),
+            (sql.FORGET_EXPIRED_NODES, ()),
+        ]
+        for count in counts:
+            held = count.holding
+            names = (held.tenant, held.environment_id, node, held.epoch)
+            steps.append((sql.COUNT, (*names, count.streams, count.bytes)))
+        steps += [(sql.TOUCH_TOKEN, (token,)) for token in sorted(used_tokens)]
+        renewed, held_rows, revoked, keys, *_ = await self._run(steps)
+        return Renewal(
+            renewed[0][0],
+            {(tenant, name): (epoch, reg) for tenant, name, epoch, reg in held_rows},
+            frozenset(row[0] for row in revoked),
+            _keys(keys),
+        )
+
+    async def remove_node(self, node: str) -> None:
+        await self._fetch(sql.REMOVE_NODE, node)
+
+    # ---- status -----------------------------------------------------------------------
+
+    async def status(self) -> tuple[list[Row], list[Row]]:
+        """Environments (tenant, id, node, since, streams, bytes), nodes (id, url, draining, n)."""
+        environments, nodes = await self._run([(sql.ENVIRONMENTS, ()), (sql.NODES, ())])
+        return environments, nodes
+
+    async def remove_environments(self, tenant: str, ids: Iterable[str]) -> list[tuple[str, str]]:
+        """Remove environments that are offline; tenant and id of those that were removed."""
+        steps: list[Step] = [(sql.REMOVE_ENVIRONMENT, (tenant, name)) for name in ids]
+        rows = await self._run(steps, durable=True)
+        return [(row[0], row[1]) for found in rows for row in found]
+
+    async def remove_unseen(self, seconds: float, tenant: str | None) -> list[tuple[str, str]]:
+        """Remove environments that were not online for so long, in one tenant or in all."""
+        [rows] = await self._run([(sql.REMOVE_UNSEEN, (float(seconds), tenant))], durable=True)
+        return sorted((row[0], row[1]) for row in rows)
+
+    # ---- running ----------------------------------------------------------------------
+
+    async def _fetch(self, statement: Statement, *values: Any) -> list[Row]:
+        [rows] = await self._run([(statement, values)])
+        return rows
+
+    async def _run(self, steps: Sequence[Step], *, durable: bool = False) -> list[list[Row]]:
+        started = time.monotonic()
+        try:
+            return await self._database.run(steps, durable=durable)
+        finally:
+            # Of a transaction the first statement gives the name.
+            seconds = time.monotonic() - started
+            self._metrics.database_seconds.observe(steps[0][0].name, seconds)
+
+
+def _token_values(token: NewToken) -> tuple[Any, ...]:
+    scopes = " ".join(token.scopes)
+    return (token.id, token.hash, token.name, token.tenant, scopes, token.expires)
+
+
+def _limits(environments: int | None, sockets: int | None, rate: int | None) -> Limits:
+    return Limits(
+        TENANT_ENVIRONMENTS if environments is None else environments,
+        TENANT_SOCKETS if sockets is None else sockets,
+        TENANT_BYTES_PER_SECOND if rate is None else rate,
+    )
+
+
+def _keys(rows: Sequence[Row]) -> dict[str, bytes]:
+    return {kid: bytes.fromhex(secret) for kid, secret in rows}

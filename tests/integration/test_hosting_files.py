@@ -1,0 +1,136 @@
+"""The files of examples/hosting, run by the real programs, with our executor and our client."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.cli import run_client
+from tests.support.client_targets import bounded
+from tests.support.postgres import programs, start_postgres
+from tests.support.registry import Node, free_port, start_executor, start_node
+from tests.support.reverse_proxy import FOLDER, is_installed, start_proxy
+
+from exec_server import connect
+
+yaml = pytest.importorskip("yaml")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tls")
+    assert run_client("tls-init", str(directory)).returncode == 0
+    return directory / "cert.pem"
+
+
+def _check(node: Node, port: int, certificate: Path) -> None:
+    """A command and a file through the proxy, by an executor that came through it too."""
+    url = f"https://127.0.0.1:{port}"
+
+    async def scene() -> None:
+        facts = {"registry": url, "environment_id": "box", "token": node.site.client_token}
+        async with connect(**facts, ca_file=str(certificate)) as env:  # type: ignore[arg-type]
+            assert (await env.run(["echo", "there"])).stdout == b"there\n"
+            result = await env.run(["head", "-c", "3000000", "/dev/zero"])
+            assert len(result.stdout) == 3_000_000
+
+    flags = {"SSL_CERT_FILE": str(certificate)}
+    with start_executor(node, "box", url=url, env=flags):
+        bounded(scene())
+
+
+@pytest.mark.parametrize("file", ["nginx.conf", "Caddyfile"])
+def test_one_node_works_behind_a_proxy(file: str, certificate: Path, tmp_path: Path) -> None:
+    if not is_installed(file.partition(".")[0].removesuffix("file").lower()):
+        pytest.skip("the proxy is not installed")
+    port = free_port()
+    public = ("--public-url", "https://127.0.0.1:{}", "--trust-forwarded", "127.0.0.1/32")
+    with start_proxy(
+        file, tmp_path, [port], certificate, certificate.with_name("key.pem")
+    ) as front:
+        words = [word.format(front) for word in public]
+        flags = ("--listen", f"127.0.0.1:{port}", *words)
+        with start_node(tmp_path / "data", *flags) as node:
+            _check(node, front, certificate)
+            assert node.get("/metrics").status == 200
+
+
+@pytest.mark.skipif(programs() is None, reason="needs the package postgresql")
+@pytest.mark.parametrize("file", ["nginx-several.conf", "Caddyfile.several"])
+def test_several_nodes_work_behind_a_proxy(file: str, certificate: Path, tmp_path: Path) -> None:
+    if not is_installed(re.split(r"[-.]", file)[0].removesuffix("file").lower()):
+        pytest.skip("the proxy is not installed")
+    ports = [free_port(), free_port()]
+    with contextlib.ExitStack() as stack:
+        database = stack.enter_context(start_postgres())
+        key = certificate.with_name("key.pem")
+        front = stack.enter_context(start_proxy(file, tmp_path, ports, certificate, key))
+        public = ("--public-url", f"https://127.0.0.1:{front}")
+        first = stack.enter_context(
+            start_node(database.where, "--listen", f"127.0.0.1:{ports[0]}", *public)
+        )
+        second = ("--listen", f"127.0.0.1:{ports[1]}", *public)
+        stack.enter_context(start_node(database.where, *second, site=first.site))
+        for _ in range(2):  # the balancer takes the nodes in turns
+            _check(first, front, certificate)
+
+
+# ---- compose.yaml -----------------------------------------------------------------------
+
+
+def _compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+    return loaded
+
+
+def test_the_compose_file_names_only_what_there_is() -> None:
+    compose = _compose()
+    assert set(compose) == {"services", "secrets", "volumes"}
+    services = compose["services"]
+    assert set(services) == {"database", "node-1", "node-2", "balancer"}
+    for name, service in services.items():
+        assert ("image" in service) != ("build" in service), name
+        assert set(service.get("secrets", [])) <= set(compose["secrets"]), name
+        assert set(service.get("depends_on", [])) <= set(services), name
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            is_known = source in compose["volumes"] or (FOLDER / source).is_file()
+            assert is_known, f"{name}: {source}"
+    build = services["node-1"]["build"]
+    assert (FOLDER / build["context"] / build["dockerfile"]).is_file()
+
+
+@pytest.mark.skipif(programs() is None, reason="needs the package postgresql")
+@pytest.mark.skipif(not is_installed("caddy"), reason="needs the package caddy")
+def test_the_commands_of_the_compose_file_run(certificate: Path, tmp_path: Path) -> None:
+    services = _compose()["services"]
+    ports = {name: free_port() for name in ("node-1", "node-2")}
+    with contextlib.ExitStack() as stack:
+        database = stack.enter_context(start_postgres())
+        secret = tmp_path / "database-url"
+        secret.write_text(database.url + "\n")
+        key = certificate.with_name("key.pem")
+        nodes = list(ports.values())
+        front = stack.enter_context(
+            start_proxy("Caddyfile.compose", tmp_path, nodes, certificate, key)
+        )
+        running: list[Node] = []
+        for name, port in ports.items():
+            program, verb, *words = services[name]["command"]
+            assert (program, verb) == ("exec-server", "registry")
+            replaced = [
+                word.replace(f"{name}:7800", f"127.0.0.1:{port}")
+                .replace("0.0.0.0:7800", f"127.0.0.1:{port}")
+                .replace("registry.example.net", f"127.0.0.1:{front}")
+                .replace("/run/secrets/database-url", str(secret))
+                for word in words
+            ]
+            listen = next(word for word in replaced if word.startswith("--listen="))
+            replaced.remove(listen)
+            flags = ("--listen", listen.partition("=")[2], *replaced)
+            site = running[0].site if running else None
+            running.append(stack.enter_context(start_node((), *flags, site=site)))
+        _check(running[0], front, certificate)

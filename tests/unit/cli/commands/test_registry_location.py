@@ -1,0 +1,39 @@
+"""Where a registry keeps its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exec_server.cli.commands.errors import UsageError
+from exec_server.cli.commands.registry_command import build_parser
+from exec_server.cli.commands.registry_location import data_directory, database_url
+
+
+def test_the_directory_of_the_flag_or_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parser = build_parser()
+    assert data_directory(parser.parse_words(["--data", "/x"])) == Path("/x")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert data_directory(parser.parse_words([])) == Path("/data/exec-server/registry")
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    directory = data_directory(parser.parse_words([]))
+    assert directory == Path("/home/me/.local/share/exec-server/registry")
+
+
+def test_the_url_of_the_flag_or_of_a_file(tmp_path: Path) -> None:
+    parser = build_parser()
+    assert database_url(parser.parse_words([])) is None
+    assert database_url(parser.parse_words(["--database", "postgresql://x"])) == "postgresql://x"
+    file = tmp_path / "url"
+    file.write_text("postgresql://secret@x\n")
+    words = ["--database-url-file", str(file)]
+    assert database_url(parser.parse_words(words)) == "postgresql://secret@x"
+    with pytest.raises(UsageError, match="begins with postgresql://") as refused:
+        database_url(parser.parse_words(["--database", "mysql://secret@x"]))
+    assert "secret" not in str(refused.value)
+    with pytest.raises(UsageError, match="--database-url-file"):
+        database_url(parser.parse_words(["--database-url-file", str(tmp_path / "none")]))

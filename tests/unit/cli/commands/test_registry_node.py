@@ -1,0 +1,110 @@
+"""The flags of a node, and what it prints; a node that runs is in the integration tests."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from exec_server.cli.commands import registry_node
+from exec_server.cli.commands.errors import UsageError
+from exec_server.cli.commands.registry_command import build_parser
+from exec_server.errors import StartupError
+from exec_server.hosting.service import FirstStart, Listening
+from exec_server.net.self_signed import make_self_signed
+
+FIRST = Listening("node-1", FirstStart("default", "esr_e", "esr_c"))
+LATER = Listening("node-1", None)
+
+
+def _place(*words: str) -> registry_node._Place:
+    place = registry_node._bind(build_parser().parse_words(list(words)), None)
+    place.bound.close()
+    if place.metrics is not None:
+        place.metrics.close()
+    return place
+
+
+def test_the_urls_follow_from_the_address() -> None:
+    place = _place("--listen", "127.0.0.1:0")
+    assert place.listen.startswith("127.0.0.1:")
+    assert place.public_url == place.node_url == f"http://{place.listen}"
+    words = ("--public-url", "https://r.example.net/x/", "--node-url", "http://10.0.0.1:1")
+    place = _place("--listen", "0.0.0.0:0", *words, "--metrics-listen", "127.0.0.1:0")
+    assert place.public_url == "https://r.example.net/x"
+    assert place.node_url == "http://10.0.0.1:1"
+    assert place.metrics is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--listen", "0.0.0.0:0"), "without TLS"),
+        (("--listen", "x"), "expected IP:PORT"),
+        (("--metrics-listen", "x"), "--metrics-listen"),
+        (("--listen", "127.0.0.1:0", "--node-url", "http://[::]:1"), "cannot connect"),
+        (("--public-url", "http://x/?y"), "must not have a query"),
+        (("--public-url", "nothing"), "--public-url"),
+    ],
+)
+def test_wrong_flags_are_explained(words: tuple[str, ...], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        _place(*words)
+
+
+def test_a_port_in_use_is_named_without_a_scheme() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken = f"127.0.0.1:{holder.getsockname()[1]}"
+        for flag in ("--listen", "--metrics-listen"):
+            first = () if flag == "--listen" else ("--listen", "127.0.0.1:0")
+            with pytest.raises(StartupError) as caught:
+                _place(*first, flag, taken)
+            text = f"{flag}: cannot listen on {taken}: Address in use (os error 98)"
+            assert str(caught.value) == text
+
+
+def test_an_exposed_address_may_be_wanted() -> None:
+    assert _place("--listen", "0.0.0.0:0", "--insecure-listen").listen.startswith("0.0.0.0:")
+    assert _place("--listen", "127.0.0.1:0", "--node-url", "http://node-1:1").node_url
+
+
+def test_networks_of_proxies() -> None:
+    assert len(registry_node._networks(["10.0.0.0/8", "::1"])) == 2
+    with pytest.raises(UsageError, match="--trust-forwarded"):
+        registry_node._networks(["x"])
+
+
+def test_a_certificate_has_a_key(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from datetime import UTC, datetime
+
+    parser = build_parser()
+    assert registry_node._certificate(parser.parse_words([])) is None
+    with pytest.raises(UsageError, match="belong together"):
+        registry_node._certificate(parser.parse_words(["--tls-key", "x"]))
+    made = make_self_signed(["localhost"], datetime.now(UTC), 3)
+    (tmp_path / "cert").write_bytes(made.certificate)
+    (tmp_path / "key").write_bytes(made.key)
+    (tmp_path / "key").chmod(0o644)
+    words = ["--tls-cert", str(tmp_path / "cert"), "--tls-key", str(tmp_path / "key")]
+    assert registry_node._certificate(parser.parse_words(words)) is not None
+    assert "chmod 600" in capfd.readouterr().err
+
+
+def test_the_first_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    place = _place("--listen", "127.0.0.1:0")
+    arguments = build_parser().parse_words([])
+    registry_node._print_listening(arguments, place, FIRST)
+    text = capfd.readouterr().out
+    assert "EXEC_SERVER_API_KEY=esr_e" in text
+    assert "REGISTRY_TOKEN=esr_c" in text
+    assert f"relay:{place.public_url}/my-machine" in text
+    registry_node._print_listening(arguments, place, LATER)
+    assert capfd.readouterr().out.count("\n") == 1
+    arguments = build_parser().parse_words(["--print-json"])
+    for facts in (FIRST, LATER):
+        registry_node._print_listening(arguments, place, facts)
+        event = json.loads(capfd.readouterr().out)
+        assert event["first_start"] is (facts is FIRST)
+        assert ("executor_token" in event) is (facts is FIRST)

@@ -1,0 +1,81 @@
+"""`exec-server up`: which login it uses, and what it hands to remote mode."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exec_server.cli import server_run, up_command, user_service
+from exec_server.cli.commands import logins
+from exec_server.cli.commands.logins import Login
+from exec_server.cli.up_command import up
+from exec_server.registry.machine_name import environment_id
+
+DOG: Any = None
+
+
+@pytest.fixture(autouse=True)
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
+    """The arguments of each run of remote mode, which is not entered."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(up_command, "ignore_unused", lambda: None)
+    seen: list[argparse.Namespace] = []
+    monkeypatch.setattr(server_run, "run_remote", lambda arguments, dog: seen.append(arguments))
+    return seen
+
+
+def test_the_only_login_is_used(
+    served: list[argparse.Namespace], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pin = "sha256:" + "ab" * 32
+    logins.save(Login("https://r", {"executor": "secret"}, None, (pin,)), "file")
+    logins.save(Login("https://other", {"client": "t"}), "file")
+    assert up(["--log-level", "info"], DOG) == 0
+    [arguments] = served
+    assert arguments.remote == "https://r"
+    assert arguments.environment_id == environment_id()
+    assert (arguments.registry_token, arguments.pin) == ("secret", [pin])
+    assert arguments.log_level == "info"
+    arguments.on_ready("SHA")
+    arguments.on_ready("SHA")
+    assert capsys.readouterr().out.splitlines() == [
+        "This machine is reachable. On a client that has logged in:",
+        f"    exec-server exec relay:https://r/{environment_id()} -- uname -a",
+        "The fingerprint of its key, for --executor-key: SHA",
+        "This machine is reachable again.",
+    ]
+
+
+def test_one_of_several_logins_is_named(
+    served: list[argparse.Namespace], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert up([], DOG) == 1
+    assert "run `exec-server login URL` with an executor's token first" in capsys.readouterr().err
+    logins.save(Login("https://a", {"executor": "one"}, "/ca.pem"), "file")
+    logins.save(Login("https://b", {"executor": "two"}), "file")
+    assert up([], DOG) == 1
+    assert "name one of the registries: https://a, https://b" in capsys.readouterr().err
+    assert up(["https://c"], DOG) == 1
+    assert "there is no login for https://c" in capsys.readouterr().err
+    assert up(["https://a/", "--environment-id", "box"], DOG) == 0
+    [arguments] = served
+    assert (arguments.environment_id, arguments.ca_file) == ("box", "/ca.pem")
+
+
+def test_the_service_is_managed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logins.save(Login("https://r", {"executor": "secret"}), "file")
+    monkeypatch.setattr(user_service, "install", lambda *words: " ".join(words))
+    monkeypatch.setattr(user_service, "uninstall", lambda: "removed")
+    assert up(["--install", "--environment-id", "box"], DOG) == 0
+    assert up(["--uninstall"], DOG) == 0
+    assert capsys.readouterr().out == "https://r box\nremoved\n"
+
+
+def test_wrong_arguments_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert up(["--no-such"], DOG) == 2
+    assert "unrecognized arguments" in capsys.readouterr().err

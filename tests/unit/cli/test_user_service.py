@@ -1,0 +1,93 @@
+"""The systemd service of `exec-server up`: its unit file, and the calls of systemctl."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from exec_server.cli import user_service
+from exec_server.errors import StartupError
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the words of each call of a systemctl that always succeeds."""
+    record = tmp_path / "calls"
+    script = tmp_path / "bin" / "systemctl"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\necho "$@" >> {record}\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return record
+
+
+def test_a_service_is_installed_and_removed(calls: Path) -> None:
+    text = user_service.install("https://r", "box")
+    assert "journalctl --user -u exec-server-up.service" in text
+    unit = user_service.unit_path()
+    assert '"up" "https://r" "--environment-id" "box"' in unit.read_text()
+    assert "is stopped and removed" in user_service.uninstall()
+    assert not unit.exists()
+    assert calls.read_text().splitlines() == [
+        "--user daemon-reload",
+        "--user enable --now exec-server-up.service",
+        "--user disable --now exec-server-up.service",
+        "--user daemon-reload",
+    ]
+    with pytest.raises(StartupError, match="the service is not installed"):
+        user_service.uninstall()
+
+
+def test_words_of_the_command_are_quoted_for_systemd() -> None:
+    text = user_service.unit_text("https://r/%41", "b", ["/opt/my $dir/python", 'a"b\\'])
+    assert 'ExecStart="/opt/my $$dir/python" "a\\"b\\\\" "up" "https://r/%%41"' in text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / user_service.UNIT
+    unit.write_text(user_service.unit_text("https://r", "box", user_service.own_command()))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", "--man=no", str(unit)],
+        capture_output=True,
+        check=False,
+    )
+    assert b"exec-server-up" not in done.stderr, done.stderr
+
+
+def test_failures_name_the_call(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = calls.parent / "bin" / "systemctl"
+    script.write_text("#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
+    with pytest.raises(StartupError, match="daemon-reload` failed: Failed to connect to bus\nSer"):
+        user_service.install("https://r", "box")
+    assert not user_service.unit_path().exists()
+    script.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(StartupError, match="exit code 3"):
+        user_service.install("https://r", "box")
+    script.write_text("#!/no/such/shell\n")
+    with pytest.raises(StartupError, match="daemon-reload` failed: "):
+        user_service.install("https://r", "box")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(StartupError, match="systemctl is not installed"):
+        user_service.install("https://r", "box")
+
+
+def test_a_failure_keeps_what_was_installed(calls: Path) -> None:
+    user_service.install("https://r", "box")
+    script = calls.parent / "bin" / "systemctl"
+    script.write_text("#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
+    with pytest.raises(StartupError, match="need a session of systemd"):
+        user_service.install("https://r", "box")
+    with pytest.raises(StartupError, match="need a session of systemd"):
+        user_service.uninstall()
+    assert user_service.unit_path().exists()
+
+
+def test_a_unit_that_cannot_be_written_is_reported(calls: Path) -> None:
+    (calls.parent / "config").write_text("in the way")
+    with pytest.raises(StartupError, match="cannot write"):
+        user_service.install("https://r", "box")

@@ -1,0 +1,335 @@
+"""A whole node without sockets: requests are values, transports are in memory, SQLite is real."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.memory_transport import MemoryTransport
+from tests.support.raw_links import frame_bytes
+
+from exec_server.hosting import service as service_module
+from exec_server.hosting.database import DatabaseUnavailable
+from exec_server.hosting.engines import open_database
+from exec_server.hosting.front import TakeOver
+from exec_server.hosting.http_messages import Answer, Request
+from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.node import QUEUED_BYTES
+from exec_server.hosting.rules import secret_hash
+from exec_server.hosting.service import FIRST_TENANT, Options, Service
+from exec_server.hosting.store import NewToken, Store
+from exec_server.hosting.tickets import check
+from exec_server.relay.frames import Frame, Kind, encode
+from exec_server.relay.noise import SUITE
+
+TENANT = "0123456789abcdef"
+PUBLIC = "http://registry.example.net/base"
+KEY = {
+    "suite": SUITE,
+    "x25519_public_key": base64.b64encode(bytes(32)).decode(),
+    "mlkem768_public_key": base64.b64encode(bytes(1184)).decode(),
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "register": {"security_profile": "noise_hybrid_ik_v1", "executor_public_key": KEY},
+    "connect": {"harness_public_key": KEY},
+}
+
+
+class Site:
+    """A node and the requests of its peers."""
+
+    def __init__(self, directory: Path, tasks: asyncio.TaskGroup) -> None:
+        self.store = Store(open_database(None, directory), Metrics())
+        options = Options(PUBLIC, "http://10.0.0.1:1")
+        self.service = Service(self.store, Metrics(), options, tasks.create_task)
+
+    async def open(self) -> None:
+        await self.store.open()
+        token = NewToken("tok-1", secret_hash("token"), "", TENANT, ("executor:*", "connect:*"))
+        assert await self.store.add_first_tenant(TENANT, FIRST_TENANT, [token])
+        await self.service.node.start()
+
+    async def get(self, path: str, method: str = "GET") -> Answer:
+        answer = await self.service.answer(Request(method, path, "", {}))
+        assert isinstance(answer, Answer)
+        return answer
+
+    async def ask(self, verb: str, body: Any = None, name: str = "env") -> Answer:
+        content = json.dumps(BODIES[verb] if body is None else body).encode()
+        headers = {"authorization": "Bearer token"}
+        path = f"/base/cloud/environment/{name}/{verb}"
+        answer = await self.service.answer(Request("POST", path, "", headers, content))
+        assert isinstance(answer, Answer)
+        return answer
+
+    async def url(self, verb: str) -> dict[str, Any]:
+        answer = await self.ask(verb)
+        assert answer.status == 200, answer
+        found: dict[str, Any] = json.loads(answer.body)
+        assert found["url"].startswith("ws://registry.example.net/base/rendezvous/")
+        return found
+
+    async def upgrade(self, url: str, **more: str) -> Answer | TakeOver:
+        path, _, query = url.partition("example.net")[2].partition("?")
+        headers = {
+            "connection": "upgrade",
+            "upgrade": "websocket",
+            "sec-websocket-version": "13",
+            "sec-websocket-key": "x",
+            **more,
+        }
+        return await self.service.answer(Request("GET", path, query, headers, head=b"GET"))
+
+    async def join(self, url: str) -> MemoryTransport:
+        granted = await self.upgrade(url)
+        assert not isinstance(granted, Answer), granted
+        transport = MemoryTransport(asyncio.Protocol())
+        granted.open(transport, Request("GET", "/", "", {"sec-websocket-key": "x"}), b"")
+        assert transport.take_written().startswith(b"HTTP/1.1 101 ")
+        return transport
+
+    async def refusal(self, url: str, **more: str) -> tuple[int, str]:
+        answer = await self.upgrade(url, **more)
+        assert isinstance(answer, Answer)
+        return answer.status, answer.headers["x-codex-rendezvous-rejection-reason"]
+
+
+def play(directory: Path, scene: Callable[[Site], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            site = Site(directory, tasks)
+            await site.open()
+            await scene(site)
+        await site.store.close()
+
+    asyncio.run(run())
+
+
+def code(answer: Answer) -> tuple[int, str]:
+    return answer.status, json.loads(answer.body)["error"]["code"]
+
+
+def test_an_executor_and_a_client_meet(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        assert code(await site.ask("connect")) == (404, "environment_not_found")
+        registered = await site.url("register")
+        assert code(await site.ask("connect")) == (409, "environment_offline")
+        executor = await site.join(registered["url"])
+        granted = await site.url("connect")
+        assert granted["executor_public_key"] == KEY
+        client = await site.join(granted["url"])
+        assert await site.refusal(granted["url"]) == (401, "expired")
+        frame = encode(Frame("s", Kind.DATA, b"x"))
+        client.receive(frame_bytes(2, frame))
+        assert executor.take_written().endswith(frame)
+        asked = {
+            "executor_registration_id": registered["executor_registration_id"],
+            "harness_public_key": KEY,
+            "harness_key_authorization": granted["harness_key_authorization"],
+        }
+        for expected in (True, False):
+            answer = await site.ask("validate", asked)
+            assert json.loads(answer.body) == {"valid": expected}
+        metrics = (await site.get("/metrics")).body.decode()
+        assert "exec_server_registry_executors 1\n" in metrics
+        assert "exec_server_registry_streams 1\n" in metrics
+        await site.service.node._renew()
+        [environment], _ = await site.store.status()
+        assert environment[4] == 1
+        # A newer registration ends the executor and, by a reset, its client.
+        newer = await site.url("register")
+        assert b"\x0f\xa1" in executor.take_written()  # 4001
+        assert b"executor_disconnected" in client.take_written()
+        assert await site.refusal(registered["url"]) == (
+            401,
+            "unexpected_executor_registration_id",
+        )
+        again = await site.join(newer["url"])
+        again.lose()
+
+    play(tmp_path, scene)
+
+
+def test_a_socket_that_has_moved_is_let_go_and_lost_rows_are_repaired(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        node = site.service.node
+        registered = await site.url("register")
+        executor = await site.join(registered["url"])
+        [held] = site.service.exchange.executors.values()
+        # As if the database had lost the claim: it is written again.
+        await site.store.release(held.holding, node.id)
+        object.__setattr__(held.holding, "epoch", held.holding.epoch + 1)
+        await node._renew()
+        assert held.link.is_open
+        # As if another node had claimed it.
+        path, _, query = registered["url"].partition("/base")[2].partition("?")
+        await site.store.claim(check(path, query, node.keys()), "node-other")
+        await node._renew()
+        assert b"\x0f\xa1" in executor.take_written()
+        # As if the release had been lost: the next renewal repairs it.
+        await site.store.claim(check(path, query, node.keys()), node.id)
+        await node._renew()
+        [environment], _ = await site.store.status()
+        assert environment[2] is None
+
+    play(tmp_path, scene)
+
+
+def test_a_revoked_token_ends_sockets_and_addresses(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        registered = await site.url("register")
+        executor = await site.join(registered["url"])
+        unused = await site.url("connect")
+        await site.store.revoke_token("tok-1")
+        await site.service.node._renew()
+        assert b"\x03\xf0" in executor.take_written()  # 1008
+        assert await site.refusal(unused["url"]) == (401, "invalid_secret")
+        assert code(await site.ask("connect")) == (401, "invalid_token")
+
+    play(tmp_path, scene)
+
+
+def test_upgrades_are_refused_for_the_right_reason(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        registered = await site.url("register")
+        url = registered["url"]
+        assert await site.refusal(url.replace("kid=", "kid=x")) == (401, "invalid_signature")
+        assert await site.refusal(url, connection="close") == (400, "malformed_query")
+        granted = await site.upgrade(url)
+        assert not isinstance(granted, Answer)
+        granted.cancel()  # the executor has left meanwhile
+        executor = await site.join(url)
+        client = await site.url("connect")
+        executor.lose()
+        assert await site.refusal(client["url"]) == (503, "route_unavailable")
+        site.service.node._queued_bytes = QUEUED_BYTES + 1
+        assert await site.refusal(url) == (503, "route_unavailable")
+        assert code(await site.ask("register")) == (502, "authentication_service_unavailable")
+        assert code(await site.ask("connect")) == (503, "unavailable")
+        site.service.node.is_closed = True
+        assert await site.refusal(url) == (503, "pod_draining")
+
+    play(tmp_path, scene)
+
+
+def test_a_holder_that_cannot_be_reached_counts_as_dead(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        await site.store.renew(
+            "node-other", "ftp://x", draining=False, since=0.0, counts=[], used_tokens=[]
+        )
+        registered = await site.url("register")
+        path, _, query = registered["url"].partition("/base")[2].partition("?")
+        ticket = check(path, query, site.service.node.keys())
+        await site.store.claim(ticket, "node-other")
+        client = await site.url("connect")
+        assert await site.refusal(client["url"]) == (503, "route_unavailable")
+        assert await site.refusal(client["url"]) == (503, "route_unavailable")
+        passed = {"x-exec-server-passed-on": "1"}
+        assert await site.refusal(client["url"], **passed) == (503, "route_unavailable")
+
+    play(tmp_path, scene)
+
+
+def test_paths_methods_and_health(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        assert (await site.get("/livez")).status == 200
+        assert (await site.get("/base/readyz")).status == 200
+        assert code(await site.get("/cloud/environment/x/connect")) == (405, "method_not_allowed")
+        assert code(await site.get("/cloud/executor/x/register", "POST")) == (
+            403,
+            "plaintext_disabled",
+        )
+        assert code(await site.get("/nothing")) == (404, "not_found")
+        site.service.node.has_database = False
+        assert (await site.get("/readyz")).status == 503
+        site.service.node.is_draining = True
+        assert (await site.get("/readyz")).body == b"draining\n"
+        assert code(await site.ask("register")) == (502, "authentication_service_unavailable")
+        handler = service_module._MetricsHandler(site.service)
+        assert handler.has_room()
+        for path, status in (("/metrics", 200), ("/livez", 404)):
+            answer = await handler.answer(Request("GET", path, "", {}))
+            assert isinstance(answer, Answer)
+            assert answer.status == status
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("error", [DatabaseUnavailable("away"), RuntimeError("a defect")])
+def test_a_failure_makes_peers_come_back(tmp_path: Path, error: Exception) -> None:
+    async def scene(site: Site) -> None:
+        url = (await site.url("register"))["url"]
+
+        async def fail(*_: object, **__: object) -> None:
+            raise error
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("caller", "admission", "renew", "release", "remove_node"):
+                patch.setattr(site.store, name, fail)
+            assert code(await site.ask("register")) == (502, "authentication_service_unavailable")
+            assert code(await site.ask("connect")) == (503, "unavailable")
+            assert await site.refusal(url) == (503, "route_unavailable")
+
+    play(tmp_path, scene)
+
+
+def test_a_drain_closes_executors_one_after_the_other(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        executor = await site.join((await site.url("register"))["url"])
+        await site.service.node.drain(0.02)
+        assert b"\x03\xf4" in executor.take_written()  # 1012
+        _, [node] = await site.store.status()
+        assert node[2] == 1  # draining
+        await site.service.node.leave()
+        assert (await site.store.status())[1] == []
+
+    play(tmp_path, scene)
+
+
+def test_pings_and_queues_are_looked_at_in_a_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exec_server.hosting.node.TICK_SECONDS", 0.001)
+    monkeypatch.setattr("exec_server.hosting.node.RENEWAL_SECONDS", 0.001)
+
+    async def scene(site: Site) -> None:
+        executor = await site.join((await site.url("register"))["url"])
+        executor.buffered = 70
+        client = await site.join((await site.url("connect"))["url"])
+        node = site.service.node
+        tasks = [asyncio.ensure_future(run()) for run in (node.tick, node.run)]  # noqa: TID251
+        while node.queued_bytes() != 70:
+            await asyncio.sleep(0.002)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        client.lose()
+
+    play(tmp_path, scene)
+
+
+def test_a_renewal_writes_a_limited_number_of_counters_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exec_server.hosting.node.COUNTS_A_RENEWAL", 2)
+
+    async def scene(site: Site) -> None:
+        for number in range(5):
+            answer = await site.ask("register", name=f"env-{number}")
+            await site.join(json.loads(answer.body)["url"])
+        executors = site.service.exchange.executors
+        written: list[str] = []
+        for _ in range(3):
+            for executor in executors.values():
+                executor.bytes = 7  # all of them have traffic all the time
+            counts = site.service.node._counts(executors)
+            assert len(counts) == 2
+            written += [count.holding.environment_id for count in counts]
+        assert set(written) == {f"env-{number}" for number in range(5)}
+
+    play(tmp_path, scene)
