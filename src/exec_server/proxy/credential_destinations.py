@@ -1,0 +1,80 @@
+"""Destination: the URLs below a prefix, to which a secret may be sent. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from exec_server.proxy import hosts
+
+Scheme = Literal["http", "https"]
+
+_DEFAULT_PORTS: Final[dict[str, int]] = {"http": 80, "https": 443}
+# A path that is still escaped after so many decodings is refused.
+_DECODINGS: Final = 4
+
+
+class Destination(NamedTuple):
+    """The URLs below a prefix; a host `*.a.b` stands for all names below `a.b`."""
+
+    scheme: Scheme
+    host: str
+    port: int
+    path: str = "/"
+
+    def has_host(self, scheme: Scheme, host: str, port: int) -> bool:
+        if (scheme, port) != (self.scheme, self.port):
+            return False
+        if self.host.startswith("*"):
+            return host.endswith(self.host[1:]) and hosts.parse_address(host) is None
+        return host == self.host
+
+    def has_path(self, target: bytes) -> bool:
+        """Whether the target of a request is below the path, however an origin reads it."""
+        path = target.decode("latin-1").partition("?")[0]
+        if not path.startswith(self.path):
+            return False
+        if not self.path.endswith("/") and path[len(self.path) :][:1] not in ("", "/"):
+            return False
+        return self.path == "/" or _is_straight(path)
+
+
+def _is_straight(path: str) -> bool:
+    """Whether no segment of a path leads upwards, also after it is decoded."""
+    for _ in range(_DECODINGS):
+        if any(part in (".", "..") for part in path.replace("\\", "/").split("/")):
+            return False
+        decoded = unquote(path, "latin-1")
+        if decoded == path:
+            return True
+        path = decoded
+    return False
+
+
+def parse_destination(prefix: str) -> Destination:
+    """The destination of a URL prefix; raises ValueError with the reference's texts."""
+    parts = urlsplit(prefix)
+    host, port = hosts.normalize(parts.hostname or ""), parts.port
+    if not host:
+        raise ValueError("credential destination has no hostname")
+    if parts.username is not None or "?" in prefix or "#" in prefix:
+        raise ValueError(
+            "credential destination cannot include user information, a query, or a fragment"
+        )
+    if (parts.scheme == "http" and not _is_loopback(host)) or parts.scheme not in _DEFAULT_PORTS:
+        raise ValueError(
+            "credential destination must use HTTPS unless it targets loopback over HTTP"
+        )
+    if "*" in host:
+        rest = host.removeprefix("*.")
+        if rest == host or "*" in rest or "." not in rest:
+            raise ValueError("credential destination has an invalid wildcard")
+    if not hosts.is_usable(host.removeprefix("*.")) or not _is_straight(parts.path):
+        raise ValueError("credential destination must have an exact hostname or scoped wildcard")
+    scheme: Scheme = "https" if parts.scheme == "https" else "http"
+    return Destination(scheme, host, port or _DEFAULT_PORTS[scheme], parts.path or "/")
+
+
+def _is_loopback(host: str) -> bool:
+    address = hosts.parse_address(host)
+    return host == "localhost" if address is None else address.is_loopback

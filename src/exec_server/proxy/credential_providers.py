@@ -1,0 +1,148 @@
+"""Provider: a service with secrets, its own variables and the requests that may contain them.
+
+Providers of clients are checked with the reference's rules. It ignores one that breaks them, and
+the process gets the secrets; here the start is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from exec_server.errors import InvalidParams
+from exec_server.protocol.network import CredentialProvider
+from exec_server.proxy.credential_destinations import Destination, parse_destination
+from exec_server.proxy.credential_patterns import SecretPatterns, UnusablePattern
+
+# The providers of one start, and the members of each list of one. Users have a handful.
+MAX_PROVIDERS: Final = 32
+MAX_ITEMS: Final = 32
+# A name of a variable or header, or a prefix of a URL.
+MAX_CHARACTERS: Final = 2048
+
+_PREFIX: Final = "invalid network proxy config: "
+_is_variable = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
+_is_header = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
+# Headers that decide where a request goes or where it ends, so a secret has no business there.
+_FRAMING: Final = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+
+
+class Usage(NamedTuple):
+    """The requests that may contain a secret, and the places in them."""
+
+    destinations: tuple[Destination, ...]
+    schemes: frozenset[bytes]  # of `Authorization`
+    header: bytes | None = None  # another header, in lower case
+    prefix: bytes = b""  # of its value
+
+
+class Provider(NamedTuple):
+    """Variables with secrets of one service, and the requests that may get them."""
+
+    variables: tuple[str, ...]
+    usage: Usage
+    patterns: SecretPatterns | None = None  # None: the values of the variables are secrets
+    prefix_variable: str | None = None  # names a URL prefix, or a host of the user's own
+
+    def usage_in(self, env: Mapping[str, str]) -> Usage:
+        """The usage with the URL prefix that a variable names; one without a meaning counts not."""
+        named = env.get(self.prefix_variable or "", "").strip()
+        if not named:
+            return self.usage
+        try:
+            further = parse_destination(named if "://" in named else f"https://{named}/")
+        except ValueError:
+            return self.usage
+        return self.usage._replace(destinations=(*self.usage.destinations, further))
+
+
+def _built_in(
+    variables: tuple[str, ...], hosts: tuple[str, ...], prefix_variable: str | None = None
+) -> Provider:
+    destinations = tuple(Destination("https", host, 443) for host in hosts)
+    usage = Usage(destinations, frozenset({b"bearer", b"token", b"basic"}))
+    return Provider(variables, usage, None, prefix_variable)
+
+
+BUILT_IN: Final = (
+    _built_in(
+        ("GH_TOKEN", "GITHUB_TOKEN"),
+        (
+            *("github.com", "api.github.com", "uploads.github.com", "gist.github.com"),
+            *("codeload.github.com", "raw.githubusercontent.com", "ghcr.io"),
+            *("npm.pkg.github.com", "maven.pkg.github.com", "rubygems.pkg.github.com"),
+        ),
+    ),
+    _built_in(("GH_ENTERPRISE_TOKEN", "GITHUB_ENTERPRISE_TOKEN"), (), "GH_HOST"),
+    _built_in(("OPENAI_API_KEY",), ("api.openai.com",), "OPENAI_BASE_URL"),
+)
+_BUILT_IN_VARIABLES: Final = frozenset(name for each in BUILT_IN for name in each.variables)
+
+
+def custom_providers(given: Mapping[str, CredentialProvider] | None) -> tuple[Provider, ...]:
+    """The providers of a client; raises InvalidParams for one that cannot be used."""
+    if given is None:
+        return ()
+    if len(given) > MAX_PROVIDERS:
+        raise InvalidParams(f"{_PREFIX}at most {MAX_PROVIDERS} credential providers are supported")
+    return tuple(_custom(name, provider) for name, provider in given.items())
+
+
+def _custom(name: str, given: CredentialProvider) -> Provider:
+    if not name:
+        raise InvalidParams(f"{_PREFIX}credential provider name must not be empty")
+    shown = name if len(name) <= 64 else f"{name[:64]}…"
+    fault = _fault(given)
+    if fault is not None:
+        raise InvalidParams(f"{_PREFIX}credential provider `{shown}` {fault}")
+    try:
+        patterns = SecretPatterns(given.patterns)
+        destinations = tuple(map(parse_destination, given.url_prefixes))
+    except UnusablePattern as error:
+        text = f"credential provider `{shown}` has a pattern that {error}"
+        raise InvalidParams(f"{_PREFIX}{text}") from None
+    except ValueError as error:
+        raise InvalidParams(f"{_PREFIX}credential provider `{shown}`: {error}") from None
+    # Codex sends an empty list if the user names none.
+    schemes = frozenset(each.encode() for each in given.auth or ["bearer"] if each != "header")
+    header = None if given.header is None else given.header.lower().encode()
+    usage = Usage(destinations, schemes, header, (given.prefix or "").encode())
+    return Provider(tuple(given.env), usage, patterns, given.url_prefix_from_env)
+
+
+def _fault(given: CredentialProvider) -> str | None:
+    """What is wrong with a provider, in the words of the reference where it has some."""
+    items = max(len(given.env), len(given.patterns), len(given.url_prefixes), len(given.auth))
+    texts = (*given.env, *given.url_prefixes, given.header or "", given.prefix or "")
+    if items > MAX_ITEMS or max(map(len, texts)) > MAX_CHARACTERS:
+        return f"has more than {MAX_ITEMS} items, or one of more than {MAX_CHARACTERS} characters"
+    if not given.env:
+        return "has no environment keys"
+    if not all(map(_is_variable, given.env)):
+        return "has an invalid environment key"
+    if not _BUILT_IN_VARIABLES.isdisjoint(given.env):
+        return "overlaps a built-in credential source"
+    if not given.patterns:
+        return "has no credential patterns"
+    if given.url_prefix_from_env is not None and not _is_variable(given.url_prefix_from_env):
+        return "has an invalid host environment key"
+    if not given.url_prefixes and given.url_prefix_from_env is None:
+        return "has no destination URL prefixes"
+    return _authentication_fault(given)
+
+
+def _authentication_fault(given: CredentialProvider) -> str | None:
+    uses_header = "header" in given.auth
+    if given.prefix is not None and not uses_header:
+        return "requires header authentication to use a header prefix"
+    if uses_header != (given.header is not None):
+        return "requires a header name exactly when using header authentication"
+    if given.header is None:
+        return None
+    prefix = given.prefix or ""
+    if not _is_header(given.header) or given.header.lower() in _FRAMING:
+        return "has an invalid header name"
+    if not prefix.isascii() or (prefix and not prefix.isprintable()):
+        return "has an invalid header prefix"
+    return None

@@ -1,0 +1,175 @@
+"""Decider: decides about each request of one process, asks the client, and reports.
+
+Theory of operation. A name is looked up once, after the rules and the client have allowed it. The
+addresses that were found are checked, and exactly these are dialled. So a name whose addresses
+change between two look-ups gains nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+import msgspec
+
+from exec_server.printable import printable
+from exec_server.protocol.network import (
+    Answer,
+    DecisionParams,
+    Destination,
+    PolicyParams,
+    PolicyResult,
+)
+from exec_server.proxy import hosts
+from exec_server.proxy.policy import Decision, NetworkPolicy, Request
+
+log = logging.getLogger(__name__)
+
+# The time of a look-up, as in the reference; then the name counts as unknown.
+LOOKUP_SECONDS = 2.0
+# A reason of the client is shown to the process and in reports.
+REASON_BYTES: Final = 1024
+
+# The addresses of a name, or OSError.
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+
+
+class Controller(Protocol):
+    """The client of a process, as far as its proxies need it."""
+
+    def report(self, decision: DecisionParams) -> None:
+        """Tell a decision, if that is possible now."""
+        ...
+
+    async def ask(self, question: PolicyParams) -> object:
+        """The `result` of the client's answer; None for an error, or without a connection."""
+        ...
+
+
+class Decider:
+    """Decides for one process."""
+
+    def __init__(
+        self, process_id: str, policy: NetworkPolicy, controller: Controller, resolve: Resolve
+    ) -> None:
+        self.policy = policy
+        self._process_id = process_id
+        self._controller = controller
+        self._resolve = resolve
+
+    async def decide(self, request: Request) -> Decision:
+        """Decide about a request and report the decision."""
+        refusal = self.policy.mode_refusal(request.protocol, request.method, request.port)
+        refused = None if refusal is None else _guard(refusal)
+        if refused is not None and request.protocol.startswith("socks5"):
+            self.report(request, refused)
+            return refused
+        decision = await self._decide_domain(request)
+        self.report(request, decision)
+        if refused is not None and decision.is_allowed:
+            self.report(request, refused)
+            return refused
+        return decision
+
+    async def _decide_domain(self, request: Request) -> Decision:
+        verdict = self.policy.verdict(request.host)
+        if verdict == "allow":
+            return await self._checked(request.host, Decision("allow", "baseline_policy", "allow"))
+        if verdict != "not_allowed" or self.policy.answer_seconds is None:
+            return Decision("deny", "baseline_policy", verdict)
+        if not hosts.is_usable(request.host):
+            return Decision("deny", "baseline_policy", verdict)
+        answer = await self._ask(request, self.policy.answer_seconds)
+        if answer is None:
+            return Decision("deny", "decider", "not_allowed")
+        if answer.type != "allow":
+            return Decision(answer.type, "decider", answer.reason or "policy_denied")
+        allowed = Decision("allow", "decider", "not_allowed", is_override=True)
+        return await self._checked(request.host, allowed)
+
+    async def _checked(self, host: str, allowed: Decision) -> Decision:
+        """An allowing decision with its addresses, or a denial if one of them is not public."""
+        addresses = await self._look_up(host)
+        # A name without addresses may be a name of a network that is only known elsewhere.
+        is_known = bool(addresses) or self.policy.may_be_local(host)
+        if not is_known or not self.policy.may_dial(host, addresses):
+            return Decision("deny", "baseline_policy", "not_allowed_local")
+        return replace(allowed, addresses=addresses)
+
+    async def _look_up(self, host: str) -> Sequence[str]:
+        if hosts.parse_address(host) is not None:
+            return (host,)
+        try:
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                return await self._resolve(host)
+        except (OSError, UnicodeError):  # TimeoutError is an OSError
+            return ()
+
+    async def _ask(self, request: Request, seconds: float) -> Answer | None:
+        """The client's answer; None if there is no valid one in time."""
+        destination = Destination(request.protocol, request.host, request.port)
+        question = PolicyParams(self._process_id, destination)
+        try:
+            async with asyncio.timeout(seconds):
+                return decode_answer(await self._controller.ask(question))
+        except TimeoutError:
+            return None
+
+    def report(self, request: Request, decision: Decision) -> None:
+        """Report a decision to the client, and a refusal to the log."""
+        if not decision.is_allowed:
+            log.info(
+                "process %s: %s to %s is refused: %s",
+                printable(self._process_id),
+                request.protocol,
+                printable(hosts.authority(request.host, request.port)),
+                printable(decision.reason),
+            )
+        self._controller.report(
+            DecisionParams(
+                process_id=self._process_id,
+                timestamp=_now(),
+                scope=decision.scope,
+                decision=decision.outcome,
+                source=decision.source,
+                reason=decision.reason,
+                protocol=request.protocol,
+                host=request.host,
+                port=request.port,
+                method=request.method,
+                client=request.client,
+                policy_override=decision.is_override,
+            )
+        )
+
+
+def decode_answer(result: object) -> Answer | None:
+    """The decision in the result of an answer; None unless it is valid."""
+    try:
+        answer = msgspec.convert(result, PolicyResult).decision
+    except msgspec.ValidationError:
+        return None
+    if answer.type == "allow":
+        return answer
+    reason = answer.reason
+    if reason is None or len(reason.encode(errors="replace")) > REASON_BYTES:
+        return None
+    return answer if all(map(_is_plain, reason)) else None
+
+
+def _is_plain(character: str) -> bool:
+    """Whether a character is none of the control characters."""
+    return character >= " " and not "\x7f" <= character <= "\x9f"
+
+
+def _guard(reason: str) -> Decision:
+    return Decision("deny", "mode_guard", reason, scope="non_domain")
+
+
+def _now() -> str:
+    text = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

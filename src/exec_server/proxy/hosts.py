@@ -1,0 +1,120 @@
+"""Hosts as requests name them, and which addresses are public. Pure."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Final
+
+# The longest name that DNS can resolve.
+HOST_CHARACTERS: Final = 253
+MAX_PORT: Final = 65_535
+
+# Addresses whose meaning is remembered: each request asks several times. The oldest is forgotten.
+REMEMBERED_ADDRESSES: Final = 256
+
+# Addresses that lead to this machine, to its networks, to many machines or to none.
+_LOCAL_V4: Final = tuple(
+    map(
+        IPv4Network,
+        (
+            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
+            *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.168.0.0/16"),
+            *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        ),
+    )
+)
+_LOCAL_V6: Final = tuple(
+    map(
+        IPv6Network,
+        (
+            *("::/128", "::1/128", "64:ff9b:1::/48", "100::/64", "2001:db8::/32"),
+            *("fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
+        ),
+    )
+)
+# Prefixes of IPv6 addresses whose last 32 bits are an IPv4 address: compatible, and NAT64.
+_EMBEDDING: Final = (IPv6Network("::/96"), IPv6Network("64:ff9b::/96"))
+_UNUSABLE: Final = re.compile(r"[\x00-\x20\x7f/\\?#@%\[\]]")
+
+
+def normalize(text: str) -> str:
+    """The host in the form in which it is compared; empty if there is none.
+
+    Brackets, one `:port` and trailing dots are removed; an IPv6 address gets its short form.
+    """
+    host = text.strip()
+    if host.startswith("["):
+        host = host[1:].partition("]")[0]
+    elif host.count(":") == 1:
+        host = host.partition(":")[0]
+    host = host.rstrip(".").lower()
+    address = parse_address(host)
+    return host if address is None else str(address)
+
+
+def is_usable(host: str) -> bool:
+    """Whether a normal host can be asked about and looked up."""
+    return 0 < len(host) <= HOST_CHARACTERS and host.isascii() and not _UNUSABLE.search(host)
+
+
+@lru_cache(REMEMBERED_ADDRESSES)
+def parse_address(host: str) -> IPv4Address | IPv6Address | None:
+    """The address that a host is in its usual spelling; None for names, `127.1` and `fe80::1%lo`.
+
+    Other spellings are names here. The resolver knows them, and its answer is checked.
+    """
+    if "%" in host:
+        return None
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+@lru_cache(REMEMBERED_ADDRESSES)
+def is_public(address: str) -> bool:
+    """Whether an address of the resolver leads to another machine of the internet."""
+    parsed = ip_address(address.partition("%")[0])
+    if isinstance(parsed, IPv4Address):
+        return not any(parsed in network for network in _LOCAL_V4)
+    if any(parsed in network for network in _LOCAL_V6):
+        return False
+    return all(is_public(str(embedded)) for embedded in _embedded(parsed))
+
+
+def _embedded(address: IPv6Address) -> list[IPv4Address]:
+    """The IPv4 addresses to which packets for an IPv6 address may be sent."""
+    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if any(address in network for network in _EMBEDDING):
+        found.append(IPv4Address(int(address) & 0xFFFF_FFFF))
+    return [each for each in found if each is not None]
+
+
+def split_authority(text: str, default_port: int | None) -> tuple[str, int] | None:
+    """Host and port of `HOST[:PORT]`; None if either is missing or invalid."""
+    if text.startswith("["):
+        inner, bracket, rest = text[1:].partition("]")
+        address = parse_address(inner)
+        if not bracket or not isinstance(address, IPv6Address) or rest[:1] not in ("", ":"):
+            return None
+        host, port = str(address), rest[1:] if rest else None
+    else:
+        name, colon, rest = text.partition(":")
+        host, port = normalize(name), rest if colon else None
+    number = default_port if port is None else _port(port)
+    if number is None or not is_usable(host):
+        return None
+    return host, number
+
+
+def _port(text: str) -> int | None:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5):
+        return None
+    return int(text) if 0 < int(text) <= MAX_PORT else None
+
+
+def authority(host: str, port: int) -> str:
+    """`HOST:PORT`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,287 @@
+"""HTTP requests and responses as a proxy passes them on or answers them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import h11
+import msgspec
+
+from exec_server.errors import ExecServerError
+from exec_server.proxy import hosts
+from exec_server.proxy.policy import Decision, Request
+
+Headers = list[tuple[bytes, bytes]]
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization"),
+        *(b"proxy-authenticate", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
+    }
+)
+_HTTP_PORT: Final = 80
+
+# The reason of a decision: the header `x-proxy-error`, and the sentence for people.
+_REASONS: Final = {
+    "not_allowed": (b"blocked-by-allowlist", "Domain not in allowlist."),
+    "not_allowed_local": (
+        b"blocked-by-allowlist",
+        "Sandbox policy blocks local/private network addresses.",
+    ),
+    "denied": (b"blocked-by-denylist", "Domain denied by the sandbox policy."),
+    "method_not_allowed": (b"blocked-by-method-policy", "Method not allowed in limited mode."),
+    "mitm_required": (b"blocked-by-mitm-required", "MITM required for limited HTTPS."),
+}
+_OTHER_REASON: Final = (b"blocked-by-policy", "Request blocked by network policy.")
+
+
+class BadRequest(ExecServerError):
+    """A request that is answered with this status and text."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class Target(NamedTuple):
+    """Where a request goes: the host in its normal form, and the path for the origin."""
+
+    host: str
+    port: int
+    path: bytes
+
+
+class Head(NamedTuple):
+    """The head of a message that the proxy writes; all parts come from a parser, or from here."""
+
+    start: bytes
+    headers: Headers
+
+    def encode(self) -> bytes:
+        lines = [b"%b: %b\r\n" % pair for pair in self.headers]
+        return b"%b\r\n%b\r\n" % (self.start, b"".join(lines))
+
+
+class Answer(NamedTuple):
+    """An answer of the proxy itself."""
+
+    head: Head
+    body: bytes
+
+
+class Block(msgspec.Struct, frozen=True):
+    """The body of a refusal."""
+
+    status: str
+    host: str
+    reason: str
+    decision: str
+    source: str
+    protocol: str
+    port: int
+    message: str
+
+
+def find_target(request: h11.Request, default_port: int = _HTTP_PORT) -> Target:
+    """The target of a request; raises BadRequest if it has none, or two."""
+    host_header = _host_header(request, default_port)
+    if request.method == b"CONNECT":
+        authority = hosts.split_authority(request.target.decode("ascii"), None)
+        if authority is None:
+            raise BadRequest(400, "missing host")
+        return Target(*authority, b"")
+    if request.target.startswith(b"/") or request.target == b"*":
+        if host_header is None:
+            raise BadRequest(400, "missing host")
+        return Target(*host_header, request.target)
+    target = _absolute(request.target.decode("ascii"))
+    if host_header is not None and host_header != target[:2]:
+        raise BadRequest(400, "Host header does not match request target")
+    return target
+
+
+def _host_header(request: h11.Request, default_port: int) -> tuple[str, int] | None:
+    values = [value for name, value in request.headers if name == b"host"]
+    if len(values) > 1:
+        raise BadRequest(400, "multiple Host headers")
+    if not values or not values[0]:
+        return None
+    try:
+        authority = hosts.split_authority(values[0].decode("ascii"), default_port)
+    except UnicodeDecodeError:
+        authority = None
+    if authority is None:
+        raise BadRequest(400, "missing host" if b"%" in values[0] else "invalid Host header")
+    return authority
+
+
+def _absolute(target: str) -> Target:
+    parts = urlsplit(target)
+    if parts.scheme.lower() != "http":
+        raise BadRequest(400, "only http:// URLs and CONNECT are supported")
+    authority = hosts.split_authority(parts.netloc.rpartition("@")[2], _HTTP_PORT)
+    if authority is None:
+        raise BadRequest(400, "missing host")
+    path = parts.path or "/"
+    if parts.query:
+        path += f"?{parts.query}"
+    return Target(*authority, path.encode("ascii"))
+
+
+def check_framing(request: h11.Request) -> None:
+    """Raise BadRequest for a request that two parsers might end at different places."""
+    names = [name for name, _ in request.headers]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise BadRequest(400, "both Content-Length and Transfer-Encoding")
+    if b"transfer-encoding" in names and request.http_version < b"1.1":
+        raise BadRequest(400, "Transfer-Encoding in HTTP/1.0")
+
+
+def is_chunked(request: h11.Request) -> bool:
+    """Whether the body of a request comes in chunks."""
+    return any(name == b"transfer-encoding" for name, _ in request.headers)
+
+
+def is_empty(request: h11.Request) -> bool:
+    """Whether a request has no body."""
+    framing = dict(request.headers)
+    return b"transfer-encoding" not in framing and framing.get(b"content-length", b"0") == b"0"
+
+
+def keeps_alive(request: h11.Request) -> bool:
+    """Whether another request may follow on the connection."""
+    return request.http_version >= b"1.1" and b"close" not in _connection_options(request)
+
+
+def may_chunk(request: h11.Request) -> bool:
+    """Whether the process understands a body in chunks."""
+    return request.http_version >= b"1.1"
+
+
+def body_length(request: h11.Request, response: h11.Response) -> int | None:
+    """The bytes of a response's body; None if its head does not tell (RFC 9112, 6.3)."""
+    if request.method == b"HEAD" or response.status_code in (204, 304):
+        return 0
+    framing = dict(response.headers)
+    if b"transfer-encoding" in framing or b"content-length" not in framing:
+        return None
+    return int(framing[b"content-length"])
+
+
+def chunk(data: bytes) -> bytes:
+    """A chunk of a body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+LAST_CHUNK: Final = b"0\r\n\r\n"
+
+
+def _connection_options(message: h11.Request | h11.Response) -> set[bytes]:
+    return {
+        token.strip().lower()
+        for name, value in message.headers
+        if name == b"connection"
+        for token in value.split(b",")
+    }
+
+
+def end_to_end(message: h11.Request | h11.Response) -> Headers:
+    """The headers that go further, as they are spelled."""
+    dropped = _HOP_BY_HOP | _connection_options(message)
+    return [pair for pair in message.headers.raw_items() if pair[0].lower() not in dropped]
+
+
+def forwarded_request(request: h11.Request, target: Target, *, absolute: bool) -> Head:
+    """The head for the origin, or in absolute form for another proxy."""
+    spelled = [value for name, value in request.headers if name == b"host" and value]
+    host = spelled[0] if spelled else _default_host(target)
+    headers = [(b"Host", host)]
+    headers += (pair for pair in end_to_end(request) if pair[0].lower() not in (b"host", b"expect"))
+    if is_chunked(request):
+        headers.append((b"Transfer-Encoding", b"chunked"))
+    path = b"http://" + host + target.path if absolute else target.path
+    return Head(b"%b %b HTTP/1.1" % (request.method, path), headers)
+
+
+def _default_host(target: Target) -> bytes:
+    """The Host header for a target in absolute form."""
+    authority = hosts.authority(target.host, target.port)
+    return authority.removesuffix(f":{_HTTP_PORT}").encode("ascii")
+
+
+def forwarded_response(
+    request: h11.Request, response: h11.Response, length: int | None, date: bytes
+) -> Head:
+    """The head for the process, with a date if the origin has sent none.
+
+    Without a length the body is sent in chunks, or its end is that of the connection.
+    """
+    headers = end_to_end(response)
+    if length is None or response.status_code == 204:
+        # The length of another body than that which follows; 204 never has one.
+        headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
+        if length is None and may_chunk(request):
+            headers.append((b"transfer-encoding", b"chunked"))
+    if not any(name == b"date" for name, _ in response.headers):
+        headers.append((b"date", date))
+    if not keeps_alive(request):
+        headers.append((b"connection", b"close"))
+    return Head(b"HTTP/1.1 %d %b" % (response.status_code, bytes(response.reason)), headers)
+
+
+def text_answer(
+    status: int, text: str, date: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> Answer:
+    """An answer of the proxy itself."""
+    return _answer(status, b"text/plain", text.encode(), date, headers)
+
+
+def block_answer(request: Request, decision: Decision, date: bytes) -> Answer:
+    """The refusal of a request."""
+    error, message = _REASONS.get(decision.reason, _OTHER_REASON)
+    headers = [(b"x-proxy-error", error)]
+    if request.protocol == "https_connect":
+        return text_answer(403, message, date, headers)
+    block = Block(
+        "blocked",
+        request.host,
+        decision.reason,
+        decision.outcome,
+        decision.source,
+        request.protocol,
+        request.port,
+        message,
+    )
+    return _answer(403, b"application/json", msgspec.json.encode(block), date, headers)
+
+
+def _answer(
+    status: int, kind: bytes, body: bytes, date: bytes, headers: Iterable[tuple[bytes, bytes]]
+) -> Answer:
+    fields = [
+        (b"content-type", kind),
+        *headers,
+        (b"content-length", b"%d" % len(body)),
+        (b"date", date),
+    ]
+    return Answer(Head(b"HTTP/1.1 %d %b" % (status, _PHRASES[status]), fields), body)
+
+
+def encode_answer(request: h11.Request | None, answer: Answer, *, last: bool) -> bytes:
+    """An answer to a request, of which `last` says that the connection ends."""
+    head = answer.head
+    if last or (request is not None and not keeps_alive(request)):
+        head = Head(head.start, [*head.headers, (b"connection", b"close")])
+    has_body = request is None or request.method != b"HEAD"
+    return head.encode() + (answer.body if has_body else b"")
+
+
+_PHRASES: Final = {
+    400: b"Bad Request",
+    403: b"Forbidden",
+    501: b"Not Implemented",
+    502: b"Bad Gateway",
+}

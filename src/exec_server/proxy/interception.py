@@ -1,0 +1,143 @@
+"""Interceptor: opens TLS connections of a process to the hosts that its masked secrets belong to.
+
+The process gets a certificate of the server's own authority, which only it trusts; the origin has
+to have one that the system trusts. Requests are passed on one by one, with secrets for dummies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import h11
+
+from exec_server.printable import printable
+from exec_server.proxy import http_messages as messages
+from exec_server.proxy.credential_destinations import Scheme
+from exec_server.proxy.credentials import CredentialMask
+from exec_server.proxy.http_exchange import HttpExchange, date
+from exec_server.proxy.http_messages import BadRequest, Head
+from exec_server.proxy.resources import ProxyResources
+from exec_server.proxy.stream import BUFFER_BYTES, SocketStream, Stream, TransportStream
+from exec_server.proxy.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+# For the TLS handshake of either side.
+HANDSHAKE_SECONDS = 30.0
+
+
+class _Origin(NamedTuple):
+    """An intercepted host, and the addresses that were checked."""
+
+    host: str
+    port: int
+    addresses: Sequence[str]
+
+
+class Interceptor:
+    """The interception of one process."""
+
+    def __init__(self, mask: CredentialMask, resources: ProxyResources, upstream: Upstream) -> None:
+        self.mask = mask
+        self._resources = resources
+        self._upstream = upstream
+
+    def wants(self, host: str, port: int) -> bool:
+        return self.mask.is_intercepted(host, port)
+
+    def restored(self, head: Head, target: messages.Target, scheme: Scheme) -> Head:
+        """The head of a request for an origin with secrets for dummies, where they belong."""
+        headers = self.mask.restored(scheme, target[:2], target.path, head.headers)
+        return Head(head.start, headers)
+
+    async def serve(
+        self,
+        stream: Stream,
+        target: tuple[str, int],
+        addresses: Sequence[str],
+        accept: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Serve the requests in a tunnel to an intercepted host; raises OSError.
+
+        `accept` tells the process that the tunnel is open. Its first bytes are for TLS, so nothing
+        else may have read them.
+        """
+        threads, authority = self._resources.lookup_threads, self._resources.authority()
+        context = await threads.run(authority.context, target[0])
+        await accept()
+        secure = await _accept_tls(stream, context)
+        try:
+            await _InterceptedHttp(secure, self, _Origin(*target, addresses)).serve()
+        finally:
+            secure.close()
+
+    async def open(self, origin: _Origin) -> Stream:
+        """A verified TLS connection to an origin; raises OSError."""
+        stream = await self._upstream.tunnel(*origin)
+        assert isinstance(stream, SocketStream)
+        try:
+            return TransportStream(
+                *await asyncio.open_connection(
+                    sock=stream.detach(),
+                    ssl=self._resources.client_context(),
+                    server_hostname=origin.host,
+                    ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                    limit=BUFFER_BYTES,
+                )
+            )
+        except ssl.SSLError as error:
+            raise OSError(f"no TLS with the origin: {error}") from error
+
+
+async def _accept_tls(stream: Stream, context: ssl.SSLContext) -> TransportStream:
+    """The connection of a process with TLS; raises OSError."""
+    assert isinstance(stream, SocketStream)
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=BUFFER_BYTES)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(
+        lambda: protocol,
+        stream.detach(),
+        ssl=context,
+        ssl_handshake_timeout=HANDSHAKE_SECONDS,
+    )
+    return TransportStream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+
+
+class _InterceptedHttp(HttpExchange):
+    """The requests in one tunnel."""
+
+    def __init__(self, stream: Stream, interceptor: Interceptor, origin: _Origin) -> None:
+        super().__init__(stream)
+        self._interceptor = interceptor
+        self._origin = origin
+
+    async def handle(self, request: h11.Request) -> bool:
+        messages.check_framing(request)
+        origin = self._origin
+        if request.method == b"CONNECT":
+            raise BadRequest(400, "CONNECT inside of a tunnel")
+        target = messages.find_target(request, default_port=origin.port)
+        if target[:2] != origin[:2]:
+            raise BadRequest(400, "Host header does not match request target")
+        try:
+            outer = await self._interceptor.open(origin)
+        except OSError as error:
+            log.info("no verified connection to %s: %s", printable(origin.host), error)
+            answer = messages.text_answer(502, "mitm upstream error", date())
+            await self.answer(request, answer, last=True)
+            return True
+        try:
+            forwarded = messages.forwarded_request(request, target, absolute=False)
+            restored = self._interceptor.restored(forwarded, target, "https")
+            has_response = await self.exchange(request, restored, outer)
+        finally:
+            outer.abort()
+        if not has_response:
+            answer = messages.text_answer(502, "upstream failure", date())
+            await self.answer(request, answer, last=True)
+        return False

@@ -1,0 +1,146 @@
+"""NetworkPolicy: what the rules of a process say about a request, before any look-up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from exec_server.errors import InvalidParams
+from exec_server.protocol.network import (
+    NetworkProxy,
+    Outcome,
+    Protocol,
+    ProxySettings,
+    Scope,
+    Source,
+)
+from exec_server.proxy import hosts
+from exec_server.proxy.domain_patterns import DomainPatterns
+
+# The reference's limit for the id of a process about which the client is asked.
+ASKED_ID_BYTES: Final = 256
+# Added to the time that the client has for an answer: the message travels, too.
+ANSWER_GRACE_SECONDS: Final = 5.0
+# A client that wants longer than a day is asked for a day.
+MAX_ANSWER_SECONDS: Final = 86_400.0
+
+_PREFIX: Final = "invalid network proxy config: "
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_TLS_PORT: Final = 443
+
+Verdict = Literal["allow", "denied", "not_allowed_local", "not_allowed"]
+Reason = Literal["method_not_allowed", "mitm_required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request or connection of the process, as the proxy has understood it."""
+
+    protocol: Protocol
+    host: str  # in its normal form
+    port: int
+    client: str  # the address of the process's socket
+    method: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The outcome for one request; `addresses` are the only ones to dial if it is `allow`."""
+
+    outcome: Outcome
+    source: Source
+    reason: str
+    addresses: Sequence[str] = ()
+    scope: Scope = "domain"
+    is_override: bool = False  # the client has allowed what the rules do not
+
+    @property
+    def is_allowed(self) -> bool:
+        return self.outcome == "allow"
+
+
+def check(launch: NetworkProxy, process_id: str) -> None:
+    """Raise InvalidParams for a launch that the reference refuses."""
+    if not launch.proxy.enabled:
+        text = "executor-local network proxy launch requires an enabled proxy"
+        raise InvalidParams(f"{_PREFIX}{text}")
+    if launch.policy_decision_timeout_ms is not None:
+        if launch.policy_decision_timeout_ms == 0:
+            raise InvalidParams("network policy decision callback timeout must be nonzero")
+        if not 0 < len(process_id.encode()) <= ASKED_ID_BYTES:
+            raise InvalidParams(
+                f"callback-enabled process ID must be non-empty and at most {ASKED_ID_BYTES} bytes"
+            )
+    allowed = [path for path, rule in (launch.proxy.unix_sockets or {}).items() if rule == "allow"]
+    for index, path in enumerate(allowed):
+        if not path.startswith("/") or "\0" in path:
+            shown = path.replace("\0", "\\0")
+            raise InvalidParams(
+                f"{_PREFIX}invalid network.allow_unix_sockets[{index}]: expected a NUL-free "
+                f'absolute path for Linux, got "{shown}"'
+            )
+
+
+class NetworkPolicy:
+    """The rules of one process."""
+
+    def __init__(self, launch: NetworkProxy) -> None:
+        """Raises InvalidParams for a pattern that cannot be understood."""
+        settings = launch.proxy
+        self._denied = DomainPatterns(_with_rule(settings, "deny"), denied=True)
+        self._allowed = DomainPatterns(_with_rule(settings, "allow"))
+        self._reviewed = DomainPatterns(settings.review_domains)
+        self.allows_local = settings.allow_local_binding
+        self.is_limited = settings.mode == "limited"
+        timeout = launch.policy_decision_timeout_ms
+        self.answer_seconds: float | None = None  # None: the client is not asked
+        if timeout is not None:
+            seconds = min(timeout / 1000, MAX_ANSWER_SECONDS)
+            self.answer_seconds = seconds + ANSWER_GRACE_SECONDS
+
+    def verdict(self, host: str) -> Verdict:
+        """What the rules say; the client may override `not_allowed`.
+
+        An `allow` holds only if the addresses of the host pass `may_dial`.
+        """
+        if not hosts.is_usable(host):
+            return "not_allowed"
+        if self._denied.match(host):
+            return "denied"
+        if not self.may_be_local(host) and is_local(host):
+            return "not_allowed_local"
+        if not self._allowed.match(host) or self._reviewed.match(host):
+            return "not_allowed"
+        return "allow"
+
+    def may_be_local(self, host: str) -> bool:
+        """Whether this host may be one of this machine or its networks.
+
+        A wildcard does not suffice, and neither does a name: its owner chooses its addresses.
+        """
+        return self.allows_local or (self._allowed.names(host) and is_local(host))
+
+    def may_dial(self, host: str, addresses: Iterable[str]) -> bool:
+        """Whether all addresses that were found for an allowed host may be connected to."""
+        return self.may_be_local(host) or all(map(hosts.is_public, addresses))
+
+    def mode_refusal(self, protocol: Protocol, method: str | None, port: int) -> Reason | None:
+        """Why the limited mode refuses a request, whatever its host is."""
+        if not self.is_limited:
+            return None
+        if protocol == "http":
+            return None if method in _SAFE_METHODS else "method_not_allowed"
+        if protocol == "https_connect" or (protocol == "socks5_tcp" and port == _TLS_PORT):
+            return "mitm_required"
+        return "method_not_allowed"
+
+
+def _with_rule(settings: ProxySettings, rule: str) -> list[str]:
+    return [pattern for pattern, each in (settings.domains or {}).items() if each == rule]
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is one of this machine or its networks by its own name."""
+    address = hosts.parse_address(host)
+    return host == "localhost" if address is None else not hosts.is_public(str(address))

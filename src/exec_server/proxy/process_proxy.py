@@ -1,0 +1,310 @@
+"""ProcessProxy: the listeners of one process's proxies, and the connections to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from exec_server.errors import InvalidParams
+from exec_server.protocol.network import NetworkProxy
+from exec_server.proxy.credential_patterns import SEARCH_SECONDS, PatternsTooSlow, SearchTime
+from exec_server.proxy.credential_providers import custom_providers
+from exec_server.proxy.credentials import (
+    CERTIFICATE_VARIABLES,
+    MAX_SECRETS,
+    CredentialMask,
+    TooManySecrets,
+)
+from exec_server.proxy.decider import Controller, Decider
+from exec_server.proxy.environment import proxy_variables
+from exec_server.proxy.http_proxy import HttpProxy
+from exec_server.proxy.interception import Interceptor
+from exec_server.proxy.policy import NetworkPolicy, check
+from exec_server.proxy.resources import ProxyResources
+from exec_server.proxy.socks_proxy import SocksProxy
+from exec_server.proxy.stream import SocketStream, Stream
+from exec_server.proxy.tunnel import carry
+from exec_server.proxy.udp_association import UdpAssociation
+from exec_server.proxy.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+# The ports of the proxies in a network namespace of their own, where all ports are free.
+NAMESPACE_HTTP_PORT: Final = 3128
+NAMESPACE_SOCKS_PORT: Final = 1080
+# Connections to the proxies of one process, each with two sockets: package managers open dozens.
+# Further ones are closed at once.
+MAX_CONNECTIONS: Final = 256
+# Those of all processes of a server: so many, and no more than a quarter of the descriptors that
+# the server may have, so that half of them is left for its clients and their commands.
+MAX_SERVER_CONNECTIONS: Final = 1024
+# Associations of one process for datagrams, each with three more sockets: programs that use UDP
+# through SOCKS have one. Further ones are refused.
+MAX_ASSOCIATIONS: Final = 16
+# Connections that are not accepted yet; the kernel makes others wait.
+BACKLOG: Final = 128
+# The pause after a connection could not be accepted, as in asyncio.
+ACCEPT_RETRY_SECONDS: Final = 1.0
+# What is read and dropped after a refusal, so that the process can read the refusal: closing a
+# socket with unread bytes resets the connection.
+LINGER_BYTES: Final = 262_144
+LINGER_SECONDS = 1.0
+
+_Handler = Callable[[Stream, str], Awaitable[None]]
+
+
+def server_connections() -> int:
+    """How many connections the proxies of all processes may have."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return MAX_SERVER_CONNECTIONS
+    return min(MAX_SERVER_CONNECTIONS, descriptors // 4)
+
+
+class Listeners:
+    """Listening sockets of one process, and the tasks that serve their connections."""
+
+    def __init__(self, resources: ProxyResources) -> None:
+        self._resources = resources
+        self._bound: list[tuple[socket.socket, _Handler]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_open = False
+        self._is_closed = False
+
+    def listen(self, handler: _Handler) -> int:
+        """Bind a free port of 127.0.0.1, which accepts from `open` on. For any thread."""
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.bind((LOOPBACK, 0))
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        self._bound.append((listener, handler))
+        return int(listener.getsockname()[1])
+
+    def adopt(self, descriptor: int, handler: _Handler) -> None:
+        """Own a listening socket of another network namespace. For any thread."""
+        self._bound.append((socket.socket(fileno=descriptor), handler))
+
+    def open(self) -> None:
+        """Begin to accept; in the event loop."""
+        if self._is_closed:
+            self._close_bound()
+            return
+        self._is_open = True
+        for listener, handler in self._bound:
+            listener.setblocking(False)
+            self._watch(listener, handler)
+
+    def _watch(self, listener: socket.socket, handler: _Handler) -> None:
+        if not self._is_closed:
+            self._resources.loop.add_reader(listener, self._accept, listener, handler)
+
+    def _accept(self, listener: socket.socket, handler: _Handler) -> None:
+        try:
+            accepted, (address, port) = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # the process has given up
+        except OSError as error:
+            # No descriptor is left. The connection still waits, so the loop would not rest.
+            log.warning("a network proxy cannot accept connections: %s", error)
+            loop = self._resources.loop
+            loop.remove_reader(listener)
+            loop.call_later(ACCEPT_RETRY_SECONDS, self._watch, listener, handler)
+            return
+        is_full = len(self._tasks) >= MAX_CONNECTIONS
+        if is_full or self._resources.connections >= server_connections():
+            log.warning("a network proxy has too many connections; one is refused")
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        serving = self._serve(SocketStream(accepted), f"{address}:{port}", handler)
+        task = self._resources.tasks.create_task(serving)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, stream: Stream, client: str, handler: _Handler) -> None:
+        self._resources.connections += 1
+        try:
+            await handler(stream, client)
+            await linger(stream)
+        except OSError:
+            pass  # the process has closed its end
+        except Exception:
+            # An exception that leaves this task would end the server.
+            log.exception("a connection of a network proxy failed unexpectedly")
+        finally:
+            self._resources.connections -= 1
+            stream.close()
+
+    def close(self) -> None:
+        """Accept no more connections, and end the open ones."""
+        self._is_closed = True
+        self._close_bound()
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def _close_bound(self) -> None:
+        while self._bound:
+            listener, _ = self._bound.pop()
+            if self._is_open:
+                self._resources.loop.remove_reader(listener)
+            listener.close()
+
+
+async def linger(stream: Stream) -> None:
+    """Let the process read what was sent to it, and drop what it still sends."""
+    if stream.is_closed:
+        return
+    stream.write_eof()
+    left = LINGER_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while left > 0 and (data := await stream.receive()):
+                left -= len(data)
+
+
+class ProcessProxy:
+    """The proxies of one process, from before its start until it has closed."""
+
+    def __init__(
+        self,
+        launch: NetworkProxy,
+        process_id: str,
+        controller: Controller,
+        resources: ProxyResources,
+    ) -> None:
+        """Raises InvalidParams for rules that cannot be understood."""
+        check(launch, process_id)
+        policy = NetworkPolicy(launch)
+        self._settings = launch.proxy
+        self._decider = Decider(process_id, policy, controller, resources.resolve)
+        variables = resources.variables if launch.proxy.allow_upstream_proxy else None
+        self._upstream = Upstream(variables)
+        self._interceptor: Interceptor | None = None
+        self._listeners = Listeners(resources)
+        self._resources = resources
+        self._loop = resources.loop
+        self._associations = 0
+        self._has_datagrams = False
+
+    def mask(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the process, without secrets if that is asked for. In a thread.
+
+        Raises InvalidParams for providers that cannot be used.
+        """
+        if not self._settings.credential_masking:
+            return dict(env)
+        providers = custom_providers(self._settings.credential_providers)
+        try:
+            mask = CredentialMask(
+                env, self._resources.mask_key, SearchTime(time.thread_time), providers
+            )
+        except PatternsTooSlow:
+            text = f"the patterns of credential providers take more than {SEARCH_SECONDS} s"
+            raise InvalidParams(f"invalid network proxy config: {text}") from None
+        except TooManySecrets:
+            text = f"the patterns of credential providers match more than {MAX_SECRETS} texts"
+            raise InvalidParams(f"invalid network proxy config: {text}") from None
+        self._interceptor = Interceptor(mask, self._resources, self._upstream)
+        bundle = self._resources.authority().bundle
+        return mask.masked(env) | dict.fromkeys(CERTIFICATE_VARIABLES, bundle)
+
+    def listen(self) -> dict[str, str]:
+        """Bind free ports of this machine; returns the variables of the process. In a thread."""
+        http_port = self._listeners.listen(self._serve_http)
+        socks_port = None
+        if self._settings.enable_socks5:
+            socks_port = self._listeners.listen(self._serve_socks)
+            # Sockets of this machine cannot be reached from a network namespace.
+            self._has_datagrams = self._settings.enable_socks5_udp
+        return proxy_variables(self._settings, http_port, socks_port)
+
+    @property
+    def namespace_ports(self) -> tuple[int, ...]:
+        """The ports of the proxies in a network namespace of the process."""
+        if self._settings.enable_socks5:
+            return NAMESPACE_HTTP_PORT, NAMESPACE_SOCKS_PORT
+        return (NAMESPACE_HTTP_PORT,)
+
+    def namespace_variables(self) -> dict[str, str]:
+        """The variables of a process with the proxies on `namespace_ports`."""
+        socks_port = NAMESPACE_SOCKS_PORT if self._settings.enable_socks5 else None
+        return proxy_variables(self._settings, NAMESPACE_HTTP_PORT, socks_port)
+
+    def adopt(self, descriptors: Sequence[int]) -> None:
+        """Own the listening sockets on `namespace_ports`. In a thread."""
+        handlers: tuple[_Handler, ...] = (self._serve_http, self._serve_socks)
+        for descriptor, handler in zip(descriptors, handlers, strict=False):
+            self._listeners.adopt(descriptor, handler)
+
+    def open_soon(self) -> None:
+        """Begin to accept, from any thread."""
+        self._loop.call_soon_threadsafe(self._listeners.open)
+
+    def close(self) -> None:
+        self._listeners.close()
+
+    async def _serve_http(self, stream: Stream, client: str) -> None:
+        await HttpProxy(stream, client, self._decider, self._upstream, self._interceptor).serve()
+
+    async def _serve_socks(self, stream: Stream, client: str) -> None:
+        await SocksProxy(
+            *(stream, client, self._decider, self._upstream),
+            interceptor=self._interceptor,
+            associate=self._associate if self._has_datagrams else None,
+        ).serve()
+
+    @contextlib.contextmanager
+    def _associate(self, client: str, port: int) -> Iterator[UdpAssociation]:
+        """An association for datagrams; raises OSError beyond the limits."""
+        is_full = self._associations >= MAX_ASSOCIATIONS
+        if is_full or self._resources.connections >= server_connections():
+            log.warning("a network proxy has too many associations; one is refused")
+            raise OSError("too many associations")
+        association = UdpAssociation(client, port, self._decider)
+        self._associations += 1
+        self._resources.connections += 1  # it has as many sockets as a connection
+        try:
+            yield association
+        finally:
+            association.close()
+            self._associations -= 1
+            self._resources.connections -= 1
+
+
+class PortBridge:
+    """Ports of this machine's loopback that a process in a network namespace may reach."""
+
+    def __init__(self, ports: Sequence[int], resources: ProxyResources) -> None:
+        self.namespace_ports = tuple(ports)
+        self._listeners = Listeners(resources)
+        self._loop = resources.loop
+
+    def adopt(self, descriptors: Sequence[int]) -> None:
+        """Own the listening sockets on `namespace_ports`. In a thread."""
+        for descriptor, port in zip(descriptors, self.namespace_ports, strict=True):
+            self._listeners.adopt(descriptor, _bridge_to(port))
+
+    def open_soon(self) -> None:
+        """Begin to accept, from any thread."""
+        self._loop.call_soon_threadsafe(self._listeners.open)
+
+    def close(self) -> None:
+        self._listeners.close()
+
+
+def _bridge_to(port: int) -> _Handler:
+    async def bridge(stream: Stream, client: str) -> None:
+        await carry(stream, await SocketStream.connect(LOOPBACK, port))
+
+    return bridge

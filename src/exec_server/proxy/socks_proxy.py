@@ -1,0 +1,179 @@
+"""SocksProxy: one connection of a process to its SOCKS5 proxy (RFC 1928, without passwords)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final
+
+from exec_server.proxy import hosts
+from exec_server.proxy.datagrams import encode_address
+from exec_server.proxy.decider import Decider
+from exec_server.proxy.interception import Interceptor
+from exec_server.proxy.policy import Request
+from exec_server.proxy.stream import Stream
+from exec_server.proxy.tunnel import carry
+from exec_server.proxy.udp_association import UdpAssociation
+from exec_server.proxy.upstream import Upstream
+
+# The time for both messages of the process.
+HANDSHAKE_SECONDS = 30.0
+
+# Longer than both messages; what follows them is for the tunnel.
+_MESSAGE_BYTES: Final = 1024
+
+_VERSION: Final = 5
+_NO_PASSWORD: Final = 0
+_NO_METHOD: Final = b"\x05\xff"
+_CONNECT: Final = 1
+_UDP_ASSOCIATE: Final = 3
+_IPV4, _NAME, _IPV6 = 1, 3, 4
+_NOTHING_BOUND: Final = b"\x01" + bytes(6)
+# Replies of section 6.
+_SUCCESS: Final = 0
+_FAILURE: Final = 1
+_NOT_ALLOWED: Final = 2
+_NOT_CONNECTED: Final = 5
+_NO_SUCH_COMMAND: Final = 7
+_NO_SUCH_ADDRESS_TYPE: Final = 8
+
+
+# Opens an association for a process at this address and port; raises OSError beyond a limit.
+Associate = Callable[[str, int], AbstractContextManager[UdpAssociation]]
+
+
+class SocksProxy:
+    """Serves one connection: a tunnel, an association for datagrams, or a refusal."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        client: str,
+        decider: Decider,
+        upstream: Upstream,
+        *,
+        interceptor: Interceptor | None = None,
+        associate: Associate | None = None,
+    ) -> None:
+        self._stream = stream
+        self._unread = b""  # bytes of the process that belong to what follows
+        self._unsent = b""  # the answer to the first message, until the second one is read
+        self._client = client
+        self._decider = decider
+        self._upstream = upstream
+        self._interceptor = interceptor
+        self._associate = associate
+
+    async def serve(self) -> None:
+        """Serve until either side ends the connection; raises OSError if that is broken."""
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                asked = await self._handshake()
+        except (EOFError, TimeoutError):
+            return
+        if asked is None:
+            return
+        command, kind, host, port = asked
+        if command == _UDP_ASSOCIATE and self._associate is not None:
+            await self._serve_datagrams(self._associate, kind, port)
+        elif command != _CONNECT:
+            await self._reply(_NO_SUCH_COMMAND)
+        elif port == 0:
+            await self._reply(_NOT_ALLOWED)
+        else:
+            await self._serve_tunnel(host, port)
+
+    async def _serve_tunnel(self, host: str, port: int) -> None:
+        request = Request("socks5_tcp", host, port, self._client)
+        decision = await self._decider.decide(request)
+        if not decision.is_allowed:
+            await self._reply(_NOT_ALLOWED)
+            return
+        if self._interceptor is not None and self._interceptor.wants(host, port):
+            if self._unread:
+                await self._reply(_NOT_ALLOWED)  # the tunnel is not open yet
+                return
+            accept = partial(self._reply, _SUCCESS)
+            addresses = decision.addresses
+            await self._interceptor.serve(self._stream, (host, port), addresses, accept)
+            return
+        try:
+            outer = await self._upstream.tunnel(host, port, decision.addresses)
+        except OSError:
+            await self._reply(_NOT_CONNECTED)
+            return
+        try:
+            await self._reply(_SUCCESS, encode_address(*outer.local_address))
+        except BaseException:
+            outer.abort()
+            raise
+        await carry(self._stream, outer, self._unread)
+
+    async def _serve_datagrams(self, associate: Associate, kind: int, port: int) -> None:
+        if kind == _NAME:
+            await self._reply(_NO_SUCH_ADDRESS_TYPE)
+            return
+        with ExitStack() as opened:
+            try:
+                association = opened.enter_context(associate(self._client, port))
+            except OSError:
+                await self._reply(_FAILURE)
+                return
+            await self._reply(_SUCCESS, encode_address(*association.address))
+            await association.serve(self._stream)
+
+    async def _handshake(self) -> tuple[int, int, str, int] | None:
+        """Command, kind of address, host and port that the process sends; None after a refusal."""
+        read = self._read
+        version, count = await read(2)
+        if version != _VERSION:
+            return None  # SOCKS4 has no answer that would be understood
+        if _NO_PASSWORD not in await read(count):
+            await self._stream.send(_NO_METHOD)
+            return None
+        self._unsent = bytes([_VERSION, _NO_PASSWORD])
+        version, command, _, kind = await read(4)
+        if version != _VERSION:
+            await self._flush()
+            return None
+        host = await self._host(kind)
+        if host is None:
+            await self._reply(_NO_SUCH_ADDRESS_TYPE)
+            return None
+        return command, kind, host, int.from_bytes(await read(2))
+
+    async def _read(self, count: int) -> bytes:
+        """The next bytes, exactly so many; raises EOFError if the process ends before."""
+        while len(self._unread) < count:
+            await self._flush()
+            data = await self._stream.receive(_MESSAGE_BYTES)
+            if not data:
+                raise EOFError
+            self._unread += data
+        read, self._unread = self._unread[:count], self._unread[count:]
+        return read
+
+    async def _host(self, kind: int) -> str | None:
+        """The host in its normal form; a name that no host can have stays as it is."""
+        read = self._read
+        if kind == _IPV4:
+            return str(IPv4Address(await read(4)))
+        if kind == _IPV6:
+            return str(IPv6Address(await read(16)))
+        if kind != _NAME:
+            return None
+        (length,) = await read(1)
+        name = (await read(length)).decode("ascii", "backslashreplace")
+        return name if name.count(":") == 1 else hosts.normalize(name)
+
+    async def _flush(self, more: bytes = b"") -> None:
+        """Send what is ready: a process that sends both messages at once gets both answers so."""
+        if data := self._unsent + more:
+            self._unsent = b""
+            await self._stream.send(data)
+
+    async def _reply(self, code: int, bound: bytes = _NOTHING_BOUND) -> None:
+        await self._flush(bytes([_VERSION, code, 0]) + bound)

@@ -1,0 +1,88 @@
+"""URL prefixes that may get a secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.proxy.credential_destinations import Destination, parse_destination
+
+
+@pytest.mark.parametrize(
+    ("prefix", "destination"),
+    [
+        ("https://Api.Example/", Destination("https", "api.example", 443, "/")),
+        ("https://api.example", Destination("https", "api.example", 443, "/")),
+        ("https://api.example:8443/v1/", Destination("https", "api.example", 8443, "/v1/")),
+        ("https://*.a.example/v1", Destination("https", "*.a.example", 443, "/v1")),
+        ("http://127.0.0.1:99/", Destination("http", "127.0.0.1", 99, "/")),
+        ("http://[::1]/", Destination("http", "::1", 80, "/")),
+        ("http://localhost/x", Destination("http", "localhost", 80, "/x")),
+    ],
+)
+def test_prefixes(prefix: str, destination: Destination) -> None:
+    assert parse_destination(prefix) == destination
+
+
+@pytest.mark.parametrize(
+    ("prefix", "text"),
+    [
+        ("", "no hostname"),
+        ("https:///x", "no hostname"),
+        ("https://u@a.example/", "user information"),
+        ("https://a.example/?x", "user information"),
+        ("https://a.example/#", "user information"),
+        ("http://a.example/", "must use HTTPS"),
+        ("http://127.0.0.1.example/", "must use HTTPS"),
+        ("ftp://a.example/", "must use HTTPS"),
+        ("https://*/", "wildcard"),
+        ("https://*.example/", "wildcard"),
+        ("https://a*.b.example/", "wildcard"),
+        ("https://*.*.b.example/", "wildcard"),
+        ("https://a b/", "exact hostname"),
+        ("https://ä.example/", "exact hostname"),
+        ("https://a.example/x/../y/", "exact hostname"),
+        ("https://[::1/", "Invalid IPv6"),
+        ("https://a.example:99999/", "Port out of range"),
+    ],
+)
+def test_refused_prefixes(prefix: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        parse_destination(prefix)
+
+
+def test_hosts_below_a_wildcard() -> None:
+    destination = parse_destination("https://*.a.example/")
+    assert destination.has_host("https", "x.a.example", 443)
+    assert destination.has_host("https", "y.x.a.example", 443)
+    for host in ("a.example", "xa.example", "a.example.evil", "x.a.example.evil"):
+        assert not destination.has_host("https", host, 443)
+    assert not destination.has_host("https", "x.a.example", 80)
+    assert not destination.has_host("http", "x.a.example", 443)
+
+
+def test_hosts_that_are_named() -> None:
+    destination = parse_destination("https://a.example/")
+    assert destination.has_host("https", "a.example", 443)
+    assert not destination.has_host("https", "x.a.example", 443)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "below", "others"),
+    [
+        (
+            "https://a.example/v1/",
+            ["/v1/", "/v1/x", "/v1/x?next=/../", "/v1/a..b", "/v1/%41"],
+            [
+                *("/", "/v1", "/v1x", "/V1/x", "//v1/x", "*", "/v1/../x", "/v1/.", "/v1/%2e%2e/x"),
+                *("/v1/%252e%252e/x", "/v1/x/..%2fy", "/v1/..\\x", "/v1/%5c..%5cx", "/v1/%2E./x"),
+                "/v1/%2525252525252e",
+            ],
+        ),
+        ("https://a.example/v1", ["/v1", "/v1/x", "/v1?x"], ["/v1x", "/v", "/v1/../x"]),
+        ("https://a.example/", ["/", "/x", "/x/../y", "//x"], ["", "*", "http://b/"]),
+    ],
+)
+def test_paths(prefix: str, below: list[str], others: list[str]) -> None:
+    destination = parse_destination(prefix)
+    assert [each for each in below if not destination.has_path(each.encode())] == []
+    assert [each for each in others if destination.has_path(each.encode())] == []

@@ -1,0 +1,211 @@
+"""Decider: the order of rules, questions and look-ups, and what is reported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.support.network import launch
+
+from exec_server.protocol.network import DecisionParams, Destination, PolicyParams
+from exec_server.proxy import decider as module
+from exec_server.proxy.decider import Decider, decode_answer
+from exec_server.proxy.policy import Decision, NetworkPolicy, Request
+
+
+class FakeClient:
+    """A Controller that gives one answer, and a resolver."""
+
+    def __init__(self, answer: object = None, addresses: Sequence[str] = ("8.8.8.8",)) -> None:
+        self.answer = answer
+        self.addresses = addresses
+        self.asked: list[PolicyParams] = []
+        self.looked_up: list[str] = []
+        self.reports: list[DecisionParams] = []
+
+    def report(self, decision: DecisionParams) -> None:
+        self.reports.append(decision)
+
+    async def ask(self, question: PolicyParams) -> object:
+        self.asked.append(question)
+        if self.answer == "silence":
+            await asyncio.Event().wait()
+        return self.answer
+
+    async def resolve(self, host: str) -> Sequence[str]:
+        self.looked_up.append(host)
+        if not self.addresses:
+            raise OSError("unknown")
+        if self.addresses == ["slow"]:
+            await asyncio.Event().wait()
+        return self.addresses
+
+    def decide(self, host: str, **members: Any) -> Decision:
+        port, method = members.pop("port", 80), members.pop("method", "GET")
+        protocol = members.pop("protocol", "http")
+        members.setdefault("domains", {"*": "allow", "bad.test": "deny"})
+        policy = NetworkPolicy(launch(**members))
+        request = Request(protocol, host, port, "127.0.0.1:5", method)
+        return asyncio.run(Decider("p", policy, self, self.resolve).decide(request))
+
+
+def _allow(**members: Any) -> dict[str, Any]:
+    return {"decision": {"type": "allow", **members}}
+
+
+def test_allowed_name_is_looked_up_once() -> None:
+    client = FakeClient(addresses=("8.8.8.8", "8.8.4.4"))
+    decision = client.decide("a.test")
+    assert decision == Decision("allow", "baseline_policy", "allow", ("8.8.8.8", "8.8.4.4"))
+    assert client.looked_up == ["a.test"]
+    (report,) = client.reports
+    assert report.timestamp.endswith("Z")
+    assert len(report.timestamp) == len("2026-11-16T12:54:39.878Z")
+    assert report == DecisionParams(
+        process_id="p",
+        timestamp=report.timestamp,
+        scope="domain",
+        decision="allow",
+        source="baseline_policy",
+        reason="allow",
+        protocol="http",
+        host="a.test",
+        port=80,
+        method="GET",
+        client="127.0.0.1:5",
+        policy_override=False,
+    )
+
+
+def test_denied_and_unlisted_names_are_not_looked_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    client = FakeClient()
+    assert client.decide("bad.test").reason == "denied"
+    assert client.decide("a.test", domains=None).reason == "not_allowed"
+    assert client.decide("10.0.0.1").reason == "not_allowed_local"
+    assert (client.looked_up, client.asked) == ([], [])
+    assert [record.getMessage() for record in caplog.records] == [
+        "process p: http to bad.test:80 is refused: denied",
+        "process p: http to a.test:80 is refused: not_allowed",
+        "process p: http to 10.0.0.1:80 is refused: not_allowed_local",
+    ]
+
+
+@pytest.mark.parametrize(
+    "addresses", [["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["::1"], ["fe80::1%lo"], []]
+)
+def test_names_with_local_addresses_are_refused(addresses: list[str]) -> None:
+    decision = FakeClient(addresses=addresses).decide("a.test")
+    assert decision == Decision("deny", "baseline_policy", "not_allowed_local")
+
+
+def test_silent_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOKUP_SECONDS", 0.01)
+    assert FakeClient(addresses=["slow"]).decide("a.test").reason == "not_allowed_local"
+
+
+def test_local_binding_dials_any_address() -> None:
+    client = FakeClient(addresses=["127.0.0.1"])
+    assert client.decide("a.test", allowLocalBinding=True).addresses == ["127.0.0.1"]
+    client.addresses = ()
+    # Allowed, but there is nothing to dial.
+    assert client.decide("a.test", allowLocalBinding=True) == Decision(
+        "allow", "baseline_policy", "allow"
+    )
+
+
+def test_addresses_are_not_looked_up() -> None:
+    client = FakeClient()
+    assert client.decide("8.8.8.8").addresses == ("8.8.8.8",)
+    assert client.looked_up == []
+
+
+def test_client_allows() -> None:
+    client = FakeClient(_allow())
+    decision = client.decide("a.test", domains=None, timeout=1000)
+    assert decision == Decision("allow", "decider", "not_allowed", ("8.8.8.8",), is_override=True)
+    assert client.asked == [PolicyParams("p", Destination("http", "a.test", 80))]
+    assert client.reports[0].policy_override
+
+
+def test_client_cannot_allow_local_addresses() -> None:
+    client = FakeClient(_allow(), ["10.0.0.1"])
+    decision = client.decide("a.test", domains=None, timeout=1000)
+    assert decision == Decision("deny", "baseline_policy", "not_allowed_local")
+    assert client.decide("10.0.0.1", domains=None, timeout=1000).reason == "not_allowed_local"
+    assert len(client.asked) == 1
+
+
+def test_reviewed_names_are_asked_about() -> None:
+    client = FakeClient({"decision": {"type": "deny", "reason": "reviewed"}})
+    decision = client.decide("a.test", reviewDomains=["a.test"], timeout=1000)
+    assert decision == Decision("deny", "decider", "reviewed")
+    assert client.decide("a.test", reviewDomains=["a.test"]).reason == "not_allowed"
+
+
+def test_unusable_hosts_are_not_asked_about() -> None:
+    client = FakeClient(_allow())
+    assert client.decide("a b", timeout=1000) == Decision("deny", "baseline_policy", "not_allowed")
+    assert client.asked == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "decision"),
+    [
+        ({"type": "deny", "reason": "no"}, Decision("deny", "decider", "no")),
+        ({"type": "ask", "reason": "later"}, Decision("ask", "decider", "later")),
+        ({"type": "deny", "reason": ""}, Decision("deny", "decider", "policy_denied")),
+        ({"type": "deny"}, Decision("deny", "decider", "not_allowed")),
+        ({"type": "deny", "reason": "x" * 1025}, Decision("deny", "decider", "not_allowed")),
+        ({"type": "deny", "reason": "a\nb"}, Decision("deny", "decider", "not_allowed")),
+        ({"type": "deny", "reason": "a\x85b"}, Decision("deny", "decider", "not_allowed")),
+        ({"type": "perhaps"}, Decision("deny", "decider", "not_allowed")),
+        (None, Decision("deny", "decider", "not_allowed")),
+    ],
+)
+def test_other_answers(answer: object, decision: Decision) -> None:
+    client = FakeClient({"decision": answer})
+    assert client.decide("a.test", domains=None, timeout=1000) == decision
+
+
+@pytest.mark.parametrize("result", [None, 5, {}, [], "allow", {"decision": "allow"}])
+def test_results_without_a_decision(result: object) -> None:
+    assert decode_answer(result) is None
+
+
+def test_longest_reason() -> None:
+    answer = decode_answer({"decision": {"type": "ask", "reason": "é" * 512}})
+    assert answer is not None
+    assert answer.reason == "é" * 512
+
+
+def test_silent_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exec_server.proxy.policy.ANSWER_GRACE_SECONDS", 0.01)
+    decision = FakeClient("silence").decide("a.test", domains=None, timeout=1)
+    assert decision == Decision("deny", "decider", "not_allowed")
+
+
+def test_limited_mode_reports_both_decisions() -> None:
+    client = FakeClient()
+    decision = client.decide("a.test", mode="limited", method="POST")
+    assert decision == Decision("deny", "mode_guard", "method_not_allowed", scope="non_domain")
+    assert [(each.decision, each.source) for each in client.reports] == [
+        ("allow", "baseline_policy"),
+        ("deny", "mode_guard"),
+    ]
+    assert client.decide("bad.test", mode="limited", method="POST").reason == "denied"
+    assert client.decide("a.test", mode="limited").is_allowed
+
+
+def test_limited_mode_refuses_socks_before_all_else() -> None:
+    client = FakeClient(_allow())
+    for port, reason in ((443, "mitm_required"), (80, "method_not_allowed")):
+        decision = client.decide(
+            "bad.test", mode="limited", method=None, protocol="socks5_tcp", port=port, timeout=1
+        )
+        assert decision.reason == reason
+    assert [each.source for each in client.reports] == ["mode_guard"] * 2
+    assert client.asked == []

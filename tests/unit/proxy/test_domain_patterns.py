@@ -1,0 +1,98 @@
+"""Domain patterns: which are accepted, and what they match. All were tried at the reference."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from exec_server.errors import InvalidParams
+from exec_server.proxy import domain_patterns
+from exec_server.proxy.domain_patterns import DomainPatterns
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched", "others"),
+    [
+        ("a.b", ["a.b"], ["x.a.b", "a.bc", "aa.b", "axb"]),
+        ("A.B.", ["a.b"], ["a.b.c"]),
+        ("a.b:443", ["a.b"], ["a.b.c"]),
+        ("[::1]", ["::1"], ["::2"]),
+        ("[0::1]:80", ["::1"], ["::2"]),
+        ("*.a.b", ["x.a.b", "x.y.a.b"], ["a.b", "xa.b"]),
+        ("**.a.b", ["a.b", "x.a.b", "x.y.a.b"], ["xa.b"]),
+        ("*", ["a", "a.b", "::1"], []),
+        ("[*]", ["a", "a.b"], []),
+        ("**.*", ["a", "a.b"], []),
+        ("*.*", ["a.b", "a.b.c"], ["a"]),
+        ("c?.test", ["c1.test"], ["c.test", "c12.test"]),
+        ("*a.test", ["a.test", "ya.test", "x.ya.test"], ["b.test"]),
+        ("b.*.test", ["b.y.test", "b.y.z.test"], ["b.test"]),
+        ("x*y.f", ["xy.f", "x1y.f", "x.y.f"], ["x.f"]),
+        ("**.g*.test", ["g.test", "p.g1.test", "g.h.test"], ["p.test"]),
+        ("a*b*c.d", ["abc.d", "a-b-c.d", "abbcc.d"], ["acb.d"]),
+    ],
+)
+def test_matches(pattern: str, matched: list[str], others: list[str]) -> None:
+    patterns = DomainPatterns([pattern])
+    assert [host for host in matched + others if patterns.match(host)] == matched
+
+
+def test_only_a_pattern_without_wildcards_names_a_host() -> None:
+    patterns = DomainPatterns(["a.b", "*.c", "*"])
+    assert patterns.names("a.b")
+    assert not patterns.names("x.c")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("", "domain pattern is empty"),
+        ("  ", "domain pattern is empty"),
+        ("*.", "domain pattern is empty"),
+        ("a b", "unsupported domain pattern syntax: a b"),
+        ("a\tb", "unsupported domain pattern syntax: a\tb"),
+        ("http://x/", "unsupported domain pattern syntax: http://x/"),
+        ("1.2.3.4/8", "unsupported domain pattern syntax: 1.2.3.4/8"),
+        ("[x]", "brackets are only supported for IPv6 literals or [*]: [x]"),
+        ("[::1", "brackets are only supported for IPv6 literals or [*]: [::1"),
+        ("**", "unsupported repeated wildcard: **"),
+        ("**.a.**", "unsupported repeated wildcard: **.a.**"),
+    ],
+)
+def test_refused_patterns(pattern: str, text: str) -> None:
+    for denied in (False, True):
+        with pytest.raises(InvalidParams) as caught:
+            DomainPatterns([pattern], denied=denied)
+        assert caught.value.message == f"invalid network proxy config: {text}"
+
+
+@pytest.mark.parametrize("pattern", ["*", "[*]", "**.*"])
+def test_not_everything_can_be_denied(pattern: str) -> None:
+    with pytest.raises(InvalidParams) as caught:
+        DomainPatterns([pattern], denied=True)
+    assert caught.value.message == (
+        f"invalid network proxy config: invalid value for network.denied_domains: {pattern} "
+        "(allowed exact hosts or scoped wildcards like *.example.com or **.example.com)"
+    )
+
+
+@pytest.mark.parametrize("pattern", ["*.*", "*.a", "**.a", "?", "a", "_x.y", "a@b"])
+def test_patterns_that_can_be_denied(pattern: str) -> None:
+    DomainPatterns([pattern], denied=True)
+
+
+def test_number_and_length_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domain_patterns, "MAX_PATTERNS", 2)
+    monkeypatch.setattr(domain_patterns, "PATTERN_CHARACTERS", 4)
+    DomainPatterns(["aaaa", "b"])
+    for patterns in (["a", "b", "c"], ["aaaaa"]):
+        with pytest.raises(InvalidParams, match="at most 2 domain patterns of 4 characters"):
+            DomainPatterns(patterns)
+
+
+def test_many_stars_take_no_long_time() -> None:
+    patterns = DomainPatterns(["*a" * 100 + "b"])
+    begin = time.process_time()
+    assert not patterns.match("a" * 253)
+    assert time.process_time() - begin < 1
