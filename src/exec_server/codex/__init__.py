@@ -1,0 +1,1 @@
+"""Files that Codex keeps on this machine: layers of configuration, skills, plugins."""

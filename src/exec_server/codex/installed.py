@@ -1,0 +1,232 @@
+"""capabilities/discoverV2: the skills and plugins that are installed for the user. Blocking."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from functools import cmp_to_key
+from itertools import zip_longest
+from typing import Final
+from urllib.parse import unquote
+
+from exec_server.codex.bundle import discover_root, manifest_directory
+from exec_server.codex.capability_files import Files, ResponseBudget
+from exec_server.codex.home import codex_home, user_home
+from exec_server.codex.manifest import Manifest, ManifestFault, parse_manifest
+from exec_server.codex.skill_text import SkillFault, front_matter, skill_metadata
+from exec_server.errors import RpcError
+from exec_server.protocol.capabilities import (
+    DiscoverResult,
+    DiscoveryRoot,
+    Plugin,
+    PluginSkill,
+    Skill,
+)
+from exec_server.protocol.capability_roots import (
+    CapabilityFile,
+    DiscoveredRoot,
+    PluginFiles,
+    RootParams,
+)
+from exec_server.protocol.files import WalkOptions
+from exec_server.protocol.paths import PathUri, path_to_uri
+
+log = logging.getLogger(__name__)
+
+# Plugins of one answer: far more than any user has. Further ones are left out with a warning.
+MAX_PLUGINS: Final = 256
+
+WARNING: Final = "some capability metadata could not be loaded; discovery may be incomplete"
+# Markets, plugins and versions below the cache.
+_CACHE: Final = WalkOptions(
+    max_depth=2, max_directories=2000, max_entries=20_000, follow_directory_symlinks=True
+)
+_MARKET: Final = re.compile(r"[\w-]+", re.ASCII)
+_NAME: Final = re.compile(r"[\w-][\w.-]*", re.ASCII)
+_VERSION: Final = re.compile(r"(?!\.\.?\Z)[\w.+-]+", re.ASCII)
+_SEMVER: Final = re.compile(
+    r"(\d+)\.(\d+)\.(\d+)(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?", re.ASCII
+)
+
+
+def roots(variables: Mapping[str, str]) -> tuple[list[tuple[str, str]], str]:
+    """Ids and URIs of the directories of skills, and the URI of the cache of plugins.
+
+    Raises InternalError.
+    """
+    home = codex_home(variables)
+    skills = [("codex-home-skills", path_to_uri(f"{home}/skills"))]
+    user = user_home(variables)
+    if user is not None:
+        skills.append(("user-agent-skills", path_to_uri(f"{user}/.agents/skills")))
+    return skills, path_to_uri(f"{home}/plugins/cache")
+
+
+def discover(variables: Mapping[str, str], files: Files) -> DiscoverResult:
+    """All skills and plugins that may be read. Raises InternalError."""
+    skill_roots, cache = roots(variables)
+    return _Installed(files).discover(skill_roots, cache)
+
+
+class _Installed:
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._budget = ResponseBudget()
+        self._result = DiscoverResult([], [], [])
+
+    def discover(self, skill_roots: list[tuple[str, str]], cache: str) -> DiscoverResult:
+        for root_id, uri in skill_roots:
+            self._skills(DiscoveryRoot(root_id, uri))
+        plugins = sorted(self._plugin_directories(cache))
+        if len(plugins) > MAX_PLUGINS:
+            self._result.warnings.append(WARNING)
+        for plugin_id, version, uri in plugins[:MAX_PLUGINS]:
+            self._plugin(plugin_id, version, uri)
+        return self._result
+
+    def _read(self, uri: str) -> DiscoveredRoot:
+        return discover_root(RootParams("", PathUri.from_text(uri)), self._files, self._budget)
+
+    def _skills(self, root: DiscoveryRoot) -> None:
+        bundle = self._read(root.path)
+        is_complete = not bundle.warnings
+        for skill in _parsed_skills(bundle):
+            if skill is None:
+                is_complete = False
+            else:
+                self._result.skills.append(
+                    Skill(
+                        skill.name,
+                        skill.description,
+                        skill.short_description,
+                        skill.path,
+                        root,
+                        skill.dependencies,
+                        skill.policy,
+                    )
+                )
+        if not is_complete:
+            self._result.warnings.append(WARNING)
+
+    def _plugin(self, plugin_id: str, version: str, uri: str) -> None:
+        bundle = self._read(uri)
+        skills = list(_parsed_skills(bundle))
+        manifest = None if bundle.plugin is None else _parsed(bundle.plugin.manifest)
+        if bundle.warnings or manifest is None or None in skills:
+            self._result.warnings.append(WARNING)
+        if manifest is None or bundle.plugin is None:
+            return
+        files = bundle.plugin
+        if manifest.servers is not None:
+            declared = CapabilityFile(files.manifest.path, manifest.servers)
+            files = PluginFiles(files.manifest, declared, files.apps_config)
+        known = [skill for skill in skills if skill is not None]
+        plugin = Plugin(plugin_id, manifest.display_name, None, version, uri, files, known)
+        self._result.plugins.append(plugin)
+
+    def _plugin_directories(self, cache: str) -> Iterator[tuple[str, str, str]]:
+        """Id, version and URI of the newest version of each plugin."""
+        try:
+            entries = self._files.walk(PathUri.from_text(cache), _CACHE).entries
+        except (OSError, RpcError):
+            return  # there is no cache
+        versions: dict[tuple[str, str], list[str]] = {}
+        for entry in entries:
+            names = unquote(entry.path.removeprefix(f"{cache}/")).split("/")
+            if entry.kind == "directory" and len(names) == 3:
+                market, name, version = names
+                if _MARKET.fullmatch(market) and _NAME.fullmatch(name):
+                    versions.setdefault((name, market), []).append(version)
+        for (name, market), found in versions.items():
+            valid = [version for version in found if _VERSION.fullmatch(version)]
+            if valid:
+                version = newest(valid)
+                uri = path_to_uri(f"{PathUri.from_text(cache).native()}/{market}/{name}/{version}")
+                yield f"{name}@{market}", version, uri
+
+
+def newest(versions: list[str]) -> str:
+    """The version to use: a local one, else the highest."""
+    return "local" if "local" in versions else max(versions, key=cmp_to_key(_compare))
+
+
+def _compare(left: str, right: str) -> int:
+    """As semantic versions if both are some, else as texts."""
+    one, other = _SEMVER.fullmatch(left), _SEMVER.fullmatch(right)
+    if one is None or other is None:
+        return (left > right) - (left < right)
+    numbers = [[int(match[i]) for i in (1, 2, 3)] for match in (one, other)]
+    if numbers[0] != numbers[1]:
+        return 1 if numbers[0] > numbers[1] else -1
+    if (one[4] is None) != (other[4] is None):
+        return 1 if one[4] is None else -1  # a release is above its previews
+    return _compare_parts(one[4], other[4]) or _compare_parts(one[5], other[5])
+
+
+def _compare_parts(left: str | None, right: str | None) -> int:
+    """Identifiers between dots: numbers by value, below words; fewer are lower."""
+    pairs = zip_longest((left or "").split("."), (right or "").split("."))
+    for one, other in pairs:
+        if one == other:
+            continue
+        keys = [_part_key(part) for part in (one, other)]
+        return 1 if keys[0] > keys[1] else -1
+    return 0
+
+
+def _part_key(part: str | None) -> tuple[int, int, str]:
+    if not part:
+        return 0, 0, ""
+    return (1, int(part), "") if part.isdigit() else (2, 0, part)
+
+
+def _parsed(manifest: CapabilityFile) -> Manifest | None:
+    directory = unquote(manifest_directory(manifest.path).rpartition("/")[2])
+    try:
+        return parse_manifest(manifest.contents, directory)
+    except ManifestFault:
+        _log_invalid(manifest)
+        return None
+
+
+def _log_invalid(file: CapabilityFile) -> None:
+    """Name a file to the operator: the warning of the answer, the reference's text, names none."""
+    log.info("a discovery leaves out %s: it is not valid", file.path)  # a URI is printable
+
+
+def _parsed_skills(bundle: DiscoveredRoot) -> Iterator[PluginSkill | None]:
+    """The skills of a root; None for one that is invalid."""
+    namespaces = {}
+    for file in bundle.namespace_manifests:
+        manifest = _parsed(file)
+        if manifest is not None:
+            namespaces[manifest_directory(file.path)] = manifest.name
+    for skill in bundle.skills:
+        path = skill.instructions.path
+        directory = path.rpartition("/")[0]
+        try:
+            header = front_matter(skill.instructions.contents)
+        except SkillFault:
+            _log_invalid(skill.instructions)
+            yield None
+            continue
+        metadata = skill_metadata("" if skill.metadata is None else skill.metadata.contents)
+        name = header.name or unquote(directory.rpartition("/")[2])
+        yield PluginSkill(
+            f"{_namespace(directory, namespaces)}{name}",
+            header.description,
+            header.short_description,
+            path,
+            metadata.dependencies,
+            metadata.policy,
+        )
+
+
+def _namespace(directory: str, namespaces: dict[str, str]) -> str:
+    """The name of the nearest plugin around a skill, with a colon."""
+    while directory:
+        if directory in namespaces:
+            return f"{namespaces[directory]}:"
+        directory = directory.rpartition("/")[0]
+    return ""

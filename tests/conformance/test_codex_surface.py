@@ -1,0 +1,170 @@
+"""A real Codex with the features that ask a server for more than processes and files.
+
+As in test_codex_client, the same is expected of our server and of the reference.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.codex import command, report, start_app_server, start_codex
+from tests.conformance.mcp_server import serve_mcp
+from tests.conformance.model import Model, Step, ToolCall, serve
+from tests.conformance.proxy import Proxy
+from tests.support.client import server_environment, start_server
+
+pytestmark = pytest.mark.reference
+
+
+@dataclass
+class Machine:
+    """A machine with a server: its Codex home, the home of its user, a folder to work in."""
+
+    kind: str
+    home: Path
+    user: Path
+    folder: Path
+
+    def play(
+        self, *script: Step, features: tuple[str, ...] = (), env: dict[str, str] | None = None
+    ) -> Model:
+        """Runs a whole script of the model; returns what it was told."""
+        variables = {"CODEX_HOME": str(self.home), "HOME": str(self.user)} | (env or {})
+        with (
+            start_server(self.kind, env=variables, cwd=self.folder) as server,
+            start_codex(script, self.folder, url=server.url, features=features) as client,
+        ):
+            return client.completed()
+
+
+@pytest.fixture
+def machine(kind: str, folder: Path) -> Iterator[Machine]:
+    # Below a temporary directory Codex does without some of its helpers.
+    cache = Path(server_environment("reference")["CODEX_HOME"]).parent
+    root = Path(tempfile.mkdtemp(prefix="machine-", dir=cache))
+    try:
+        for name in ("home", "user"):
+            (root / name).mkdir()
+        yield Machine(kind, root / "home", root / "user", folder)
+    finally:
+        shutil.rmtree(root)
+
+
+def test_mcp_servers_of_the_machine_become_tools(machine: Machine) -> None:
+    with serve_mcp() as url:
+        settings = f'[mcp_servers.echo]\nurl = "{url}"\nbearer_token_env_var = "ECHO_BEARER"\n'
+        (machine.home / "config.toml").write_text(settings)
+        call = ToolCall("m", "echo", {"text": "hello"}, "mcp__echo")
+        model = machine.play([call], env={"ECHO_BEARER": "abc"})
+    assert "hello Bearer abc" in model.outputs["m"]
+
+
+def test_skills_of_the_machine_are_known_to_the_model(machine: Machine) -> None:
+    for path, mark in {
+        machine.home / "skills/first/SKILL.md": "mark-home",
+        machine.user / ".agents/skills/second/SKILL.md": "mark-user",
+    }.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(f"---\ndescription: {mark}\n---\n")
+    model = machine.play([command("c", "echo hi")], features=("executor_capability_discovery_v2",))
+    for mark in ("mark-home", "mark-user"):
+        assert mark in model.instructions, mark
+
+
+def test_selected_roots_of_the_machine_are_known_to_the_model(machine: Machine) -> None:
+    """An editor selects them for a thread; with the feature the client sends discoverV1."""
+    for name, text in {
+        "plugin/.codex-plugin/plugin.json": '{"name": "demo"}',
+        "plugin/skills/first/SKILL.md": "---\nname: first\ndescription: mark-plugin\n---\n",
+        "plain/second/SKILL.md": "---\nname: second\ndescription: mark-plain\n---\nmark-body\n",
+    }.items():
+        (machine.user / name).parent.mkdir(parents=True)
+        (machine.user / name).write_text(text)
+    selected = [
+        {
+            "id": f"{name}@1",
+            "location": {
+                "type": "environment",
+                "environmentId": "remote",
+                "path": str(machine.user / name),
+            },
+        }
+        for name in ("plugin", "plain")
+    ]
+    with (
+        start_server(machine.kind, cwd=machine.folder) as server,
+        Proxy(server.url, record=True) as proxy,
+        serve([[command("c", "echo hi")]]) as model,
+        start_app_server(
+            {"CODEX_EXEC_SERVER_URL": proxy.url},
+            url=model.url,
+            sandbox="danger-full-access",
+            features=["executor_capability_discovery", "plugins"],
+        ) as client,
+    ):
+        params = {"cwd": str(machine.folder), "selectedCapabilityRoots": selected}
+        thread = client.call("thread/start", params)["thread"]["id"]
+        said = {"type": "text", "text": "go on with $second"}
+        client.call("turn/start", {"threadId": thread, "input": [said]})
+        client.wait_for(lambda notice: notice["method"] == "turn/completed")
+        methods = proxy.methods()
+    assert report(model.outputs["c"]).text == "hi\n"
+    assert "capabilityRoots/discoverV1" in methods
+    assert "fs/walk" not in methods  # the way without the feature
+    for mark in ("demo:first: mark-plugin", "second: mark-plain", "mark-body"):
+        assert mark in model.instructions, mark
+
+
+def test_files_are_copied_between_environments(machine: Machine) -> None:
+    """A tool of the model streams them from one server to the other, under its sandbox."""
+    content = bytes(range(256)) * 10_000
+    (machine.folder / "source").write_bytes(content)
+
+    def copy(call_id: str, target: Path) -> ToolCall:
+        places = {
+            "source_environment_id": "one",
+            "source_path": str(machine.folder / "source"),
+            "target_environment_id": "two",
+            "target_path": str(target),
+        }
+        return ToolCall(call_id, "multi_env_copy_file", places)
+
+    allowed, refused = machine.folder / "target", machine.user / "target"
+    with (
+        start_server(machine.kind, cwd=machine.folder) as one,
+        start_server(machine.kind, cwd=machine.folder) as two,
+        Proxy(two.url, record=True) as proxy,
+    ):
+        lines = ['default = "one"', "include_local = false"]
+        for name, url in (("one", one.url), ("two", proxy.url)):
+            lines += ["[[environments]]", f'id = "{name}"', f'url = "{url}"']
+        with start_codex(
+            [[copy("in", allowed)], [copy("out", refused)]],
+            machine.folder,
+            environments="\n".join(lines),
+            variables={},
+            sandbox="workspace-write",
+            features=["multi_env_copy_file"],
+        ) as client:
+            model = client.completed()
+        methods = proxy.methods()
+    assert str(len(content)) in model.outputs["in"]
+    assert allowed.read_bytes() == content
+    assert {"fs/open", "fs/writeBlock", "fs/close"} <= set(methods)
+    assert model.outputs["out"].startswith("copy failed")
+    assert not refused.exists()
+
+
+def test_start_up_files_run_once_for_all_commands(machine: Machine) -> None:
+    profile = "echo x >> ~/runs; export FROM=profile; hello() { echo hello; }\n"
+    (machine.user / ".bash_profile").write_text(profile)
+    commands = [[command(name, "echo $FROM; hello; cat ~/runs")] for name in ("first", "second")]
+    model = machine.play(*commands, features=("shell_snapshot_v2",))
+    for name in ("first", "second"):
+        assert report(model.outputs[name]).text == "profile\nhello\nx\n"

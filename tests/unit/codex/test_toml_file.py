@@ -1,0 +1,126 @@
+"""TOML files: limits, and where a fault is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from exec_server.codex import toml_file
+from exec_server.codex.toml_file import (
+    TEXT_CHARACTERS,
+    DocumentTooLarge,
+    TomlFault,
+    UnreadableFile,
+    dump,
+    parse,
+    read_text,
+)
+
+
+def _fault(text: str) -> tuple[int, int, str]:
+    with pytest.raises(TomlFault) as caught:
+        parse(text)
+    return caught.value.line, caught.value.column, caught.value.text
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ("a=1\na=2\n", 2, 1),
+        ("a=1\r\na=2\r\n", 2, 1),
+        ("x=1\n  a = 1\n  a = 2\n", 3, 3),
+        ("[a]\nx=1\n[a]\n", 3, 2),
+        ("a=[1]\n[[a]]\n", 2, 3),
+        ("a.b=1\na.b=2\n", 2, 3),
+        ('"é"=1\n"é"=2\n', 2, 1),
+        ("a={b=1, b=2}\n", 1, 9),
+        ('a=1\na="""\nx\n"""\n', 2, 1),
+        ("[a.b]\n[a]\nb=1\n", 3, 1),
+    ],
+)
+def test_the_second_of_two_keys_is_the_fault(text: str, line: int, column: int) -> None:
+    assert _fault(text) == (line, column, "duplicate key")
+
+
+def test_a_long_value_hides_the_beginning_of_its_statement() -> None:
+    line, column, text = _fault('a=1\na="""' + "\n" * 20 + '"""\n')
+    assert (line, column, text) == (22, 1, "duplicate key")
+
+
+def test_other_faults_have_the_words_of_the_parser() -> None:
+    line, column, text = _fault("\na = \n")
+    assert (line, column) == (2, 5)
+    assert text
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        (f"x = 1\na = {2**63}\n", 2, 5),
+        (f"a = [{-(2**63) - 1}]\n", 1, 6),
+        ("a = 0xFFFFFFFFFFFFFFFF\n", 1, 1),
+        ("a = " + "9" * 5000, 1, 1),
+        ("a = 0x" + "f" * 5000, 1, 5),
+        ("a = 0b" + "1" * 200_000, 1, 1),
+        ("a = " + "[" * 81 + "]" * 81, 1, 1),
+        ("a = " + "[" * 5000, 1, 1),
+        ("x = 1\n" + "a." * 32 + "b = 1", 2, 1),
+        ("x = {" + '"a" . ' * 32 + "b = 1}", 1, 6),
+    ],
+)
+def test_other_parsers_do_not_read_this(text: str, line: int, column: int) -> None:
+    assert _fault(text)[:2] == (line, column)
+
+
+def test_documents_of_toml_1_1_are_read_and_written() -> None:
+    document = parse(f'a = {{\n  b = 1,\n}}\nc = "\\e"\nbig = {2**63 - 1}\n' + "k." * 30 + "k = 1")
+    assert document["a"] == {"b": 1}
+    assert parse(dump(document)) == document
+    assert dump({"tab": {}}) == "[tab]\n"
+
+
+def test_nested_arrays_are_written_without_indentation() -> None:
+    document = parse(f"a = {'[' * 70}{'1,' * 1000}{']' * 70}")
+    text = dump(document)
+    assert parse(text) == document
+    assert len(text) < 5000
+
+
+def test_headers_that_repeat_long_keys_are_refused() -> None:
+    around = ".".join("k" * 100 for _ in range(31))
+    tables = TEXT_CHARACTERS // len(around)
+    few = "".join(f"a{n}.b = 1\n" for n in range(tables - 100))
+    assert len(dump(parse(f"[{around}]\n{few}"))) < 2 * TEXT_CHARACTERS
+    many = "".join(f"a{n}.b = 1\n" for n in range(tables + 1))
+    with pytest.raises(DocumentTooLarge):
+        dump(parse(f"[{around}]\n{many}"))
+    with pytest.raises(DocumentTooLarge):
+        dump({"k" * TEXT_CHARACTERS: [{"a": 1}, {"a": 2}]})
+
+
+def test_files(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    assert read_text(str(file)) is None
+    file.write_bytes(b"\xef\xbb\xbfa = 1\n")
+    assert read_text(str(file)) == "a = 1\n"
+    assert read_text(f"{file}/below") is None
+    file.write_bytes(b"#" * toml_file.FILE_BYTES)
+    assert read_text(str(file)) is not None
+    for content, reason in [
+        (b"#" * (toml_file.FILE_BYTES + 1), f"the file exceeds {toml_file.FILE_BYTES} bytes"),
+        (b"a = '\xff'", "invalid utf-8 sequence from index 5"),
+    ]:
+        file.write_bytes(content)
+        with pytest.raises(UnreadableFile, match=reason):
+            read_text(str(file))
+
+
+def test_no_file_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnreadableFile, match="pipe` is not a file"):
+        read_text(str(tmp_path / "pipe"))
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UnreadableFile, match="Symbolic link loop"):
+        read_text(str(tmp_path / "loop"))
