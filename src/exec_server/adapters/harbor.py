@@ -1,0 +1,234 @@
+"""ExecServerEnvironment: a machine as an environment of Harbor.
+
+In a job: `environment: {import_path: "exec_server.adapters.harbor:ExecServerEnvironment", kwargs:
+{target: …}}`. The machine is used as it is: no image is built, so the target has to be one that
+suits the task.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from exec_server.adapters.target import (
+    UNREACHABLE,
+    ConnectOptions,
+    framework_missing,
+    make_environment,
+    token_of_variable,
+)
+from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.environment import Environment
+from exec_server.client.exceptions import Timeout
+from exec_server.client.files import Files
+from exec_server.client.results import Chunk
+
+try:
+    from harbor.environments.base import BaseEnvironment, ExecResult
+    from harbor.environments.capabilities import EnvironmentCapabilities
+except ImportError as error:
+    raise framework_missing("harbor", "harbor", error) from error
+
+
+class MachineUnavailableError(RuntimeError):
+    """The machine is out of reach; `retry.include_exceptions` of a job may name this class."""
+
+
+class ExecServerEnvironment(BaseEnvironment):
+    """A machine; connected from `start` to `stop`, which kills its processes."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        target: str | None = None,
+        registry: str | None = None,
+        environment_id_at_registry: str | None = None,
+        executor_key: str | None = None,
+        token_env: str | None = None,
+        ca_file: str | None = None,
+        sandbox: AnySandbox | None = None,
+        workdir: str | None = None,
+        **options: Any,
+    ) -> None:
+        """`workdir` is the directory of commands without one; `token_env` names a variable.
+
+        The token is not an argument, because Harbor stores the arguments.
+        """
+        self._target = target
+        self._sandbox = sandbox
+        self._workdir = workdir
+        self._connecting: ConnectOptions = {
+            "token": token_of_variable(token_env),
+            "registry": registry,
+            "environment_id": environment_id_at_registry,
+            "executor_key": executor_key,
+            "ca_file": ca_file,
+            "reconnect": True,
+        }
+        self._environment: Environment | None = None
+        self._own_names: list[str] = []  # the server's user, if it knows no other
+        known = signature(BaseEnvironment.__init__).parameters
+        if unknown := sorted(options.keys() - known.keys()):  # Harbor would ignore it
+            raise TypeError(f"exec-server has no option {', '.join(unknown)}")
+        super().__init__(*arguments, **options)
+
+    @staticmethod
+    def type() -> str:
+        return "exec-server"
+
+    @property
+    def capabilities(self) -> EnvironmentCapabilities:
+        return EnvironmentCapabilities()
+
+    def _validate_definition(self) -> None:
+        """A machine needs no definition."""
+
+    async def start(self, force_build: bool) -> None:
+        if self._environment is None:
+            environment = make_environment(self._target, self._connecting)
+            with _reaching():
+                await environment
+            self._environment = environment
+        with _reaching():
+            if self._workdir is not None:
+                await self._files().mkdir(self._workdir, parents=True, exist_ok=True)
+            await self._make_log_directories()
+        await self._upload_environment_dir_after_start()
+
+    async def _make_log_directories(self) -> None:
+        """Make what containers get as mounts, such as /logs/agent; all users may write there."""
+        if directories := self._mount_targets(writable_only=True):
+            command = self._ensure_dirs_command(directories, chmod=True)
+            await self._opened.run(["bash", "-c", command], cwd="/", check=True)
+
+    async def stop(self, delete: bool) -> None:
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            await environment.aclose()
+
+    @property
+    def _opened(self) -> Environment:
+        if self._environment is None:
+            raise RuntimeError("the environment is not started")
+        return self._environment
+
+    def _files(self, user: str | int | None = None) -> Files:
+        files = self._opened.files
+        if user is not None:
+            files = files.as_user(str(user))
+        return files if self._sandbox is None else files.sandboxed(self._sandbox, cwd=self._workdir)
+
+    # ---- commands ---------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        name = await self._user_name(user)
+        output = _Output(self._output_callback())
+        try:
+            with _reaching():
+                done = await self._opened.run(
+                    ["bash", "-c", command],
+                    cwd=cwd or self._workdir,
+                    env=self._merge_env(env),
+                    timeout=timeout_sec,
+                    user=name,
+                    sandbox=self._sandbox,
+                    on_output=output.emit if output.has_receiver else None,
+                )
+        except Timeout as late:
+            raise RuntimeError(f"{late}: {late.result.head_and_tail(4096)}") from None
+        return ExecResult(stdout=done.text, stderr=done.error_text, return_code=done.exit_code)
+
+    async def _user_name(self, user: str | int | None) -> str | None:
+        """The user of a command; None for the server's own, which a server without users knows."""
+        resolved = self._resolve_user(user)
+        name = None if resolved is None else str(resolved)
+        if name is None or self._opened.capabilities.other_users:
+            return name
+        if not self._own_names:
+            with _reaching():
+                shown = await self._opened.run(["sh", "-c", "id -un; id -u"], cwd="/")
+            self._own_names = shown.text.split()
+        return None if name in self._own_names else name
+
+    async def is_dir(self, path: str, user: str | int | None = None) -> bool:
+        return await self._is_kind(path, user, directory=True)
+
+    async def is_file(self, path: str, user: str | int | None = None) -> bool:
+        return await self._is_kind(path, user, directory=False)
+
+    async def _is_kind(self, path: str, user: str | int | None, *, directory: bool) -> bool:
+        try:
+            with _reaching():
+                found = await self._files(self._resolve_user(user)).stat(path)
+        except OSError:
+            return False
+        return found.is_directory if directory else found.is_file
+
+    # ---- transfers --------------------------------------------------------------------
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        with _reaching():
+            await self._make_parent(target_path)
+            await self._files().upload(source_path, target_path)
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        with _reaching():
+            await self._files().mkdir(target_dir, parents=True, exist_ok=True)
+            await self._files().upload(source_dir, target_dir)
+
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        os.makedirs(os.path.dirname(target_path) or ".", exist_ok=True)
+        with _reaching():
+            await self._files().download(source_path, target_path)
+
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        """Download a directory over an existing one; FIFOs and devices are left out."""
+        os.makedirs(target_dir, exist_ok=True)
+        with _reaching():
+            done = await self._files().download(source_dir, target_dir, check=False)
+            for missing in done.failed:
+                if not await self._is_special(f"{source_dir.rstrip('/')}/{missing.path}"):
+                    raise missing.error
+
+    async def _is_special(self, path: str) -> bool:
+        found = await self._files().stat(path)
+        return not found.is_file and not found.is_directory
+
+    async def _make_parent(self, path: str) -> None:
+        await self._files().mkdir(os.path.dirname(path) or "/", parents=True, exist_ok=True)
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """Harbor has no error for a machine out of reach, so this is one of ours."""
+    try:
+        yield
+    except UNREACHABLE as error:
+        raise MachineUnavailableError(str(error)) from error
+
+
+class _Output:
+    """Passes output on as text, while the command runs."""
+
+    def __init__(self, emit: Any) -> None:
+        self.has_receiver = emit is not None
+        self._emit = emit
+        make = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {name: make("replace") for name in ("stdout", "stderr")}
+
+    async def emit(self, chunk: Chunk) -> None:
+        stream = "stderr" if chunk.stream == "stderr" else "stdout"
+        if text := self._decoders[stream].decode(chunk.data):
+            await self._emit(text, stream)

@@ -1,0 +1,245 @@
+"""ExecServerSandboxEnvironment: a machine as the sandbox `exec-server` of Inspect AI.
+
+Each sample gets a directory of its own, and its processes end with it. Inspect has to run on
+asyncio, its default, and not on trio.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, overload
+
+from exec_server.adapters.target import (
+    UNREACHABLE,
+    ConnectOptions,
+    framework_missing,
+    make_environment,
+    stored_options,
+)
+from exec_server.client.collected_output import OutputLimit
+from exec_server.client.environment import Environment
+from exec_server.client.exceptions import Timeout
+from exec_server.client.file_errors import ProgramNotFound
+from exec_server.client.files import Files
+from exec_server.client.paths import native
+from exec_server.client.results import Result
+from exec_server.errors import InvalidParams, InvalidRequest, Unsupported
+
+try:
+    from inspect_ai.util import (
+        ExecResult,
+        OutputLimitExceededError,
+        SandboxConnection,
+        SandboxEnvironment,
+        SandboxEnvironmentLimits,
+        SandboxUnavailableError,
+        SandboxUserUnsupportedError,
+        sandboxenv,
+    )
+    from pydantic import BaseModel, ConfigDict
+except ImportError as error:
+    raise framework_missing("inspect-ai", "inspect", error) from error
+
+_NOT_FOUND = 127
+
+
+class ExecServerSandboxConfig(BaseModel):
+    """The machine: a `target`, or a `registry` and `environment_id`, or none for this machine.
+
+    `token_env` names the environment variable with the token, because Inspect logs this. `user` is
+    the user of commands and files, for a server with the rights of root; `sandbox` confines both:
+    "read-only" or "workspace-write".
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target: str | None = None
+    registry: str | None = None
+    environment_id: str | None = None
+    executor_key: str | None = None
+    token_env: str | None = None
+    ca_file: str | None = None
+    pin: str | None = None
+    user: str | None = None
+    sandbox: Literal["read-only", "workspace-write"] | None = None
+
+    def options(self) -> ConnectOptions:
+        """The options of `connect`."""
+        return {**stored_options(self), "pin": self.pin}
+
+
+@sandboxenv(name="exec-server")
+class ExecServerSandboxEnvironment(SandboxEnvironment):
+    """The directory of one sample on a machine."""
+
+    def __init__(
+        self, environment: Environment, directory: str, config: ExecServerSandboxConfig
+    ) -> None:
+        super().__init__()
+        self._environment = environment
+        self._directory = directory
+        self._config = config
+
+    # ---- life -------------------------------------------------------------------------
+
+    @classmethod
+    async def sample_init(
+        cls, task_name: str, config: Any, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        settings = _settings(config)
+        with _reaching():
+            environment = await make_environment(settings.target, settings.options())
+        try:
+            parent = await environment.files.realpath(native(environment.info.temp_dir))
+            directory = f"{parent.rstrip('/')}/inspect-{uuid.uuid4().hex}"
+            await _files(environment, settings.user).mkdir(directory)
+        except BaseException:
+            await environment.aclose()
+            raise
+        return {"default": cls(environment, directory, settings)}
+
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: Any,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        for sandbox in environments.values():
+            await sandbox.as_type(ExecServerSandboxEnvironment).close()
+
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        return ExecServerSandboxConfig(**config)
+
+    def default_polling_interval(self) -> float:
+        return 0.2
+
+    async def close(self) -> None:
+        """Kill the processes, delete the directory, end the connection."""
+        try:
+            await self._environment.files.remove(self._directory, recursive=True, missing_ok=True)
+        except UNREACHABLE:
+            pass  # the machine is gone
+        finally:
+            await self._environment.aclose()
+
+    async def connection(self, *, user: str | None = None) -> SandboxConnection:
+        target = self._config.target
+        if target is None:
+            raise NotImplementedError("only a sandbox with a target can be connected to")
+        words = ["exec-server", "exec", "-t", target, "--"]
+        shell = f"cd {shlex.quote(self._directory)} && exec sh"
+        return SandboxConnection(
+            type="exec-server", command=shlex.join([*words, "sh", "-c", shell])
+        )
+
+    # ---- commands ---------------------------------------------------------------------
+
+    async def exec(
+        self,
+        cmd: list[str],
+        input: str | bytes | None = None,  # noqa: A002 - of the framework
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        timeout: int | None = None,  # noqa: ASYNC109 - of the framework
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult[str]:
+        limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        try:
+            with _reaching():
+                done = await self._environment.run(
+                    cmd,
+                    cwd=self._path(cwd or "."),
+                    env=env,
+                    input=input.encode() if isinstance(input, str) else input,
+                    timeout=timeout,
+                    user=user or self._config.user,
+                    sandbox=self._config.sandbox,
+                    output_limit=OutputLimit(head=limit),
+                    leave_running=True,
+                )
+        except ProgramNotFound as error:
+            return ExecResult(False, _NOT_FOUND, "", f"{error}\n")
+        except Timeout as late:
+            raise TimeoutError(str(late)) from None
+        except Unsupported as error:
+            if error.capability == "otherUsers":
+                raise SandboxUserUnsupportedError(str(error)) from None
+            raise
+        except InvalidParams as error:
+            if "unknown user" in error.message:
+                return ExecResult(False, 1, "", f"{error}\n")
+            raise
+        return _exec_result(done)
+
+    def _path(self, path: str) -> str:
+        return posixpath.join(self._directory, path)
+
+    # ---- files ------------------------------------------------------------------------
+
+    @property
+    def _own_files(self) -> Files:
+        files = _files(self._environment, self._config.user)
+        confined = self._config.sandbox
+        return files if confined is None else files.sandboxed(confined, cwd=self._directory)
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        data = contents.encode() if isinstance(contents, str) else contents
+        with _reaching():
+            await self._own_files.write(self._path(file), data, parents=True)
+
+    @overload
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
+
+    @overload
+    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
+
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        files, path = self._own_files, self._path(file)
+        try:
+            with _reaching():
+                data = await files.read(path, limit=limit)
+        except InvalidRequest as error:
+            if not isinstance(error, OSError) and (await files.stat(path)).size > limit:
+                shown = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR
+                raise OutputLimitExceededError(shown, None) from None
+            raise
+        return data.decode() if text else data
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """A machine out of reach is an unavailable sandbox."""
+    try:
+        yield
+    except UNREACHABLE as error:
+        raise SandboxUnavailableError(str(error)) from error
+
+
+def _settings(config: Any) -> ExecServerSandboxConfig:
+    if config is None:
+        return ExecServerSandboxConfig()
+    if isinstance(config, str):
+        return ExecServerSandboxConfig(target=config)
+    assert isinstance(config, ExecServerSandboxConfig)
+    return config
+
+
+def _files(environment: Environment, user: str | None) -> Files:
+    return environment.files if user is None else environment.files.as_user(user)
+
+
+def _exec_result(done: Result) -> ExecResult[str]:
+    if done.lost_stdout or done.lost_stderr:
+        cut = done.text if done.lost_stdout else done.error_text
+        raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, cut)
+    return ExecResult(done.exit_code == 0, done.exit_code, done.text, done.error_text)

@@ -1,0 +1,275 @@
+"""ExecServerRuntime and ExecServerDeployment: a machine for SWE-ReX and SWE-agent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Unpack
+
+from exec_server.adapters.bash_session import BashSession, Observation
+from exec_server.adapters.target import (
+    UNREACHABLE,
+    ConnectOptions,
+    framework_missing,
+    make_environment,
+)
+from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.environment import Environment
+from exec_server.client.exceptions import PatternNotFound, Timeout
+from exec_server.client.files import Files
+from exec_server.errors import ExecServerError
+
+try:
+    from swerex.deployment.abstract import AbstractDeployment
+    from swerex.deployment.hooks.abstract import CombinedDeploymentHook, DeploymentHook
+    from swerex.exceptions import (
+        BashIncorrectSyntaxError,
+        CommandTimeoutError,
+        DeploymentNotStartedError,
+        DeploymentStartupError,
+        NoExitCodeError,
+        NonZeroExitCodeError,
+        SessionDoesNotExistError,
+        SessionExistsError,
+        SwerexException,
+    )
+    from swerex.runtime.abstract import (
+        AbstractRuntime,
+        BashAction,
+        BashInterruptAction,
+        BashObservation,
+        CloseBashSessionRequest,
+        CloseBashSessionResponse,
+        CloseResponse,
+        Command,
+        CommandResponse,
+        CreateBashSessionRequest,
+        CreateBashSessionResponse,
+        IsAliveResponse,
+        ReadFileRequest,
+        ReadFileResponse,
+        UploadRequest,
+        UploadResponse,
+        WriteFileRequest,
+        WriteFileResponse,
+    )
+except ImportError as error:
+    raise framework_missing("swe-rex", "swe-rex", error) from error
+
+log = logging.getLogger(__name__)
+
+# Sessions of a runtime: agents use one or two. Further ones are refused.
+MAX_SESSIONS: Final = 64
+
+
+class ExecServerRuntime(AbstractRuntime):
+    """A machine; it connects at first use, and `close` kills its processes.
+
+    Without `target` and `registry` it is this machine, through a server of its own.
+    """
+
+    def __init__(
+        self,
+        target: str | None = None,
+        *,
+        sandbox: AnySandbox | None = None,
+        user: str | None = None,
+        **options: Unpack[ConnectOptions],
+    ) -> None:
+        """`sandbox` confines commands and files; `user` is theirs, on a server of root."""
+        self.logger = log
+        self._target = target
+        self._options: ConnectOptions = {"reconnect": True, **options}
+        self._sandbox = sandbox
+        self._user = user
+        self._environment: Environment | None = None
+        self._sessions: dict[str, BashSession] = {}
+
+    async def _opened(self) -> Environment:
+        if self._environment is None:
+            environment = make_environment(self._target, self._options)
+            await environment
+            self._environment = environment
+        return self._environment
+
+    async def _files(self) -> Files:
+        files = (await self._opened()).files
+        if self._user is not None:
+            files = files.as_user(self._user)
+        return files if self._sandbox is None else files.sandboxed(self._sandbox)
+
+    async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:  # noqa: ASYNC109 - of the framework
+        try:
+            await (await self._opened()).run(["true"], timeout=timeout, user=self._user, cwd="/")
+        except ExecServerError as error:
+            return IsAliveResponse(is_alive=False, message=str(error))
+        return IsAliveResponse(is_alive=True)
+
+    async def close(self) -> CloseResponse:
+        self._sessions.clear()
+        if self._environment is not None:
+            await self._environment.aclose()
+            self._environment = None
+        return CloseResponse()
+
+    # ---- sessions ---------------------------------------------------------------------
+
+    async def create_session(self, request: CreateBashSessionRequest) -> CreateBashSessionResponse:
+        if request.session in self._sessions:
+            raise SessionExistsError(f"session {request.session} already exists")
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise SessionExistsError(f"there are {MAX_SESSIONS} sessions already: close one")
+        with _reaching():
+            session = BashSession(await self._opened(), sandbox=self._sandbox, user=self._user)
+        self._sessions[request.session] = session
+        try:
+            with _reaching():
+                return CreateBashSessionResponse(output=await session.start(request.startup_source))
+        except BaseException:
+            del self._sessions[request.session]
+            raise
+
+    async def run_in_session(self, action: BashAction | BashInterruptAction) -> BashObservation:
+        session = self._session(action.session)
+        if isinstance(action, BashInterruptAction):
+            with _reaching():
+                ended = await session.interrupt(action.timeout, action.n_retry, action.expect)
+            output = ended.output.strip()
+            return BashObservation(output=output, exit_code=0, expect_string=ended.ended_by)
+        is_interactive = action.is_interactive_command or action.is_interactive_quit
+        if not is_interactive:
+            await self._check_syntax(action.command)
+        try:
+            send = session.send if is_interactive else session.run
+            ended = await send(action.command, action.timeout, action.expect)
+        except UNREACHABLE as error:
+            self._sessions.pop(action.session, None)  # its processes are gone
+            raise SwerexException(f"the machine is out of reach: {error}") from error
+        except TimeoutError:
+            text = f"timeout after {action.timeout} seconds while running {action.command!r}"
+            raise CommandTimeoutError(text) from None
+        except PatternNotFound as error:
+            self._sessions.pop(action.session, None)  # bash has exited
+            raise NoExitCodeError(f"the session has ended: {error}") from None
+        return _observation(action, ended, is_interactive=is_interactive)
+
+    async def close_session(self, request: CloseBashSessionRequest) -> CloseBashSessionResponse:
+        session = self._session(request.session)
+        del self._sessions[request.session]
+        await session.close()
+        return CloseBashSessionResponse()
+
+    def _session(self, name: str) -> BashSession:
+        if name not in self._sessions:
+            raise SessionDoesNotExistError(f"session {name!r} does not exist")
+        return self._sessions[name]
+
+    async def _check_syntax(self, command: str) -> None:
+        with _reaching():
+            environment = await self._opened()
+            done = await environment.run(["bash", "-n"], input=command.encode(), cwd="/")
+        if done.exit_code:
+            text = f"bash cannot parse {command!r}: {done.error_text}"
+            output = {"bash_stdout": done.text, "bash_stderr": done.error_text}
+            raise BashIncorrectSyntaxError(text, extra_info=output)
+
+    # ---- commands and files -----------------------------------------------------------
+
+    async def execute(self, command: Command) -> CommandResponse:
+        argv = command.command
+        if command.shell or isinstance(argv, str):
+            argv = ["/bin/sh", "-c", argv] if isinstance(argv, str) else ["/bin/sh", "-c", *argv]
+        try:
+            with _reaching():
+                done = await (await self._opened()).run(
+                    argv,
+                    cwd=command.cwd,
+                    env=command.env,
+                    timeout=command.timeout,
+                    merge_stderr=command.merge_output_streams,
+                    sandbox=self._sandbox,
+                    user=self._user,
+                )
+        except Timeout as late:
+            raise CommandTimeoutError(f"{late}: {command.command!r}") from None
+        if command.check and done.exit_code:
+            text = f"{command.command!r} failed with exit code {done.exit_code}: {done.error_text}"
+            raise NonZeroExitCodeError(
+                f"{command.error_msg}: {text}" if command.error_msg else text
+            )
+        return CommandResponse(stdout=done.text, stderr=done.error_text, exit_code=done.exit_code)
+
+    async def read_file(self, request: ReadFileRequest) -> ReadFileResponse:
+        with _reaching():
+            data = await (await self._files()).read(request.path)
+        text = data.decode(request.encoding or "utf-8", request.errors or "strict")
+        return ReadFileResponse(content=text)
+
+    async def write_file(self, request: WriteFileRequest) -> WriteFileResponse:
+        with _reaching():
+            await (await self._files()).write_text(request.path, request.content, parents=True)
+        return WriteFileResponse()
+
+    async def upload(self, request: UploadRequest) -> UploadResponse:
+        with _reaching():
+            await (await self._files()).upload(request.source_path, request.target_path)
+        return UploadResponse()
+
+
+class ExecServerDeployment(AbstractDeployment):
+    """The machine of a runtime, which `start` connects to; options are those of the runtime."""
+
+    def __init__(self, target: str | None = None, **options: Any) -> None:
+        self.logger = log
+        self._made = ExecServerRuntime(target, **options)
+        self._is_started = False
+        self._hooks = CombinedDeploymentHook()
+
+    def add_hook(self, hook: DeploymentHook) -> None:
+        self._hooks.add_hook(hook)
+
+    async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:  # noqa: ASYNC109 - of the framework
+        if not self._is_started:
+            return IsAliveResponse(is_alive=False, message="the deployment is not started")
+        return await self._made.is_alive(timeout=timeout)
+
+    async def start(self) -> None:
+        self._hooks.on_custom_step("Connecting to exec-server")
+        try:
+            await self._made._opened()
+        except UNREACHABLE as error:
+            raise DeploymentStartupError(str(error)) from error
+        self._is_started = True
+
+    async def stop(self) -> None:
+        self._is_started = False
+        await self._made.close()
+
+    @property
+    def runtime(self) -> ExecServerRuntime:
+        if not self._is_started:
+            raise DeploymentNotStartedError()
+        return self._made
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """A machine out of reach is an exception of SWE-ReX."""
+    try:
+        yield
+    except UNREACHABLE as error:
+        raise SwerexException(f"the machine is out of reach: {error}") from error
+
+
+def _observation(
+    action: BashAction, ended: Observation, *, is_interactive: bool
+) -> BashObservation:
+    if is_interactive:
+        output = ended.output.lstrip().removeprefix(action.command).strip()
+        return BashObservation(output=output, exit_code=0, expect_string=ended.ended_by)
+    code = None if action.check == "ignore" else ended.exit_code
+    if action.check == "raise" and code != 0 and not ended.ended_by:
+        text = f"{action.command!r} failed with exit code {code}: {ended.output!r}"
+        raise NonZeroExitCodeError(f"{action.error_msg}: {text}" if action.error_msg else text)
+    return BashObservation(output=ended.output, exit_code=code, expect_string=ended.ended_by)

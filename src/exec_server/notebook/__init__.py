@@ -1,0 +1,1 @@
+"""The parts of `exec_server.jupyter` that need no IPython."""

@@ -1,0 +1,1 @@
+"""Adapters in their frameworks: foreign suites and runs with scripted models (make adapters)."""

@@ -1,0 +1,63 @@
+"""What the suite of fsspec does not ask: options, users, directories, and files without a size."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from exec_server.adapters.fsspec import ExecServerFileSystem
+from exec_server.errors import Unsupported
+from tests.adapters.conftest import NOBODY
+
+
+def test_an_unknown_option_is_refused(server_url: str) -> None:
+    with pytest.raises(TypeError, match="no option tarrget"):
+        fsspec.filesystem("exec-server", tarrget=server_url)
+    with pytest.raises(TypeError, match="no option sandox"):
+        fsspec.filesystem("exec-server", target=server_url, sandox="read-only")
+    with pytest.raises(ValueError, match="exclude each other"):
+        fsspec.filesystem("exec-server", target=server_url, sandbox="read-only", user="nobody")
+
+
+def test_files_of_another_user(server_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    files = ExecServerFileSystem(server_url, user=str(NOBODY), skip_instance_cache=True)
+    try:
+        if os.geteuid():
+            with pytest.raises(Unsupported):
+                files.ls(str(folder))
+            return
+        for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+            parent.chmod(0o755)
+        with pytest.raises(PermissionError):
+            files.pipe_file(f"{folder}/file", b"1")
+        os.chown(folder, NOBODY, NOBODY)
+        files.pipe_file(f"{folder}/file", b"1")
+        assert (folder / "file").stat().st_uid == NOBODY
+    finally:
+        files.close()
+
+
+def test_a_file_without_a_size_is_read(server_url: str, tmp_path: Path) -> None:
+    files = ExecServerFileSystem(server_url, skip_instance_cache=True)
+    try:
+        with files.open("/proc/version") as opened:
+            assert opened.read() == Path("/proc/version").read_bytes()
+        (tmp_path / "empty").touch()
+        with files.open(str(tmp_path / "empty")) as opened:
+            assert opened.read() == b""
+    finally:
+        files.close()
+
+
+def test_a_directory_is_not_opened(server_url: str, tmp_path: Path) -> None:
+    files = ExecServerFileSystem(server_url, skip_instance_cache=True)
+    try:
+        with pytest.raises(IsADirectoryError):
+            files.open(str(tmp_path))
+    finally:
+        files.close()

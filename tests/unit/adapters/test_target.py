@@ -1,0 +1,80 @@
+"""The machine of an adapter, and adapters without their frameworks."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from exec_server.adapters import target
+from exec_server.errors import StartupError
+
+FRAMEWORKS = {
+    "deepagents": ("deepagents.backends.protocol", "deepagents"),
+    "fsspec": ("fsspec.callbacks", "fsspec"),
+    "harbor": ("harbor.environments.base", "harbor"),
+    "inspect": ("inspect_ai.util", "inspect"),
+    "mcp": ("mcp.server.mcpserver", "mcp"),
+    "mcp_http": ("uvicorn", "mcp"),
+    "mcp_stdio": ("mcp.server.mcpserver", "mcp"),
+    "mini_swe_agent": ("minisweagent.exceptions", "mini-swe-agent"),
+    "openai_agents": ("agents.sandbox.manifest", "openai-agents"),
+    "openai_agents_tools": ("agents", "openai-agents"),
+    "openhands": ("openhands.sdk.git.models", "openhands"),
+    "pydantic_ai": ("pydantic_ai.workspaces", "pydantic-ai"),
+    "swe_rex": ("swerex.deployment.abstract", "swe-rex"),
+}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_missing_framework_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    framework, extra = FRAMEWORKS[name]
+    monkeypatch.setitem(sys.modules, framework, None)
+    monkeypatch.delitem(sys.modules, f"exec_server.adapters.{name}", raising=False)
+    with pytest.raises(ImportError) as caught:
+        importlib.import_module(f"exec_server.adapters.{name}")
+    assert str(caught.value).startswith("this adapter needs ")
+    assert f"pip install 'exec-server[{extra}]'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_target_or_a_registry_is_connected_to() -> None:
+    assert target.make_environment("ws://127.0.0.1:1", {})._address == "ws://127.0.0.1:1"
+    registry: target.ConnectOptions = {
+        "registry": "https://registry.example",
+        "environment_id": "e",
+        "token": "t",
+    }
+    assert "registry.example" in str(target.make_environment(None, registry)._address)
+    with pytest.raises(StartupError, match="registry= needs"):
+        target.make_environment(None, {"registry": "https://registry.example"})
+
+
+def test_without_both_it_is_this_machine() -> None:
+    assert target.make_environment(None, {})._address is None
+
+
+def test_the_token_of_a_stored_machine_is_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimpleNamespace(
+        registry="https://registry.test",
+        environment_id="env-1",
+        executor_key="key",
+        token_env="MACHINE_TOKEN",
+        ca_file="ca.pem",
+    )
+    monkeypatch.delenv("MACHINE_TOKEN", raising=False)
+    with pytest.raises(ValueError, match="token_env: the variable MACHINE_TOKEN is not set"):
+        target.stored_options(machine)
+    monkeypatch.setenv("MACHINE_TOKEN", "secret")
+    assert target.stored_options(machine) == {
+        "token": "secret",
+        "registry": "https://registry.test",
+        "environment_id": "env-1",
+        "executor_key": "key",
+        "ca_file": "ca.pem",
+        "reconnect": True,
+    }
+    machine.token_env = None
+    assert target.stored_options(machine)["token"] is None
