@@ -1,16 +1,21 @@
-"""Legacy forms of the `sandbox` object: refused, or translated into the current form.
+"""The `sandbox` objects of earlier clients, translated into today's form or refused.
 
-By default only the current form is accepted, as by the reference. With `--legacy-sandbox-forms`
-every legacy form with a certain meaning is translated, and the others are refused with the
-reason: a guessed policy could confine less, or more, than the client meant. The forms, oldest
-first:
+The forms were recorded from the clients themselves, and their meaning from the servers of the
+same versions. The oldest first:
 
-- `sandboxPolicy` beside the other params: {"type":"read-only"} and so on
-- `sandbox.sandboxPolicy` with `sandboxPolicyCwd`
-- `sandbox.permissions` without a `type`
-- native paths instead of URIs
+- 0.120: `sandboxPolicy` beside the native path of a file operation; the workspace is the server's
+  directory. Its client sends none, but its server obeys one.
+- 0.121: `sandboxPolicy`, such as {"type": "read-only"}; the workspace is the server's directory
+- 0.122 and 0.123: the same with `sandboxPolicyCwd`, the workspace
+- 0.124: `permissions` without a `type`
+- 0.124 to 0.140: native paths instead of URIs in `cwd` and entries. Up to 0.130 the entries name
+  the project roots, up to 0.125 as `current_working_directory`; both mean `cwd`
+- 0.142 to 0.144: `process/start` names the project roots without `workspaceRoots`; again `cwd`
 
-The first is never ignored, even without the flag: the client would expect to be confined.
+A form without a certain meaning is refused with the reason: a guessed policy could confine less
+than the client meant. That is why the three after the first are translated only beside a member
+that all clients of that time send and today's do not (`_MARK`), and why a `sandboxPolicy` beside
+the other params is refused if it does not confine, beside URIs, and for commands.
 """
 
 from __future__ import annotations
@@ -22,62 +27,82 @@ from exec_server.protocol.paths import path_to_uri
 
 _Json = dict[str, Any]
 
-
+# A member that every client from 0.121 to 0.153 sends and that has no meaning outside Windows.
+_MARK: Final = "windowsSandboxPrivateDesktop"
+# Members that came with or after `workspaceRoots`, which made `cwd` cease to be a project root.
+_LATER_MEMBERS: Final = (
+    "workspaceRoots",
+    "policyContext",
+    "userHomeDir",
+    "temporaryDirectories",
+    "windowsSandboxProxySettingsMode",
+)
 _ENTRIES_OF_ROOT: Final = [
     {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"}
 ]
-# The names of legacy policies in lower case, without separators.
+_NO_WINDOWS: Final = {"windowsSandboxLevel": "disabled"}  # a member that must not be missing
+# The names of the policies in lower case, without separators.
 _READ_ONLY: Final = "readonly"
 _WORKSPACE_WRITE: Final = "workspacewrite"
 _FULL_ACCESS: Final = "dangerfullaccess"
 _EXTERNAL: Final = "externalsandbox"
 
 
-def prepare(params: _Json, accept: bool) -> _Json:
-    """The params of a request, with legacy forms translated or refused; raises InvalidParams."""
-    if params.get("sandboxPolicy") is not None:
-        if not accept:
-            raise InvalidParams(
-                "`sandboxPolicy` is obsolete and confines nothing: put the policy into `sandbox`"
-            )
-        params = _without_outer_policy(params)
-    sandbox = params.get("sandbox")
-    if accept and isinstance(sandbox, dict):
-        return params | {"sandbox": translate(sandbox)}
-    return params
+def prepare(params: _Json, server_cwd: str | None) -> _Json:
+    """The params of a request with a `sandbox` in today's form; raises InvalidParams.
 
-
-def _without_outer_policy(params: _Json) -> _Json:
-    if params.get("sandbox") is not None:
-        raise InvalidParams("`sandboxPolicy` and `sandbox` exclude each other")
-    rest = {name: value for name, value in params.items() if name != "sandboxPolicy"}
-    return rest | {"sandbox": {"sandboxPolicy": params["sandboxPolicy"]}}
-
-
-def translate(sandbox: _Json) -> _Json:
-    """The current form of a `sandbox` object; raises InvalidParams if that is uncertain.
-
-    Errors that the current form has as well are left to the decoder, which has the texts.
+    `server_cwd` is the server's directory as a URI, None if it has been removed.
     """
-    translated = dict(sandbox)
-    permissions = translated.get("permissions")
-    if translated.get("sandboxPolicy") is not None:
-        translated = _from_policy(translated)
-    elif isinstance(permissions, dict) and "type" not in permissions and permissions:
-        translated["permissions"] = _from_untagged(permissions)
-        translated.setdefault("windowsSandboxLevel", "disabled")
-    return _with_uris(translated)
+    if params.get("sandboxPolicy") is not None:
+        return _with_policy_beside(params, server_cwd)
+    sandbox = params.get("sandbox")
+    if not isinstance(sandbox, dict):
+        return params
+    translated = translate(sandbox, server_cwd, for_process="argv" in params)
+    return params if translated is sandbox else params | {"sandbox": translated}
 
 
-# ---- sandbox.sandboxPolicy ------------------------------------------------------------------
+def translate(sandbox: _Json, server_cwd: str | None, *, for_process: bool) -> _Json:
+    """Today's form of a `sandbox` object; raises InvalidParams if that is uncertain.
+
+    An object in today's form is returned itself. Its errors are left to the decoder, which has
+    the texts.
+    """
+    if _MARK in sandbox:
+        permissions = sandbox.get("permissions")
+        if sandbox.get("sandboxPolicy") is not None:
+            return _with_uris(_from_policy(dict(sandbox), server_cwd))
+        if isinstance(permissions, dict) and "type" not in permissions and permissions:
+            sandbox = sandbox | {"permissions": _from_untagged(permissions)}
+    return _with_uris(_with_project_roots(sandbox, for_process=for_process))
 
 
-def _from_policy(sandbox: _Json) -> _Json:
+# ---- sandboxPolicy --------------------------------------------------------------------------
+
+
+def _with_policy_beside(params: _Json, server_cwd: str | None) -> _Json:
+    """Translate the policy of a file operation of 0.120; raises InvalidParams for others."""
+    policy = params["sandboxPolicy"]
+    kind = policy.get("type") if isinstance(policy, dict) else None
+    is_native = any(_is_native(params.get(name)) for name in ("path", "sourcePath"))
+    # Later clients send a `sandbox`, null or not.
+    if not is_native or "argv" in params or "sandbox" in params:
+        raise InvalidParams(
+            "`sandboxPolicy` is obsolete and confines nothing: put the policy into `sandbox`"
+        )
+    if kind not in ("read-only", "workspace-write"):
+        raise InvalidParams("`sandboxPolicy` beside the params must be one that confines")
+    sandbox = _from_policy({"sandboxPolicy": policy}, server_cwd) | _NO_WINDOWS
+    rest = {name: value for name, value in params.items() if name != "sandboxPolicy"}
+    return rest | {"sandbox": _with_uris(sandbox)}
+
+
+def _from_policy(sandbox: _Json, server_cwd: str | None) -> _Json:
     policy, cwd = sandbox.pop("sandboxPolicy"), sandbox.pop("sandboxPolicyCwd", None)
     _exclude(
         sandbox,
         "sandboxPolicy",
-        *("permissions", "workspaceRoots", "policyContext"),
+        *("permissions", "cwd", "workspaceRoots", "policyContext"),
         *("fileSystemSandboxPolicy", "additionalPermissions"),
     )
     if isinstance(policy, str):
@@ -85,18 +110,30 @@ def _from_policy(sandbox: _Json) -> _Json:
     if not isinstance(policy, dict) or not isinstance(policy.get("type"), str):
         raise InvalidParams("`sandboxPolicy` has no `type`")
     members = {_snake(name): value for name, value in policy.items() if name != "type"}
+    if len(members) < len(policy) - 1:
+        raise InvalidParams("`sandboxPolicy` has a member in two spellings")
     name = policy["type"].replace("-", "").replace("_", "").lower()
     sandbox["permissions"] = _permissions(name, policy["type"], members)
-    if name == _WORKSPACE_WRITE:
-        if cwd is None:
-            raise InvalidParams("`sandboxPolicy` needs `sandboxPolicyCwd` to be a workspace")
-        sandbox["workspaceRoots"] = [cwd]
     if members:
         raise InvalidParams(f"`sandboxPolicy` has a member of unknown meaning: `{min(members)}`")
+    if name == _WORKSPACE_WRITE and cwd is None:
+        cwd = _server_workspace(server_cwd)
     if cwd is not None:
         sandbox["cwd"] = cwd
-    sandbox.setdefault("windowsSandboxLevel", "disabled")
+        sandbox["workspaceRoots"] = [cwd]
     return sandbox
+
+
+def _server_workspace(server_cwd: str | None) -> str:
+    """The workspace of a client that names none, in 0.121 the directory of its server.
+
+    The root of the file system is refused as a workspace: such a policy would confine nothing.
+    """
+    if server_cwd is None or server_cwd == "file:///":
+        raise InvalidParams(
+            "`sandboxPolicy` needs `sandboxPolicyCwd`, or a server that was started in a workspace"
+        )
+    return server_cwd
 
 
 def _permissions(name: str, spelling: str, members: _Json) -> _Json:
@@ -115,16 +152,17 @@ def _permissions(name: str, spelling: str, members: _Json) -> _Json:
 
 def _workspace_entries(members: _Json) -> list[_Json]:
     kinds = ["project_roots"]
-    if not _flag(members, "exclude_slash_tmp"):
-        kinds.append("slash_tmp")
-    if not _flag(members, "exclude_tmpdir_env_var"):
-        kinds.append("tmpdir")
+    for name, kind in (("exclude_slash_tmp", "slash_tmp"), ("exclude_tmpdir_env_var", "tmpdir")):
+        if members.get(name, False) is None:
+            raise InvalidParams(f"`{name}` of a legacy sandbox form must be a boolean")
+        if not _flag(members, name):
+            kinds.append(kind)
     paths: list[_Json] = [{"type": "special", "value": {"kind": kind}} for kind in kinds]
     paths += [{"type": "path", "path": root} for root in _list(members, "writable_roots")]
     return [{"path": path, "access": "write"} for path in paths]
 
 
-# ---- sandbox.permissions without a type -----------------------------------------------------
+# ---- permissions without a type -------------------------------------------------------------
 
 
 def _from_untagged(permissions: _Json) -> _Json:
@@ -153,43 +191,73 @@ def _from_untagged(permissions: _Json) -> _Json:
     return _managed(translated, is_online=is_online)
 
 
+# ---- project roots --------------------------------------------------------------------------
+
+
+def _with_project_roots(sandbox: _Json, *, for_process: bool) -> _Json:
+    """Name the project root of a client that knew no other one than `cwd`.
+
+    A native `cwd` is a sign of such a client. Today's clients send a URI, and then `cwd` grants
+    nothing: a client that names no `workspaceRoots` has none.
+    """
+    cwd = sandbox.get("cwd")
+    is_native = _is_native(cwd)
+    if not is_native and not (for_process and _MARK in sandbox and isinstance(cwd, str)):
+        return sandbox  # fast path: today's form
+    later = [name for name in _LATER_MEMBERS if sandbox.get(name) is not None]
+    if not later:
+        return sandbox | {"workspaceRoots": [cwd]}
+    if is_native:
+        raise InvalidParams(f"a native `cwd` and `{later[0]}` exclude each other")
+    return sandbox
+
+
 # ---- native paths ---------------------------------------------------------------------------
 
 
 def _with_uris(sandbox: _Json) -> _Json:
-    translated = _with_directory_uris(sandbox)
-    if isinstance(translated.get("policyContext"), dict):
-        translated["policyContext"] = _with_directory_uris(translated["policyContext"])
-    permissions = translated.get("permissions")
-    if isinstance(permissions, dict):
-        file_system = permissions.get("file_system")
-        if isinstance(file_system, dict) and isinstance(file_system.get("entries"), list):
-            entries = [_with_entry_uri(entry) for entry in file_system["entries"]]
-            file_system = file_system | {"entries": entries}
-            translated["permissions"] = permissions | {"file_system": file_system}
-    return translated
+    """Convert the native paths of `cwd`, of the project roots made from it and of the entries.
+
+    No version sends native paths in the other members, so the decoder refuses them there.
+    """
+    if _is_native(sandbox.get("cwd")):
+        uri = path_to_uri(sandbox["cwd"])
+        sandbox = sandbox | {"cwd": uri, "workspaceRoots": [uri]}
+    permissions = sandbox.get("permissions")
+    if not isinstance(permissions, dict):
+        return sandbox
+    file_system = permissions.get("file_system")
+    if not isinstance(file_system, dict):
+        return sandbox
+    entries = file_system.get("entries")
+    if not isinstance(entries, list):
+        return sandbox
+    for entry in entries:
+        if _has_native_path(entry):
+            break
+    else:
+        return sandbox
+    file_system = file_system | {"entries": [_with_entry_uri(entry) for entry in entries]}
+    return sandbox | {"permissions": permissions | {"file_system": file_system}}
 
 
-def _with_directory_uris(value: _Json) -> _Json:
-    translated = dict(value)
-    for name in ("cwd", "userHomeDir"):
-        if name in translated:
-            translated[name] = _uri(translated[name])
-    for name in ("workspaceRoots", "temporaryDirectories"):
-        if isinstance(translated.get(name), list):
-            translated[name] = [_uri(path) for path in translated[name]]
-    return translated
-
-
-def _with_entry_uri(entry: object) -> object:
-    path = entry.get("path") if isinstance(entry, dict) else None
-    if not isinstance(entry, dict) or not isinstance(path, dict) or path.get("type") != "path":
+def _with_entry_uri(entry: Any) -> Any:
+    if not _has_native_path(entry):
         return entry
-    return entry | {"path": path | {"path": _uri(path.get("path"))}}
+    return entry | {"path": entry["path"] | {"path": path_to_uri(entry["path"]["path"])}}
 
 
-def _uri(value: object) -> object:
-    return path_to_uri(value) if isinstance(value, str) and value[:1] == "/" else value
+def _has_native_path(entry: object) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    path = entry.get("path")
+    if not isinstance(path, dict) or path.get("type") != "path":
+        return False
+    return _is_native(path.get("path"))
+
+
+def _is_native(value: object) -> bool:
+    return isinstance(value, str) and value[:1] == "/"
 
 
 # ---- members --------------------------------------------------------------------------------

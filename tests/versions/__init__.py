@@ -1,0 +1,1 @@
+"""Every Codex since the first exec-server, both ways: see `python -m tests.versions --help`."""
