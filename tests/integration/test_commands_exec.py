@@ -196,6 +196,8 @@ def test_stopping_the_client_stops_the_command(ours: ClientTarget) -> None:
         pid = int(next_line(client))
         client.send_signal(signal.SIGTSTP)
         eventually("stopped", lambda: stat_fields(pid)[0] == "T")
+        # It stops itself after the command: a signal in between would be no reason to go on.
+        eventually("client stopped", lambda: stat_fields(client.pid)[0] == "T")
         client.send_signal(signal.SIGCONT)
         eventually("continued", lambda: stat_fields(pid)[0] == "S")
         client.stdin.write(b"on\n")

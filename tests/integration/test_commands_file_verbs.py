@@ -115,6 +115,9 @@ def test_short_forms_and_patterns(box: str, tmp_path: Path) -> None:
     _run("get", "-r", f"{box}/c.txt", str(there / "d"))
     assert (there / "d").read_text() == "c.txt"
     assert "no path matches" in _run("cp", f"{box}/*.zip", str(there), code=1)
+    (tmp_path / "far/.hidden").touch()
+    _run("rm", f"{box}/*")
+    assert os.listdir(tmp_path / "far") == [".hidden"]
     assert "`get` copies" in _run("put", f"{box}/a.gz", str(there), code=2)
     assert "`put` copies" in _run("get", str(here), box, code=2)
     text = _run("put", str(here), f"{box}/no/such/place", code=1)

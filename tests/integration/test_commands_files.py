@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -192,6 +193,10 @@ def test_files_are_removed(there: ClientTarget, tree: Path) -> None:
     assert run_client("rm", "-f", f"{place}/program").returncode == 0
     assert run_client("rm", f"{place}/sub").returncode == 1
     assert (tree / "sub").exists()
+    for name in (".", "sub/..", "sub/./"):
+        refused = run_client("rm", "-rf", f"{place}/{name}")
+        assert refused.returncode == 2
+        assert "refusing to remove" in stderr_text(refused)
     assert run_client("rm", "-r", place).returncode == 0
     assert not tree.exists()
 
@@ -329,3 +334,82 @@ def test_a_lost_connection_under_a_long_listing(tmp_path: Path) -> None:
     assert f"Error: connection lost: {server.url}: " in said
     assert "Traceback" not in said
     assert client.returncode == 1
+
+
+# ---- patterns and links ---------------------------------------------------------------
+
+
+def test_patterns_are_expanded_by_the_target(ours: ClientTarget, tmp_path: Path) -> None:
+    for name in ("a1", "a2", "b*"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "ad").mkdir()
+    place = f"{ours.url}:{tmp_path}"
+    listed = run_client("ls", f"{place}/a*").stdout.decode()
+    assert listed == f"{tmp_path}/a1\n{tmp_path}/a2\n{place}/ad:\n"
+    assert run_client("cat", f"{place}/a?", f"{place}/b*").returncode == 1  # ad is a directory
+    assert run_client("cat", f"{place}/a[12]", f"{place}/b*").stdout == b"a1a2b*"
+    missing = run_client("cat", f"{place}/z*")
+    assert (missing.returncode, stderr_text(missing)) == (
+        1,
+        f"exec-server: {place}/z*: no path matches\n",
+    )
+    assert run_client("rm", f"{place}/z*").returncode == 1
+    assert run_client("rm", "-f", f"{place}/z*").returncode == 0
+    assert run_client("rm", f"{place}/b*").returncode == 0  # a file of this name, no pattern
+    assert run_client("rm", "-r", f"{place}/a*").returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_links_that_lead_nowhere_are_listed(ours: ClientTarget, tmp_path: Path) -> None:
+    (tmp_path / "lost").symlink_to("nowhere")
+    (tmp_path / "there").symlink_to("file")
+    (tmp_path / "file").touch()
+    place = f"{ours.url}:{tmp_path}"
+    assert run_client("ls", place).stdout == b"file\nlost\nthere\n"
+    long = [line.split() for line in run_client("ls", "-l", place).stdout.decode().splitlines()]
+    assert (long[1][0], long[1][-3:]) == ("?l", ["lost", "->", "nowhere"])
+    entries = json.loads(run_client("ls", "--json", place).stdout)
+    kinds = [(entry["name"], entry["kind"], entry["target"]) for entry in entries]
+    assert kinds == [
+        ("file", "file", None),
+        ("lost", "other", "nowhere"),
+        ("there", "file", "file"),
+    ]
+    operand = run_client("ls", "-l", f"{place}/lost").stdout.decode().split()
+    assert (operand[0], operand[-3:]) == ("?l", [f"{tmp_path}/lost", "->", "nowhere"])
+
+
+@pytest.mark.parametrize("flag", ["-p", "--sync", "--checksum"])
+def test_times_are_kept_within_one_target(
+    flag: str, ours: ClientTarget, tree: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    for number, path in enumerate([*tree.rglob("*"), tree], 1):
+        os.utime(path, (0, number * 1000.5), follow_symlinks=False)
+
+    def times(root: Path) -> list[float]:
+        found = sorted([root, *root.rglob("*")])
+        return [path.stat().st_mtime for path in found if not path.is_symlink()]
+
+    words = ("cp", flag, f"{ours.url}:{tree}/.", f"{ours.url}:{copy}")
+    copy.mkdir()
+    assert stderr_text(run_client(*words)) == ""
+    assert _picture(copy) == _picture(tree)
+    assert times(copy) == times(tree)
+    if flag == "-p":
+        return
+    # An equal copy is not written again; one that differs only by its content is a matter of -c.
+    kept = (copy / "large").stat().st_ino
+    changed = (copy / "program").stat()
+    (copy / "program").write_bytes(b"#!/bin/ls\n")
+    os.utime(copy / "program", (0, changed.st_mtime))
+    (tree / "other").symlink_to("sub")
+    (copy / "link").unlink()
+    (copy / "link").symlink_to("elsewhere")
+    (copy / "extra").touch()
+    assert stderr_text(run_client(*words)) == ""
+    assert (copy / "large").stat().st_ino == kept
+    is_copied = (copy / "program").read_bytes() == (tree / "program").read_bytes()
+    assert is_copied is (flag == "--checksum")
+    assert (os.readlink(copy / "other"), os.readlink(copy / "link")) == ("sub", "program")
+    assert (copy / "extra").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -199,7 +200,12 @@ def test_remote_paths_are_completed(
             f"exec-server ls build:{tmp_path}/so": f"{tmp_path}/some/",
             f"exec-server cp {server.url}:{tmp_path}/some/": f"{tmp_path}/some/name",
             "exec-server rm build:missing/": "",
+            "exec-server logs build we": "web.1",
+            f"exec-server kill -s KILL {server.url} ": "other web.1",
+            "exec-server attach bui": "build",
         }
+        for name in ("web.1", "other"):
+            run_client("exec", "-d", "--name", name, server.url, "sleep", "1000")
         ended = subprocess.run(
             ["bash", "--norc", "-c", _BASH, "bash", *typed],
             env=installed,
@@ -208,6 +214,18 @@ def test_remote_paths_are_completed(
             timeout=scaled(30),
             check=True,
         )
+        if shutil.which("fish"):
+            script = (
+                'exec-server completion fish | source; complete -C "exec-server logs -n 3 build w"'
+            )
+            fish = subprocess.run(
+                ["fish", "--no-config", "-c", script],
+                env=installed,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert (fish.stdout.split(), fish.stderr) == (["web.1"], "")
     assert dict(zip(typed, ended.stdout.split("\n"), strict=False)) == typed
     assert ended.stderr == ""
 

@@ -6,6 +6,10 @@ import argparse
 import os
 from typing import Any, NoReturn
 
+# argparse looks for translations of its own texts, for which it imports `locale` and searches the
+# disk. Python comes with none.
+argparse._ = str  # type: ignore[attr-defined]
+
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the lines of descriptions.
@@ -66,6 +70,13 @@ def positive_number(text: str) -> int:
     return number
 
 
+def line_count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
 def seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e9:
@@ -80,6 +91,7 @@ def positive_seconds(text: str) -> float:
 
 
 # argparse prints the name of the type: "invalid number of seconds value: 'x'".
+line_count.__name__ = "number of lines"
 positive_number.__name__ = "positive number"
 seconds.__name__ = "number of seconds"
 positive_seconds.__name__ = "number of seconds"

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import TYPE_CHECKING
 
 from exec_server.errors import StartupError, os_error_text
-from exec_server.net.auth import (
-    Authenticator,
-    SignedTokens,
-    capability_token,
-    is_digest,
-    is_strong_secret,
-    signed_bearer_token,
-)
+
+if TYPE_CHECKING:
+    from exec_server.net.auth import Authenticator
 
 _DEFAULT_CLOCK_SKEW = 30
 
@@ -46,9 +42,9 @@ def build_authenticator(arguments: argparse.Namespace) -> Authenticator | None:
             "not `signed-bearer-token`"
         )
     if arguments.ws_auth == "capability-token":
-        return capability_token(_token_digest(arguments))
+        return _capability_token(arguments)
     if arguments.ws_auth == "signed-bearer-token":
-        return signed_bearer_token(_signed_tokens(arguments))
+        return _signed_bearer_token(arguments)
     return None
 
 
@@ -56,8 +52,14 @@ def _is_any_set(arguments: argparse.Namespace, names: tuple[str, ...]) -> bool:
     return any(getattr(arguments, name) is not None for name in names)
 
 
-def _token_digest(arguments: argparse.Namespace) -> bytes:
+# The modules of tokens are imported only here: most servers have no flag for them, and all servers
+# parse their flags before they print their URL.
+
+
+def _capability_token(arguments: argparse.Namespace) -> Authenticator:
     import hashlib
+
+    from exec_server.net.auth import capability_token, is_digest
 
     path, digest = arguments.ws_token_file, arguments.ws_token_sha256
     if path is not None and digest is not None:
@@ -65,16 +67,18 @@ def _token_digest(arguments: argparse.Namespace) -> bytes:
     if digest is not None:
         if not is_digest(digest.strip()):
             raise StartupError("--ws-token-sha256 must be a 64-character hex SHA-256 digest")
-        return bytes.fromhex(digest.strip())
+        return capability_token(bytes.fromhex(digest.strip()))
     if path is None:
         raise StartupError(
             "`--ws-token-file` or `--ws-token-sha256` is required when "
             "`--ws-auth capability-token` is set"
         )
-    return hashlib.sha256(_read_secret(path)).digest()
+    return capability_token(hashlib.sha256(_read_secret(path)).digest())
 
 
-def _signed_tokens(arguments: argparse.Namespace) -> SignedTokens:
+def _signed_bearer_token(arguments: argparse.Namespace) -> Authenticator:
+    from exec_server.net.auth import SignedTokens, is_strong_secret, signed_bearer_token
+
     path = arguments.ws_shared_secret_file
     if path is None:
         raise StartupError(
@@ -84,13 +88,14 @@ def _signed_tokens(arguments: argparse.Namespace) -> SignedTokens:
     if not is_strong_secret(secret):
         raise StartupError(f"signed websocket bearer secret {path} must be at least 32 bytes")
     skew = arguments.ws_max_clock_skew_seconds
-    return SignedTokens(
+    rules = SignedTokens(
         secret,
         (arguments.ws_issuer or "").strip() or None,
         (arguments.ws_audience or "").strip() or None,
         _DEFAULT_CLOCK_SKEW if skew is None else skew,
         time.time,
     )
+    return signed_bearer_token(rules)
 
 
 def _read_secret(path: str) -> bytes:

@@ -11,9 +11,6 @@ from datetime import UTC, datetime
 
 from exec_server.printable import printable
 
-LEVELS = ("error", "warning", "info", "debug")
-FORMATS = ("human", "json")
-
 
 def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -46,7 +43,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, log_format: str) -> None:
-    """Log to stderr with a level of LEVELS in a format of FORMATS."""
+    """Log to stderr with a level and a format of `server_arguments`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else HumanFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

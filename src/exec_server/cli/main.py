@@ -6,11 +6,14 @@ import gc
 import os
 import signal
 import sys
-from typing import NoReturn
 
 from exec_server.cli.commands.routing import route
 from exec_server.cli.commands.table import COMMANDS
 from exec_server.host import platform, standard_streams
+
+TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> None:
@@ -36,11 +39,14 @@ def _run_client(name: str, words: list[str]) -> NoReturn:
     gc.disable()
     from exec_server.cli.commands.dispatch import run
 
+    _exit(run(name, words, _keep_freed_memory))
+
+
+def _keep_freed_memory() -> None:
     if platform.has_server():
         from exec_server.host import libc  # of Linux
 
         libc.keep_freed_memory()
-    _exit(run(name, words))
 
 
 def _open_missing_streams() -> None:
@@ -58,6 +64,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _run_server(name: str, words: list[str]) -> NoReturn:
+    gc.disable()  # as for a client; `server_run` enables it again
     from exec_server.cli import watchdog
     from exec_server.host import libc
     from exec_server.host.secret_variables import STRIPPED_NAMES
@@ -75,13 +82,19 @@ def _run_server(name: str, words: list[str]) -> NoReturn:
     if name == "sandbox":
         from exec_server.cli.sandbox_command import run
 
+        gc.enable()
         dog.wait_until_ready()
         code = run(words, dog.register_cleanup)
     else:
-        from exec_server.cli.serve_command import serve
+        if name == "up":
+            from exec_server.cli.up_command import up
 
-        dog.wait_until_ready()
-        code = serve(words if name == "serve" else [name, *words], dog.register_cleanup)
+            code = up(words, dog)
+        else:
+            from exec_server.cli.serve_command import serve
+
+            code = serve(words if name == "serve" else [name, *words], dog)
+        dog.wait_until_ready()  # its parent must not change while it looks around
     descendants.kill_all_descendants(spared=dog.pid)  # orphans that have removed their tag
     _exit(code)
 

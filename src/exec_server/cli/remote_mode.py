@@ -5,19 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from exec_server.errors import StartupError
-from exec_server.net.client_tls import roots_for_http, roots_for_websockets, tls_context
+from exec_server.net.client_tls import (
+    client_context,
+    roots_for_http,
+    roots_for_websockets,
+    tls_context,
+)
 from exec_server.net.dial import parse_url
 from exec_server.net.forward import forwarder
 from exec_server.registry.api import Registry
 from exec_server.registry.credentials import (
     AuthOptions,
+    Bearer,
     Credential,
     check_destination,
     choose_credential,
 )
+from exec_server.registry.destination import check_pinned_registry
 from exec_server.registry.executor_credential import ExecutorCredential
 from exec_server.registry.http import HttpClient
 from exec_server.server.remote import DirectExecutor, RelayExecutor, Security, upgrade_headers
@@ -46,9 +53,12 @@ class RemoteMode:
                 raise StartupError("direct exec-server transport does not support forwarding")
         self._connect: str | None = arguments.connect
         self._security = _security(arguments)
-        self._tls = tls_context(roots_for_websockets(environ))
+        own = client_context(arguments.ca_file, arguments.pin or ())
+        check_pinned_registry(own, arguments.remote)
+        self._tls = own or tls_context(roots_for_websockets(environ))
         self._headers = upgrade_headers(environ)
-        self._http = HttpClient(tls_context(roots_for_http(environ)))
+        self._http = HttpClient(own or tls_context(roots_for_http(environ)))
+        self._on_ready: Callable[[str], None] | None = arguments.on_ready
         self._credential = _credential(arguments, environ, self._id, self._http)
         self._registry = Registry(arguments.remote, self._id, self._credential, self._http)
         if self._security != "noise":
@@ -95,6 +105,7 @@ class RemoteMode:
             security=self._security,
             tls=self._tls,
             headers=self._headers,
+            on_ready=self._on_ready,
         )
 
 
@@ -108,6 +119,10 @@ def _security(arguments: argparse.Namespace) -> Security:
 def _credential(
     arguments: argparse.Namespace, environ: Mapping[str, str], environment_id: str, http: HttpClient
 ) -> Credential:
+    if arguments.registry_token is not None:
+        stored = Bearer(arguments.registry_token)
+        check_destination(stored, arguments.remote)
+        return stored
     credential = choose_credential(
         AuthOptions(
             executor_credential_stdin=arguments.executor_credential_stdin,

@@ -158,7 +158,7 @@ def _copy_stdin(feed: int) -> None:
 def _spawn_unconfined(streams: Streams, command: Command, owner: Owner) -> Child:
     argv, env = encode(command)
     try:
-        with tags.tagged() as owner.tag:
+        with tags.Tagged() as owner.tag:
             pid = spawn_first(candidates(command), argv, env, command.cwd, streams)
     except OSError as error:
         print_to(2, f"{_PREFIX}: cannot execute {command.argv[0]}: {os_error_text(error)}\n")

@@ -7,9 +7,11 @@ import os
 
 from exec_server import __version__
 from exec_server.cli.argument_parser import ArgumentParser, positive_number, seconds
-from exec_server.cli.logs import FORMATS, LEVELS
 
 DEFAULT_LISTEN_URL = "ws://127.0.0.1:0"
+# Not in `logs`, which needs the logging package: the server prints its URL before it imports that.
+LOG_LEVELS = ("error", "warning", "info", "debug")
+LOG_FORMATS = ("human", "json")
 
 _DESCRIPTION = """\
 Run processes, terminals and file operations on this machine for a coding agent.
@@ -51,6 +53,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     arguments.forward = rest[:1] == ["forward"]
     if rest[arguments.forward :]:
         parser.error(f"unrecognized arguments: {' '.join(rest[arguments.forward :])}")
+    # `up` sets these two: the token of a login, and the callback for the first connection.
+    arguments.registry_token = arguments.on_ready = None
     conflict = _find_conflict(arguments)
     if conflict is not None:
         parser.error(conflict)
@@ -92,6 +96,10 @@ def _find_conflict(arguments: argparse.Namespace) -> str | None:
             "--relay-security requires --remote-transport noise",
         ),
         (
+            arguments.ca_file is not None and arguments.pin,
+            "--ca-file and --pin exclude each other",
+        ),
+        (
             arguments.remote is not None and arguments.ws_auth is not None,
             "--ws-auth requires --listen",
         ),
@@ -118,8 +126,8 @@ def build_parser() -> ServerParser:
         "--listen",
         metavar="URL",
         action="append",
-        help="ws://IP:PORT (port 0: a free port), wss://IP:PORT, unix:/PATH or stdio; may be "
-        f"repeated (default: {DEFAULT_LISTEN_URL})",
+        help="ws://IP:PORT (port 0: a free port), wss://IP:PORT, wss://NAME:PORT, unix:/PATH or "
+        f"stdio; may be repeated (default: {DEFAULT_LISTEN_URL})",
     )
     parser.add_argument(
         "--tls-cert",
@@ -160,16 +168,9 @@ def build_parser() -> ServerParser:
 
 def _add_permissions(parser: ArgumentParser) -> None:
     """Requests that are refused without these flags."""
+    # Without effect: the forms are always accepted. Command lines with the flags keep working.
     parser.add_argument(
-        "--legacy-sandbox-forms",
-        action="store_true",
-        help="also accept `sandbox` objects of earlier protocol versions, and native paths in "
-        "them (default: refuse them, as the reference does)",
-    )
-    # The former name of the flag.
-    parser.add_argument(
-        "--older-sandbox-forms",
-        dest="legacy_sandbox_forms",
+        *("--legacy-sandbox-forms", "--older-sandbox-forms"),
         action="store_true",
         help=argparse.SUPPRESS,
     )
@@ -181,17 +182,18 @@ def _add_permissions(parser: ArgumentParser) -> None:
     )
 
 
-def add_logging_flags(parser: ArgumentParser) -> None:
+def add_logging_flags(parser: ArgumentParser, *, level: str = "error") -> None:
+    """Add the flags of the log; `level` is the least severe one without a flag or variable."""
     group = parser.add_argument_group("logging (to stderr)")
     group.add_argument(
         "--log-level",
-        choices=LEVELS,
-        default=os.environ.get("EXEC_SERVER_LOG", "error"),
-        help="least severe level to log (default: EXEC_SERVER_LOG, or error)",
+        choices=LOG_LEVELS,
+        default=os.environ.get("EXEC_SERVER_LOG", level),
+        help=f"least severe level to log (default: EXEC_SERVER_LOG, or {level})",
     )
     group.add_argument(
         "--log-format",
-        choices=FORMATS,
+        choices=LOG_FORMATS,
         default="human",
         help="one line of text or one JSON object per event (default: human)",
     )
@@ -202,6 +204,8 @@ _REMOTE_FLAGS = (
     "--environment-id",
     "--executor-id",
     "--name",
+    "--ca-file",
+    "--pin",
     "--remote-transport",
     "--relay-security",
     "--registry-auth",
@@ -224,6 +228,19 @@ def add_remote_flags(parser: ArgumentParser) -> None:
     group.add_argument("--remote", metavar="URL", help="URL of the registry; replaces --listen")
     group.add_argument(
         "--environment-id", metavar="ID", help="the id by which clients find this machine"
+    )
+    group.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="root certificates to trust for the registry and its relay, in PEM format (default: "
+        "those of the system)",
+    )
+    group.add_argument(
+        "--pin",
+        metavar="SHA256",
+        action="append",
+        help="accept exactly the certificate with this fingerprint, whatever its issuer; may be "
+        "repeated",
     )
     group.add_argument("--name", help="accepted for compatibility with older scripts; not sent")
     group.add_argument(

@@ -10,19 +10,17 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from typing import Final
 
-from exec_server.host.signals import UNUSED
+from exec_server.host.signals import ENDING, HANDLED, UNUSED
 
 log = logging.getLogger(__name__)
-
-ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class SignalHandlers:
     """Calls `end` on the event loop for each ENDING signal. The handlers are never removed.
 
-    SIGHUP calls `reload`, also under nohup; without `reload` it keeps its action.
+    SIGHUP calls `reload`, also under nohup; without `reload` it keeps its action. These signals are
+    unblocked: those that `block_handled` has held back are handled at once.
     """
 
     def __init__(
@@ -42,6 +40,7 @@ class SignalHandlers:
         for number in UNUSED:
             if signal.getsignal(number) == signal.SIG_IGN:  # see `ignore_unused`
                 signal.signal(number, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def close(self) -> None:
         """Ignore all further signals; call this before the loop is closed."""

@@ -7,13 +7,16 @@ and every process that it recognises as the server's (see process.strays), and r
 directories that the server has registered through the pipe (see sandbox.runtime.placeholders). It
 has its own session, so signals to the server's group or terminal do not reach it, and its own name,
 so `pkill exec-server` does not either.
+
+Its memory is what this process has imported by then. So this module and those that it imports do
+without typing, re, contextlib and threading, which are half of that.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
+from _thread import allocate_lock
 
 from exec_server.filesystem import placeholder
 from exec_server.host import libc
@@ -33,13 +36,15 @@ class Watchdog:
     def __init__(self, pid: int, pipe: int, ready: int) -> None:
         self.pid = pid
         self._pipe = pipe  # stays open until this process ends
-        self._ready = ready
-        self._lock = threading.Lock()
+        self._ready: int | None = ready
+        self._lock = allocate_lock()
 
     def wait_until_ready(self) -> None:
-        """Wait until the server may start children: they are born in its cgroup."""
-        os.read(self._ready, 1)
-        os.close(self._ready)
+        """Wait until the server may start children, which are born in its cgroup, or end."""
+        if self._ready is not None:
+            os.read(self._ready, 1)
+            os.close(self._ready)
+            self._ready = None
 
     def register_cleanup(self, path: str, exists: bool) -> None:
         """Have a placeholder removed if this server is killed; `exists=False` revokes that."""
@@ -55,11 +60,12 @@ def start() -> Watchdog:
     """Fork the watchdog; call this before starting threads."""
     reader, writer = os.pipe()
     ready_reader, ready_writer = os.pipe()
+    server = os.getpid()
     pid = os.fork()
     if pid == 0:
         os.close(writer)
         os.close(ready_reader)
-        _run(reader, ready_writer)
+        _run(server, reader, ready_writer)
     os.close(reader)
     os.close(ready_writer)
     os.set_blocking(writer, False)
@@ -67,7 +73,7 @@ def start() -> Watchdog:
     return Watchdog(pid, writer, ready_reader)
 
 
-def _run(pipe: int, ready: int) -> None:
+def _run(server: int, pipe: int, ready: int) -> None:
     tags.tag_this_process()
     os.setsid()
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -77,8 +83,8 @@ def _run(pipe: int, ready: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)  # readers must see the end of the server's streams
-    strays = Strays()
-    cgroup = Cgroup.create_for(os.getppid())
+    strays = Strays(server)
+    cgroup = _move_to_cgroup(server)
     os.close(ready)
     paths = read_registrations(pipe)
     if cgroup is not None:
@@ -89,6 +95,21 @@ def _run(pipe: int, ready: int) -> None:
     if cgroup is not None:
         cgroup.remove()
     os._exit(0)
+
+
+def _move_to_cgroup(server: int) -> Cgroup | None:
+    """Move the server, the parent of this process, to a cgroup; None if that is not possible.
+
+    A server that is killed at once leaves this process to init or to a subreaper, which must never
+    be moved or killed, and soon another process may have the server's number.
+    """
+    if os.getppid() != server:
+        return None
+    cgroup = Cgroup.create_for(server)
+    if cgroup is not None and os.getppid() != server:
+        cgroup.remove()
+        return None
+    return cgroup
 
 
 def _remove_placeholder(path: bytes) -> None:

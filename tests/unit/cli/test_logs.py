@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from exec_server.cli import logs
+from exec_server.cli.server_arguments import LOG_LEVELS
 
 _HOSTILE = [
     "two\nlines",
@@ -94,15 +95,15 @@ def root() -> Iterator[logging.Logger]:
     root.handlers[:] = handlers
 
 
-@pytest.mark.parametrize("level", logs.LEVELS)
+@pytest.mark.parametrize("level", LOG_LEVELS)
 def test_configure(root: logging.Logger, level: str, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(level, "human")
-    for name in logs.LEVELS:
+    for name in LOG_LEVELS:
         getattr(logging.getLogger("exec_server.test"), name)("at %s", name)
     out, err = capsys.readouterr()
     assert out == ""
     seen = [line.rpartition(" ")[2] for line in err.splitlines()]
-    assert seen == list(logs.LEVELS[: logs.LEVELS.index(level) + 1])
+    assert seen == list(LOG_LEVELS[: LOG_LEVELS.index(level) + 1])
 
 
 def test_configure_json(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,6 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (arguments.listen, arguments.concurrent_requests) == ([DEFAULT_LISTEN_URL], 1)
     assert (arguments.session_retention, arguments.log_level) == (30.0, "error")
     assert not arguments.exit_on_stdin_close
-    assert not arguments.legacy_sandbox_forms
     assert not arguments.forward
 
 
@@ -40,14 +39,9 @@ def test_variables_change_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--legacy-sandbox-forms", "--older-sandbox-forms"])
-def test_legacy_sandbox_forms_have_an_old_and_a_new_flag(flag: str) -> None:
-    assert parse([flag]).legacy_sandbox_forms
-
-
-def test_help_shows_only_the_new_flag() -> None:
-    text = build_parser().format_help()
-    assert "--legacy-sandbox-forms" in text
-    assert "--older-sandbox-forms" not in text
+def test_flags_for_legacy_sandbox_forms_are_accepted_and_hidden(flag: str) -> None:
+    parse([flag])
+    assert flag not in build_parser().format_help()
 
 
 def test_help_fits_and_its_examples_parse(monkeypatch: pytest.MonkeyPatch) -> None:

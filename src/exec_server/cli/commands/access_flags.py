@@ -26,8 +26,8 @@ def add_access_flags(parser: ArgumentParser) -> None:
         metavar="SHA256",
         action="append",
         default=[],
-        help="for wss targets: accept exactly the certificate with this fingerprint, whatever its "
-        "issuer; may be repeated (`exec-server tls-init` prints it)",
+        help="for wss and relay targets: accept exactly the certificate with this fingerprint, "
+        "whatever its issuer; may be repeated (`exec-server tls-init` prints it)",
     )
     group.add_argument(
         "--allow-insecure-token",

@@ -13,15 +13,15 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Final
 
 from exec_server.cli.commands.connection import describe_error, open_environment
+from exec_server.cli.commands.descriptors import is_null_device
 from exec_server.cli.commands.detached_commands import attached
-from exec_server.cli.commands.errors import EXIT_CONNECTION, EXIT_FAILURE
+from exec_server.cli.commands.errors import EXIT_CONNECTION, EXIT_FAILURE, command_code
 from exec_server.cli.commands.printing import print_status
 from exec_server.cli.commands.signals import SignalForwarder, unignored
-from exec_server.cli.commands.streams import OutputWriter, StdinReader, is_null_device
+from exec_server.cli.commands.streams import OutputWriter, StdinReader
 from exec_server.cli.commands.targets import Target
 from exec_server.cli.commands.terminal import Terminal
 from exec_server.cli.commands.terminal_stream import Escape, EscapeParser, ScreenModes
@@ -147,13 +147,8 @@ class _Attaching:
     async def _copy_output(self, process: DetachedProcess) -> None:
         """Write output until its end; the outcome is then the exit code."""
         try:
-            while chunks := await process.read_some():
-                for is_error, run in groupby(chunks, lambda chunk: chunk.stream == "stderr"):
-                    data = b"".join(chunk.data for chunk in run)
-                    if process.tty:
-                        self._screen.feed(data)
-                    await self._writer.write(2 if is_error else 1, data)
-            self._finish(_Outcome(await process.wait() & 0xFF, has_ended=True))
+            await self._writer.write_output(process, self._screen.feed if process.tty else None)
+            self._finish(_Outcome(command_code(await process.wait()), has_ended=True))
         except BrokenPipeError:
             self._finish(_Outcome(128 + signal.SIGPIPE))
         except OSError as error:

@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from exec_server.cli.commands.remote_operands import Operand
 
 _DESCRIPTION: Final = f"""\
-Print files of a target to stdout.
+Print files of a target to stdout. A path may be a pattern with *, ?, [...], {{a,b}} and **;
+quote it for your shell.
 
 {PATH_FORMS}"""
 _EPILOG: Final = """\
 examples:
   exec-server cat build:/etc/os-release
   exec-server cat build:data.tar.gz | tar tz
+  exec-server cat 'build:logs/2026-*.log'
 """
 
 
@@ -43,4 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
                 with describe_stdout_errors():
                     await writer.write(1, block)
 
-    return for_each_operand(arguments.paths, access_options(arguments), print_file)
+    return for_each_operand(
+        arguments.paths, access_options(arguments), print_file, takes_patterns=True
+    )

@@ -28,6 +28,7 @@ class CommandParser(ArgumentParser):
     """The parser of one command; `name` is the word after exec-server."""
 
     usage_exit_code = EXIT_USAGE
+    verbs: tuple[str, ...] = ()  # each with a help of its own
 
     def __init__(self, name: str, *, description: str, epilog: str | None = None) -> None:
         super().__init__(f"exec-server {name}", description=description, epilog=epilog)

@@ -1,4 +1,4 @@
-"""Completion scripts for bash, zsh and fish: commands, flags, names of targets, remote paths.
+"""Completion scripts for bash, zsh and fish: commands, flags, targets, remote paths and names.
 
 The scripts are generated from the argument parsers, so new flags are included automatically.
 """
@@ -14,6 +14,7 @@ from exec_server.cli.commands.table import (
     ALL_PATHS,
     COMMAND,
     COMMANDS,
+    DETACHED,
     REMOTE_PATHS,
     TARGETS,
     Command,
@@ -23,6 +24,7 @@ from exec_server.cli.commands.table import (
 SHELLS: Final = ("bash", "zsh", "fish")
 _LIST_NAMES: Final = "exec-server targets --names 2>/dev/null"
 _LIST_PATHS: Final = "exec-server complete-path"
+_LIST_DETACHED: Final = "exec-server complete-name"
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,21 @@ def _shared() -> dict[str, str]:
             if flag.value is not None and not flag.is_file and not flag.choices
             for name in flag.names
         ),
+        "valued": _pattern(
+            name
+            for command in _with_operands(DETACHED)
+            for flag in _flags(command)
+            if flag.value is not None
+            for name in flag.names
+        ),
         "target_commands": "|".join(_with_operands(TARGETS)),
+        "detached_commands": "|".join(_with_operands(DETACHED)),
         "path_commands": "|".join(_with_operands(REMOTE_PATHS)),
         "copy_commands": "|".join(_with_operands(ALL_PATHS)),
         "help_commands": "|".join(_with_operands(COMMAND)),
         "list_names": _LIST_NAMES,
         "list_paths": _LIST_PATHS,
+        "list_detached": _LIST_DETACHED,
     }
 
 
@@ -140,6 +151,22 @@ _exec_server_paths() {{
     [[ $COMP_WORDBREAKS == *:* ]] && COMPREPLY=("${{COMPREPLY[@]#"${{word%"${{word##*:}}"}}"}}")
     compopt -o nospace
 }}
+_exec_server_detached() {{
+    # The words by spaces: a colon in a URL begins a new one in COMP_WORDS.
+    local line="${{COMP_LINE:0:COMP_POINT}}" word target=
+    local -a typed
+    read -ra typed <<< "$line"
+    [[ $line == *[[:space:]] ]] || unset 'typed[-1]'
+    for ((i = 2; i < ${{#typed[@]}}; i++)); do
+        case ${{typed[i]}} in
+            {valued}) ((i++)) ;;
+            -*) ;;
+            *) target="${{typed[i]}}"; break ;;
+        esac
+    done
+    [[ -n $target ]] || return 1
+    _exec_server_reply -W "$({list_detached} "$target" 2>/dev/null)"
+}}
 _exec_server_complete() {{
     local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" i flags
     local command="${{COMP_WORDS[1]}}"
@@ -161,6 +188,7 @@ _exec_server_complete() {{
     case $command in
         first|{help_commands}) _exec_server_reply -W {commands} ;;
         {target_commands}) _exec_server_reply -W "$({list_names})" ;;
+        {detached_commands}) _exec_server_detached || _exec_server_reply -W "$({list_names})" ;;
         {path_commands})
             _exec_server_paths && return
             compopt -o nospace; _exec_server_reply -S : -W "$({list_names})" ;;
@@ -205,6 +233,20 @@ _exec_server_paths() {{
     compadd -S '' -a paths
     return 0
 }}
+_exec_server_detached() {{
+    local -a found
+    local i
+    for ((i = 3; i < CURRENT; i++)); do
+        case $words[i] in
+            ({valued}) ((i++)) ;;
+            (-*) ;;
+            (*) found=(${{(f)"$({list_detached} "${{(Q)words[i]}}" 2>/dev/null)"}})
+                compadd -a found
+                return 0 ;;
+        esac
+    done
+    return 1
+}}
 _exec_server() {{
     local -a commands names flags
     local command=$words[2]
@@ -224,6 +266,7 @@ _exec_server() {{
     case $command in
         first|{help_commands}) commands=({commands}); _describe command commands ;;
         ({target_commands}) compadd -a names ;;
+        ({detached_commands}) _exec_server_detached || compadd -a names ;;
         ({path_commands}) _exec_server_paths || compadd -S : -a names ;;
         ({copy_commands}) _exec_server_paths || {{ compadd -S : -a names; _files }} ;;
         completion) compadd {shells} ;;
@@ -268,6 +311,12 @@ def _fish() -> str:
         "function __exec_server_before_dashes; not contains -- -- (commandline -opc); end",
         "function __exec_server_paths; set -l word (commandline -ct)",
         f"    string match -q '*:*' -- $word; and {_LIST_PATHS} $word 2> /dev/null; end",
+        "function __exec_server_detached; set -l skip 0",
+        "    for word in (commandline -opc)[3..-1]",
+        "        if test $skip = 1; set skip 0; continue; end",
+        f"        if contains -- $word {_shared()['valued'].replace('|', ' ')}; set skip 1",
+        f"        else if not string match -q -- '-*' $word; {_LIST_DETACHED} $word 2> /dev/null",
+        "            return 0; end; end; return 1; end",
         *(
             f"complete -c exec-server -n __fish_use_subcommand -a {each.name} "
             f"-d {_fish_quoted(each.summary)}"
@@ -283,6 +332,11 @@ def _fish() -> str:
             f"complete -c exec-server -n '{seen} {command}; and __exec_server_before_dashes' "
             f"-a '({_LIST_NAMES.replace('2>', '2> ')})'"
             for command in _with_operands(TARGETS)
+        ),
+        *(
+            f"complete -c exec-server -n '{seen} {command}' "
+            f"-a '(__exec_server_detached; or {_LIST_NAMES.replace('2>', '2> ')})'"
+            for command in _with_operands(DETACHED)
         ),
         *(
             f"complete -c exec-server -n '{seen} {command}' -a {_fish_quoted(path)}\n"

@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from exec_server.cli.commands.errors import LostConnection, UsageError
+from exec_server.cli.commands.logins import find
 from exec_server.cli.commands.printing import print_error, print_log_records, print_notice
-from exec_server.cli.commands.signals import unignored
 from exec_server.cli.commands.targets import AccessOptions, Target, find_target
 from exec_server.client.engine.dialers import Dialer, WebSocketDialer, is_exposed_url
 from exec_server.client.environment import Environment
@@ -23,6 +23,7 @@ from exec_server.errors import (
     ConnectionLost,
     ExecServerError,
     RegistryError,
+    RegistryUnavailable,
     SessionLost,
     StartupError,
 )
@@ -30,6 +31,7 @@ from exec_server.host import event_loop
 from exec_server.net.client_tls import client_context
 from exec_server.printable import printable
 from exec_server.protocol.method import Notice
+from exec_server.protocol.session import SessionId
 
 # An interruption shorter than this is not reported.
 RECONNECT_NOTICE_SECONDS: Final = 1.0
@@ -39,6 +41,8 @@ _ERRNO_SUFFIX: Final = re.compile(r" \(os error \d+\)$")
 
 def run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run a coroutine and return its exit code; SIGINT, SIGTERM and SIGHUP cancel it."""
+    from exec_server.cli.commands.signals import unignored  # not for Windows, unlike the rest
+
     received: list[int] = []
 
     async def main() -> int:
@@ -95,16 +99,18 @@ async def open_environment(
     target: Target,
     on_stderr: Callable[[str], None] = print_error,
     on_status: Callable[[str], None] = print_notice,
+    resume: SessionId | None = None,
 ) -> AsyncIterator[Environment]:
-    """Connect to a target; connection errors become UsageError or CommandError.
+    """Connect to a target, or resume a session; errors become UsageError or CommandError.
 
     `on_stderr` gets each line that a stdio target writes to its stderr, `on_status` messages
-    about a lost and a restored connection.
+    about a registry that is not there, and about a lost and a restored connection.
     """
     print_log_records()
     async with AsyncExitStack() as stack:
         try:
-            environment = Environment(_dialer(target, on_stderr))
+            dialer = make_dialer(target, on_stderr, on_status)
+            environment = Environment(dialer, resume=resume)
             await stack.enter_async_context(environment)
         except StartupError as error:
             raise UsageError(f"{target.label}: {error}") from None
@@ -162,38 +168,59 @@ class _ConnectionMonitor:
             self._timer.cancel()
 
 
-def _dialer(target: Target, on_stderr: Callable[[str], None]) -> Dialer:
+def make_dialer(
+    target: Target,
+    on_stderr: Callable[[str], None],
+    on_status: Callable[[str], None] = print_notice,
+) -> Dialer:
+    """The dialer of a target; `on_stderr` gets each line of a stdio target. Raises UsageError."""
     if target.argv is not None:
         from exec_server.client.engine.stdio import StdioDialer
 
         return StdioDialer(target.argv, on_stderr=on_stderr)
+    if target.registry is not None:
+        return _relay_dialer(target, on_status)
     access = target.access
     token = access.read_token()
     tls = client_context(access.ca_file, access.pins)
-    if target.url is not None:
-        if token is not None and access.allow_insecure_token and is_exposed_url(target.url):
-            print_error(f"Warning: {target.label}: the token is sent without encryption")
-        return WebSocketDialer(
-            target.url, token=token, tls=tls, allow_insecure_token=access.allow_insecure_token
-        )
-    if access.pins:
-        raise UsageError(f"{target.label}: a pin is for wss:// URLs, not for relays")
+    assert target.url is not None
+    if token is not None and access.allow_insecure_token and is_exposed_url(target.url):
+        print_error(f"Warning: {target.label}: the token is sent without encryption")
+    return WebSocketDialer(
+        target.url, token=token, tls=tls, allow_insecure_token=access.allow_insecure_token
+    )
+
+
+def _relay_dialer(target: Target, on_status: Callable[[str], None]) -> Dialer:
+    """The dialer of an environment; token and certificates may be those of a login."""
     assert target.registry is not None
     assert target.environment_id is not None
+    access = target.access
+    token, ca_file, pins = access.read_token(), access.ca_file, access.pins
+    login = None if token is not None else find(target.registry)
+    if login is not None:
+        token = login.read_token("client")
+        if ca_file is None and not pins:
+            ca_file, pins = login.ca_file, login.pins
     if token is None:
         raise UsageError(
-            f"{target.label}: the registry requires a token: use --token-file, --token-env, or "
-            "token_file in targets.toml"
+            f"{target.label}: the registry requires a token: run `exec-server login "
+            f"{target.registry}`, or use --token-file, --token-env, or token_file in targets.toml"
         )
-    from exec_server.client.engine.relay import RelayDialer  # slow to import
+    from exec_server.client.engine.relay import FIRST_SECONDS, RelayDialer  # slow to import
+
+    def on_retry(error: RegistryUnavailable) -> None:
+        text = f"{target.label}: {_registry_text(error)}"
+        on_status(f"{text}; trying again for up to {FIRST_SECONDS:g} s")
 
     return RelayDialer(
         target.registry,
         target.environment_id,
         token=token,
-        executor_key_fingerprint=target.access.executor_key,
-        tls=tls,
+        executor_key_fingerprint=access.executor_key,
+        tls=client_context(ca_file, pins),
         allow_insecure_token=access.allow_insecure_token,
+        on_retry=on_retry,
     )
 
 
@@ -211,14 +238,23 @@ def error_text(error: Exception, path: str = "") -> str:
 
 def describe_error(error: ExecServerError, target: Target) -> str:
     """An error of a connection or session, with the target and a hint for the user."""
+    if isinstance(error, RegistryError):
+        return f"cannot reach {target.label}: {_registry_text(error)}"
     text = f"{target.label}: {error_text(error)}"
     if isinstance(error, ConnectFailed):
         return f"cannot connect to {text}{_hint(error, target)}"
-    if isinstance(error, RegistryError):
-        return f"cannot reach {text}"
     if isinstance(error, SessionLost):
         return f"connection lost: {text}"
     return text
+
+
+def _registry_text(error: RegistryError) -> str:
+    """The text of a registry's error in one line: of a chain of causes, only the last one."""
+    first, mark, causes = str(error).partition("\n\nCaused by:\n")
+    if not mark:
+        return error_text(error)
+    last = causes.rpartition("\n")[2].strip().partition(": ")[2]
+    return error_text(RegistryError(f"{first}: {last}"))
 
 
 def _hint(error: ConnectFailed, target: Target) -> str:

@@ -20,12 +20,13 @@ from exec_server.cli.commands.copy_endpoints import (
 from exec_server.cli.commands.errors import EXIT_FAILURE, CommandError, UsageError
 from exec_server.cli.commands.printing import print_status
 from exec_server.cli.commands.progress import ProgressBar
+from exec_server.cli.commands.target_copy import TargetCopy
 from exec_server.cli.commands.targets import AccessOptions
 from exec_server.client.environment import Environment
 from exec_server.client.paths import PathResolver
 from exec_server.client.results import Progress, Transfer
 from exec_server.client.transfer.plan import is_final
-from exec_server.errors import NotFound, RpcError
+from exec_server.errors import ExecServerError, NotFound, RpcError
 from exec_server.printable import printable
 
 
@@ -135,7 +136,11 @@ class _Copier:
             print_status(f"{source}: {error_text(error, source.path)}")
             return False
         try:
-            await files.copy(source.path, destination.path, recursive=is_tree)
+            if self._keep_times:
+                copy = TargetCopy(files, await self._environment(source), self._sync)
+                await copy.copy(source.path, destination.path, is_tree=is_tree)
+            else:
+                await files.copy(source.path, destination.path, recursive=is_tree)
         except RpcError as error:
             text = error_text(error, f"{source.path} to {destination.path}")
             print_status(f"{source} to {destination}: {text}")
@@ -207,7 +212,7 @@ class _Copier:
 
     async def _describe_error(self, error: Exception, local: Endpoint, remote: Endpoint) -> str:
         """The text of an error, with the path in the form of an argument."""
-        if isinstance(error, OSError) and error.strerror and not isinstance(error, RpcError):
+        if isinstance(error, OSError) and error.strerror and not isinstance(error, ExecServerError):
             return printable(f"{error.filename or local}: {error.strerror}")
         text = error_text(error)
         top = PathResolver((await self._environment(remote)).info).absolute(remote.path)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from dataclasses import dataclass
-from typing import Final
 
 from exec_server.cli.commands.connection import Connections, error_text
 from exec_server.cli.commands.errors import EXIT_FAILURE, CommandError, UsageError
+from exec_server.cli.commands.patterns import find_matches, is_pattern
 from exec_server.cli.commands.printing import describe_stdout_errors, print_status
 from exec_server.cli.commands.streams import OutputWriter, StdinReader
 from exec_server.cli.commands.targets import parse_remote_path, remote_path_example
 from exec_server.errors import RpcError
-
-# Paths of one pattern: as many as the server finds.
-MAX_MATCHES: Final = 10_000
-_PATTERN: Final = re.compile(r"[*?\[{]")
 
 
 @dataclass(frozen=True)
@@ -63,31 +58,18 @@ async def expand_patterns(connections: Connections, sources: list[Endpoint]) -> 
     """
     expanded: list[Endpoint] = []
     for source in sources:
-        if source.target is None or _PATTERN.search(source.path) is None:
+        if source.target is None or not is_pattern(source.path):
             expanded.append(source)
             continue
         files = (await connections.get(source.target)).files
         try:
-            if await files.exists(source.path):
-                expanded.append(source)
-                continue
-            root, pattern = split_pattern(source.path)
-            found = await files.glob(pattern, root, limit=MAX_MATCHES)
-        except RpcError as error:
+            found = await find_matches(files, source.path)
+        except (CommandError, RpcError) as error:
             raise CommandError(f"{source}: {error_text(error, source.path)}") from None
-        if not found or found.truncated:
-            count = "no path matches" if not found else f"more than {MAX_MATCHES} paths match"
-            raise CommandError(f"{source}: {count}")
-        expanded += (Endpoint(source.target, posixpath.join(root, path)) for path in found)
+        if not found:
+            raise CommandError(f"{source}: no path matches")
+        expanded += (Endpoint(source.target, path) for path in found)
     return expanded
-
-
-def split_pattern(path: str) -> tuple[str, str]:
-    """The directory before the first name with a wildcard, and the pattern below it."""
-    names = path.split("/")
-    first = next(index for index, name in enumerate(names) if _PATTERN.search(name))
-    root = "/".join(names[:first]) or ("/" if path.startswith("/") else ".")
-    return root, "/".join(names[first:])
 
 
 async def copy_stream(connections: Connections, source: Endpoint, destination: Endpoint) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
+if TYPE_CHECKING:
+    from typing import Final
 
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
@@ -15,6 +17,13 @@ EXIT_NOT_EXECUTABLE: Final = 126
 EXIT_NOT_FOUND: Final = 127
 # The exit code of ssh: few commands use it themselves.
 EXIT_CONNECTION: Final = 255
+# Killed by a signal that the server does not name.
+EXIT_SIGNAL: Final = 128
+
+
+def command_code(code: int) -> int:
+    """The exit code for that of a command: servers before 0.140 report -1 for every signal."""
+    return EXIT_SIGNAL if code == -1 else code & 0xFF
 
 
 class UsageError(Exception):

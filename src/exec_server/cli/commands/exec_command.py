@@ -10,6 +10,7 @@ from exec_server.cli.commands.access_flags import access_options
 from exec_server.cli.commands.command_parser import TARGET_FORMS, CommandParser
 from exec_server.cli.commands.errors import UsageError
 from exec_server.cli.commands.execution_flags import add_execution_flags
+from exec_server.cli.commands.handover import Handover
 from exec_server.cli.commands.targets import find_target
 
 _DESCRIPTION: Final = f"""\
@@ -63,6 +64,8 @@ class ExecParser(CommandParser):
         arguments.argv = words[begin:]
         if end < begin and not arguments.argv:
             self.error("no command after `--`")
+        if arguments.argv and not arguments.argv[0]:
+            self.error("the name of the program is empty; is a variable of your shell unset?")
         return arguments
 
     def _find_command(self, words: list[str]) -> tuple[int, int]:
@@ -165,6 +168,15 @@ def run(arguments: argparse.Namespace) -> int:
     from exec_server.cli.commands.execution import execute
 
     return execute(arguments, target)
+
+
+def take_over(words: list[str], handover: Handover) -> int:
+    """Continue a command that `quick_exec` has started; returns the exit code."""
+    from exec_server.cli.commands.execution import execute
+
+    arguments = build_parser().parse_words(words)
+    target = find_target(arguments.target, access_options(arguments))
+    return execute(arguments, target, handover)
 
 
 def _check_detach(arguments: argparse.Namespace) -> None:

@@ -3,7 +3,8 @@
 Theory of operation. Every way to end sets one `_Outcome`, and the first one counts: the command
 has exited, a stream or the session failed, the timeout expired, the user aborted. One task copies
 output and one copies stdin while the main task waits for the outcome; signals arrive as callbacks
-and start short tasks of their own.
+and start short tasks of their own. A command that `quick_exec` has started is continued in the same
+way: its session is resumed, and the parts of its streams in the Handover come first.
 """
 
 from __future__ import annotations
@@ -13,37 +14,37 @@ import asyncio
 import contextlib
 import os
 import signal
-from itertools import groupby
 from typing import Any, Final
 
 from exec_server.cli.commands.connection import describe_error, open_environment, run_event_loop
+from exec_server.cli.commands.descriptors import is_null_device
 from exec_server.cli.commands.errors import (
     EXIT_CONNECTION,
     EXIT_NOT_RUN,
     EXIT_TIMEOUT,
-    UsageError,
+    command_code,
 )
-from exec_server.cli.commands.policy_file import (
-    load_policy,
-    needs_surroundings,
-    with_surroundings,
-)
+from exec_server.cli.commands.handover import Handover
+from exec_server.cli.commands.policy_file import command_sandbox, load_policy
 from exec_server.cli.commands.printing import print_error, print_status
 from exec_server.cli.commands.signals import FORWARDED, SignalForwarder, unignored
-from exec_server.cli.commands.streams import OutputWriter, StdinReader, is_null_device
+from exec_server.cli.commands.streams import OutputWriter, StdinReader
 from exec_server.cli.commands.targets import Target
 from exec_server.cli.commands.terminal import Terminal, window_size
 from exec_server.cli.commands.terminal_stream import HELP_TEXT, Escape, EscapeParser, ScreenModes
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.cli.commands.variables import command_variables
+from exec_server.client.engine.recovery import EarlierStart
 from exec_server.client.environment import Environment
-from exec_server.client.paths import PathResolver
-from exec_server.client.process import Process
+from exec_server.client.process import Process, continue_start
 from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, Unsupported
 from exec_server.printable import printable
-from exec_server.protocol.session import EnvironmentInfo
+from exec_server.protocol.process import ProcessId
+from exec_server.protocol.session import SessionId
 
 # Time for the server to terminate an abandoned command; the server may be unreachable.
 TERMINATE_SECONDS: Final = 2.0
+# Signals kept for a command whose session is being resumed. A user who sends more wants to leave.
+MAX_HELD_SIGNALS: Final = 3
 
 
 class _Outcome:
@@ -55,8 +56,8 @@ class _Outcome:
         self.text = text
 
 
-def execute(arguments: argparse.Namespace, target: Target) -> int:
-    """Run the command that the arguments of `exec` describe; returns the exit code."""
+def execute(arguments: argparse.Namespace, target: Target, handover: Handover | None = None) -> int:
+    """Run the command that the arguments of `exec` describe, or continue it; returns the code."""
     has_terminal = os.isatty(0) and not arguments.no_stdin
     if not arguments.argv and has_terminal and os.isatty(1):
         arguments.tty = True
@@ -65,17 +66,22 @@ def execute(arguments: argparse.Namespace, target: Target) -> int:
         if arguments.tty and has_terminal:
             screen = 1 if os.isatty(1) else None
             terminal = stack.enter_context(Terminal(0, screen=screen))
-        return run_event_loop(_Execution(arguments, target, terminal).run())
+        return run_event_loop(_Execution(arguments, target, terminal, handover).run())
 
 
 class _Execution:
     def __init__(
-        self, arguments: argparse.Namespace, target: Target, terminal: Terminal | None
+        self,
+        arguments: argparse.Namespace,
+        target: Target,
+        terminal: Terminal | None,
+        handover: Handover | None,
     ) -> None:
         self._arguments = arguments
         self._target = target
         self._terminal = terminal
-        self._variables = command_variables(arguments)
+        self._handover = handover
+        self._variables = command_variables(arguments.env, tty=arguments.tty)
         self._policy = load_policy("--sandbox", arguments.sandbox)
         self._writer = OutputWriter()
         self._screen = ScreenModes()
@@ -90,10 +96,13 @@ class _Execution:
         main = asyncio.current_task()
         assert main is not None
         for number in unignored(FORWARDED):
-            self._loop.add_signal_handler(number, self._cancel_startup, number, main)
+            self._loop.add_signal_handler(number, self._signal_during_startup, number, main)
         try:
             async with open_environment(
-                self._target, self._print_target_stderr, self._print_connection_status
+                self._target,
+                self._print_target_stderr,
+                self._print_connection_status,
+                None if self._handover is None else SessionId(self._handover.session_id),
             ) as environment:
                 return await self._start(environment)
         except asyncio.CancelledError:
@@ -101,8 +110,11 @@ class _Execution:
                 raise
             return self._startup_exit_code
 
-    def _cancel_startup(self, number: int, main: asyncio.Task[Any]) -> None:
-        """Handle a signal that arrives before the command runs."""
+    def _signal_during_startup(self, number: int, main: asyncio.Task[Any]) -> None:
+        """Leave if the command does not run yet; otherwise it gets the signal soon."""
+        if self._handover is not None and len(self._handover.signals) < MAX_HELD_SIGNALS:
+            self._handover.signals.append(number)
+            return
         self._startup_exit_code = 128 + number
         main.cancel()
 
@@ -116,7 +128,10 @@ class _Execution:
             size=window_size(0) if self._terminal is not None else None,
             stdin=self._has_input,
             sandbox=command_sandbox(self._policy, arguments.cwd, environment.info),
+            user=arguments.user,
         )
+        if self._handover is not None:
+            continue_start(process, _earlier_start(self._handover))
         async with contextlib.AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(process)
@@ -142,6 +157,8 @@ class _Execution:
             if self._terminal is not None:
                 self._terminal.make_raw()
                 signals.resize()  # the size may have changed since the start request
+            for number in self._handover.signals if self._handover is not None else ():
+                signals.deliver(signal.Signals(number))
             copying = [tasks.create_task(self._copy_output(process))]
             if self._has_input:
                 copying.append(tasks.create_task(self._copy_input(process)))
@@ -211,13 +228,12 @@ class _Execution:
     async def _copy_output(self, process: Process) -> None:
         """Write output until its end; the outcome is then the exit code."""
         try:
-            while chunks := await process.read_some():
-                for is_error, run in groupby(chunks, lambda chunk: chunk.stream == "stderr"):
-                    data = b"".join(chunk.data for chunk in run)
-                    if self._arguments.tty:
-                        self._track_screen_modes(data)
-                    await self._writer.write(2 if is_error else 1, data)
-            self._finish(_Outcome(await process.wait() & 0xFF, must_terminate=False))
+            if self._handover is not None:
+                for descriptor, data in self._handover.pending_output:
+                    await self._writer.write(descriptor, data)
+            inspect = self._track_screen_modes if self._arguments.tty else None
+            await self._writer.write_output(process, inspect)
+            self._finish(_Outcome(command_code(await process.wait()), must_terminate=False))
         except BrokenPipeError:
             # As if the command itself had written to the closed pipe.
             self._finish(_Outcome(128 + signal.SIGPIPE))
@@ -240,7 +256,10 @@ class _Execution:
         escapes = EscapeParser(self._arguments.escape if self._terminal is not None else None)
         reader = StdinReader(0)
         try:
-            while data := await reader.read():
+            if self._handover is not None and self._handover.pending_input:
+                await process.write(self._handover.pending_input)
+            is_over = self._handover is not None and self._handover.is_input_over
+            while not is_over and (data := await reader.read()):
                 for item in escapes.feed(data):
                     if isinstance(item, bytes):
                         await process.write(item)
@@ -266,31 +285,11 @@ class _Execution:
                 self._print_status(f"\n{HELP_TEXT.format(self._arguments.escape)}")
 
 
-def command_sandbox(
-    policy: AnySandbox | None, cwd: str | None, info: EnvironmentInfo
-) -> AnySandbox | None:
-    """The policy of `--sandbox`, with the working directory as its workspace."""
-    if not needs_surroundings(policy):
-        return policy
-    paths = PathResolver(info)
-    workspace = str(paths.uri(paths.cwd if cwd is None else cwd))
-    return with_surroundings(policy, workspace, [workspace])
-
-
-def command_variables(arguments: argparse.Namespace) -> dict[str, str]:
-    """Variables to set for the command beside the server's environment; raises UsageError."""
-    variables = {}
-    if arguments.tty:
-        variables["TERM"] = os.environ.get("TERM", "dumb")
-        if "COLORTERM" in os.environ:
-            variables["COLORTERM"] = os.environ["COLORTERM"]
-    for word in arguments.env:
-        name, equals, value = word.partition("=")
-        if not name:
-            raise UsageError(f"--env {word}: the variable has no name; write --env NAME=VALUE")
-        if not equals and name not in os.environ:
-            raise UsageError(
-                f"--env {word}: {name} is not set in this environment; write --env {name}=VALUE"
-            )
-        variables[name] = value if equals else os.environ[name]
-    return variables
+def _earlier_start(handover: Handover) -> EarlierStart:
+    return EarlierStart(
+        ProcessId(handover.process_id),
+        is_answered=handover.is_started,
+        last_seq=handover.last_seq,
+        writes=handover.writes,
+        is_paused=handover.is_paused,
+    )

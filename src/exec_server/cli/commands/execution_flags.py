@@ -9,7 +9,14 @@ from exec_server.cli.commands.access_flags import add_access_flags
 
 
 def add_execution_flags(parser: ArgumentParser) -> None:
-    """Add directory, environment, sandbox, escape character, and the access flags."""
+    """Add directory, environment, sandbox, user, escape character, and the access flags."""
+    add_command_flags(parser)
+    add_escape_flag(parser)
+    add_access_flags(parser)
+
+
+def add_command_flags(parser: ArgumentParser) -> None:
+    """Add directory, environment, sandbox and user."""
     parser.add_argument(
         "--cwd",
         metavar="DIR",
@@ -29,8 +36,13 @@ def add_execution_flags(parser: ArgumentParser) -> None:
         help="confine the command: read-only, workspace-write (the working directory and /tmp), "
         "or a JSON file as `exec-server sandbox run --policy` takes it (default: not confined)",
     )
-    add_escape_flag(parser)
-    add_access_flags(parser)
+    parser.add_argument(
+        "-u",
+        "--user",
+        metavar="USER",
+        help="run the command as this user of the machine, a name or a number; the server needs "
+        "the rights of root",
+    )
 
 
 def add_escape_flag(parser: ArgumentParser) -> None:

@@ -39,7 +39,12 @@ def run(arguments: argparse.Namespace) -> int:
     name, *rest = arguments.words
     if name not in COMMANDS:
         raise UsageError(unknown_command(name))
+    parser = load(COMMANDS[name]).build_parser()
+    if isinstance(parser, CommandParser) and parser.verbs:
+        if rest and " ".join(rest) not in parser.verbs:
+            raise UsageError(f"`exec-server {name}` has no command `{' '.join(rest)}`")
+        parser.parse_words([*rest, "--help"])
     if rest and COMMANDS[name].is_client:  # the others get the words of `COMMAND ... --help` too
         raise UsageError(f"`exec-server {name}` has no command `{rest[0]}`")
-    load(COMMANDS[name]).build_parser().parse_args([*rest, "--help"])
+    parser.parse_args([*rest, "--help"])
     return 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import posixpath
 from typing import Final
 
 from exec_server.cli.commands.connection import error_text
@@ -11,7 +13,7 @@ from exec_server.cli.commands.local_time import local_time
 from exec_server.cli.commands.printing import print_text
 from exec_server.cli.commands.remote_operands import Operand
 from exec_server.client.results import Entry, Stat
-from exec_server.errors import RpcError
+from exec_server.errors import NotFound, RpcError
 from exec_server.printable import printable
 
 # Concurrent stat requests of one directory: enough to hide the round-trip time.
@@ -29,9 +31,9 @@ class JsonLister:
 
     async def __call__(self, operand: Operand) -> None:
         files = operand.environment.files
-        status = await files.stat(operand.path)
+        status, link = await _status(operand)
         if not status.is_directory:
-            self.entries.append(_members(operand.label, operand.path, status))
+            self.entries.append(_members(operand.label, operand.path, status, link))
             return
         entries = [
             entry
@@ -42,10 +44,13 @@ class JsonLister:
             batch = entries[start : start + STAT_BATCH_SIZE]
             for entry, found in zip(batch, await _stats(operand, batch), strict=True):
                 known = found if isinstance(found, Stat) else None
-                self.entries.append(_members(operand.label, entry.path, known))
+                link = entry.link_target
+                self.entries.append(_members(operand.label, entry.path, known, link))
 
 
-def _members(label: str, path: str, status: Stat | None) -> dict[str, object]:
+def _members(
+    label: str, path: str, status: Stat | None, link_target: str | None = None
+) -> dict[str, object]:
     kind = None
     if status is not None:
         kind = "directory" if status.is_directory else "file" if status.is_file else "other"
@@ -55,16 +60,39 @@ def _members(label: str, path: str, status: Stat | None) -> dict[str, object]:
         "name": path.rstrip("/").rpartition("/")[2],
         "kind": kind,
         "symlink": None if status is None else status.is_symlink,
+        "target": link_target,
         "size": None if status is None else status.size,
         "modified": None if status is None else status.modified,
     }
 
 
+async def _status(operand: Operand) -> tuple[Stat, str | None]:
+    """The metadata of an operand and, if it is a link that leads nowhere, its target."""
+    files = operand.environment.files
+    try:
+        return await files.stat(operand.path), None
+    except NotFound:
+        directory, name = posixpath.split(operand.path)
+        with contextlib.suppress(RpcError):
+            for entry in await files.list(directory or "."):
+                if entry.name == name and entry.link_target is not None:
+                    return _known(entry, entry.size or 0, entry.modified or 0.0), entry.link_target
+        raise
+
+
+def _known(entry: Entry, size: int, modified: float) -> Stat:
+    """The metadata of an entry that the server has listed with all details."""
+    is_symlink = entry.link_target is not None
+    return Stat(entry.is_directory, entry.is_file, is_symlink, size, modified, None)
+
+
 async def _stats(operand: Operand, entries: list[Entry]) -> list[Stat | RpcError]:
-    """The metadata of entries, several at a time, or the error of each."""
+    """The metadata of entries, or the error of each; several requests at a time if unknown."""
     semaphore = asyncio.Semaphore(MAX_CONCURRENT_STATS)
 
     async def stat(entry: Entry) -> Stat | RpcError:
+        if entry.size is not None and entry.modified is not None:
+            return _known(entry, entry.size, entry.modified)
         async with semaphore:
             try:
                 return await operand.environment.files.stat(entry.path)
@@ -91,10 +119,13 @@ class Lister:
 
     async def __call__(self, operand: Operand) -> None:
         files = operand.environment.files
-        status = await files.stat(operand.path)
+        status, link = await _status(operand)
         if not status.is_directory:
-            line = self._long_line if self._is_long else self._short_line
-            print_text(line(operand.path, status))
+            shown = operand.path if link is None else f"{operand.path} -> {link}"
+            is_long = self._is_long
+            print_text(
+                self._long_line(shown, status) if is_long else self._short_line(operand.path)
+            )
             return
         entries = sorted(await files.list(operand.path), key=lambda entry: entry.name)
         if not self._shows_all:
@@ -113,7 +144,10 @@ class Lister:
         lines = []
         for entry, found in zip(entries, await _stats(operand, entries), strict=True):
             if isinstance(found, Stat):
-                lines.append(self._long_line(entry.name, found))
+                shown = entry.name
+                if entry.link_target is not None and not (entry.is_directory or entry.is_file):
+                    shown += f" -> {entry.link_target}"  # which does not exist
+                lines.append(self._long_line(shown, found))
             else:
                 name = self._display_name(entry.name)
                 lines.append(f"?  {'?':>14}  {'?':16}  {name} ({error_text(found)})\n")
@@ -125,7 +159,7 @@ class Lister:
         modified = local_time(status.modified, "%Y-%m-%d %H:%M")
         return f"{kind} {status.size:>14}  {modified:16}  {self._display_name(name)}\n"
 
-    def _short_line(self, name: str, _: Stat | None = None) -> str:
+    def _short_line(self, name: str) -> str:
         return f"{self._display_name(name)}\n"
 
     def _display_name(self, name: str) -> str:

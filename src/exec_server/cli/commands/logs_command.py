@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
+from exec_server.cli.argument_parser import line_count
 from exec_server.cli.commands.access_flags import access_options, add_access_flags
 from exec_server.cli.commands.command_parser import TARGET_FORMS, CommandParser
 from exec_server.cli.commands.targets import find_target
@@ -18,6 +19,7 @@ _EPILOG: Final = """\
 examples:
   exec-server logs build web
   exec-server logs -f build web | grep -i error
+  exec-server logs -n 20 -f build web
 """
 
 
@@ -31,6 +33,13 @@ def build_parser() -> CommandParser:
         action="store_true",
         help="go on with new output until the command has ended",
     )
+    parser.add_argument(
+        "-n",
+        "--lines",
+        metavar="N",
+        type=line_count,
+        help="begin with the last N lines of the retained output (default: all of it)",
+    )
     add_access_flags(parser)
     return parser
 
@@ -43,5 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from exec_server.cli.commands.log_output import print_output
 
     return run_until_signal(
-        lambda: print_output(target, arguments.name, is_following=arguments.follow)
+        lambda: print_output(
+            target, arguments.name, is_following=arguments.follow, lines=arguments.lines
+        )
     )

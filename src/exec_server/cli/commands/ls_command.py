@@ -9,13 +9,15 @@ from exec_server.cli.commands.access_flags import access_options, add_access_fla
 from exec_server.cli.commands.command_parser import PATH_FORMS, CommandParser
 
 _DESCRIPTION: Final = f"""\
-List directories and files of a target.
+List directories and files of a target. A path may be a pattern with *, ?, [...], {{a,b}} and **;
+quote it for your shell.
 
 {PATH_FORMS}"""
 _EPILOG: Final = """\
 examples:
   exec-server ls build:                            the server's working directory
   exec-server ls -l build:/srv ws://127.0.0.1:7700:/tmp
+  exec-server ls -l 'build:logs/*.gz'              a pattern on the target
   exec-server ls --json build: | jq '.[].path'
 """
 
@@ -39,19 +41,30 @@ def build_parser() -> CommandParser:
 def run(arguments: argparse.Namespace) -> int:
     """List each operand; returns the exit code."""
     from exec_server.cli.commands.listing import JsonLister, Lister
+    from exec_server.cli.commands.patterns import is_pattern
     from exec_server.cli.commands.printing import json_text, print_text
     from exec_server.cli.commands.remote_operands import for_each_operand
 
     if arguments.json:
         collector = JsonLister(shows_all=arguments.all)
         code = for_each_operand(
-            arguments.paths, access_options(arguments), collector, needs_path=False
+            arguments.paths,
+            access_options(arguments),
+            collector,
+            needs_path=False,
+            takes_patterns=True,
         )
         print_text(json_text(collector.entries))
         return code
     lister = Lister(
         is_long=arguments.long,
         shows_all=arguments.all,
-        has_headings=len(arguments.paths) > 1,
+        has_headings=len(arguments.paths) > 1 or any(map(is_pattern, arguments.paths)),
     )
-    return for_each_operand(arguments.paths, access_options(arguments), lister, needs_path=False)
+    return for_each_operand(
+        arguments.paths,
+        access_options(arguments),
+        lister,
+        needs_path=False,
+        takes_patterns=True,
+    )

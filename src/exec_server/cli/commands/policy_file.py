@@ -6,8 +6,10 @@ from typing import Any, Final
 
 from exec_server.cli.commands.errors import UsageError
 from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.paths import PathResolver
 from exec_server.errors import MalformedMessage, os_error_text
 from exec_server.protocol import json_text, presets
+from exec_server.protocol.session import EnvironmentInfo
 
 # A policy takes a few hundred bytes per entry. A larger file is not a policy.
 MAX_POLICY_BYTES: Final = 1_048_576
@@ -60,3 +62,14 @@ def needs_surroundings(value: object) -> bool:
 def with_surroundings(value: object, cwd: str, roots: list[str]) -> dict[str, Any]:
     """Complete permissions to a `sandbox` object; directory and roots are file: URIs."""
     return presets.surroundings(cwd, roots) | {"permissions": value}
+
+
+def command_sandbox(
+    policy: AnySandbox | None, cwd: str | None, info: EnvironmentInfo
+) -> AnySandbox | None:
+    """The policy of `--sandbox`, with the working directory as its workspace."""
+    if not needs_surroundings(policy):
+        return policy
+    paths = PathResolver(info)
+    workspace = str(paths.uri(paths.cwd if cwd is None else cwd))
+    return with_surroundings(policy, workspace, [workspace])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import posixpath
 from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.commands.access_flags import access_options, add_access_flags
@@ -13,13 +14,15 @@ if TYPE_CHECKING:
     from exec_server.cli.commands.remote_operands import Operand
 
 _DESCRIPTION: Final = f"""\
-Remove files and empty directories of a target, and with -r whole trees.
+Remove files and empty directories of a target, and with -r whole trees. A path may be a pattern
+with *, ?, [...], {{a,b}} and **; quote it for your shell.
 
 {PATH_FORMS}"""
 _EPILOG: Final = """\
 examples:
   exec-server rm build:/tmp/old.log
   exec-server rm -rf build:/tmp/scratch
+  exec-server rm 'build:/tmp/*.log'
 """
 
 
@@ -41,8 +44,18 @@ def run(arguments: argparse.Namespace) -> int:
     async def remove(operand: Operand) -> None:
         if not operand.path.strip("/"):
             raise UsageError(f"`{operand.label}` is the root directory; refusing to remove it")
+        if posixpath.basename(operand.path.rstrip("/")) in (".", ".."):
+            raise UsageError(
+                f"`{operand.label}`: refusing to remove `.` or `..`; name the directory"
+            )
         await operand.environment.files.remove(
             operand.path, recursive=arguments.recursive, missing_ok=arguments.force
         )
 
-    return for_each_operand(arguments.paths, access_options(arguments), remove)
+    return for_each_operand(
+        arguments.paths,
+        access_options(arguments),
+        remove,
+        takes_patterns=True,
+        may_be_missing=arguments.force,
+    )

@@ -31,7 +31,7 @@ def _asks_for_help(words: list[str]) -> bool:
 
 
 # Words of other programs for the same thing, which resemble none of ours.
-_HABITS = {"ssh": "shell", "login": "shell", "run": "exec", "scp": "cp", "copy": "cp", "list": "ls"}
+_HABITS = {"ssh": "shell", "run": "exec", "scp": "cp", "copy": "cp", "list": "ls"}
 
 
 def unknown_command(name: str) -> str:

@@ -59,6 +59,7 @@ class SignalForwarder:
         self._last_interrupt = float("-inf")
         self._has_new_size = False
         self._is_resizing = False
+        self._is_continued = False  # since the command is being stopped
 
     def install(self) -> None:
         for number in unignored(FORWARDED):
@@ -92,6 +93,13 @@ class SignalForwarder:
         task.add_done_callback(self._pending.discard)
 
     # ---- forwarding -------------------------------------------------------------------
+
+    def deliver(self, number: signal.Signals) -> None:
+        """Treat a signal that was received before `install` as if it came now."""
+        if number == signal.SIGTSTP:
+            self._on_stop()
+        else:
+            self._forward(number)
 
     def _forward(self, number: signal.Signals) -> None:
         if number == signal.SIGINT:
@@ -145,13 +153,15 @@ class SignalForwarder:
             self._start_task(self._stop_both)
 
     async def _stop_both(self) -> None:
+        self._is_continued = False
         try:
             async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
                 # Not TSTP: the kernel discards it for an orphaned process group.
                 await self._process.signal("STOP")
         except (TimeoutError, ExecServerError):
             pass  # only the client stops
-        self.suspend()
+        if not self._is_continued:  # SIGCONT may be faster than the server
+            self.suspend()
         try:
             await self._process.signal("CONT")
         except Unsupported:
@@ -168,6 +178,7 @@ class SignalForwarder:
         self._on_continue()
 
     def _on_continue(self) -> None:
+        self._is_continued = True
         if self._terminal is not None:
             self._terminal.make_raw()
             self.resize()

@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import Final
 
 from exec_server.cli.commands.printing import write_all
+from exec_server.client.process import Process
 
 # One read returns at most the capacity of a pipe.
 READ_BYTES: Final = 65_536
-
-
-def is_null_device(descriptor: int) -> bool:
-    """Whether a descriptor is /dev/null or closed, and can deliver no input."""
-    try:
-        status, null = os.fstat(descriptor), os.stat(os.devnull)
-    except OSError:
-        return True
-    return stat.S_ISCHR(status.st_mode) and status.st_rdev == null.st_rdev
 
 
 class StdinReader:
@@ -76,3 +70,12 @@ class OutputWriter:
         """Write all of `data`; raises OSError, such as BrokenPipeError."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, write_all, descriptor, data)
+
+    async def write_output(self, process: Process, inspect: Callable[[bytes], None] | None) -> None:
+        """Write the output of a command until its end; `inspect` is called with it before."""
+        while chunks := await process.read_some():
+            for is_error, run in groupby(chunks, lambda chunk: chunk.stream == "stderr"):
+                data = b"".join(chunk.data for chunk in run)
+                if inspect is not None:
+                    inspect(data)
+                await self.write(2 if is_error else 1, data)

@@ -7,13 +7,13 @@ new command is its module and its row. CONTRIBUTING.md describes the module.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.commands.errors import EXIT_CONNECTION, EXIT_FAILURE, EXIT_NOT_RUN
 
-if TYPE_CHECKING:  # the watchdog, which imports this module too, is to stay small
+TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
+if TYPE_CHECKING:
     import argparse
-    from typing import Protocol
+    from typing import Final, Protocol
 
     from exec_server.cli.argument_parser import ArgumentParser
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the watchdog, which imports this module too, is to stay sma
 # What shell completion offers for the operands of a command.
 NOTHING: Final = "nothing"
 TARGETS: Final = "targets"
+DETACHED: Final = "a target, then names of its detached commands"
 REMOTE_PATHS: Final = "remote paths"
 ALL_PATHS: Final = "remote and local paths"
 COMMAND: Final = "a command"
@@ -48,6 +49,7 @@ class Command:
         failure_code: int = EXIT_FAILURE,
         connection_code: int = EXIT_FAILURE,
         is_client: bool = True,
+        shortcut: str | None = None,
     ) -> None:
         self.name = name
         self.group = group
@@ -57,6 +59,8 @@ class Command:
         self.failure_code = failure_code  # the exit code for errors other than wrong arguments
         self.connection_code = connection_code  # the exit code if the target cannot be reached
         self.is_client = is_client  # False: it starts processes here, under the watchdog
+        # The module whose `run` runs plain command lines faster, and returns None for others.
+        self.shortcut = shortcut
 
     @property
     def is_visible(self) -> bool:
@@ -83,6 +87,7 @@ COMMANDS: Final = {
             TARGETS,
             failure_code=EXIT_NOT_RUN,
             connection_code=EXIT_CONNECTION,
+            shortcut="commands.quick_exec",
         ),
         Command(
             "shell",
@@ -95,22 +100,34 @@ COMMANDS: Final = {
         ),
         Command("ps", _RUN, "list detached commands", "commands.ps_command", TARGETS),
         Command(
-            "logs", _RUN, "print the output of a detached command", "commands.logs_command", TARGETS
+            "logs",
+            _RUN,
+            "print the output of a detached command",
+            "commands.logs_command",
+            DETACHED,
         ),
         Command(
             "attach",
             _RUN,
             "use a detached command on this terminal",
             "commands.attach_command",
-            TARGETS,
+            DETACHED,
             connection_code=EXIT_CONNECTION,
         ),
-        Command("kill", _RUN, "end detached commands", "commands.kill_command", TARGETS),
+        Command("kill", _RUN, "end detached commands", "commands.kill_command", DETACHED),
         Command(
             "port",
             _RUN,
             "forward ports between this machine and a target",
             "commands.port_command",
+            TARGETS,
+            connection_code=EXIT_CONNECTION,
+        ),
+        Command(
+            "mcp",
+            _RUN,
+            "give a model tools for a target (MCP)",
+            "commands.mcp_command",
             TARGETS,
             connection_code=EXIT_CONNECTION,
         ),
@@ -150,6 +167,18 @@ COMMANDS: Final = {
             "targets", _TARGETS, "list the targets of targets.toml", "commands.targets_command"
         ),
         Command(
+            "login",
+            _TARGETS,
+            "store the token for a registry",
+            "commands.login_command",
+        ),
+        Command(
+            "logout",
+            _TARGETS,
+            "forget the token for a registry",
+            "commands.logout_command",
+        ),
+        Command(
             "serve",
             _MACHINE,
             "listen for clients (the default without a command)",
@@ -163,11 +192,24 @@ COMMANDS: Final = {
             "commands.tls_init_command",
         ),
         Command(
+            "up",
+            _MACHINE,
+            "make this machine reachable through a registry",
+            "up_arguments",
+            is_client=False,
+        ),
+        Command(
             "forward",
             _MACHINE,
             "serve clients of a relay on behalf of another server",
             "forward_arguments",
             is_client=False,
+        ),
+        Command(
+            "registry",
+            _MACHINE,
+            "run a registry, so that machines behind a NAT can be reached",
+            "commands.registry_command",
         ),
         Command(
             "sandbox",
@@ -181,6 +223,7 @@ COMMANDS: Final = {
         ),
         Command("help", _OTHER, "show the help of a command", "commands.help_command", COMMAND),
         Command("complete-path", "", "list remote paths", "commands.complete_path_command"),
+        Command("complete-name", "", "list detached names", "commands.complete_name_command"),
         Command("version", _OTHER, "print the version", "commands.version_command"),
     )
 }

@@ -76,7 +76,7 @@ def as_text(facts: dict[str, Any]) -> str:
         ("target", facts["target"]),
         *([("at", facts["where"])] if facts["where"] != facts["target"] else []),
         ("version", facts["version"] or "unknown"),
-        ("session", facts["session"]),
+        ("session", facts["session"] or "none"),
         ("platform", facts["platform"] or "unknown"),
         ("shell", f"{facts['shell']['name']} ({facts['shell']['path']})"),
         ("directory", facts["directory"] or "unknown"),

@@ -19,7 +19,7 @@ import re
 import shlex
 import stat
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from exec_server.cli.commands.errors import UsageError
 
@@ -215,27 +215,39 @@ def targets_file() -> Path:
     return base / "exec-server" / "targets.toml"
 
 
+def read_configuration(path: Path) -> tuple[bytes, bool] | None:
+    """A file of the user's configuration, and whether other users can read it.
+
+    None if there is no such file; raises UsageError.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+    return content, bool(stat.S_IMODE(mode) & 0o077)
+
+
 def load_targets() -> dict[str, Target]:
     """All targets of targets.toml, none if it does not exist; raises UsageError."""
     import tomllib
 
     path = targets_file()
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            text = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
+    found = read_configuration(path)
+    if found is None:
         return {}
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    if len(text) > MAX_FILE_BYTES:
-        raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+    text, is_exposed = found
     try:
         tables = tomllib.loads(text.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
     targets = {name: _read_table(path, name, table) for name, table in tables.items()}
-    if stat.S_IMODE(mode) & 0o077 and any(target.access.token for target in targets.values()):
+    if is_exposed and any(target.access.token for target in targets.values()):
         raise UsageError(
             f"{path} holds a token and is readable by other users: run `chmod 600 {path}`, "
             "or use token_file"
@@ -261,6 +273,8 @@ def _read_table(path: Path, name: str, table: object) -> Target:
                 raise UsageError(f"{where}: `{key}` must be true or false")
         elif not isinstance(value, str) and key not in ("stdio", "pin"):
             raise UsageError(f"{where}: `{key}` must be a string")
+    if str(table.get("url", "")).startswith("relay:"):
+        table = _split_relay_url(where, table)
     _check_combination(where, table)
     return Target(
         label=name,
@@ -280,6 +294,18 @@ def _read_table(path: Path, name: str, table: object) -> Target:
     )
 
 
+def _split_relay_url(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table whose url is `relay:REGISTRY/ENVIRONMENT`, with the keys of a registry instead."""
+    if "registry" in table or "environment_id" in table:
+        raise UsageError(f"{where}: a url that begins with relay: has no registry beside it")
+    try:
+        relay = _relay_target(table["url"])
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    rest = {key: value for key, value in table.items() if key != "url"}
+    return rest | {"registry": relay.registry, "environment_id": relay.environment_id}
+
+
 def _check_combination(where: str, table: Mapping[str, object]) -> None:
     ways = [key for key in ("url", "stdio", "registry") if key in table]
     tokens = [key for key in ("token", "token_file", "token_env") if key in table]
@@ -293,7 +319,7 @@ def _check_combination(where: str, table: Mapping[str, object]) -> None:
         (bool(tokens) and "stdio" in table, f"{''.join(tokens)} is not used with stdio"),
         ("executor_key" in table and "registry" not in table, "executor_key requires registry"),
         ("ca_file" in table and "stdio" in table, "ca_file is not used with stdio"),
-        ("pin" in table and "url" not in table, "pin requires url"),
+        ("pin" in table and "stdio" in table, "pin is not used with stdio"),
         ("pin" in table and "ca_file" in table, "ca_file and pin exclude each other"),
         ("allow_insecure_token" in table and not tokens, "allow_insecure_token requires a token"),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
 import socket
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from exec_server.cli.commands.command_parser import CommandParser
 from exec_server.cli.commands.errors import CommandError, UsageError
 from exec_server.cli.commands.printing import print_text
+from exec_server.cli.commands.private_file import write_file
 
 if TYPE_CHECKING:
     from exec_server.net.self_signed import Facts
@@ -128,28 +128,14 @@ def _make(directory: Path, arguments: argparse.Namespace) -> None:
         made = make_self_signed(_with_host_name(names), datetime.now(UTC), arguments.days)
     except ValueError as error:
         raise UsageError(f"--name: {error}") from None
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write(directory / _KEY, made.key, 0o600)
-    _write(directory / _CERTIFICATE, made.certificate, 0o644)
+    write_file(directory / _KEY, made.key, 0o600)
+    write_file(directory / _CERTIFICATE, made.certificate, 0o644)
 
 
 def _with_host_name(names: list[str]) -> list[str]:
     """Add the name of this machine, unless it is none for a certificate."""
     host = socket.gethostname()
     return [*names, host] if _HOST_NAME.fullmatch(host) else names
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file whose mode is right from the start, replacing an old one at once."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _report(directory: Path, facts: Facts, given: list[str]) -> str:

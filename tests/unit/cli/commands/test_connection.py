@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -26,6 +27,7 @@ from exec_server.errors import (
     InternalError,
     InvalidParams,
     RegistryError,
+    RegistryUnavailable,
     SessionLost,
 )
 
@@ -70,6 +72,13 @@ def test_connection_errors_come_with_a_hint(
     ("error", "text"),
     [
         (RegistryError("unknown environment"), "cannot reach build: unknown environment"),
+        (
+            RegistryError(
+                "request failed: error for url (u)\n\nCaused by:\n    0: error for url (u)\n"
+                "    1: tcp connect error\n    2: Connection refused (os error 111)"
+            ),
+            "cannot reach build: request failed: error for url (u): Connection refused",
+        ),
         (SessionLost("it expired"), "connection lost: build: it expired"),
         (InvalidParams("bad params"), "build: bad params"),
     ],
@@ -125,8 +134,13 @@ def test_unusable_files_are_named(tmp_path: Path, access: AccessOptions, text: s
             "x: the pin `12` is not sha256: and 64 hexadecimal digits",
         ),
         (
-            Target(label="x", registry="https://r", environment_id="e", access=_PINNED.access),
-            "x: a pin is for wss:// URLs, not for relays",
+            Target(
+                label="x",
+                registry="http://127.0.0.1:1",
+                environment_id="e",
+                access=_PINNED.access._replace(token="t"),
+            ),
+            "x: a pin is for https:// registries",
         ),
     ],
 )
@@ -142,18 +156,22 @@ def test_pins_that_check_nothing_are_refused(target: Target, text: str) -> None:
 def test_a_token_in_the_clear_is_announced(capfd: pytest.CaptureFixture[str]) -> None:
     access = AccessOptions(token="secret-1", allow_insecure_token=True)
     for url in ("ws://192.0.2.1:7", "ws://127.0.0.1:7", "wss://192.0.2.1:7"):
-        connection._dialer(Target(label=url, url=url, access=access), print)
+        connection.make_dialer(Target(label=url, url=url, access=access), print)
     warning = "Warning: ws://192.0.2.1:7: the token is sent without encryption\n"
     assert capfd.readouterr().err == warning
 
 
-def test_a_registry_requires_a_token() -> None:
+def test_a_registry_requires_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
     async def work() -> None:
         target = Target(label="x", registry="https://r", environment_id="e")
         async with open_environment(target):
             pass
 
-    with pytest.raises(UsageError, match="requires a token: use --token-file"):
+    with pytest.raises(
+        UsageError, match="requires a token: run `exec-server login https://r`, or use"
+    ):
         asyncio.run(work())
 
 
@@ -208,3 +226,20 @@ def test_the_exit_code_of_the_work_is_returned() -> None:
         return 3
 
     assert run_until_signal(work) == 3
+
+
+def test_a_registry_that_is_not_there_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    target = Target(
+        label="relay:http://127.0.0.1:9/box",
+        registry="http://127.0.0.1:9",
+        environment_id="box",
+        access=AccessOptions(token="t"),
+    )
+    dialer = connection.make_dialer(target, print, told.append)
+    on_retry = cast(Any, dialer)._on_retry
+    on_retry(RegistryUnavailable("request failed\n\nCaused by:\n    0: Connection refused"))
+    assert told == [
+        "relay:http://127.0.0.1:9/box: request failed: Connection refused; "
+        "trying again for up to 14 s"
+    ]

@@ -12,7 +12,6 @@ from exec_server.cli.commands.copy_endpoints import (
     Endpoint,
     expand_patterns,
     parse_endpoint,
-    split_pattern,
 )
 from exec_server.cli.commands.errors import CommandError, UsageError
 from exec_server.client.results import Found
@@ -30,19 +29,6 @@ def test_paths() -> None:
     for text in ("", "ws://h:1"):
         with pytest.raises(UsageError):
             parse_endpoint(text)
-
-
-@pytest.mark.parametrize(
-    ("path", "parts"),
-    [
-        ("*.py", (".", "*.py")),
-        ("/*.py", ("/", "*.py")),
-        ("/a/b/c?/d", ("/a/b", "c?/d")),
-        ("a/{b,c}", ("a", "{b,c}")),
-    ],
-)
-def test_the_directory_of_a_pattern(path: str, parts: tuple[str, str]) -> None:
-    assert split_pattern(path) == parts
 
 
 class Files:

@@ -29,6 +29,7 @@ def test_the_name_is_printed(
         "size": None,
         "stdin": True,
         "sandbox": None,
+        "user": None,
         "detach": True,
         "name": "new",
         "max_lifetime": None,

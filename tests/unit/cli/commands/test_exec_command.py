@@ -43,6 +43,7 @@ def test_the_command_begins_at_the_first_word_after_the_target(
         ([], "the following arguments are required: TARGET\n"),
         (["--", "build"], "the following arguments are required: TARGET\n"),
         (["build", "--"], "no command after `--`"),
+        (["build", "--", "", "x"], "the name of the program is empty"),
         (["build", "-x", "ls"], "unrecognized arguments: -x"),
         (["build", "--cwd"], "argument --cwd: expected one argument"),
         (["--timeout", "0", "build", "--", "x"], "invalid number of seconds"),

@@ -24,6 +24,13 @@ def test_the_help_of_a_subcommand(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out.startswith("usage: exec-server sandbox run")
 
 
+def test_the_help_of_a_verb(capfd: pytest.CaptureFixture[str]) -> None:
+    assert dispatch.run("help", ["registry", "token", "list"]) == 0
+    assert capfd.readouterr().out.startswith("usage: exec-server registry token list")
+    assert dispatch.run("help", ["registry", "fly"]) == 2
+    assert "`exec-server registry` has no command `fly`" in capfd.readouterr().err
+
+
 def test_an_unknown_subcommand(capfd: pytest.CaptureFixture[str]) -> None:
     assert dispatch.run("help", ["exec", "extra"]) == 2
     out, err = capfd.readouterr()

@@ -55,3 +55,32 @@ def test_following(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
     printed = capfd.readouterr()
     assert printed.out == "ab"
     assert printed.err == "cexec-server: 7 bytes of older output are not retained any more\n"
+
+
+def test_the_last_lines_and_what_follows(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environment = FakeEnvironment(listed(next_seq=3)).open_in(monkeypatch, log_output)
+    environment.answers = [_answer(process.Chunk(2, "stdout", b"one\ntwo\n"), lost_bytes=9)]
+    environment.chunks = [Chunk("stdout", b"three\n")]
+    code = asyncio.run(log_output.print_output(TARGET, "web", is_following=True, lines=1))
+    assert code == 0
+    assert capfd.readouterr() == ("two\nthree\n", "")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "count", "kept"),
+    [
+        ([b"a\nb\nc\n"], 1, b"c\n"),
+        ([b"a\nb\nc"], 1, b"c"),
+        ([b"a\nb\n", b"c\n"], 2, b"b\nc\n"),
+        ([b"a\nb\n", b""], 1, b"b\n"),
+        ([b"a", b"b\n", b"\n"], 2, b"ab\n\n"),
+        ([b"a\nb\n"], 0, b""),
+        ([b"a\nb\n"], 9, b"a\nb\n"),
+        ([], 3, b""),
+    ],
+)
+def test_last_lines(chunks: list[bytes], count: int, kept: bytes) -> None:
+    output = [("stdout", chunk) for chunk in chunks]
+    assert b"".join(data for _, data in log_output.last_lines(output, count)) == kept

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 import uvloop
 
 from exec_server.cli.commands.printing import write_all
-from exec_server.cli.commands.streams import READ_BYTES, OutputWriter, StdinReader, is_null_device
+from exec_server.cli.commands.streams import READ_BYTES, OutputWriter, StdinReader
+from exec_server.client.process import Process
+from exec_server.client.results import Chunk
 
 
 @pytest.fixture
@@ -102,6 +105,34 @@ def test_writing_to_a_closed_pipe_is_an_error(pipe: tuple[int, int]) -> None:
     os.close(writer)
 
 
+class _Printed:
+    """A process whose chunks are ready."""
+
+    def __init__(self, *batches: list[Chunk]) -> None:
+        self._batches = [*batches, []]
+
+    async def read_some(self) -> list[Chunk]:
+        return self._batches.pop(0)
+
+
+def test_chunks_of_one_stream_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = [Chunk("stdout", b"a"), Chunk("stdout", b"b"), Chunk("stderr", b"c")]
+    process = cast(Process, _Printed(first, [Chunk("pty", b"d")]))
+    calls: list[object] = []
+
+    async def main() -> None:
+        writer = OutputWriter()
+
+        async def write(descriptor: int, data: bytes) -> None:
+            calls.append((descriptor, data))
+
+        monkeypatch.setattr(writer, "write", write)
+        await writer.write_output(process, calls.append)
+
+    asyncio.run(main())
+    assert calls == [b"ab", (1, b"ab"), b"c", (2, b"c"), b"d", (1, b"d")]
+
+
 def test_a_descriptor_that_does_not_block_is_written_whole(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     os.set_blocking(writer, False)
@@ -117,12 +148,3 @@ def test_a_descriptor_that_does_not_block_is_written_whole(pipe: tuple[int, int]
     asyncio.run(main())
     assert got == data
     _close(reader, writer)
-
-
-def test_null_devices(pipe: tuple[int, int], tmp_path: Path) -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    assert is_null_device(null)
-    os.close(null)
-    assert is_null_device(null)  # closed
-    assert not is_null_device(pipe[0])
-    _close(*pipe)

@@ -188,6 +188,14 @@ def test_every_kind_of_entry(file: Path) -> None:
     ]
 
 
+def test_a_url_may_be_that_of_a_relay_target(file: Path) -> None:
+    file.write_text('[b]\nurl = "relay:https://r.example/base/build-7"\nexecutor_key = "sha256:00"')
+    target = find_target("b")
+    assert (target.url, target.registry) == (None, "https://r.example/base")
+    assert target.environment_id == "build-7"
+    assert target.access.executor_key == "sha256:00"
+
+
 def test_an_unknown_name_lists_the_known_ones(file: Path) -> None:
     file.write_text(_NAMED)
     with pytest.raises(UsageError, match="unknown target `nope`; known targets: behind-nat, build"):
@@ -209,7 +217,9 @@ def test_an_unknown_name_lists_the_known_ones(file: Path) -> None:
         ('[a]\nstdio = "x"\ntoken_env = "E"', "token_env is not used with stdio"),
         ('[a]\nstdio = "x"\nca_file = "f"', "ca_file is not used with stdio"),
         ('[a]\nurl = "ws://h"\nexecutor_key = "k"', "executor_key requires registry"),
-        ('[a]\nstdio = "x"\npin = "p"', "pin requires url"),
+        ('[a]\nurl = "relay:https://r"', "names no environment"),
+        ('[a]\nurl = "relay:https://r/e"\nregistry = "https://r"', "has no registry beside it"),
+        ('[a]\nstdio = "x"\npin = "p"', "pin is not used with stdio"),
         ('[a]\nurl = "wss://h"\npin = "p"\nca_file = "f"', "ca_file and pin exclude"),
         ('[a]\nurl = "wss://h"\npin = 1', "`pin` must be a string or a list of strings"),
         ('[a]\nurl = "ws://h"\nallow_insecure_token = 1', "must be true or false"),

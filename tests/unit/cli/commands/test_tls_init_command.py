@@ -114,12 +114,5 @@ def test_an_unusable_host_name_is_left_out(
     assert "names        localhost, 127.0.0.1, ::1\n" in capfd.readouterr().out
 
 
-def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
-    (tmp_path / "cert.pem").mkdir()
-    with pytest.raises(OSError):
-        tls_init_command._write(tmp_path / "cert.pem", b"x", 0o644)
-    assert [path.name for path in tmp_path.iterdir()] == ["cert.pem"]
-
-
 def test_the_usage_names_the_directory() -> None:
     assert "[DIR]" in tls_init_command.build_parser().format_usage()

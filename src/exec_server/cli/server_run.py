@@ -1,0 +1,128 @@
+"""Runs the event loop of a server whose arguments are checked and whose sockets are bound."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import uvloop
+
+from exec_server.cli import logs
+from exec_server.cli.signal_handlers import SignalHandlers
+from exec_server.cli.watchdog import Watchdog
+from exec_server.host import libc
+from exec_server.host.secret_variables import STRIPPED_NAMES
+from exec_server.net.auth import Authenticator
+from exec_server.net.listen import BoundSocket
+from exec_server.net.server_certificate import ServerCertificate
+from exec_server.server.serve import Options, serve_stdio, serve_websocket
+
+
+def run_websocket(
+    arguments: argparse.Namespace,
+    dog: Watchdog,
+    bound: list[BoundSocket],
+    authenticate: Authenticator | None,
+    certificate: ServerCertificate | None,
+) -> None:
+    """Serve bound sockets until a signal or, if the arguments say so, the end of stdin."""
+    options = _prepare(arguments, dog)
+    names = [*arguments.allow_host, *(each.name for each in bound if each.name is not None)]
+    hosts = frozenset(name.lower() for name in names)
+    stop = asyncio.Event()
+    reload = asyncio.Event() if certificate is not None else None
+    server = serve_websocket(
+        bound,
+        stop,
+        options=options,
+        variables=_inheritable_variables(),
+        authenticate=authenticate,
+        allowed_hosts=hosts if authenticate is None else None,
+        certificate=certificate,
+        reload=reload,
+    )
+    watch_stdin = arguments.exit_on_stdin_close
+    uvloop.run(_run_until_signal(server, stop, watch_stdin=watch_stdin, reload=reload))
+
+
+def run_stdio(arguments: argparse.Namespace, dog: Watchdog) -> None:
+    """Serve stdin and stdout until a signal or the end of stdin."""
+    options = _prepare(arguments, dog)
+    stop = asyncio.Event()
+    server = serve_stdio(stop, options=options, variables=_inheritable_variables())
+    uvloop.run(_run_until_signal(server, stop))
+
+
+def run_remote(arguments: argparse.Namespace, dog: Watchdog) -> None:
+    """Serve clients through a relay until a signal."""
+    # Imported only here: a listening server does not need the registry client.
+    from exec_server.cli.remote_mode import RemoteMode
+    from exec_server.registry.secrets import SECRET_NAMES
+
+    options = _prepare(arguments, dog)
+    libc.hide_memory()
+    libc.become_subreaper()
+    remote = RemoteMode(arguments, dict(os.environ))
+    variables = _inheritable_variables(SECRET_NAMES)
+    stop = asyncio.Event()
+    # With --executor-credential-stdin, the credential reader handles the end of stdin.
+    watch_stdin = arguments.exit_on_stdin_close and not arguments.executor_credential_stdin
+    server = remote.run(stop, options, variables)
+    uvloop.run(_run_until_signal(server, stop, watch_stdin=watch_stdin))
+
+
+def _prepare(arguments: argparse.Namespace, dog: Watchdog) -> Options:
+    logs.configure(arguments.log_level, arguments.log_format)
+    dog.wait_until_ready()
+    return Options(
+        arguments.concurrent_requests,
+        arguments.session_retention,
+        dog.register_cleanup,
+        allow_port_hosts=arguments.allow_port_hosts,
+    )
+
+
+async def _run_until_signal(
+    server: Coroutine[Any, Any, None],
+    stop: asyncio.Event,
+    *,
+    watch_stdin: bool = False,
+    reload: asyncio.Event | None = None,
+) -> None:
+    # The loaded modules stay, so the garbage collector can skip them. Requests create no
+    # reference cycles, so it need not run often either.
+    gc.freeze()
+    gc.set_threshold(10_000)
+    gc.enable()
+    loop = asyncio.get_running_loop()
+    handlers = SignalHandlers(loop, stop.set, None if reload is None else reload.set)
+    with contextlib.closing(handlers):
+        if watch_stdin:
+            threading.Thread(target=_wait_for_end_of_stdin, args=(loop, stop), daemon=True).start()
+        await server
+
+
+def _wait_for_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    # The reaper blocks SIGCHLD for threads started after it. This thread is older and must block
+    # the signal itself, or the kernel could deliver it here instead of to the reaper.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        while os.read(0, 65_536):
+            pass
+    except OSError:
+        pass  # an unreadable stdin counts as closed
+    loop.call_soon_threadsafe(stop.set)
+
+
+def _inheritable_variables(secret: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Remove secrets from os.environ, and return the rest, which children may inherit."""
+    for name in [name for name in os.environ if name.upper() in STRIPPED_NAMES | secret]:
+        del os.environ[name]
+    return dict(os.environ)
