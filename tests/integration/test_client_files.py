@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import pytest
 from tests.support.client import KINDS
 from tests.support.client_targets import (
@@ -19,7 +18,6 @@ from tests.support.client_targets import (
 from tests.support.trees import make_tree, tree
 
 from exec_server import (
-    Entry,
     Environment,
     NotFound,
     RpcError,
@@ -28,9 +26,9 @@ from exec_server import (
     connect,
 )
 from exec_server.client import files as files_module
+from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.transfer.open_file import BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT
 from exec_server.errors import ConnectionLost, InvalidRequest
-from exec_server.protocol.session import Capabilities
 
 MIB = 1_048_576
 
@@ -95,7 +93,8 @@ def test_what_there_is(there: ClientTarget, tmp_path: Path) -> None:
 
     async def scene(env: Environment) -> None:
         entries = await env.files.list(tmp_path / "deep")
-        assert entries[0] == Entry(f"{tmp_path}/deep/0", is_directory=False, is_file=True)
+        first = (entries[0].path, entries[0].is_directory, entries[0].is_file)
+        assert first == (f"{tmp_path}/deep/0", False, True)
         assert [entry.name for entry in entries] == sorted(os.listdir(tmp_path / "deep"))
         walked = [entry async for entry in env.files.walk(tmp_path / "deep")]
         expected = {f"{tmp_path}/deep/{path}" for path in tree(tmp_path / "deep")}
@@ -290,10 +289,9 @@ def test_errors_of_open_files_name_them(there: ClientTarget, tmp_path: Path) -> 
 def test_a_server_that_cannot_stream(ours: ClientTarget, tmp_path: Path) -> None:
     async def scene(env: Environment) -> None:
         files = env.files
-        info = env.session.environment_info
-        env.session.environment_info = msgspec.structs.replace(info, capabilities=Capabilities())
+        env.session.features = ServerFeatures(confines_commands=False)
         with pytest.raises(Unsupported, match=r"fileWriteStreaming: .*files\.write"):
-            files.open(tmp_path / "f", "wb")
+            files.sandboxed("read-only").open(tmp_path / "f", "wb")
         data = os.urandom(files_module.WHOLE_BYTES + 1)
         await files.write(tmp_path / "f", data)
         assert await files.read(tmp_path / "f") == data
@@ -355,3 +353,37 @@ def test_a_writer_does_not_go_on_after_a_cut(ours: ClientTarget, tmp_path: Path)
             assert (await env.files.stat(tmp_path / "f")).size >= 2 * MIB
 
     bounded(scene())
+
+
+def test_entries_with_details_and_new_files(there: ClientTarget, tmp_path: Path) -> None:
+    async def scene(env: Environment) -> None:
+        files = env.files
+        await files.write(tmp_path / "file", b"abc")
+        (tmp_path / "dangling").symlink_to("missing")
+        (tmp_path / "link").symlink_to("file")
+        found = {entry.name: entry for entry in await files.list(tmp_path)}
+        assert (found["file"].is_file, found["link"].is_file) == (True, True)
+        assert ("dangling" in found) == env.capabilities.fs_list
+        if env.capabilities.fs_list:
+            assert (found["file"].size, found["link"].link_target) == (3, "file")
+            assert found["dangling"].is_symlink
+            assert not found["dangling"].is_file
+        await files.write(tmp_path / "a/b/new", b"new", parents=True, exclusive=True)
+        large = bytes(5 * 1_048_576)
+        await files.write(tmp_path / "large", large, exclusive=True)
+        for name in ("a/b/new", "large", "dangling"):
+            with pytest.raises(FileExistsError):
+                await files.write(tmp_path / name, b"other", exclusive=True)
+        assert (tmp_path / "a/b/new").read_bytes() == b"new"
+        assert (tmp_path / "large").read_bytes() == large
+        assert sorted(os.listdir(tmp_path)) == ["a", "dangling", "file", "large", "link"]
+        real = await files.realpath(tmp_path)
+        assert await files.realpath(tmp_path / "dangling/x", strict=False) == f"{real}/missing/x"
+        with pytest.raises(FileNotFoundError):
+            await files.realpath(tmp_path / "dangling")
+        (tmp_path / "deep").symlink_to("a/b")
+        assert await files.realpath(f"{tmp_path}/deep/../b/../../link") == f"{real}/file"
+        assert await files.realpath(f"{tmp_path}/a/../..") == os.path.dirname(real)
+        assert await files.realpath("/../..") == "/"
+
+    there.play(scene)

@@ -341,7 +341,7 @@ def test_calls_are_answered_while_output_waits(there: ClientTarget) -> None:
 def test_waiting_without_reading_ends(there: ClientTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for some output; then the process goes on, and what is lost is declared."""
     monkeypatch.setattr(queue_module, "OVERFLOW_BYTES", 3_000_000)
-    total = 30_000_000
+    total = 60_000_000
 
     async def scene(env: Environment) -> None:
         async with env.start(["sh", "-c", f"yes 0123456 | head -c {total}; exit 5"]) as process:
@@ -349,7 +349,8 @@ def test_waiting_without_reading_ends(there: ClientTarget, monkeypatch: pytest.M
             chunks = [chunk async for chunk in process]
         output = b"".join(chunk.data for chunk in chunks)
         gaps = [chunk.lost_before for chunk in chunks if chunk.lost_before]
-        assert len(output) < 6_000_000
+        # Our server keeps up to 16 MiB of young output, the reference 1 MiB.
+        assert len(output) < (24_000_000 if there.is_ours else 6_000_000)
         assert gaps == [process.lost_bytes]
         if there.is_ours:
             assert len(output) + process.lost_bytes == total

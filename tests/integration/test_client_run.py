@@ -19,6 +19,7 @@ from exec_server import (
     CommandFailed,
     Environment,
     NotFound,
+    PermissionDenied,
     ProgramNotFound,
     Result,
     RpcError,
@@ -183,9 +184,9 @@ def test_a_missing_program_or_directory_can_be_told(there: ClientTarget) -> None
         with pytest.raises(WorkingDirectoryNotFound):
             async with env.start(["pwd"], cwd=Path("/none")):
                 raise AssertionError
-        with pytest.raises(InternalError, match="cannot start /etc/passwd") as refused:
+        with pytest.raises(PermissionDenied, match="cannot start /etc/passwd") as refused:
             await env.run(["/etc/passwd"])
-        assert not isinstance(refused.value, ProgramNotFound)
+        assert isinstance(refused.value, PermissionError)
 
     there.play(scene)
 
@@ -386,3 +387,35 @@ def test_many_commands_without_async(there: ClientTarget) -> None:
         with pytest.raises(TypeError, match="unexpected keyword argument 'no_such'"):
             env.shell("true", no_such=True)  # type: ignore[call-arg]
         assert env.python("print(3)", program=sys.executable).text == "3\n"
+
+
+def test_both_streams_as_one_in_the_order_of_writing(there: ClientTarget) -> None:
+    async def scene(env: Environment) -> None:
+        text = "for n in 1 2 3 4 5; do echo out $n; echo err $n >&2; done; cat"
+        result = await env.shell(text, merge_stderr=True, input=b"input")
+        lines = "".join(f"out {n}\nerr {n}\n" for n in range(1, 6))
+        assert (result.text, result.stderr) == (f"{lines}input", b"")
+
+    there.play(scene)
+
+
+def test_both_streams_as_one_in_a_sandbox(ours: ClientTarget) -> None:
+    async def scene(env: Environment) -> None:
+        for data in (None, b"input"):
+            text = "echo a; echo b >&2; echo c; cat"
+            result = await env.shell(text, merge_stderr=True, sandbox="read-only", input=data)
+            assert (result.stdout, result.stderr) == (b"a\nb\nc\n" + (data or b""), b"")
+
+    ours.play(scene)
+
+
+def test_output_is_collected_for_a_while(there: ClientTarget) -> None:
+    async def scene(env: Environment) -> None:
+        async with env.start(["sh", "-c", "echo a; cat; sleep 60 & exit 3"], tty=True) as process:
+            assert await process.collect(60, limit=3) == b"a\r\n"
+            assert await process.collect(0.01) == b""
+            await process.write(b"b\n\x04")
+            assert (await process.collect(60)).endswith(b"b\r\n")
+            assert process.exit_code == 3
+
+    there.play(scene)

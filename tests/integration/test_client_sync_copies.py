@@ -18,13 +18,13 @@ def tree(tmp_path: Path) -> Path:
     (root / "sub").mkdir(parents=True)
     (root / "small").write_bytes(b"small")
     (root / "sub/large").write_bytes(bytes(3_000_000))
-    for name, seconds in (("small", 1000.5), ("sub/large", 2000), ("sub", 3000), (".", 4000)):
-        os.utime(root / name, (seconds, seconds))
+    for seconds, name in enumerate(("small", "sub/large", "sub", "."), 1_700_000_000):
+        os.utime(root / name, ns=(0, seconds * 1_000_000_000 + 123_456_789))
     return root
 
 
-def _times(root: Path) -> list[float]:
-    return [(root / name).stat().st_mtime for name in ("small", "sub/large", "sub", ".")]
+def _times(root: Path) -> list[int]:
+    return [(root / name).stat().st_mtime_ns for name in ("small", "sub/large", "sub", ".")]
 
 
 def test_times_are_kept_and_equal_files_skipped(

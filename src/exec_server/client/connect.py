@@ -11,6 +11,7 @@ from exec_server.client.engine.dialers import Dialer, WebSocketDialer
 from exec_server.client.engine.session import CLIENT_NAME
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.client.environment import Environment
+from exec_server.client.network_requests import OnNetworkRequest
 from exec_server.errors import StartupError
 from exec_server.net.client_tls import client_context
 
@@ -29,6 +30,7 @@ def connect(
     allow_insecure_token: bool = False,
     client_name: str = CLIENT_NAME,
     reconnect: bool = False,
+    on_network_request: OnNetworkRequest | None = None,
 ) -> Environment:
     """An environment, which connects on `async with`; StartupError for invalid arguments.
 
@@ -40,15 +42,14 @@ def connect(
     `allow_insecure_token` is set. `ca_file` names a file with the root certificates to trust,
     `pin` the SHA-256 fingerprint of the only certificate to accept, or a list of several; `tls`
     is a context of your own instead of them. With `reconnect`, the first call after a session was
-    lost opens a new one, as `Environment.reconnect` does.
+    lost opens a new one, as `Environment.reconnect` does. `on_network_request` decides about hosts
+    that the rules of a process with a `networkProxy` do not list; without it they are denied.
     """
     tls = _context(tls, ca_file, pin)
     dialer: Dialer
     if registry is not None:
         if target is not None or environment_id is None or token is None:
             raise StartupError("registry= needs environment_id= and token=, and excludes a target")
-        if pin is not None:
-            raise StartupError("pin= is for wss:// targets; a relay has executor_key=")
         from exec_server.client.engine.relay import RelayDialer  # slow to import
 
         dialer = RelayDialer(
@@ -60,21 +61,31 @@ def connect(
             tls=tls,
             allow_insecure_token=allow_insecure_token,
         )
-    elif target is None:
+    else:
+        dialer = _direct_dialer(target, token, tls, allow_insecure_token=allow_insecure_token)
+    address = shown_address(target, registry, environment_id)
+    return Environment(
+        dialer,
+        client_name=client_name,
+        reconnect=reconnect,
+        address=address,
+        on_network_request=on_network_request,
+    )
+
+
+def _direct_dialer(
+    target: str | None, token: str | None, tls: ssl.SSLContext | None, *, allow_insecure_token: bool
+) -> Dialer:
+    if target is None:
         raise StartupError("no target: pass a URL, stdio:COMMAND or registry=")
-    elif target.startswith("stdio:"):
-        dialer = _stdio_dialer(target.removeprefix("stdio:"))
-    elif not target.startswith(("ws:", "wss:", "unix:")):
+    if target.startswith("stdio:"):
+        return _stdio_dialer(target.removeprefix("stdio:"))
+    if not target.startswith(("ws:", "wss:", "unix:")):
         raise StartupError(
             f"invalid exec-server URL {shown_address(target)!r}: use ws://HOST:PORT, "
             "wss://HOST, unix:/PATH or stdio:COMMAND"
         )
-    else:
-        dialer = WebSocketDialer(
-            target, token=token, tls=tls, allow_insecure_token=allow_insecure_token
-        )
-    address = shown_address(target, registry, environment_id)
-    return Environment(dialer, client_name=client_name, reconnect=reconnect, address=address)
+    return WebSocketDialer(target, token=token, tls=tls, allow_insecure_token=allow_insecure_token)
 
 
 def _context(

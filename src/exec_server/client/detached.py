@@ -80,7 +80,7 @@ class DetachedProcess(Process):
 
 def check_support(session: ClientSession) -> None:
     """Raise Unsupported if the server has no detached processes."""
-    if not session.environment_info.capabilities.process_detach:
+    if not session.features.capabilities.process_detach:
         raise Unsupported("processDetach", _SESSIONS_ONLY)
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
+from exec_server.client.collected_output import OutputLimit
 from exec_server.client.connect_hints import explain
 from exec_server.client.detached import (
     DetachedProcess,
@@ -17,8 +18,10 @@ from exec_server.client.detached import (
 )
 from exec_server.client.engine.dialers import Dialer
 from exec_server.client.engine.recovery import RemoteProcesses
+from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.engine.session import CLIENT_NAME, ClientSession
 from exec_server.client.engine.start_params import (
+    AnyNetworkProxy,
     AnySandbox,
     StartParamsBuilder,
     argv_list,
@@ -28,6 +31,7 @@ from exec_server.client.engine.start_params import (
 from exec_server.client.handle import ContextTask, Handle
 from exec_server.client.listening import wait_for_port
 from exec_server.client.local_server import check_platform
+from exec_server.client.network_requests import NetworkRequests, OnNetworkRequest
 from exec_server.client.output_delivery import Delivery, OnOutput, Target
 from exec_server.client.paths import AnyPath, PathResolver, path_text
 from exec_server.client.process import Process
@@ -37,8 +41,9 @@ from exec_server.client.run_many import CONCURRENCY, RunOptions, run_many
 from exec_server.errors import ConnectFailed, InvalidParams, Unsupported
 from exec_server.protocol.detached import ListedDetached
 from exec_server.protocol.method import Call
+from exec_server.protocol.network import POLICY_REQUEST
 from exec_server.protocol.process import LIST, Listed, StartParams
-from exec_server.protocol.session import Capabilities, EnvironmentInfo
+from exec_server.protocol.session import Capabilities, EnvironmentInfo, SessionId
 
 if TYPE_CHECKING:
     from exec_server.client.files import Files
@@ -53,6 +58,7 @@ C = TypeVar("C", bound=Process)
 _SET_ON_OPENING = frozenset(
     {"_connected", "_files", "_paths", "_port_streams", "_processes", "_start_params"}
 )
+_LEAVE_RUNNING = "it cannot kill the children of a command that has exited: leave them running"
 
 
 class Environment(Handle):
@@ -73,15 +79,21 @@ class Environment(Handle):
         client_name: str = CLIENT_NAME,
         reconnect: bool = False,
         address: str | None = None,
+        resume: SessionId | None = None,
+        on_network_request: OnNetworkRequest | None = None,
     ) -> None:
         """With `reconnect`, the first call after the loss of a session opens a new one.
 
-        `address` is the place of the server in error texts.
+        `address` is the place of the server in error texts; `resume` is a session of an earlier
+        connection, which is resumed. `on_network_request` answers network/policyRequest; without it
+        all such requests are denied.
         """
         super().__init__()
         self._address = address
         self.session = ClientSession(dialer, client_name=client_name, reconnect=reconnect)
         """The layer below: subscribe to notifications, answer requests of the server."""
+        self.session.resumed = resume
+        self.session.answer(POLICY_REQUEST, NetworkRequests(on_network_request).answer)
 
     @classmethod
     def local(cls, *arguments: str, env: Mapping[str, str] | None = None) -> Environment:
@@ -116,12 +128,12 @@ class Environment(Handle):
             self._paths = paths = PathResolver(self.info)
             self._files: Files | None = None
             self._port_streams: PortStreams | None = None
-            self._start_params = StartParamsBuilder(paths, self.capabilities)
+            self._adapt(self.session.features)
 
             def update() -> None:
                 """The new session may be one of another server, with other features."""
                 paths.update(self.info)
-                self._start_params = StartParamsBuilder(paths, self.capabilities)
+                self._adapt(self.session.features)
                 if self._port_streams is not None:
                     self._port_streams.listen_again()
 
@@ -132,6 +144,15 @@ class Environment(Handle):
                 if self._port_streams is not None:
                     self._port_streams.close()
                 await processes.close()
+
+    def _adapt(self, features: ServerFeatures) -> None:
+        """Use what this server has, and fallbacks for the rest."""
+        self._start_params = StartParamsBuilder(self._paths, features)
+        self.session.fallbacks = {}
+        if not features.is_complete:
+            from exec_server.client.fallbacks import fallbacks  # only older servers need it
+
+            self.session.fallbacks = fallbacks(self.session, self)
 
     if not TYPE_CHECKING:  # a type checker would accept every name
 
@@ -160,7 +181,7 @@ class Environment(Handle):
     @property
     def capabilities(self) -> Capabilities:
         """The optional features of the server."""
-        return self.info.capabilities
+        return self._connected.features.capabilities
 
     async def reconnect(self) -> None:
         """Open a new session if the server has lost this one; otherwise do nothing.
@@ -192,8 +213,11 @@ class Environment(Handle):
         input: bytes | None = None,  # noqa: A002 - the name in subprocess
         sandbox: AnySandbox | None = None,
         tty: bool = False,
+        merge_stderr: bool = False,
+        user: str | None = None,
+        network_proxy: AnyNetworkProxy | None = None,
         check: bool = False,
-        output_limit: int = OUTPUT_BYTES,
+        output_limit: int | OutputLimit = OUTPUT_BYTES,
         leave_running: bool = True,
         on_output: OnOutput | None = None,
         stdout: Target | None = None,
@@ -204,21 +228,22 @@ class Environment(Handle):
         The command runs in `cwd` (default: the server's directory) with the server's environment
         updated by `env`, or with `env` alone if `clean_env` is set. Without `input` its stdin is
         empty. A `sandbox` is "read-only", "workspace-write" (with `cwd` as workspace) or an object
-        of the protocol. `on_output` is called with each Chunk; `stdout` and `stderr` are local
-        paths, open files or loggers. Raises RpcError if the command cannot be started
-        (ProgramNotFound, WorkingDirectoryNotFound), Timeout with the output so far after `timeout`
-        seconds, and CommandFailed if `check` is set and the exit code is not 0. Children that go on
-        in the background are left without their output until the environment is closed; without
-        `leave_running` they are killed, or Unsupported is raised. If the call is cancelled or
-        fails, the command is killed with all its descendants.
+        of the protocol, as is `network_proxy`, which is the only way out of a sandbox. `on_output`
+        is called with each Chunk; `stdout` and `stderr` are local paths, open files or loggers,
+        `merge_stderr` makes both `stdout`, in the order of writing. A `user` of the machine, by
+        name or number, gets its own rights and directories. `output_limit` is a number of bytes to
+        keep, or an OutputLimit for each stream. Raises RpcError if the command cannot be started
+        (ProgramNotFound, WorkingDirectoryNotFound), Unsupported if the server has no proxies or
+        cannot act as the `user`, Timeout with the output after `timeout` seconds, and CommandFailed
+        if `check` is set and the exit code is not 0. Children in the background are left without
+        output until the environment is closed; without `leave_running` they are killed, or
+        Unsupported is raised. A cancelled or failed call kills the command with all descendants.
         """
         data = input_bytes(input)
         check_seconds(timeout)
         if not leave_running and not self.capabilities.process_terminate_exited:
-            hint = "it cannot kill the children of a command that has exited: leave them running"
-            raise Unsupported("processTerminateExited", hint)
+            raise Unsupported("processTerminateExited", _LEAVE_RUNNING)
         words = argv_list(argv)
-        size = None if data is None or tty else len(data)
         params = self._start_params.build(
             words,
             cwd=cwd,
@@ -226,16 +251,15 @@ class Environment(Handle):
             clean_env=clean_env,
             tty=tty,
             sandbox=sandbox,
-            input_size=size,
+            data=None if tty else data,
+            merge_stderr=merge_stderr,
+            user=user,
+            network_proxy=network_proxy,
         )
         run = self._command(CommandRun, words, cwd, params)
         async with Delivery(on_output, stdout, stderr) as delivery:
             result = await run.to_exit(
-                data,
-                seconds=timeout,
-                output_limit=output_limit,
-                leave_running=leave_running,
-                delivery=delivery,
+                data, timeout, output_limit, leave_running=leave_running, delivery=delivery
             )
         return checked(result) if check else result
 
@@ -287,7 +311,10 @@ class Environment(Handle):
         tty: bool = False,
         size: tuple[int, int] | None = None,
         stdin: bool = False,
+        merge_stderr: bool = False,
+        user: str | None = None,
         sandbox: AnySandbox | None = None,
+        network_proxy: AnyNetworkProxy | None = None,
         detach: bool = False,
         name: str | None = None,
         max_lifetime: float | None = None,
@@ -313,6 +340,9 @@ class Environment(Handle):
             size=size,
             stdin=stdin,
             sandbox=sandbox,
+            merge_stderr=merge_stderr,
+            user=user,
+            network_proxy=network_proxy,
         )
         if not detach:
             if name is not None or max_lifetime is not None or idle_timeout is not None:

@@ -1,12 +1,15 @@
-"""Exceptions about commands, sandboxes and transfers, with their results."""
+"""Exceptions about commands, sandboxes, ports and transfers, with their results."""
 
 from __future__ import annotations
 
+import errno
 import re
+from collections.abc import Callable
 from typing import Final
 
+from exec_server.client.file_errors import error_number
 from exec_server.client.results import Result, Transfer
-from exec_server.errors import ExecServerError
+from exec_server.errors import ExecServerError, RpcError
 from exec_server.printable import printable
 from exec_server.protocol.sandbox import Denial
 
@@ -18,15 +21,22 @@ STDERR_CHARACTERS: Final = 1000
 _NUMBER: Final = re.compile(r" \(os error \d+\)$")
 
 
-class SandboxDenied(ExecServerError):
+class SandboxDenied(ExecServerError, PermissionError):
     """An operation failed, probably because of its sandbox.
 
-    `denial` is the server's account of it, or None. The text has its path and its rule.
+    `denial` is the server's account of it, or None. The text has its path and its rule. `errno` is
+    EACCES or EPERM, also where the kernel reported a read-only file system.
     """
 
-    def __init__(self, text: str, denial: Denial | None = None) -> None:
+    def __init__(self, text: str, denial: Denial | None = None, number: int = errno.EACCES) -> None:
         super().__init__(text)
         self.denial = denial
+        self.errno = number
+        self.strerror = "denied by the sandbox"
+        self.filename = None if denial is None else denial.path
+
+    def __reduce__(self) -> tuple[Callable[..., SandboxDenied], tuple[object, ...]]:
+        return type(self), (self.args[0], self.denial, self.errno)
 
     def __str__(self) -> str:
         text: str = self.args[0]
@@ -57,6 +67,10 @@ class CommandDenied(CommandFailed, SandboxDenied):
     def __init__(self, result: Result) -> None:
         super().__init__(result)
         self.denial = result.sandbox_denial
+        self.filename = None if self.denial is None else self.denial.path
+
+    def __reduce__(self) -> tuple[Callable[..., SandboxDenied], tuple[object, ...]]:
+        return type(self), (self.result,)
 
     def _summary(self) -> str:
         return f"{super()._summary()}: denied by its sandbox{_account(self.denial, '')}"
@@ -91,6 +105,18 @@ class Timeout(ExecServerError, TimeoutError):
 
     def __str__(self) -> str:
         return f"{self.result.argv[0]} did not end within {self.seconds:g} s and was killed"
+
+
+class PortError(RpcError, OSError):
+    """The server cannot listen on a port; `errno` is EADDRINUSE if another program does."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.errno = error_number(message)
+        self.strerror = _NUMBER.sub("", message).rpartition(": ")[2]
+
+    def __str__(self) -> str:
+        return printable(self.message, keep="\n")
 
 
 class PatternNotFound(ExecServerError, EOFError):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+import msgspec
 import pybase64
 
 from exec_server.client.engine.session import ClientSession
@@ -20,11 +21,13 @@ from exec_server.client.paths import AnyPath, PathResolver, path_error, path_tex
 from exec_server.client.results import ChangedFile, DiskUsage, Found, Result
 from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, Commands
 from exec_server.errors import InvalidParams, MalformedAnswer, NotFound, RpcError, Unsupported
-from exec_server.patching.edits import Edit, apply_edits
-from exec_server.patching.patch import FileChange, parse_patch, plan
 from exec_server.protocol import file_changes as wire
 from exec_server.protocol.method import Call
 from exec_server.protocol.session import Capabilities
+
+if TYPE_CHECKING:
+    from exec_server.patching.edits import Edit
+    from exec_server.patching.patch import FileChange
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -57,15 +60,17 @@ class FileChanges:
         paths: PathResolver,
         commands: Commands,
         sandbox: AnySandbox | None = None,
+        user: str | None = None,
     ) -> None:
         self._session = session
+        self._user = user
         self._paths = paths
         self._commands = commands
-        self._sandbox = sandbox_object(sandbox, paths)
+        self._sandbox = session.features.file_sandbox(sandbox_object(sandbox, paths))
 
     @property
     def _capabilities(self) -> Capabilities:
-        return self._session.environment_info.capabilities  # of the current session
+        return self._session.features.capabilities  # of the current session
 
     async def append(self, path: AnyPath, data: bytes) -> None:
         """Write at the end of a file, which is created if it is missing."""
@@ -113,21 +118,33 @@ class FileChanges:
         await self._call(wire.SYMLINK, params, path, is_retryable=False)
 
     async def touch(
-        self, path: AnyPath, *, modified: float | None = None, accessed: float | None = None
+        self,
+        path: AnyPath,
+        *,
+        modified: float | None = None,
+        accessed: float | None = None,
+        modified_ns: int | None = None,
     ) -> None:
         """Set the times of a file, in seconds since 1970, or create an empty file.
 
-        A missing time is the current one.
+        A missing time is the current one. `modified_ns` is `modified` in nanoseconds, for an exact
+        time.
         """
+        if modified_ns is None and modified is not None:
+            modified_ns = round(modified * 1000) * 1_000_000
         if not self._capabilities.fs_set_times:
-            for flag, time in (("-m", modified), ("-a", accessed)):
-                when = [] if time is None else ["-d", f"@{time:.3f}"]
+            stamp = None if modified_ns is None else _seconds(modified_ns)
+            other = None if accessed is None else f"{accessed:.3f}"
+            for flag, time in (("-m", stamp), ("-a", other)):
+                when = [] if time is None else ["-d", f"@{time}"]
                 await self._run(["touch", flag, *when, "--", self._absolute(path)], path)
             return
+        whole, rest = (None, 0) if modified_ns is None else divmod(modified_ns, 1_000_000)
         params = wire.SetTimesParams(
             self._paths.uri(path),
-            _milliseconds(modified),
-            _milliseconds(accessed),
+            whole,
+            None if accessed is None else round(accessed * 1000),
+            modified_ns=rest,
             create=True,
             sandbox=self._sandbox,
         )
@@ -196,6 +213,8 @@ class FileChanges:
     # ---- without extensions -----------------------------------------------------------
 
     async def _edit_here(self, path: AnyPath, edits: Sequence[Edit]) -> int:
+        from exec_server.patching.edits import apply_edits  # slow to import, and seldom needed
+
         files = self._text_files()
         old = (await files.read(path)).decode("utf-8", "surrogateescape")
         try:
@@ -206,6 +225,8 @@ class FileChanges:
         return replaced
 
     async def _patch_here(self, patch: str, root: AnyPath) -> list[ChangedFile]:
+        from exec_server.patching.patch import parse_patch, plan  # slow to import
+
         files = self._text_files()
         parsed = parse_patch(patch)
         base = self._absolute(root).rstrip("/") or "/"
@@ -269,6 +290,8 @@ class FileChanges:
         target: AnyPath | None = None,
         is_retryable: bool = True,
     ) -> R:
+        if self._user is not None:
+            params = msgspec.structs.replace(params, user=self._user)  # type: ignore[type-var]
         try:
             return await self._session.call(call, params, is_retryable=is_retryable)
         except RpcError as error:
@@ -283,6 +306,8 @@ def check_bytes(data: object, advice: str) -> None:
 
 
 def _edits(old: str | Iterable[tuple[str, str]], new: str | None, all_: bool) -> list[Edit]:
+    from exec_server.patching.edits import Edit
+
     if isinstance(old, str):
         if new is None:
             raise TypeError("edit() needs the new text")
@@ -311,5 +336,7 @@ def _changed_file(change: FileChange, base: str) -> ChangedFile:
     return ChangedFile(path, "deleted" if change.new is None else "modified")
 
 
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)
+def _seconds(nanoseconds: int) -> str:
+    """A time as a decimal number of seconds."""
+    sign, size = "-" if nanoseconds < 0 else "", abs(nanoseconds)
+    return f"{sign}{size // 1_000_000_000}.{size % 1_000_000_000:09}"

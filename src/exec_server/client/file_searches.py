@@ -7,15 +7,17 @@ of regular expressions are others, so those are not searched for.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from exec_server.client.file_changes import FileChanges
-from exec_server.client.file_watch import FileWatch
 from exec_server.client.paths import AnyPath, path_text
 from exec_server.client.results import Found, GrepMatch
 from exec_server.errors import Unsupported
 from exec_server.protocol import file_changes as wire
 from exec_server.protocol import files
+
+if TYPE_CHECKING:
+    from exec_server.client.file_watch import FileWatch
 
 # Output of `grep` that is read; a longer one is cut, and the result is truncated.
 GREP_OUTPUT_BYTES: Final = 4 * 1_048_576
@@ -69,7 +71,7 @@ class FileSearches(FileChanges):
             limit=limit,
             sandbox=self._sandbox,
         )
-        if not self._capabilities.fs_grep:
+        if not self._capabilities.fs_grep or self._user is not None:
             return await self._grep_by_command(params, root)
         found = await self._call(wire.GREP, params, root)
         matches = (
@@ -86,8 +88,10 @@ class FileSearches(FileChanges):
         With `recursive` also those of the directories below it, at most 4096. Renaming is a
         deletion and a creation. Links are not followed.
         """
-        if not self._capabilities.fs_watch:
+        if not self._capabilities.fs_watch or self._user is not None:
             raise Unsupported("fsWatch", "compare the results of files.walk() at intervals")
+        from exec_server.client.file_watch import FileWatch
+
         return FileWatch(
             self._session,
             self._paths.uri(path),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
-from collections.abc import AsyncIterator, Callable
-from typing import Final, Literal, TypeVar, overload
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, Literal, TypeVar, overload
 
 import pybase64
 
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.engine.start_params import AnySandbox, check_user, sandbox_object
 from exec_server.client.exceptions import NotAllCopied, SandboxDenied
 from exec_server.client.file_changes import check_bytes
 from exec_server.client.file_errors import (
@@ -20,19 +21,17 @@ from exec_server.client.file_errors import (
     already_exists,
     is_a_directory,
 )
-from exec_server.client.file_searches import FileSearches
+from exec_server.client.many_files import ManyFiles
 from exec_server.client.paths import AnyPath, native, path_text
-from exec_server.client.results import Entry, Progress, Stat, Transfer
-from exec_server.client.transfer.download import Download
+from exec_server.client.process import Process
+from exec_server.client.results import Entry, Progress, Result, Stat, Transfer
 from exec_server.client.transfer.open_file import (
     READ_BYTES,
     FileReader,
     FileWriter,
     too_large_error,
 )
-from exec_server.client.transfer.placement import Placement
-from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, CopyOptions
-from exec_server.client.transfer.upload import Upload
+from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, Commands, CopyOptions
 from exec_server.errors import (
     InternalError,
     InvalidRequest,
@@ -40,6 +39,7 @@ from exec_server.errors import (
     RpcError,
     Unsupported,
 )
+from exec_server.protocol import file_entries as entries
 from exec_server.protocol import files as wire
 from exec_server.protocol.paths import PathUri
 
@@ -49,6 +49,9 @@ R = TypeVar("R")
 # File content of one request or answer, well below the limit of a message. Larger files are
 # opened and transferred in blocks.
 WHOLE_BYTES: Final = 4 * 1_048_576
+# The same for servers without open files for writing, where each block takes a command. With base64
+# it is three quarters of the largest message.
+LARGEST_WHOLE_BYTES: Final = 36 * 1_048_576
 # Limits of one walk request: at most some seconds of work for the server.
 WALK_DEPTH: Final = 64
 WALK_DIRECTORIES: Final = 10_000
@@ -62,10 +65,16 @@ MAX_URI: Final = 3 * 4096 + 64
 MAX_NUMBER: Final = 2**63 - 1
 
 _NOT_IN_NAMES: Final = re.compile("[/\0]")
+# A hard link is made only if its name does not exist, even as a symlink. The errors of dd have the
+# texts of the C library, those of the shell have not.
+_CREATE: Final = (
+    'new=$1.$$.part; dd of="$new" status=none && ln -T -- "$new" "$1"; code=$?; '
+    'rm -f -- "$new"; exit $code'
+)
 _IS_SAME_FILE: Final = '[ "$1" -ef "$2" ]'
 
 
-class Files(FileSearches):
+class Files(ManyFiles):
     """The files of an environment, as `env.files`.
 
     Paths are strings or path-like; relative ones start at the server's directory, `~` is the
@@ -73,9 +82,19 @@ class Files(FileSearches):
     fails, and SandboxDenied if the sandbox is the reason.
     """
 
-    def sandboxed(self, sandbox: AnySandbox) -> Files:
-        """The same files, with every operation confined by this sandbox."""
-        return Files(self._session, self._paths, self._commands, sandbox)
+    def sandboxed(self, sandbox: AnySandbox, *, cwd: AnyPath | None = None) -> Files:
+        """The same files, with every operation confined; `cwd` is the workspace of a preset."""
+        confined = sandbox_object(sandbox, self._paths, cwd)
+        return Files(self._session, self._paths, self._commands, confined, self._user)
+
+    def as_user(self, user: str) -> Files:
+        """The same files with the rights of another user; Unsupported if the server cannot.
+
+        `watch` is not possible then, and `grep` finds literal texts only.
+        """
+        check_user(self._capabilities, user)
+        commands = _CommandsAs(self._commands, user)
+        return Files(self._session, self._paths, commands, self._sandbox, user)
 
     # ---- whole files ------------------------------------------------------------------
 
@@ -117,30 +136,59 @@ class Files(FileSearches):
         await self.write(path, text.encode(encoding, errors), parents=parents)
 
     async def write(
-        self, path: AnyPath, data: bytes, *, parents: bool = False, in_place: bool = False
+        self,
+        path: AnyPath,
+        data: bytes,
+        *,
+        parents: bool = False,
+        in_place: bool = False,
+        exclusive: bool = False,
     ) -> None:
         """Write a file, creating it if needed, and with `parents` missing directories too.
 
-        Large data is put in place when it is complete; see `open`.
+        Large data is put in place when it is complete; see `open`. If the file must be a new one,
+        `exclusive`, and exists, AlreadyExists is raised.
         """
         check_bytes(data, "use write_text() for text")
         try:
-            await self._write(path, data, in_place)
+            if exclusive:
+                await self._create(path, data[:WHOLE_BYTES])
+                if len(data) <= WHOLE_BYTES:
+                    return
+            await self._write(path, data, in_place or exclusive)
         except NotFound:
             if not parents:
                 raise
             directory = self._absolute(path).rpartition("/")[0]
             await self.mkdir(directory or "/", parents=True, exist_ok=True)
-            await self._write(path, data, in_place)
+            await self.write(path, data, in_place=in_place, exclusive=exclusive)
+
+    async def _create(self, path: AnyPath, data: bytes) -> None:
+        """Create a file that must not exist."""
+        if not self._capabilities.fs_create:
+            await self._run(["/bin/sh", "-c", _CREATE, "sh", self._absolute(path)], path, data)
+            return
+        text = pybase64.b64encode_as_string(data)
+        params = entries.CreateParams(self._paths.uri(path), text, self._sandbox)
+        await self._call(entries.CREATE, params, path, is_retryable=False)
 
     async def _write(self, path: AnyPath, data: bytes, in_place: bool) -> None:
-        if len(data) > WHOLE_BYTES and self._capabilities.file_write_streaming:
+        if len(data) > self._whole_bytes and self._writes_blocks:
             async with self.open(path, "wb", in_place=in_place) as file:
                 await file.write(data)
             return
         text = pybase64.b64encode_as_string(data)
         params = wire.WriteFileParams(self._paths.uri(path), text, sandbox=self._sandbox)
         await self._call(wire.WRITE_FILE, params, path)
+
+    @property
+    def _whole_bytes(self) -> int:
+        streams = self._capabilities.file_write_streaming
+        return WHOLE_BYTES if streams else LARGEST_WHOLE_BYTES
+
+    @property
+    def _writes_blocks(self) -> bool:
+        return self._session.features.writes_blocks(is_confined=self._sandbox is not None)
 
     @overload
     def open(self, path: AnyPath, mode: Literal["rb"] = "rb", *, offset: int = 0) -> FileReader: ...
@@ -159,17 +207,19 @@ class Files(FileSearches):
         """
         uri = self._paths.uri(path)
         if mode == "rb":
-            params = wire.OpenParams(wire.HandleId(""), uri, "read", self._sandbox)
+            params = wire.OpenParams(wire.HandleId(""), uri, "read", self._sandbox, user=self._user)
             return FileReader(self._session, params, path_text(path), offset)
         if mode != "wb":
             raise ValueError(f"mode must be 'rb' or 'wb', not {mode!r}")
-        if not self._capabilities.file_write_streaming:
+        if not self._writes_blocks:
             raise Unsupported("fileWriteStreaming", "write the whole file with files.write()")
-        params = wire.OpenParams(wire.HandleId(""), uri, "replace", self._sandbox)
+        params = wire.OpenParams(wire.HandleId(""), uri, "replace", self._sandbox, user=self._user)
         placement = None
         if not in_place:
             target = self._paths.absolute(path)
             spawn = self._session.spawn
+            from exec_server.client.transfer.placement import Placement
+
             placement = Placement(self, self._commands, self._sandbox, target, spawn)
         return FileWriter(self._session, params, path_text(path), placement)
 
@@ -205,19 +255,26 @@ class Files(FileSearches):
         return True
 
     async def list(self, path: AnyPath = ".") -> list[Entry]:
-        """The entries of a directory by name, without links that lead nowhere."""
-        params = wire.ReadDirectoryParams(self._paths.uri(path), sandbox=self._sandbox)
-        found = await self._call(wire.READ_DIRECTORY, params, path)
-        base = self._paths.absolute(path).rstrip("/")
-        for entry in found.entries:
-            if entry.file_name in ("", ".", "..") or _NOT_IN_NAMES.search(entry.file_name):
-                text = f"the server lists an entry {entry.file_name!r}"
-                raise MalformedAnswer(f"{path_text(path)}: {text}")
-        entries = (
-            Entry(f"{base}/{entry.file_name}", entry.is_directory, entry.is_file)
-            for entry in found.entries
-        )
-        return sorted(entries, key=lambda entry: entry.path)
+        """The entries of a directory by name, with their details.
+
+        Without `fsList`, the details are unknown and links that lead nowhere are left out.
+        """
+        uri, base = self._paths.uri(path), self._paths.absolute(path).rstrip("/")
+        if self._capabilities.fs_list:
+            found = await self._call(entries.LIST, entries.ListParams(uri, self._sandbox), path)
+            listed = [_listed_entry(entry, base) for entry in found.entries]
+        else:
+            params = wire.ReadDirectoryParams(uri, sandbox=self._sandbox)
+            plain = await self._call(wire.READ_DIRECTORY, params, path)
+            listed = [
+                Entry(f"{base}/{entry.file_name}", entry.is_directory, entry.is_file)
+                for entry in plain.entries
+            ]
+        for entry in listed:
+            name = entry.path[len(base) + 1 :]
+            if name in ("", ".", "..") or _NOT_IN_NAMES.search(name):
+                raise MalformedAnswer(f"{path_text(path)}: the server lists an entry {name!r}")
+        return sorted(listed, key=lambda entry: entry.path)
 
     async def walk(
         self,
@@ -285,10 +342,28 @@ class Files(FileSearches):
                 raise MalformedAnswer(f"{path}: {text}, which is not below it")
         return found
 
-    async def realpath(self, path: AnyPath) -> str:
-        """The path with all links resolved; it must exist."""
-        params = wire.CanonicalizeParams(self._paths.uri(path), sandbox=self._sandbox)
-        return native((await self._call(wire.CANONICALIZE, params, path)).path)
+    async def realpath(self, path: AnyPath, *, strict: bool = True) -> str:
+        """The path with all links resolved; unless `strict`, it need not exist.
+
+        Of a link, `..` is the directory above its target.
+        """
+        text = self._absolute(path)
+        if ".." in text.split("/"):  # URIs have none: they would be removed as text
+            before, _, after = f"{text}/".partition("/../")
+            real = await self.realpath(before or "/", strict=strict)
+            return await self.realpath(f"{posixpath.dirname(real)}/{after}", strict=strict)
+        uri = self._paths.uri(path)
+        params = wire.CanonicalizeParams(uri, sandbox=self._sandbox)
+        try:
+            return native((await self._call(wire.CANONICALIZE, params, path)).path)
+        except (NotFound, NotADirectory, LinkLoop):
+            if strict:
+                raise
+        if self._capabilities.fs_resolve:
+            resolve = entries.ResolveParams(uri, self._sandbox)
+            return native((await self._call(entries.RESOLVE, resolve, path)).path)
+        argv = ["realpath", "-mz", "--", self._absolute(path)]
+        return os.fsdecode((await self._run(argv, path)).stdout.rstrip(b"\0"))
 
     # ---- changes ----------------------------------------------------------------------
 
@@ -322,7 +397,7 @@ class Files(FileSearches):
                     argv, cwd="/", sandbox=self._sandbox, output_limit=HELPER_OUTPUT_BYTES
                 )
             )
-        except (RpcError, SandboxDenied, UnicodeEncodeError):
+        except (RpcError, SandboxDenied, UnicodeEncodeError, Unsupported):
             return False
 
     async def remove(
@@ -375,8 +450,15 @@ class Files(FileSearches):
         or, without `check`, the entry is only named in `failed`. Raises RpcError or OSError if
         the top itself cannot be copied, or if a disk is full.
         """
+        from exec_server.client.transfer.upload import Upload  # slow to import
+
         upload = Upload(
-            self, self._commands, progress, self._sandbox, CopyOptions(keep_times, sync)
+            self,
+            self._commands,
+            progress,
+            self._sandbox,
+            CopyOptions(keep_times, sync),
+            session=self._batch_session(),
         )
         done = await upload.copy(_local_path(local), self._paths.absolute(remote))
         return _checked(done) if check else done
@@ -392,11 +474,32 @@ class Files(FileSearches):
         sync: Literal["time", "checksum"] | None = None,
     ) -> Transfer:
         """Copy a file or directory of the server's machine to a local path, as `upload` does."""
+        from exec_server.client.transfer.download import Download  # slow to import
+
         download = Download(
-            self, self._commands, progress, self._sandbox, CopyOptions(keep_times, sync)
+            self,
+            self._commands,
+            progress,
+            self._sandbox,
+            CopyOptions(keep_times, sync),
+            session=self._batch_session(),
         )
         done = await download.copy(self._paths.absolute(remote), _local_path(local))
         return _checked(done) if check else done
+
+
+class _CommandsAs:
+    """Runs commands as another user."""
+
+    def __init__(self, commands: Commands, user: str) -> None:
+        self._commands = commands
+        self._user = user
+
+    def run(self, *args: Any, **kwargs: Any) -> Awaitable[Result]:
+        return self._commands.run(*args, user=self._user, **kwargs)
+
+    def start(self, *args: Any, **kwargs: Any) -> Process:
+        return self._commands.start(*args, user=self._user, **kwargs)
 
 
 def _local_path(path: AnyPath) -> str:
@@ -412,6 +515,21 @@ def _checked(done: Transfer) -> Transfer:
     if done.failed:
         raise NotAllCopied(done)
     return done
+
+
+def _listed_entry(found: entries.ListedEntry, base: str) -> Entry:
+    numbers = (found.size, abs(found.modified_at_ms), found.mode)
+    if not all(0 <= number <= MAX_NUMBER for number in numbers):
+        raise MalformedAnswer(f"{base}: the server sent an impossible size, time or mode")
+    return Entry(
+        f"{base}/{found.file_name}",
+        found.is_directory,
+        found.is_file,
+        found.size,
+        found.modified_at_ms / 1000,
+        found.mode,
+        found.link_target,
+    )
 
 
 def _entry(found: wire.WalkEntry) -> Entry:

@@ -11,7 +11,8 @@ class _Error(NamedTuple):
     text: str  # of strerror in glibc
 
 
-# The errors of file operations. Below 35 the numbers are the same everywhere, except for 11.
+# The errors of file operations, and of listening. Below 35 the numbers are the same everywhere,
+# except for 11.
 ERRORS: Final = {
     1: _Error("EPERM", "Operation not permitted"),
     2: _Error("ENOENT", "No such file or directory"),
@@ -32,6 +33,8 @@ ERRORS: Final = {
     40: _Error("ELOOP", "Too many levels of symbolic links"),
     75: _Error("EOVERFLOW", "Value too large for defined data type"),
     95: _Error("EOPNOTSUPP", "Operation not supported"),
+    98: _Error("EADDRINUSE", "Address already in use"),
+    99: _Error("EADDRNOTAVAIL", "Cannot assign requested address"),
     110: _Error("ETIMEDOUT", "Connection timed out"),
     116: _Error("ESTALE", "Stale file handle"),
     122: _Error("EDQUOT", "Disk quota exceeded"),

@@ -32,7 +32,12 @@ class Delivery:
     def __init__(
         self, on_output: OnOutput | None, stdout: Target | None, stderr: Target | None
     ) -> None:
-        """Raises TypeError for a target of another type."""
+        """Raises TypeError for a target of another type, ValueError for `stderr="stdout"`."""
+        if stderr == "stdout":  # in other libraries it merges the streams
+            raise ValueError(
+                'stderr="stdout" would write a file of that name: use merge_stderr=True, or '
+                '"./stdout" for the file'
+            )
         self._on_output = on_output
         self._writers = {
             stream: _writer(target, stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from typing import Final
@@ -10,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from exec_server.client.exceptions import SandboxDenied
-from exec_server.client.file_errors import file_error
+from exec_server.client.file_errors import error_number, file_error
 from exec_server.errors import ExecServerError, RpcError
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Denial
@@ -105,7 +106,8 @@ def path_error(
     text = f"{name}: {error.message}" if to is None else f"{name} to {to}: {error.message}"
     denial = _denial(error)
     if denial is not None or (is_confined and error.message.endswith(_DENIALS)):
-        return SandboxDenied(text, denial)
+        is_eperm = error_number(error.message) == errno.EPERM
+        return SandboxDenied(text, denial, errno.EPERM if is_eperm else errno.EACCES)
     return file_error(error, name, to)
 
 

@@ -17,6 +17,8 @@ import uuid
 from typing import Any, Final
 
 from exec_server.client.engine.session import ClientSession
+from exec_server.client.exceptions import PortError
+from exec_server.client.file_errors import error_number
 from exec_server.client.handle import Handle
 from exec_server.errors import (
     ConnectionLost,
@@ -59,7 +61,7 @@ _OF_STREAMS: Final = frozenset(
 
 
 def _check_capability(session: ClientSession) -> None:
-    if not session.environment_info.capabilities.port_forward:
+    if not session.features.capabilities.port_forward:
         raise Unsupported("portForward", "forward the port by ssh, or use http()")
 
 
@@ -100,6 +102,7 @@ class PortStreams:
         # Streams of the server that are being connected to a program of this machine, each with
         # its ReversePort; None: it was reset meanwhile, and its socket still counts.
         self._accepting: dict[StreamId, ReversePort | None] = {}
+        self._connecting: set[asyncio.Future[None]] = set()
         self._opening = asyncio.Semaphore(MAX_OPENING)
         self._forwards: set[PortForward] = set()
         self._reverses: set[ReversePort] = set()
@@ -192,9 +195,11 @@ class PortStreams:
         self._listeners[listener_id] = reverse
         try:
             answer = await self._session.call(wire.LISTEN, wire.ListenParams(listener_id, port))
-        except BaseException:
+        except BaseException as error:
             self.close_listener(listener_id)  # the server listens even if the call is cancelled
             self.reset_all(reverse)
+            if isinstance(error, RpcError) and error_number(error.message) is not None:
+                raise _port_error(error) from None
             raise
         return listener_id, answer.port
 
@@ -217,7 +222,9 @@ class PortStreams:
             self._session.post(wire.RESET, wire.ResetParams(notice.stream_id))
             return
         self._accepting[notice.stream_id] = reverse
-        self._session.spawn(self._connect(reverse, notice.stream_id, notice.window))
+        connecting = self._session.spawn(self._connect(reverse, notice.stream_id, notice.window))
+        self._connecting.add(connecting)
+        connecting.add_done_callback(self._connecting.discard)
 
     def _is_reused(self, stream_id: StreamId) -> bool:
         """Whether a new stream has the id of another one, which is reset: both would be mixed."""
@@ -294,7 +301,9 @@ class PortStreams:
                 self._session.spawn(reverse._listen_again())
 
     def close(self) -> None:
-        """Close all local ports: the environment is closed."""
+        """Close all local ports, and end connections being made: the environment is closed."""
+        for connecting in tuple(self._connecting):
+            connecting.cancel()
         for forward in tuple(self._forwards):
             forward._stop()
 
@@ -350,9 +359,10 @@ class PortForward(Handle):
 class ReversePort(Handle):
     """A port of the server's machine that leads to one of this machine.
 
-    Opening it lets the server listen on 127.0.0.1; it raises RpcError if that is impossible, and
-    Unsupported. Closing it resets its connections. If the connection to the server is lost, the
-    port is closed until the session is resumed, or a new one is opened.
+    Opening it lets the server listen on 127.0.0.1; it raises PortError, which is an OSError, if the
+    port is in use or not allowed, and Unsupported. Closing it resets its connections. If the
+    connection to the server is lost, the port is closed until the session is resumed, or a new one
+    is opened.
     """
 
     port: int
@@ -398,6 +408,12 @@ class ReversePort(Handle):
             self._is_requested = False
         if self._listener_id is not None and not self.is_open:  # closed meanwhile
             self._streams.close_listener(self._listener_id)
+
+
+def _port_error(error: RpcError) -> PortError:
+    made = PortError(error.message)
+    made.code, made.data = error.code, error.data
+    return made
 
 
 def _checked(port: int, *, lowest: int) -> int:

@@ -14,7 +14,12 @@ from typing import Final, Self
 from exec_server.client import linux_numbers
 from exec_server.client.engine.input import ProcessInput
 from exec_server.client.engine.output_queue import FlowRequests, OutputQueue, Reader
-from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
+from exec_server.client.engine.recovery import (
+    KILL_SECONDS,
+    EarlierStart,
+    RemoteProcess,
+    RemoteProcesses,
+)
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.handle import Handle
 from exec_server.client.output_reader import Lines, Pattern, read_until, wait_for_output
@@ -42,6 +47,12 @@ from exec_server.protocol.sandbox import Denial
 # How long a process may take to end after SIGTERM: enough for a web server or a database, and half
 # of the time that `docker stop` allows.
 GRACE_SECONDS: Final = 5.0
+# Output of one `collect`: as much as is queued for a slow reader. The rest stays unread.
+COLLECTED_BYTES: Final = 16 * 1_048_576
+# The exit code of a killed process, as servers report it.
+KILLED: Final = 128 + 9
+# After the exit, `collect` returns when no output was received for this time.
+QUIET_SECONDS: Final = 0.2
 
 
 class Process(Handle):
@@ -55,6 +66,7 @@ class Process(Handle):
     name: str | None = None
     """The name of a detached process."""
     _params: StartParams  # of a process that is started
+    _earlier: EarlierStart | None = None  # set by `continue_start`
 
     def __init__(
         self,
@@ -79,7 +91,7 @@ class Process(Handle):
         self.lost_bytes = 0
         self._session = session
         self._processes = processes
-        self._capabilities = session.environment_info.capabilities
+        self._capabilities = session.features.capabilities
         if params is not None:
             self._params = params
         self._remote: RemoteProcess | None = None
@@ -105,11 +117,19 @@ class Process(Handle):
 
     async def _start(self, remote: RemoteProcess) -> None:
         self._open_input(remote, is_terminal=self._params.tty, is_pipe=self._params.pipe_stdin)
-        await self._processes.start(remote, self._params, self._name)
+        if self._earlier is not None and self._earlier.is_answered:
+            await self._processes.rejoin(remote)
+            self._output.resume()
+        else:
+            is_repeated = self._earlier is not None
+            await self._processes.start(remote, self._params, self._name, is_repeated=is_repeated)
 
     def _open_input(self, remote: RemoteProcess, *, is_terminal: bool, is_pipe: bool) -> None:
         if is_terminal or is_pipe:
-            self._input = ProcessInput(self._session, remote.id, is_terminal=is_terminal)
+            writes = 0 if self._earlier is None else self._earlier.writes
+            self._input = ProcessInput(
+                self._session, remote.id, is_terminal=is_terminal, writes=writes
+            )
 
     async def _close(self) -> None:
         remote = self._started()
@@ -120,8 +140,11 @@ class Process(Handle):
             self._forget(remote)
 
     def _register(self) -> RemoteProcess:
-        remote = self._remote = self._processes.open(self, is_detached=self.name is not None)
-        requests = FlowRequests(self._session, remote.id)
+        remote = self._remote = self._processes.open(
+            self, is_detached=self.name is not None, earlier=self._earlier
+        )
+        is_paused = self._earlier is not None and self._earlier.is_paused
+        requests = FlowRequests(self._session, remote.id, is_paused=is_paused)
         self._output = OutputQueue(self._session.flow_control, remote, requests)
         return remote
 
@@ -198,6 +221,34 @@ class Process(Handle):
         The output stays unread. Arguments and exceptions are those of `read_until`.
         """
         return await wait_for_output(OutputIterator(self), pattern, timeout)
+
+    async def collect(self, seconds: float, *, limit: int = COLLECTED_BYTES) -> bytes:
+        """Read the output of both streams for this time, or until the process is over.
+
+        Returns as soon as `limit` bytes or more were read; the rest stays unread. Children that go
+        on after the exit are not waited for.
+        """
+        self._started()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        output, pieces, size = self._output, list[bytes](), 0
+        while True:
+            output.begin_read(None)
+            while output and size < limit:
+                pieces.append(output.pop().data)
+                size += len(pieces[-1])
+            output.recover_skipped()
+            if self._failure is not None and not pieces:
+                raise self._failure
+            if size >= limit or self.is_over or self._is_output_discarded:
+                break
+            until = deadline if self.exit_code is None else loop.time() + QUIET_SECONDS
+            try:
+                async with asyncio.timeout_at(min(until, deadline)):
+                    await self._wait_for_change()
+            except TimeoutError:
+                break
+        return b"".join(pieces)
 
     async def _next(self, reader: Reader | None) -> Chunk:
         """The next chunk, for a reader; raises StopAsyncIteration at the end."""
@@ -294,8 +345,13 @@ class Process(Handle):
         await self._session.call(RESIZE, ResizeParams(self.id, rows, columns), is_retryable=True)
 
     async def interrupt(self) -> None:
-        """Send SIGINT to the process group, as Ctrl-C does."""
-        await self._session.call(SIGNAL, SignalParams(self.id, "interrupt"))
+        """Send SIGINT to the process group, as Ctrl-C does; raises Unsupported if it cannot."""
+        if self._session.features.has_interrupt:
+            await self._session.call(SIGNAL, SignalParams(self.id, "interrupt"))
+        elif self._params.tty:
+            await self._stdin().write(b"\x03")
+        else:
+            raise Unsupported("process/signal", "kill the process, or start it in a terminal")
 
     async def signal(self, name: str | int) -> None:
         """Send a signal to the process group: a name with or without `SIG`, or a number.
@@ -368,12 +424,17 @@ class Process(Handle):
 
     def on_exited(self, event: ExitedParams) -> None:
         if self.exit_code is None:
-            self.exit_code = event.exit_code
+            self.exit_code = self._known_code(event.exit_code)
             self.sandbox_denied = event.sandbox_denied
             self.sandbox_denial = event.sandbox_denial
             if self._input is not None:
                 self._input.fail(StdinClosed("the process has ended"))
         self._changed.set()
+
+    def _known_code(self, code: int) -> int:
+        """The exit code; servers before 0.140 report -1 for every signal."""
+        is_killed = self._remote is not None and self._remote.is_killed
+        return KILLED if code == -1 and is_killed else code
 
     def on_closed(self) -> None:
         self._is_closed = True
@@ -387,6 +448,11 @@ class Process(Handle):
             if self._input is not None:
                 self._input.fail(error)
         self._changed.set()
+
+
+def continue_start(process: Process, earlier: EarlierStart) -> None:
+    """Let `process`, which is not started yet, be one that an earlier connection has started."""
+    process._earlier = earlier
 
 
 class OutputIterator(Reader):

@@ -44,7 +44,8 @@ class Result(msgspec.Struct, frozen=True):
 
     With a terminal all output is in `stdout`. `exit_code` is 128 plus the signal number if a
     signal ended the command. `sandbox_denied` is the server's guess from the output of a failed
-    command. `sandbox_denial` is more reliable, and known for successful commands too.
+    command. `sandbox_denial` is more reliable, and known for successful commands too. `lost_bytes`
+    counts all missing output, `lost_stdout` and `lost_stderr` that beyond the `output_limit`.
     """
 
     argv: tuple[str, ...]
@@ -55,6 +56,8 @@ class Result(msgspec.Struct, frozen=True):
     sandbox_denied: bool = False
     sandbox_denial: Denial | None = None
     lost_bytes: int = 0
+    lost_stdout: int = 0
+    lost_stderr: int = 0
 
     @property
     def returncode(self) -> int:
@@ -109,6 +112,19 @@ class Result(msgspec.Struct, frozen=True):
             f"duration={self.duration:.3f}{denied}{lost})"
         )
 
+    def _repr_html_(self) -> str:
+        """For notebooks: exit code, duration, and the output with its colours; never a script."""
+        from exec_server.client.result_html import result_to_html  # only notebooks need it
+
+        return result_to_html(
+            self.argv,
+            ((self.stdout, self.lost_stdout), (self.stderr, self.lost_stderr)),
+            exit_code=self.exit_code,
+            duration=self.duration,
+            is_denied=self.sandbox_denied or self.sandbox_denial is not None,
+            lost=self.lost_bytes - self.lost_stdout - self.lost_stderr,
+        )
+
 
 # Characters of one member in the representation of a result.
 _REPR_CHARACTERS: Final = 120
@@ -161,15 +177,28 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """An entry of a directory with its whole path; a symlink counts as its target."""
+    """An entry of a directory with its whole path; a symlink counts as its target.
+
+    `size`, `modified` (seconds since 1970) and `mode` are None if unknown; `list` knows them, and
+    the `link_target` of a symlink, if the server has `fsList`. A symlink that leads nowhere is
+    neither a directory nor a file.
+    """
 
     path: str
     is_directory: bool
     is_file: bool
+    size: int | None = None
+    modified: float | None = None
+    mode: int | None = None
+    link_target: str | None = None
 
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
+
+    @property
+    def is_symlink(self) -> bool:
+        return self.link_target is not None
 
 
 class ChangedFile(msgspec.Struct, frozen=True):
@@ -233,6 +262,14 @@ class Progress(msgspec.Struct, frozen=True):
     resumed_bytes: int
     done_files: int
     total_files: int
+
+
+class FileContent(msgspec.Struct, frozen=True):
+    """A file that was read with others; `data` is empty if there is an `error`."""
+
+    path: str
+    data: bytes
+    error: Exception | None = None
 
 
 class NotCopied(msgspec.Struct, frozen=True):

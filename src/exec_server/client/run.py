@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 from typing import Final
 
+from exec_server.client.collected_output import CollectedOutput, OutputLimit
 from exec_server.client.engine.flow_control import separate_consumer
 from exec_server.client.engine.input import ProcessInput
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess
 from exec_server.client.exceptions import CommandDenied, CommandFailed, Timeout
 from exec_server.client.output_delivery import Delivery
-from exec_server.client.process import Process
+from exec_server.client.process import KILLED, Process
 from exec_server.client.results import Result
-from exec_server.errors import InvalidParams, StdinClosed
-from exec_server.protocol.process import OutputParams, Stream
+from exec_server.errors import StdinClosed
+from exec_server.protocol.process import OutputParams
 
 # Output that is kept by default: more than a caller can use, less than would exhaust the memory of
 # this machine. The rest is counted in `lost_bytes`.
@@ -36,9 +37,6 @@ REST_SECONDS: Final = 1.0
 # A slow receiver of the output may need longer for the rest, which pipes and servers limit.
 REST_BYTES: Final = 4 * 1_048_576
 
-# The exit code of a killed command whose exit event was not received.
-_KILLED: Final = 128 + 9
-
 
 class CommandRun(Process):
     """A command whose output is collected; for one `to_exit`."""
@@ -50,9 +48,9 @@ class CommandRun(Process):
     async def to_exit(
         self,
         data: bytes | None,
-        *,
         seconds: float | None,
-        output_limit: int,
+        output_limit: int | OutputLimit,
+        *,
         leave_running: bool,
         delivery: Delivery,
     ) -> Result:
@@ -93,7 +91,7 @@ class CommandRun(Process):
             self._delivering = self._session.spawn(self._deliver(self._delivery))
             self._delivering.add_done_callback(self._fail_with)
         writing: asyncio.Future[None] | None = None
-        if data is not None:
+        if data is not None and (self._params.pipe_stdin or self._params.tty):
             writing = self._session.spawn(self._write_input(data))
             writing.add_done_callback(self._fail_with)
         try:
@@ -184,13 +182,16 @@ class CommandRun(Process):
         output = self._collected
         return Result(
             argv=self.argv,
-            stdout=bytes(output.stdout),
-            stderr=bytes(output.stderr),
-            exit_code=_KILLED if self.exit_code is None else self.exit_code,
+            stdout=output.stdout,
+            stderr=output.stderr,
+            # Without an exit event the command was killed.
+            exit_code=KILLED if self.exit_code is None else self.exit_code,
             duration=asyncio.get_running_loop().time() - began,
             sandbox_denied=self.sandbox_denied,
             sandbox_denial=self.sandbox_denial,
-            lost_bytes=self.lost_bytes + output.lost_bytes,
+            lost_bytes=self.lost_bytes + output.lost_stdout + output.lost_stderr,
+            lost_stdout=output.lost_stdout,
+            lost_stderr=output.lost_stderr,
         )
 
     def on_output(self, event: OutputParams) -> None:
@@ -207,24 +208,3 @@ def checked(result: Result) -> Result:
         return result
     is_denied = result.sandbox_denied or result.sandbox_denial is not None
     raise CommandDenied(result) if is_denied else CommandFailed(result)
-
-
-class CollectedOutput:
-    """The output of a command up to a limit; the rest is counted."""
-
-    def __init__(self, limit: int) -> None:
-        if limit < 0:
-            raise InvalidParams(f"output_limit must not be negative: {limit}")
-        self._remaining = limit
-        # Not lists of chunks: chunks of one byte would take fifty times their size.
-        self.stdout = bytearray()
-        self.stderr = bytearray()
-        self.received = 0
-        self.lost_bytes = 0
-
-    def add(self, stream: Stream, data: bytes) -> None:
-        kept = data[: self._remaining]
-        self._remaining -= len(kept)
-        self.lost_bytes += len(data) - len(kept)
-        output = self.stderr if stream == "stderr" else self.stdout
-        output += kept

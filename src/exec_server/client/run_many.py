@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypedDict, TypeVar
 
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.collected_output import OutputLimit
+from exec_server.client.engine.start_params import AnyNetworkProxy, AnySandbox
 from exec_server.client.output_delivery import OnOutput, Target
 from exec_server.client.paths import AnyPath
 from exec_server.client.results import Result, RunProgress
@@ -27,8 +28,11 @@ class RunOptions(TypedDict, total=False):
     input: bytes | None
     sandbox: AnySandbox | None
     tty: bool
+    merge_stderr: bool
+    user: str | None
+    network_proxy: AnyNetworkProxy | None
     check: bool
-    output_limit: int
+    output_limit: int | OutputLimit
     leave_running: bool
     on_output: OnOutput | None
     stdout: Target | None

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from exec_server.client import connect as client_connect
 from exec_server.client import environment, local_server
 from exec_server.client.engine.session import CLIENT_NAME
 from exec_server.client.local_server import DEFAULT_LISTEN
+from exec_server.client.network_requests import OnNetworkRequest
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 from exec_server.sync.files import Files
 from exec_server.sync.ports import PortForward, ReversePort
 from exec_server.sync.process import HttpStream, Process
 from exec_server.sync.thread import Blocking, LoopThread, blocking, wrapped
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Environment(Blocking[environment.Environment]):
@@ -65,6 +69,19 @@ class Environment(Blocking[environment.Environment]):
     def capabilities(self) -> Capabilities:
         return self._inner.capabilities
 
+    async def awaited(
+        self,
+        method: Callable[Concatenate[environment.Environment, P], Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Await a method of the async client in a program's own loop; cancelling it cancels that.
+
+        `await env.awaited(exec_server.Environment.run, ["make"])` kills the command if the task is
+        cancelled, which a blocking call in a thread would not.
+        """
+        return await self._thread.call_from_loop(method, self._inner, *args, **kwargs)
+
     reconnect = blocking(environment.Environment.reconnect)
     call = blocking(environment.Environment.call)
     run = blocking(environment.Environment.run)
@@ -97,8 +114,12 @@ def connect(
     allow_insecure_token: bool = False,
     client_name: str = CLIENT_NAME,
     reconnect: bool = False,
+    on_network_request: OnNetworkRequest | None = None,
 ) -> Environment:
-    """Connect now; arguments and exceptions are those of `exec_server.connect`."""
+    """Connect now; arguments and exceptions are those of `exec_server.connect`.
+
+    `on_network_request` is called in the thread of the connection.
+    """
     return Environment(
         lambda: client_connect.connect(
             target,
@@ -113,6 +134,7 @@ def connect(
             allow_insecure_token=allow_insecure_token,
             client_name=client_name,
             reconnect=reconnect,
+            on_network_request=on_network_request,
         ),
         has_children=target is not None and target.startswith("stdio:"),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Literal, overload
 
@@ -23,6 +23,8 @@ from exec_server.sync.thread import (
 
 # Entries of a walk that are passed to the caller at a time: each batch costs two thread switches.
 WALK_BATCH: Final = 512
+# The same for the chunks of an archive, which have up to some hundred KiB.
+TAR_BATCH: Final = 8
 
 
 class FileReader(BlockingHandle[open_file.FileReader]):
@@ -90,6 +92,9 @@ class Files(Blocking[files.Files]):
     mkdir = blocking(files.Files.mkdir)
     upload = blocking(files.Files.upload)
     download = blocking(files.Files.download)
+    read_many = blocking(files.Files.read_many)
+    write_many = blocking(files.Files.write_many)
+    write_tar = blocking(files.Files.write_tar)
     read_text = blocking(files.Files.read_text)
     write_text = blocking(files.Files.write_text)
     append = blocking(files.Files.append)
@@ -104,8 +109,11 @@ class Files(Blocking[files.Files]):
     apply_patch = blocking(files.Files.apply_patch)
     disk_usage = blocking(files.Files.disk_usage)
 
-    def sandboxed(self, sandbox: AnySandbox) -> Files:
-        return Files(self._thread, self._inner.sandboxed(sandbox))
+    def sandboxed(self, sandbox: AnySandbox, *, cwd: AnyPath | None = None) -> Files:
+        return Files(self._thread, self._inner.sandboxed(sandbox, cwd=cwd))
+
+    def as_user(self, user: str) -> Files:
+        return Files(self._thread, self._inner.as_user(user))
 
     @overload
     def open(self, path: AnyPath, mode: Literal["rb"] = "rb", *, offset: int = 0) -> FileReader: ...
@@ -139,3 +147,11 @@ class Files(Blocking[files.Files]):
         """
         entries = self._inner.walk(path, follow_links=follow_links, on_error=on_error)
         return iterate(self._thread, entries, WALK_BATCH)
+
+    def read_tar(self, path: AnyPath, *, exclude: Iterable[str] = ()) -> Iterator[bytes]:
+        """A directory or file as a tar archive, in pieces; see `Files.read_tar`."""
+        chunks = self._inner.read_tar(path, exclude=exclude)
+        try:
+            yield from iterate(self._thread, chunks, TAR_BATCH)
+        finally:
+            self._thread.call(chunks.aclose)  # ends the command, if there is more

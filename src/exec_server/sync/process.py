@@ -67,6 +67,7 @@ class Process(BlockingHandle[process.Process]):
         return self._inner.lost_bytes
 
     read_some = blocking(process.Process.read_some)
+    collect = blocking(process.Process.collect)
     read_until = blocking(process.Process.read_until)
     wait_for_output = blocking(process.Process.wait_for_output)
     write = blocking(process.Process.write)

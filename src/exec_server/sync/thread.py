@@ -176,7 +176,7 @@ class LoopThread(Generic[T]):
         call = _Call(work(*args, **kwargs))
         try:
             self._register(call)
-            self._call_soon(lambda: self._start(call))
+            self._start_soon(call)
             return _wait(call.outcome)
         except BaseException:
             if not call.outcome.done():
@@ -184,6 +184,27 @@ class LoopThread(Generic[T]):
                     self._call_soon(call.cancel)
                     futures.wait([call.outcome], CANCEL_SECONDS)
             if call.task is None and call.outcome.done():
+                call.coroutine.close()  # it was never started
+            raise
+        finally:
+            with self._lock:
+                if self._waiting is not None:
+                    self._waiting.discard(call.outcome)
+
+    async def call_from_loop(
+        self, work: Callable[P, Coroutine[Any, Any, A]], *args: P.args, **kwargs: P.kwargs
+    ) -> A:
+        """The same for a coroutine of another loop, which does not block; cancelling cancels."""
+        call = _Call(work(*args, **kwargs))
+        try:
+            self._register(call)
+            self._call_soon(lambda: self._start(call))
+            return await asyncio.wrap_future(call.outcome)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                with contextlib.suppress(SessionLost):  # the loop has ended
+                    self._call_soon(call.cancel)
+            elif call.task is None:
                 call.coroutine.close()  # it was never started
             raise
         finally:
@@ -200,6 +221,13 @@ class LoopThread(Generic[T]):
         error = self._closed()
         call.fail(error)
         raise error
+
+    def _start_soon(self, call: _Call[Any]) -> None:
+        try:
+            self._call_soon(lambda: self._start(call))
+        except SessionLost as error:
+            call.fail(error)  # it will never start
+            raise
 
     def _start(self, call: _Call[Any]) -> None:
         """Start a call, in the thread of the loop."""

@@ -54,8 +54,13 @@ def test_a_target_has_a_dialer(arguments: dict[str, Any], kind: type) -> None:
             "tls= excludes ca_file= and pin=",
         ),
         (
-            {"registry": REGISTRY, "environment_id": "e", "token": "t", "pin": "ab" * 32},
-            "pin= is for wss:// targets; a relay has executor_key=",
+            {
+                "registry": "http://127.0.0.1:1",
+                "environment_id": "e",
+                "token": "t",
+                "pin": "ab" * 32,
+            },
+            "a pin is for https:// registries",
         ),
     ],
 )

@@ -142,6 +142,28 @@ async def test_a_timeout_kills_and_has_the_output(scene: Scene) -> None:
     assert (error.result.stdout, error.result.exit_code) == (b"before after", 137)
 
 
+@in_environment
+async def test_a_server_that_reports_no_signals_is_told_apart(scene: Scene) -> None:
+    """Servers before 0.140 report -1 for every signal; the client knows of its own kill."""
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(outcome(scene.env.run(["a"], timeout=0.01)))
+        await accepted(scene)
+        await killed(scene)
+        scene.exited(1, -1)
+        scene.say("closed", 2)
+    error = run.result()
+    assert isinstance(error, Timeout)
+    assert error.result.exit_code == 137
+
+
+@in_environment
+async def test_a_timeout_is_not_negative(scene: Scene) -> None:
+    for seconds in (-1, float("nan")):
+        with pytest.raises(ValueError, match="timeout must be at least 0 seconds, not"):
+            await scene.env.run(["a"], timeout=seconds)
+    assert scene.stream.is_quiet
+
+
 def test_a_killed_command_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "KILL_SECONDS", 0.01)
 

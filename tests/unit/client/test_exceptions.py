@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import pickle
+
 import pytest
 
 import exec_server
@@ -11,6 +14,7 @@ from exec_server.client.exceptions import (
     CommandDenied,
     CommandFailed,
     NotAllCopied,
+    PortError,
     SandboxDenied,
     Timeout,
 )
@@ -100,3 +104,28 @@ def test_an_incomplete_copy_names_the_first_error() -> None:
     for failed, text in (((one,), "a: none"), ((one, two), "a: none, and 1 more")):
         error = NotAllCopied(Transfer(0, 0, 0, 0, 0, failed=failed))
         assert str(error) == f"not everything was copied: {text}"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_a_denial_is_a_permission_error(number: int) -> None:
+    error = SandboxDenied("/etc/x: no", DENIAL, number)
+    assert isinstance(error, PermissionError)
+    assert (error.errno, error.filename) == (number, "/etc/x")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.errno, copy.denial, str(copy)) == (number, DENIAL, str(error))
+
+
+def test_a_denied_command_is_a_permission_error() -> None:
+    error = CommandDenied(_failed(b"no\n", DENIAL))
+    assert isinstance(error, PermissionError)
+    assert (error.errno, error.filename) == (errno.EACCES, "/etc/x")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.result, copy.denial, str(copy)) == (error.result, DENIAL, str(error))
+
+
+def test_a_port_in_use_has_its_number() -> None:
+    error = PortError("cannot listen on port 80: Address in use (os error 98)")
+    assert (error.errno, error.strerror) == (errno.EADDRINUSE, "Address in use")
+    assert str(error) == "cannot listen on port 80: Address in use (os error 98)"
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.errno, copy.message, copy.code) == (error.errno, error.message, error.code)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.file_changes import FileChanges
 from exec_server.client.file_errors import NotFound
 from exec_server.client.paths import PathResolver
@@ -55,7 +56,8 @@ class Files(FileChanges):
             cwd="file:///w",
             temp_dir="file:///tmp",
         )
-        session = SimpleNamespace(environment_info=info, call=self._answer)
+        features = ServerFeatures(capabilities=info.capabilities)
+        session = SimpleNamespace(features=features, call=self._answer)
         commands = SimpleNamespace(run=self._command)
         super().__init__(cast(Any, session), PathResolver(cast(Any, info)), cast(Any, commands))
         self._end = (exit_code, stderr)
@@ -166,5 +168,19 @@ def test_errors() -> None:
                 await work
         with pytest.raises(InvalidParams):
             await files.edit("f", [])
+
+    asyncio.run(scene())
+
+
+def test_times_are_exact_with_and_without_the_extension() -> None:
+    async def scene() -> None:
+        extended, plain = Files(extended=True), Files(extended=False)
+        for files in (extended, plain):
+            await files.touch("/w/f", modified_ns=1_700_000_000_123_456_789)
+        [params] = extended.sent
+        assert (params.modified_at_ms, params.modified_ns) == (1_700_000_000_123, 456_789)
+        assert plain.sent[0][:4] == ["touch", "-m", "-d", "@1700000000.123456789"]
+        await plain.touch("/w/f", modified_ns=-1_500_000_000)
+        assert plain.sent[2][3] == "@-1.500000000"
 
     asyncio.run(scene())

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from exec_server.client import file_searches as module
+from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.file_searches import FileSearches
 from exec_server.client.paths import PathResolver
 from exec_server.client.results import Found, GrepMatch, Result
@@ -37,7 +38,8 @@ class Searches(FileSearches):
             cwd="file:///w",
             temp_dir="file:///tmp",
         )
-        session = SimpleNamespace(environment_info=info, call=self._answer)
+        features = ServerFeatures(capabilities=info.capabilities)
+        session = SimpleNamespace(features=features, call=self._answer)
         commands = SimpleNamespace(run=self._command)
         super().__init__(cast(Any, session), PathResolver(cast(Any, info)), cast(Any, commands))
 

@@ -13,6 +13,7 @@ from tests.support.memory_environment import OURS, Scene, in_environment
 from tests.support.memory_session import GREETING, Message, outcome
 
 from exec_server.client import files as module
+from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.file_errors import PermissionDenied
@@ -189,10 +190,20 @@ def test_a_file_is_opened_to_read_or_to_replace(greeting: Message) -> None:
     async def test(scene: Scene) -> None:
         with pytest.raises(ValueError, match="mode must be 'rb' or 'wb', not 'r'"):
             scene.env.files.open("a", "r")  # type: ignore[call-overload]
-        with pytest.raises(Unsupported, match="fileWriteStreaming: write the whole file"):
-            scene.env.files.open("a", "wb")
+        for mode in ("rb", "wb"):
+            assert not scene.env.files.open("a", mode).is_open
 
     in_environment(test, greeting)()
+
+
+@in_environment
+async def test_large_data_without_open_files_and_without_confined_commands_is_refused(
+    scene: Scene,
+) -> None:
+    scene.env.session.features = ServerFeatures(confines_commands=False)
+    confined = scene.env.files.sandboxed("read-only")
+    with pytest.raises(Unsupported, match="fileWriteStreaming: write the whole file"):
+        confined.open("a", "wb")
 
 
 # ---- answers that cannot be right -----------------------------------------------------

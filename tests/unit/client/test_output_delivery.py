@@ -110,3 +110,8 @@ def test_one_file_for_both_streams(tmp_path: Path) -> None:
     path = tmp_path / "both"
     deliver(stdout=path, stderr=f"{tmp_path}/./both")
     assert path.read_bytes() == b"one\nt\xc3warning\r\n\xbcwo!"
+
+
+def test_the_word_that_merges_streams_elsewhere_names_the_option() -> None:
+    with pytest.raises(ValueError, match="use merge_stderr=True"):
+        Delivery(None, None, "stdout")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import msgspec
@@ -97,6 +98,10 @@ def test_the_account_of_a_denied_file_operation() -> None:
     assert isinstance(denied, SandboxDenied)
     assert denied.denial == Denial(None, "/x", "read", "deny entry /x")
     assert str(denied) == "/x: Permission denied (deny entry /x)"
+    assert (denied.errno, denied.filename) == (errno.EACCES, "/x")
+    unpermitted = path_error(InvalidRequest("no (os error 1)"), "/x", is_confined=True)
+    assert isinstance(unpermitted, SandboxDenied)
+    assert unpermitted.errno == errno.EPERM
     for data in ({"sandboxDenial": 7}, {"sandboxDenial": {"path": 7}}, "text"):
         error.data = data
         unknown = path_error(error, "/x", is_confined=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
+import msgspec
 import pytest
 from tests.support.memory_environment import Scene, in_environment, turns
 from tests.support.memory_session import outcome
@@ -12,7 +14,7 @@ from exec_server.client import process as process_module
 from exec_server.client.engine import flow_control as flow_module
 from exec_server.client.engine import output_queue as queue_module
 from exec_server.client.process import Process
-from exec_server.errors import ProcessLost
+from exec_server.errors import ProcessLost, Unsupported
 
 # ---- what is on the wire --------------------------------------------------------------
 
@@ -49,6 +51,8 @@ async def test_the_request(scene: Scene) -> None:
         "ttySize": None,
         "detach": None,
         "reportPid": False,
+        "mergeStderr": False,
+        "user": None,
     }
 
 
@@ -207,3 +211,16 @@ def test_an_end_that_was_not_seen_is_not_waited_for(monkeypatch: pytest.MonkeyPa
                 await use()
 
     test()
+
+
+@in_environment
+async def test_a_server_without_signals_interrupts_terminals_alone(scene: Scene) -> None:
+    session = scene.env.session
+    session.features = msgspec.structs.replace(session.features, has_interrupt=False)
+    process = await scene.started()
+    with pytest.raises(Unsupported, match="process/signal: kill the process, or start it in a"):
+        await process.interrupt()
+    process = await scene.started(tty=True)
+    await process.interrupt()
+    request = await scene.stream.next("process/write")
+    assert base64.b64decode(request["params"]["chunk"]) == b"\x03"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import signal
 import threading
@@ -116,6 +117,45 @@ def test_closing_ends_calls() -> None:
     with pytest.raises(SessionLost):
         counter.add()
     thread.close()
+
+
+def test_a_call_between_the_ends_of_loop_and_thread_leaves_no_coroutine() -> None:
+    thread = LoopThread(Counter)
+    counter = BlockingCounter(thread, thread.value)
+    thread.close()
+    thread._waiting = set()  # as long as the thread has not ended
+    with pytest.raises(SessionLost):
+        counter.add()
+    gc.collect()  # Python warns of a coroutine that was never awaited
+
+
+def test_a_coroutine_of_another_loop_calls() -> None:
+    thread = LoopThread(Counter)
+    ended = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await thread.value.wait_forever()
+        finally:
+            ended.set()
+
+    async def scene() -> None:
+        assert await thread.call_from_loop(thread.value.add, 2) == 2
+        with pytest.raises(KeyError, match="mine"):
+            await thread.call_from_loop(thread.value.fail)
+        thread.value.entered.clear()
+        waiting = asyncio.get_running_loop().create_task(thread.call_from_loop(wait))
+        await asyncio.to_thread(thread.value.entered.wait, scaled(DEFAULT_TIMEOUT))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert ended.wait(scaled(DEFAULT_TIMEOUT))
+        thread.close()
+        with pytest.raises(SessionLost):
+            await thread.call_from_loop(thread.value.add)
+        gc.collect()  # Python warns of a coroutine that was never awaited
+
+    asyncio.run(scene())
 
 
 def test_a_callback_cannot_call_the_client() -> None:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Raw
 
+from exec_server.client.engine.messages import BinaryBody
 from exec_server.errors import ExecServerError
+from exec_server.net.stream import BinaryStream, MessageStream
+from exec_server.protocol import binary
 
 
 class PendingCall:
@@ -46,6 +49,18 @@ class PendingCall:
         self.on_answer = on_answer
         self.times_sent = 0
         self.future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
+
+    def send(self, stream: MessageStream, number: int) -> None:
+        """Send the request with this id; data needs a stream that carries binary messages."""
+        text = b'{"id":%d,%b' % (number, self.body)
+        if isinstance(self.body, BinaryBody):
+            assert isinstance(stream, BinaryStream)
+            stream.send_binary(binary.head(text), self.body.data)
+        else:
+            stream.send(text)
+        self.times_sent += 1
+        if not self.is_retryable:
+            self.body = b""  # it may be large, and the answer may take long
 
     @property
     def fits_any_session(self) -> bool:

@@ -41,11 +41,19 @@ class ProcessInput:
     sent again after a lost connection.
     """
 
-    def __init__(self, session: ClientSession, process_id: ProcessId, *, is_terminal: bool) -> None:
+    def __init__(
+        self,
+        session: ClientSession,
+        process_id: ProcessId,
+        *,
+        is_terminal: bool,
+        writes: int = 0,
+    ) -> None:
+        """`writes` were made on an earlier connection."""
         self._session = session
         self._id = process_id
         self._is_terminal = is_terminal
-        self._last_number = 0
+        self._last_number = writes
         self._is_inside_line = False
         self._unacknowledged = 0
         self._writes: set[asyncio.Future[None]] = set()
@@ -82,7 +90,7 @@ class ProcessInput:
     @property
     def can_close(self) -> bool:
         """Whether the server can close this input."""
-        return self._is_terminal or self._session.environment_info.capabilities.process_close_stdin
+        return self._is_terminal or self._session.features.capabilities.process_close_stdin
 
     async def close(self) -> None:
         """Close stdin after all writes; raises Unsupported if the server cannot.
@@ -133,7 +141,9 @@ class ProcessInput:
         # In the background: a process that does not read its input must not exempt full queues
         # from flow control.
         try:
-            status = (await self._session.call_in_background(WRITE, params)).status
+            may_repeat = self._session.features.repeats_writes_safely
+            answer = await self._session.call_in_background(WRITE, params, is_retryable=may_repeat)
+            status = answer.status
         except InternalError as error:
             self.fail(StdinClosed(f"the process takes no input: {error}"))
         except ExecServerError as error:

@@ -1,7 +1,8 @@
 """Messages to and from a server as bytes and as structs; no I/O.
 
 A server may be newer or older than this client, so decoding is lenient: unknown members are
-ignored, and the shell is the only required member of an environment.
+ignored, the shell is the only required member of an environment, and members that older servers
+do not send have defaults (`_LENIENT`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from exec_server.errors import (
     RpcError,
     SessionAttached,
 )
-from exec_server.protocol import file_watches, files, http, port, process
+from exec_server.protocol import binary, file_watches, files, http, port, process
 from exec_server.protocol.base64_text import Base64
 from exec_server.protocol.jsonrpc import RequestId
 from exec_server.protocol.method import Notice
@@ -107,7 +108,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 class InitializeAnswer(msgspec.Struct, frozen=True, rename="camel"):
     """The answer to `initialize`."""
 
-    session_id: SessionId
+    session_id: SessionId | None = None  # None: the server has no sessions
     environment_info: Raw | UnsetType = UNSET
 
 
@@ -127,16 +128,50 @@ def _to_wire(value: object) -> object:
     raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
 
 
+def _to_native_wire(value: object) -> object:
+    """The hook for servers whose paths are native ones."""
+    return value.native() if isinstance(value, PathUri) else _to_wire(value)
+
+
 encode = msgspec.json.Encoder(enc_hook=_to_wire).encode
+_encode_native = msgspec.json.Encoder(enc_hook=_to_native_wire).encode
 
 
-def request_body(method: str, params: object) -> bytes:
-    """A request without its start, which holds the id."""
-    return b'"method":%b,"params":%b}' % (encode(method), encode(params))
+class BinaryBody(bytes):
+    """The body of a request that is sent as a binary message."""
+
+    data: bytes
+
+
+def request_body(method: str, params: object, *, has_uri_paths: bool = True) -> bytes:
+    """A request without its start, which holds the id; params may be Attached data.
+
+    Raises InvalidParams.
+    """
+    if isinstance(params, binary.Attached):
+        body = BinaryBody(request_body(method, params.value, has_uri_paths=has_uri_paths))
+        body.data = bytes(params.data)
+        return body
+    encode_params = encode if has_uri_paths else _encode_native
+    try:
+        return b'"method":%b,"params":%b}' % (encode(method), encode_params(params))
+    except UnicodeEncodeError:
+        raise InvalidParams("text that is not UTF-8 cannot be sent") from None
+    except (NotImplementedError, TypeError) as error:
+        raise InvalidParams(str(error)) from None
 
 
 def decode(message: bytes) -> Envelope:
-    """Decode one message; raises MalformedMessage unless it is JSON-RPC."""
+    """Decode one message; raises MalformedMessage unless it is JSON-RPC.
+
+    The result of a binary message is Attached to its data.
+    """
+    if binary.is_binary(message):
+        text, data = binary.split(message)
+        envelope = decode(text)
+        if envelope.result is UNSET:
+            raise MalformedMessage("a binary message without a result")
+        return msgspec.structs.replace(envelope, result=binary.Attached(envelope.result, data))
     try:
         envelope = _decode_envelope(message)
     except _UNDECODABLE as error:
@@ -150,7 +185,9 @@ def decode(message: bytes) -> Envelope:
 
 def decode_as(kind: type[R], text: Raw, name: str) -> R:
     """Decode JSON text as a struct; the MalformedAnswer it raises names the text `name`."""
-    if kind is Raw:
+    if isinstance(text, binary.Attached) != (kind is binary.Attached):
+        raise MalformedAnswer(f"{name}: data is missing, or was not asked for")
+    if kind is Raw or kind is binary.Attached:
         return text  # type: ignore[return-value]  # the caller decodes it
     try:
         value: R = _decoders(kind).decode(text)
@@ -159,8 +196,33 @@ def decode_as(kind: type[R], text: Raw, name: str) -> R:
     return value
 
 
+class _StartResult(process.StartResult, frozen=True):
+    sandbox_type: process.SandboxType = "none"
+
+
+class _ReadResult(process.ReadResult, frozen=True):
+    sandbox_denied: bool = False
+
+
+class _ExitedParams(process.ExitedParams, frozen=True):
+    sandbox_denied: bool = False
+
+
+class _GetMetadataResult(files.GetMetadataResult, frozen=True):
+    is_symlink: bool = False
+    size: int = 0
+    created_at_ms: int = 0
+    modified_at_ms: int = 0
+
+
+# The structs of a server, with defaults for members that older servers do not send.
+_LENIENT: dict[Any, Any] = {
+    kind.__base__: kind for kind in (_StartResult, _ReadResult, _ExitedParams, _GetMetadataResult)
+}
+
+
 def _make_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, dec_hook=_from_wire)
+    return msgspec.json.Decoder(_LENIENT.get(kind, kind), dec_hook=_from_wire)
 
 
 # Bounded by the number of structs.
@@ -174,6 +236,8 @@ def _from_wire(kind: Any, value: object) -> object:
 
 def decode_initialize_answer(text: Raw) -> InitializeAnswer:
     """Decode the answer to `initialize`; raises MalformedAnswer."""
+    if isinstance(text, binary.Attached):
+        raise MalformedAnswer("answer to initialize: it has data")
     try:
         return _decode_initialize_answer(text)
     except _UNDECODABLE as error:
@@ -182,6 +246,8 @@ def decode_initialize_answer(text: Raw) -> InitializeAnswer:
 
 def decode_environment(text: Raw) -> EnvironmentInfo:
     """Decode an environment, with defaults for missing members; raises MalformedAnswer."""
+    if isinstance(text, binary.Attached):
+        raise MalformedAnswer("environment: it has data")
     try:
         received = msgspec.json.decode(text, type=dict[str, Any])
         members = {name: value for name, value in received.items() if value is not None}

@@ -12,7 +12,7 @@ import asyncio
 import errno
 import uuid
 from collections.abc import Coroutine, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -21,6 +21,7 @@ from exec_server.client.engine.session import ClientSession
 from exec_server.client.file_errors import (
     FileError,
     NotADirectory,
+    PermissionDenied,
     ProgramNotFound,
     WorkingDirectoryNotFound,
 )
@@ -84,6 +85,7 @@ _EXISTS: Final = "already exists"
 _STARTING: Final = "is starting"
 _ENOENT: Final = "(os error 2)"
 _ENOTDIR: Final = "(os error 20)"
+_EACCES: Final = "(os error 13)"
 _CLOSED: Final = "the environment was closed"
 
 
@@ -109,18 +111,37 @@ class Sink(Protocol):
         ...
 
 
+class EarlierStart(NamedTuple):
+    """A start that was sent on an earlier connection of the session."""
+
+    process_id: ProcessId
+    is_answered: bool
+    last_seq: int = 0  # the last event that was received
+    writes: int = 0  # to its stdin, acknowledged
+    is_paused: bool = False  # the flow of its output
+
+
 class RemoteProcess:
     """Client-side state of one remote process; the Source of its output queue."""
 
-    def __init__(self, processes: RemoteProcesses, sink: Sink, *, is_detached: bool) -> None:
+    def __init__(
+        self,
+        processes: RemoteProcesses,
+        sink: Sink,
+        *,
+        is_detached: bool,
+        earlier: EarlierStart | None = None,
+    ) -> None:
         self._processes = processes
-        self.id = ProcessId(uuid.uuid4().hex)
+        self.id = ProcessId(uuid.uuid4().hex) if earlier is None else earlier.process_id
         self.sink = sink
         self.is_detached = is_detached  # it belongs to the server and is left running
-        self.sequence = EventSequence(self.id, is_detached=is_detached)
+        last = 0 if earlier is None else earlier.last_seq
+        self.sequence = EventSequence(self.id, is_detached=is_detached, last=last)
         self.is_started = False  # the start was answered
         self.pid: int | None = None  # None if the server does not tell it
         self.may_run = False  # a start was sent and has not failed
+        self.is_killed = False  # the client has requested it
         # Notifications are ignored until `recover`, because the sink's queue is full.
         self.is_skipping = False
         # All of its output exists, and is being requested or was received.
@@ -149,22 +170,37 @@ class RemoteProcesses:
         self._is_closed = False
         self._unsubscribe = session.subscribe(self)
 
-    def open(self, sink: Sink, *, is_detached: bool = False) -> RemoteProcess:
+    def open(
+        self, sink: Sink, *, is_detached: bool = False, earlier: EarlierStart | None = None
+    ) -> RemoteProcess:
         """Register a process that is to be started or attached; the caller must `forget` it."""
         if self._is_closed:
             raise SessionLost(_CLOSED)
-        process = RemoteProcess(self, sink, is_detached=is_detached)
+        process = RemoteProcess(self, sink, is_detached=is_detached, earlier=earlier)
         self._processes[process.id] = process
         return process
 
-    async def start(self, process: RemoteProcess, params: StartParams, name: str) -> None:
+    async def rejoin(self, process: RemoteProcess) -> None:
+        """Receive the events of a process whose start an earlier connection has answered."""
+        process.may_run = True
+        if not await self._join(process):
+            raise ProcessLost("the server does not know the process any more")
+
+    async def start(
+        self,
+        process: RemoteProcess,
+        params: StartParams,
+        name: str,
+        *,
+        is_repeated: bool = False,
+    ) -> None:
         """Start a process exactly once; the RpcError it raises contains `name`.
 
-        The id in `params` is replaced. After a cancellation the process may run or not.
+        The id in `params` is replaced. After a cancellation the process may run or not. With
+        `is_repeated` the server may have got the request already.
         """
         params = msgspec.structs.replace(params, process_id=process.id)
         deadline = asyncio.get_running_loop().time() + RESEND_SECONDS
-        is_repeated = False
         process.may_run = True
         while True:
             try:
@@ -194,12 +230,14 @@ class RemoteProcesses:
         if isinstance(error, InternalError) and error.message.endswith(_ENOTDIR):
             path = await self._not_a_directory(params)
             return NotADirectory.from_rpc(error, errno.ENOTDIR, path).explained(text)
+        if isinstance(error, InternalError) and error.message.endswith(_EACCES):
+            return PermissionDenied.from_rpc(error, errno.EACCES, params.argv[0]).explained(text)
         if not isinstance(error, InternalError) or not error.message.endswith(_ENOENT):
             return error.explained(text)
         kind: type[FileError] = ProgramNotFound
         path = params.argv[0]
         try:
-            await self._session.call(GET_METADATA, GetMetadataParams(params.cwd))
+            await self._session.call(GET_METADATA, GetMetadataParams(params.cwd, user=params.user))
         except NotFound:
             kind, path = WorkingDirectoryNotFound, params.cwd.native()
         except ExecServerError:
@@ -210,7 +248,9 @@ class RemoteProcesses:
     async def _not_a_directory(self, params: StartParams) -> str:
         """The path that leads through a file: the directory of a command, or its program."""
         try:
-            found = await self._session.call(GET_METADATA, GetMetadataParams(params.cwd))
+            found = await self._session.call(
+                GET_METADATA, GetMetadataParams(params.cwd, user=params.user)
+            )
         except ExecServerError:
             return params.cwd.native()
         return params.argv[0] if found.is_directory else params.cwd.native()
@@ -238,7 +278,7 @@ class RemoteProcesses:
         The reference drops a start with its connection, and reports it as starting ever after.
         Our server completes it; the `processReadLoss` capability identifies our server.
         """
-        is_ours = self._session.environment_info.capabilities.process_read_loss
+        is_ours = self._session.features.capabilities.process_read_loss
         return RESEND_SECONDS if is_ours else DROPPED_SECONDS
 
     async def attach(self, process: RemoteProcess, name: str, after: int) -> AttachResult:
@@ -270,6 +310,7 @@ class RemoteProcesses:
 
         The future is done when the server has answered.
         """
+        process.is_killed = True
         return self._spawn_end(self._kill(process.id))
 
     def _spawn_end(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:

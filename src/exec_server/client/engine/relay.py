@@ -6,7 +6,7 @@ import asyncio
 import random
 import ssl
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from exec_server.client.engine.dialers import RECONNECT_SECONDS, Sockets, parse_target
 from exec_server.errors import (
@@ -21,7 +21,11 @@ from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket
 from exec_server.registry.api import ConnectionBundle, Registry, retry_delay
 from exec_server.registry.credentials import ClientToken
-from exec_server.registry.destination import Destinations, check_registry_url
+from exec_server.registry.destination import (
+    Destinations,
+    check_pinned_registry,
+    check_registry_url,
+)
 from exec_server.registry.http import HttpClient
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import FRAME_BYTES
@@ -57,15 +61,18 @@ class RelayDialer:
         tls: ssl.SSLContext | None = None,
         headers: Sequence[tuple[str, str]] = (),
         allow_insecure_token: bool = False,
+        on_retry: Callable[[RegistryUnavailable], None] | None = None,
     ) -> None:
         """Raises StartupError for invalid values, or if the token would be sent in the clear.
 
         `executor_key_fingerprint` pins the key of the executor, so that the registry need not
-        be trusted. `headers` are sent to the relay.
+        be trusted. `headers` are sent to the relay. `on_retry` is called once, with the first
+        error of the first connection, if that is tried again.
         """
         check_registry_url(
             Destinations.ANYWHERE if allow_insecure_token else Destinations.ENCRYPTED, registry_url
         )
+        check_pinned_registry(tls, registry_url)
         self._http = HttpClient(tls)
         credential = ClientToken(token, account_id)
         self._registry = Registry(registry_url, environment_id, credential, self._http)
@@ -75,6 +82,7 @@ class RelayDialer:
         self._identity = Identity.generate()
         self._sockets = Sockets(tls)
         self._is_first = True
+        self._on_retry = on_retry
 
     async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
         bundle = await self._request_connection()
@@ -115,6 +123,8 @@ class RelayDialer:
                         return await self._request_once()
                     except RegistryUnavailable as error:
                         failure = error
+                        if attempt == 0 and self._on_retry is not None:
+                            self._on_retry(error)
                     await asyncio.sleep(self.retry_delay(attempt))
                 return await self._request_once()
         except TimeoutError:

@@ -20,29 +20,31 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from msgspec import UNSET, Raw
 
+from exec_server.client.engine import background
 from exec_server.client.engine.calls import CallQueue, InitializeCall, PendingCall
+from exec_server.client.engine.connection import Connection
 from exec_server.client.engine.dialers import Dialer, is_transient
+from exec_server.client.engine.discovery import discover
 from exec_server.client.engine.flow_control import FlowControl
 from exec_server.client.engine.inbound import ServerRequests, Subscriber, deliver, notify
 from exec_server.client.engine.messages import (
     Envelope,
-    decode,
     decode_as,
     decode_environment,
     decode_initialize_answer,
     request_body,
 )
+from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.errors import (
     ConnectFailed,
     ConnectionLost,
     ExecServerError,
-    InvalidParams,
     InvalidRequest,
     MalformedMessage,
     MethodNotFound,
@@ -52,7 +54,6 @@ from exec_server.net.stream import MessageStream
 from exec_server.printable import printable
 from exec_server.protocol.method import Call
 from exec_server.protocol.session import (
-    INFO,
     INITIALIZE,
     EnvironmentInfo,
     InitializeParams,
@@ -62,7 +63,7 @@ from exec_server.protocol.session import (
 log = logging.getLogger(__name__)
 
 CLIENT_NAME: Final = "exec-server-client"
-# For the answer to `initialize`, and to `environment/info` if the server does not send that along.
+# For the answer to `initialize`, and to all questions to a server that does not describe itself.
 INITIALIZE_SECONDS = 10.0
 INFO_SECONDS = 30.0
 # Servers keep a session for 30 s after its connection was lost, and some of that time passes
@@ -87,55 +88,15 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class _Connection:
-    """One connection of a session: the receiver of its stream."""
-
-    __slots__ = ("_session", "end_reason", "is_writing_paused", "last_id", "pending", "stream")
-
-    def __init__(self, session: ClientSession, stream: MessageStream) -> None:
-        self._session = session
-        self.stream = stream
-        self.last_id = 0
-        # A cancelled call stays until it is answered: the server is still working on it, so it
-        # counts as one in flight.
-        self.pending: dict[int, PendingCall] = {}
-        self.end_reason: str | None = None
-        self.is_writing_paused = False
-
-    def message_received(self, message: bytes) -> None:
-        if self.end_reason is not None:
-            return
-        try:
-            envelope = decode(message)
-            if envelope.method is UNSET:
-                self._session._answer_received(self, envelope)
-            elif envelope.id is UNSET:
-                deliver(self._session._subscribers, envelope.method, envelope.params)
-            else:
-                self._session._request_received(self, envelope)
-        except MalformedMessage as error:
-            self._session._message_malformed(self, error)
-
-    def pause_writing(self) -> None:
-        self.is_writing_paused = True
-
-    def resume_writing(self) -> None:
-        self.is_writing_paused = False
-        self._session._send_queued()
-
-    def connection_lost(self) -> None:
-        if self.end_reason is None:
-            self._session._connection_ended(self, "connection lost")
-
-
 class ClientSession:
     """A session with a server, for `async with`; owns its dialer and closes it.
 
     Entering raises ConnectFailed, RegistryError or RpcError if no session can be opened.
     """
 
-    session_id: SessionId
+    session_id: SessionId | None
     environment_info: EnvironmentInfo
+    features: ServerFeatures
 
     def __init__(
         self, dialer: Dialer, *, client_name: str = CLIENT_NAME, reconnect: bool = False
@@ -144,14 +105,17 @@ class ClientSession:
         self.flow_control = FlowControl(self)
         # Called when a new session has taken the place of one that had ended.
         self.on_renewed: Callable[[], None] = lambda: None
+        # What is done instead of calls, by the names of methods that the server lacks.
+        self.fallbacks: Mapping[str, Callable[[Any], Awaitable[Any]]] = {}
         self._dialer = dialer
         self._client_name = client_name
         self._reconnects = reconnect
+        self.resumed: SessionId | None = None  # entering resumes it instead of opening a new one
         self._tasks = asyncio.TaskGroup()
         self._is_entered = False
         self._is_closed = False
         self._recovery: asyncio.Task[None] | None = None
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._end_reason: str | None = None
         self._renewal_error: ExecServerError | None = None
         self._queue = CallQueue()
@@ -167,14 +131,10 @@ class ClientSession:
         self._is_entered = True
         await self._tasks.__aenter__()
         try:
-            await self._attach(resume=None)
-            if not hasattr(self, "environment_info"):
-                async with asyncio.timeout(INFO_SECONDS):
-                    answer = await self._request(INFO.name, None, is_retryable=True)
-                self.environment_info = decode_environment(answer)
-        except TimeoutError:
-            await self._finish()
-            raise ConnectFailed("timed out waiting for environment/info") from None
+            if self.resumed is None:
+                await self._attach(resume=None)
+            elif (error := await self._try_to_attach(self.resumed, "no answer")) is not None:
+                raise SessionLost(f"the session could not be resumed: {error}")
         except BaseException:
             await self._finish()
             raise
@@ -231,16 +191,9 @@ class ClientSession:
 
         The future has the result, which need not be retrieved.
         """
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self._is_closed:
-            work.close()
-            future.set_exception(SessionLost("the environment was closed"))
-            future.exception()  # mark it as retrieved
-            return future
-        task = self._tasks.create_task(_settle(work, future))
-        future.add_done_callback(lambda _: task.cancel())
-        task.add_done_callback(lambda _: work.close())  # the task may end before it has run
-        return future
+            return background.refuse(work, SessionLost("the environment was closed"))
+        return background.start(self._tasks, work)
 
     # ---- calls ------------------------------------------------------------------------
 
@@ -259,32 +212,37 @@ class ClientSession:
         connection ends first and the request is not `is_retryable`, and SessionLost. A request that
         `is_bound` to this session is not made in a new one. `on_answer` is called when the result
         is received, before the next message is. If the caller is cancelled, the answer is
-        discarded; the server does not learn of it.
+        discarded; the server does not learn of it. For a method that the server lacks, its
+        fallback is used.
         """
         consumers = self.flow_control.begin_wait()
         try:
+            if (fallback := self.fallbacks.get(call.name)) is not None:
+                done: R = await fallback(params)
+                return done
             answer = await self._request(
-                call.name,
-                params,
-                is_retryable=is_retryable,
-                is_bound=is_bound,
-                on_answer=on_answer,
+                call.name, params, is_retryable=is_retryable, is_bound=is_bound, on_answer=on_answer
             )
         finally:
             self.flow_control.end_wait(consumers)
         return decode_as(call.result, answer, f"answer to {call.name}")
 
+    async def call_server(self, call: Call[P, R], params: P, *, is_retryable: bool = False) -> R:
+        """Do as `call` for a fallback, which is a part of such a call."""
+        answer = await self._request(call.name, params, is_retryable=is_retryable)
+        return decode_as(call.result, answer, f"answer to {call.name}")
+
     async def call_in_background(
-        self, call: Call[P, R], params: P, *, is_urgent: bool = False
+        self, call: Call[P, R], params: P, *, is_retryable: bool = True, is_urgent: bool = False
     ) -> R:
-        """Make a retryable call about a process, whose answer no consumer waits for.
+        """Make a call about a process, whose answer no consumer waits for.
 
         Such a call exempts no full queue. A process that does not read its input may delay the
         answer to a write for as long as it likes. An urgent call does not wait for such answers:
         it is sent before queued ones, whatever the number of calls in flight.
         """
         answer = await self._request(
-            call.name, params, is_retryable=True, is_urgent=is_urgent, is_bound=True
+            call.name, params, is_retryable=is_retryable, is_urgent=is_urgent, is_bound=True
         )
         return decode_as(call.result, answer, f"answer to {call.name}")
 
@@ -323,12 +281,7 @@ class ClientSession:
     def _body(self, method: str, params: object) -> bytes:
         if not self._is_entered:
             raise RuntimeError("the session is not open: use it inside of its `async with`")
-        try:
-            body = request_body(method, params)
-        except UnicodeEncodeError:
-            raise InvalidParams("text that is not UTF-8 cannot be sent") from None
-        except (NotImplementedError, TypeError) as error:
-            raise InvalidParams(str(error)) from None
+        body = request_body(method, params, has_uri_paths=self.features.sends_uris)
         if len(body) + 32 > MESSAGE_BYTES:
             raise InvalidRequest(f"the request has {len(body)} bytes; a message may have 64 MiB")
         return body
@@ -340,9 +293,9 @@ class ClientSession:
                 raise SessionLost(self._end_reason)
             self._begin_renewal()
         self._queue.add(call)
-        self._send_queued()
+        self.send_queued()
 
-    def _send_queued(self) -> None:
+    def send_queued(self) -> None:
         """Send queued calls, up to the number that may be in flight; urgent ones are first."""
         while self._queue:
             connection = self._connection  # sending may find out that it has ended
@@ -353,13 +306,10 @@ class ClientSession:
                 return
             self._send(connection, self._queue.pop())
 
-    def _send(self, connection: _Connection, call: PendingCall) -> None:
+    def _send(self, connection: Connection, call: PendingCall) -> None:
         connection.last_id += 1
         connection.pending[connection.last_id] = call
-        call.times_sent += 1
-        connection.stream.send(b'{"id":%d,%b' % (connection.last_id, call.body))
-        if not call.is_retryable:
-            call.body = b""  # it may be large, and the answer may take long
+        call.send(connection.stream, connection.last_id)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Report all events from now on to `subscriber`; returns a function that ends this."""
@@ -387,10 +337,10 @@ class ClientSession:
 
     async def _attach(self, resume: SessionId | None) -> None:
         """Make one attempt to open a connection and complete the handshake."""
-        made: list[_Connection] = []
+        made: list[Connection] = []
 
-        def make_receiver(stream: MessageStream) -> _Connection:
-            made.append(_Connection(self, stream))
+        def make_receiver(stream: MessageStream) -> Connection:
+            made.append(Connection(self, stream))
             return made[0]
 
         await self._dialer.open(make_receiver)
@@ -412,6 +362,9 @@ class ClientSession:
                     f"{INITIALIZE_SECONDS:g}s"
                 )
             initialize.future.result()
+            if connection is not self._connection and connection.end_reason is None:
+                await self._discover(connection)
+                self._use(connection, resume)
         except MethodNotFound as error:
             self._drop(connection, "initialize failed")
             if resume is not None:
@@ -422,15 +375,40 @@ class ClientSession:
                 self._drop(connection, "initialize failed")
             raise
 
-    def _accept(self, connection: _Connection, resume: SessionId | None, answer: Raw) -> None:
-        """Use this connection for the session: the server has answered `initialize`."""
+    def _accept(self, connection: Connection, resume: SessionId | None, answer: Raw) -> None:
+        """Take the answer to `initialize`; use the connection if the server describes itself."""
         initialized = decode_initialize_answer(answer)
         if resume is not None and initialized.session_id != resume:
             raise SessionLost("exec-server initialized an unexpected session")
         self.session_id = initialized.session_id
         if initialized.environment_info is not UNSET:
-            self.environment_info = decode_environment(initialized.environment_info)
+            info = self.environment_info = decode_environment(initialized.environment_info)
+            self.features = ServerFeatures(
+                capabilities=info.capabilities, has_sessions=self.session_id is not None
+            )
         connection.stream.send(b'{"method":"initialized","params":{}}')
+        # A server that is unknown is asked first; until then no subscriber expects notifications.
+        is_known = resume is not None and hasattr(self, "features")
+        if is_known or initialized.environment_info is not UNSET:
+            self._use(connection, resume)
+
+    async def _discover(self, connection: Connection) -> None:
+        """Ask a server that does not describe itself, before anything else uses the connection."""
+
+        def ask(method: str, params: object) -> asyncio.Future[Raw]:
+            call = PendingCall(request_body(method, params), is_retryable=False)
+            self._send(connection, call)
+            return call.future
+
+        try:
+            async with asyncio.timeout(INFO_SECONDS):
+                found = await discover(ask, has_sessions=self.session_id is not None)
+        except TimeoutError:
+            raise ConnectFailed("timed out waiting for environment/info") from None
+        self.environment_info, self.features = found
+
+    def _use(self, connection: Connection, resume: SessionId | None) -> None:
+        """Let the session use a connection past its handshake."""
         self._connection = connection
         if self._pauses:
             connection.stream.pause_reading()
@@ -441,9 +419,9 @@ class ClientSession:
             log.info("a new session takes the place of one that has ended")
             self._end_reason = None
             self.on_renewed()
-        self._send_queued()
+        self.send_queued()
 
-    def _message_malformed(self, connection: _Connection, error: MalformedMessage) -> None:
+    def message_malformed(self, connection: Connection, error: MalformedMessage) -> None:
         """End the session: its server is broken, and the content of the message is lost.
 
         A process whose output was in it would otherwise seem to have ended in order.
@@ -454,14 +432,14 @@ class ClientSession:
         else:
             self._drop(connection, reason, _PROTOCOL_ERROR)
 
-    def _drop(self, connection: _Connection, reason: str, code: int = _NORMAL) -> None:
+    def _drop(self, connection: Connection, reason: str, code: int = _NORMAL) -> None:
         """Close a connection; the answers to its requests are lost."""
         if connection.end_reason is None:
             log.info("connection ends: %s", printable(reason))
-            self._connection_ended(connection, reason)
+            self.connection_ended(connection, reason)
             connection.stream.close(code, reason[:100].encode("ascii", "replace").decode())
 
-    def _connection_ended(self, connection: _Connection, reason: str) -> None:
+    def connection_ended(self, connection: Connection, reason: str) -> None:
         """Requeue or fail the calls of a connection, and reconnect; called once for each."""
         connection.end_reason = reason
         calls = [call for call in connection.pending.values() if not call.future.done()]
@@ -473,6 +451,8 @@ class ClientSession:
         self._connection = None
         if not self._dialer.can_reconnect:
             self._end(reason)
+        elif not self.features.has_sessions:
+            self._end(f"the server has no sessions to resume: {reason}")
         if self._end_reason is not None:
             for call in calls:
                 call.fail(SessionLost(self._end_reason))
@@ -547,7 +527,16 @@ class ClientSession:
 
     # ---- received messages ------------------------------------------------------------
 
-    def _answer_received(self, connection: _Connection, envelope: Envelope) -> None:
+    def message_received(self, connection: Connection, envelope: Envelope) -> None:
+        """Pass on an answer, a notification or a request; raises MalformedMessage."""
+        if envelope.method is UNSET:
+            self._answer_received(connection, envelope)
+        elif envelope.id is UNSET:
+            deliver(self._subscribers, envelope.method, envelope.params)
+        else:
+            self._request_received(connection, envelope)
+
+    def _answer_received(self, connection: Connection, envelope: Envelope) -> None:
         request_id = envelope.id
         call = connection.pending.pop(request_id, None) if type(request_id) is int else None
         if call is None:
@@ -562,9 +551,9 @@ class ClientSession:
         else:
             assert envelope.error is not UNSET
             call.fail(envelope.error.exception())
-        self._send_queued()
+        self.send_queued()
 
-    def _request_received(self, connection: _Connection, envelope: Envelope) -> None:
+    def _request_received(self, connection: Connection, envelope: Envelope) -> None:
         assert envelope.id is not UNSET
         assert envelope.method is not UNSET
         if envelope.method == INITIALIZE.name and connection is not self._connection:
@@ -577,18 +566,3 @@ class ClientSession:
             self._server_requests.received(
                 envelope.id, envelope.method, envelope.params, connection.stream.send
             )
-
-
-async def _settle(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
-    try:
-        result = await work
-    except asyncio.CancelledError:
-        future.cancel()
-        raise
-    except Exception as error:  # an edge: the holder of the future gets it
-        if not future.done():
-            future.set_exception(error)
-            future.exception()  # mark it as retrieved
-    else:
-        if not future.done():
-            future.set_result(result)

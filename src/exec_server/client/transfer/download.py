@@ -12,9 +12,13 @@ import posixpath
 import re
 import stat
 import time
+from contextlib import aclosing
 from typing import Final
 
 from exec_server.client.results import Transfer
+from exec_server.client.transfer.batches import BATCHES_AT_ONCE, Batch, batches_of, is_small
+from exec_server.client.transfer.batches import read as read_batch
+from exec_server.client.transfer.helper_command import HelperCommand
 from exec_server.client.transfer.listing import FIND_FORMAT, LISTING_BYTES, Listing
 from exec_server.client.transfer.local_tree import LocalTree, Part
 from exec_server.client.transfer.plan import (
@@ -26,7 +30,7 @@ from exec_server.client.transfer.plan import (
     for_each,
     join,
 )
-from exec_server.errors import ConnectionLost, InvalidRequest, MalformedAnswer, RpcError
+from exec_server.errors import InvalidRequest, MalformedAnswer, RpcError, Unsupported
 
 # A small file may have grown since it was listed. Its content is one answer.
 MAX_GROWN_BYTES: Final = 2 * SMALL_BYTES
@@ -49,38 +53,39 @@ class Download(TreeCopy):
         top = next(iter(listing))
         if top.kind == "l":  # the server has followed it before
             raise InvalidRequest(f"{source}: {CHANGED}")
-        for item in listing:
-            if item.kind not in "fdl":
-                error = InvalidRequest(f"{join(source, item.path)}: {SPECIAL}")
-                self._fail(item.path, error)
-        self._tally.expect(self._not_failed(listing))
+        for item in listing.of_kind("".join(set(listing.kinds) - set("fdl"))):
+            error = InvalidRequest(f"{join(source, item.path)}: {SPECIAL}")
+            self._fail(item.path, error)
+        self._tally.expect(self._not_failed(listing.of_kind("f")))
         tree = LocalTree(target, is_directory=top.kind == "d", is_ambiguous=listing.is_ambiguous)
         try:
             await asyncio.to_thread(tree.open)
             await self._fill(tree, listing, source, target)
         finally:
             tree.close()
-        return self._tally.result(self._not_failed(listing))
+        return self._tally.result(self._not_failed(listing.of_kind("dl")))
 
     async def _fill(self, tree: LocalTree, listing: Listing, source: str, target: str) -> None:
         """Create all entries: directories, then files, then symlinks."""
-        directories = (item for item in self._not_failed(listing) if item.kind == "d")
+        directories = self._not_failed(listing.of_kind("d"))
         await asyncio.to_thread(tree.make_directories, directories, self._fail)
 
         async def fetch(item: Item) -> None:
             there, here = join(source, item.path), join(target, item.path)
             await self._attempt(item, self._fetch_if_changed(tree, item, here, there), here, there)
 
-        await for_each((item for item in self._not_failed(listing) if item.kind == "f"), fetch)
-        links = (item for item in self._not_failed(listing) if item.kind == "l")
+        copied = await self._fetch_batches(tree, listing, source)
+        if len(copied) < self._tally.total_files:
+            files = self._not_failed(listing.of_kind("f"))
+            await for_each((item for item in files if item.path not in copied), fetch)
+        links = self._not_failed(listing.of_kind("l"))
         await asyncio.to_thread(tree.make_symlinks, links, self._fail)
         # Deepest first: the new mode of a directory may deny access to its entries.
-        modes = (item for item in self._not_failed(reversed(listing)) if item.kind == "d")
-        self._tally.left_out += await asyncio.to_thread(tree.set_modes, modes)
+        directories = self._not_failed(listing.of_kind("d", deepest_first=True))
+        self._tally.left_out += await asyncio.to_thread(tree.set_modes, directories)
         if self._options.keep_times:
-            for item in self._not_failed(reversed(listing)):
-                if item.kind == "d":
-                    await asyncio.to_thread(_set_time, join(target, item.path), item.time)
+            for item in self._not_failed(listing.of_kind("d", deepest_first=True)):
+                await asyncio.to_thread(_set_time, join(target, item.path), item.time_ns)
 
     # ---- the remote tree --------------------------------------------------------------
 
@@ -88,7 +93,7 @@ class Download(TreeCopy):
         listing = Listing(source)
         try:
             await self._scan_with_find(source, listing)
-        except (RpcError, UnicodeEncodeError):
+        except (RpcError, UnicodeEncodeError, Unsupported):
             if not listing.is_empty:
                 raise
         if listing.is_empty:
@@ -100,22 +105,14 @@ class Download(TreeCopy):
     async def _scan_with_find(self, source: str, listing: Listing) -> None:
         """List the tree; the listing stays empty if the machine has no GNU find."""
         argv = ["find", "-H", source, "-printf", FIND_FORMAT]
-        errors = bytearray()
-        async with self._commands.start(
-            argv, cwd="/", env={"LC_ALL": "C"}, sandbox=self._sandbox
-        ) as process:
-            async for chunk in process:
-                if chunk.lost_before:
-                    raise ConnectionLost(f"{source}: a part of the list of files was lost")
-                if chunk.stream != "stderr":
-                    listing.feed(chunk.data)
-                elif len(errors) < ERROR_BYTES:
-                    errors += chunk.data
-            has_failed = await process.wait() != 0
-        if has_failed and not listing.is_empty:
-            if len(errors) >= ERROR_BYTES:
+        find = HelperCommand(self._commands, self._sandbox, error_bytes=ERROR_BYTES)
+        async with aclosing(find.stdout(argv, f"{source}: a part of the list of files")) as output:
+            async for data in output:
+                listing.feed(data)
+        if find.exit_code and not listing.is_empty:
+            if len(find.errors) >= ERROR_BYTES:
                 raise InvalidRequest(f"{source}: too many entries cannot be read")
-            self._record_find_errors(source, listing, bytes(errors))
+            self._record_find_errors(source, listing, bytes(find.errors))
 
     def _record_find_errors(self, source: str, listing: Listing, text: bytes) -> None:
         """Record the entries that find could not read; all entries it has found are copied."""
@@ -163,6 +160,32 @@ class Download(TreeCopy):
 
     # ---- content ----------------------------------------------------------------------
 
+    async def _fetch_batches(self, tree: LocalTree, listing: Listing, source: str) -> set[str]:
+        """Fetch small files together; returns the paths of those that were fetched."""
+        copied: set[str] = set()
+        session = self._session
+        if session is None:
+            return copied
+
+        # One thread writes: several would wait for the interpreter more than for the disk.
+        writing = asyncio.Lock()
+
+        async def fetch(batch: Batch) -> None:
+            contents = await read_batch(session, batch)
+            read = zip(batch.items, contents, strict=True)
+            files = [(item, content) for item, content in read if content is not None]
+            sizes = {item.path: len(content) for item, content in files}
+            async with writing:
+                written = await asyncio.to_thread(tree.write_files, files)
+            for item in written:
+                copied.add(item.path)
+                self._copied(item, sizes[item.path])
+
+        small = [item for item in self._not_failed(listing.of_kind("f")) if is_small(item)]
+        if len(small) > 1:
+            await for_each(batches_of(small, source), fetch, BATCHES_AT_ONCE)
+        return copied
+
     async def _fetch_if_changed(
         self, tree: LocalTree, item: Item, target: str, source: str
     ) -> None:
@@ -173,7 +196,7 @@ class Download(TreeCopy):
                 return
         await self._fetch(tree, item, source)
         if self._options.keep_times:
-            await asyncio.to_thread(_set_time, target, item.time)
+            await asyncio.to_thread(_set_time, target, item.time_ns)
 
     async def _fetch(self, tree: LocalTree, item: Item, source: str) -> None:
         if item.size > SMALL_BYTES:
@@ -223,7 +246,7 @@ def _found(path: str) -> tuple[int, float] | None:
     return (info.st_size, info.st_mtime) if stat.S_ISREG(info.st_mode) else None
 
 
-def _set_time(path: str, modified: float) -> None:
+def _set_time(path: str, modified_ns: int) -> None:
     """Set the modification time of an entry that was copied, and not of a link's target."""
     follow = os.utime not in os.supports_follow_symlinks
-    os.utime(path, (time.time(), modified), follow_symlinks=follow)
+    os.utime(path, ns=(time.time_ns(), modified_ns), follow_symlinks=follow)

@@ -30,8 +30,9 @@ LISTING_BYTES: Final = 64 * 1_048_576
 ENTRY_BYTES: Final = 16_384
 
 _FIELDS: Final = 6
+# A time has at most 18 digits of seconds: more do not fit into the 64 bits of the system's calls.
 _ENTRY: Final = re.compile(
-    rb"([a-zA-Z?])\0([0-7]{0,6})\0(\d{1,19})\0(-?\d{1,20}(?:\.\d{1,20})?)\0([^\0]*)\0([^\0]*)\0",
+    rb"([a-zA-Z?])\0([0-7]{0,6})\0(\d{1,19})\0(-?\d{1,18}(?:\.\d{1,20})?)\0([^\0]*)\0([^\0]*)\0",
 )
 _MAX_SIZE: Final = 2**63 - 1
 _PERMISSIONS: Final = 0o777
@@ -40,13 +41,14 @@ _SEPARATORS: Final = tuple({os.sep, os.altsep or os.sep} - {"/"})
 
 
 class Listing:
-    """The entries of a tree in the order of `find`; iterating gives Items, also in reverse."""
+    """The entries of a tree in the order of `find`; iterating gives Items."""
 
     def __init__(self, source: str) -> None:
         """`source` is the path of the top, for error texts."""
         self._source = source
         self._data = bytearray()
         self._starts = array("Q")
+        self._kinds = bytearray()  # of the entries in `_starts`, so that a kind is found quickly
         self._parsed = 0
         self._open_directories: list[str] = []
         # Hashes of the paths as they are, and without regard to case and Unicode form. Python's
@@ -66,8 +68,18 @@ class Listing:
     def __iter__(self) -> Iterator[Item]:
         return (self._item(start) for start in self._starts)
 
-    def __reversed__(self) -> Iterator[Item]:
-        return (self._item(start) for start in reversed(self._starts))
+    @property
+    def kinds(self) -> str:
+        """The letters of the kinds that occur, each once."""
+        return bytes(sorted(set(self._kinds))).decode()
+
+    def of_kind(self, kinds: str, *, deepest_first: bool = False) -> Iterator[Item]:
+        """The entries of these kinds; a directory comes before its entries, or after them."""
+        wanted = kinds.encode()
+        pairs: Iterable[tuple[int, int]] = zip(self._starts, self._kinds, strict=True)
+        if deepest_first:
+            pairs = zip(reversed(self._starts), reversed(self._kinds), strict=True)
+        return (self._item(start) for start, kind in pairs if kind in wanted)
 
     def is_ambiguous(self, path: str) -> bool:
         """Whether another path differs in case or Unicode form only: here it may be the same."""
@@ -120,6 +132,7 @@ class Listing:
         if item.kind == "d":
             self._open_directories.append(item.path)
         self._starts.append(start)
+        self._kinds += item.kind.encode()
         self._hashes.append(hash(item.path))
         self._folded_hashes.append(hash(_folded(item.path)))
 
@@ -152,16 +165,21 @@ class Listing:
 
 
 def _item(match: re.Match[bytes]) -> Item:
-    fields = (field.decode("utf-8", "surrogateescape") for field in match.groups())
-    kind, mode, size, modified, path, target = fields
-    permissions = int(mode, 8) & _PERMISSIONS if mode else None
-    return Item(path, kind, permissions, int(size), modified, target)
+    kind, mode, size, modified, path, target = match.groups()
+    return Item(
+        path.decode("utf-8", "surrogateescape"),
+        kind.decode(),
+        int(mode, 8) & _PERMISSIONS if mode else None,
+        int(size),
+        modified.decode(),
+        target.decode("utf-8", "surrogateescape") if target else "",
+    )
 
 
 def _folded(path: str) -> str:
     """A path as file systems compare it that ignore case or Unicode forms."""
-    if path.isascii() and path.islower():
-        return path
+    if path.isascii():
+        return path.lower()
     return unicodedata.normalize("NFC", path).casefold()
 
 

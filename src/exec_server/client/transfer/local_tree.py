@@ -15,12 +15,17 @@ import os
 import posixpath
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Final
 
 from exec_server.client.transfer.local_directory import Directory, pwrite, set_file_mode
 from exec_server.client.transfer.plan import SPECIAL, Item, join, part_path
+
+# Directories that are known to have no entries but those of this download: some megabytes. In
+# others, an entry is looked up before it is replaced.
+NEW_DIRECTORIES: Final = 65_536
 
 _SAME_NAME: Final = "another entry of the tree has the same name on this file system"
 
@@ -47,6 +52,7 @@ class LocalTree:
         self._is_closed = False
         self._name = ""
         self._ambiguous: set[tuple[int, int]] = set()  # device and inode of placed files
+        self._new_directories: set[str] = set()  # made by this download
 
     def open(self) -> None:
         """Open the directory of the top, which is created for a tree; raises OSError."""
@@ -90,21 +96,67 @@ class LocalTree:
                     directory.child(name).close()
                 except NotADirectoryError:
                     raise exists from None
+            else:
+                if len(self._new_directories) < NEW_DIRECTORIES:
+                    self._new_directories.add(path)
 
     def write_file(self, item: Item, data: bytes) -> None:
         """Write a small file; its temporary file is removed if that fails."""
         with self._named(item.path), self._parent(item.path) as (directory, name):
-            part = part_path(name, item)
-            descriptor = directory.open_part(part, item.mode)
+            self._write(directory, name, item, data)
+
+    def write_files(self, files: Sequence[tuple[Item, bytes | memoryview]]) -> list[Item]:
+        """Write small files that may be of one directory; returns those that are written."""
+        written = []
+        for path, group in groupby(files, lambda file: file[0].path.rpartition("/")[0]):
+            together = list(group)
             try:
-                with _closing(descriptor):
-                    os.ftruncate(descriptor, 0)
-                    _write_all(descriptor, data, 0)
-                    finished = _finished(descriptor, item.mode)
-                self._place(item, finished, directory, name)
+                with self._parent(together[0][0].path) as (directory, _):
+                    is_new = path in self._new_directories
+                    for item, data in together:
+                        name = item.path.rpartition("/")[2]
+                        try:
+                            self._write(directory, name, item, data, is_new=is_new)
+                        except OSError:
+                            continue
+                        written.append(item)
             except OSError:
-                directory.remove(part)
-                raise
+                continue  # the directory is gone
+        return written
+
+    def _write(
+        self,
+        directory: Directory,
+        name: str,
+        item: Item,
+        data: bytes | memoryview,
+        *,
+        is_new: bool = False,
+    ) -> None:
+        """Write a file; `is_new` if nothing but this download has put entries into the directory.
+
+        That takes five system calls, each of which releases the interpreter and waits for it.
+        """
+        part = part_path(name, item)
+        try:
+            descriptor = directory.create_part(part, item.mode)
+        except FileExistsError:  # an attempt was killed, or its computer stopped
+            descriptor = directory.open_part(part, item.mode)
+            os.ftruncate(descriptor, 0)
+        try:
+            try:
+                _write_all(descriptor, data, 0)
+                inode = self._finish(descriptor, item)
+            finally:
+                os.close(descriptor)
+            if not is_new or inode is not None:
+                self._check_place(directory, name)
+            directory.replace(part, name)
+            if inode is not None:
+                self._ambiguous.add(inode)
+        except OSError:
+            directory.remove(part)
+            raise
 
     def open_part(self, item: Item) -> int:
         """A descriptor of the temporary file of a large file; the caller closes it."""
@@ -117,9 +169,14 @@ class LocalTree:
             part = part_path(name, item)
             descriptor = directory.open_part(part, item.mode)
             try:
-                with _closing(descriptor):
-                    finished = _finished(descriptor, item.mode)
-                self._place(item, finished, directory, name)
+                try:
+                    inode = self._finish(descriptor, item)
+                finally:
+                    os.close(descriptor)
+                self._check_place(directory, name)
+                directory.replace(part, name)  # Windows does that only after it was closed
+                if inode is not None:
+                    self._ambiguous.add(inode)
             except OSError:
                 directory.remove(part)
                 raise
@@ -160,14 +217,23 @@ class LocalTree:
         with self._named(item.path), self._parent(item.path) as (directory, name):
             directory.set_mode(name, item.mode)
 
-    def _place(self, item: Item, finished: os.stat_result, directory: Directory, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+    def _finish(self, descriptor: int, item: Item) -> tuple[int, int] | None:
+        """Give a complete file its mode; returns its inode if another path may lead to it here."""
+        if item.mode is not None:
+            set_file_mode(descriptor, item.mode)
+        if not self._is_ambiguous(item.path):
+            return None
+        info = os.fstat(descriptor)
+        return info.st_dev, info.st_ino
+
+    def _check_place(self, directory: Directory, name: str) -> None:
+        """Refuse to replace an entry by a file, if it must stay."""
+        try:
             found = _check_replaceable(name, directory)
-            if (found.st_dev, found.st_ino) in self._ambiguous:
-                raise FileExistsError(errno.EEXIST, _SAME_NAME)
-        directory.replace(part_path(name, item), name)
-        if self._is_ambiguous(item.path):
-            self._ambiguous.add((finished.st_dev, finished.st_ino))
+        except FileNotFoundError:
+            return
+        if (found.st_dev, found.st_ino) in self._ambiguous:
+            raise FileExistsError(errno.EEXIST, _SAME_NAME)
 
     # ---- directories ------------------------------------------------------------------
 
@@ -222,27 +288,10 @@ def _check_replaceable(name: str, directory: Directory) -> os.stat_result:
     return found
 
 
-@contextmanager
-def _closing(descriptor: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _finished(descriptor: int, mode: int | None) -> os.stat_result:
-    """Give a complete file its mode. Windows renames it only after it was closed."""
-    if mode is not None:
-        set_file_mode(descriptor, mode)
-    return os.fstat(descriptor)
-
-
-def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = pwrite(descriptor, view, offset)
-        view = view[written:]
-        offset += written
+def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    written = pwrite(descriptor, data, offset)
+    while written < len(data):
+        written += pwrite(descriptor, memoryview(data)[written:], offset + written)
 
 
 class Part:

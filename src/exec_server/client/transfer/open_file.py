@@ -11,9 +11,11 @@ import asyncio
 import binascii
 import uuid
 from collections import deque
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
+import msgspec
 import pybase64
 from msgspec import Raw
 
@@ -28,6 +30,13 @@ from exec_server.errors import (
     MalformedAnswer,
     NotFound,
     RpcError,
+)
+from exec_server.protocol.binary import Attached
+from exec_server.protocol.binary_files import (
+    READ_BINARY,
+    WRITE_BINARY,
+    ReadBinaryResult,
+    WriteBinaryParams,
 )
 from exec_server.protocol.decoding import Result
 from exec_server.protocol.files import (
@@ -75,6 +84,13 @@ _START: Final = b'{"chunk":"'
 _ENDS: Final = {b'","eof":false}': False, b'","eof":true}': True}
 _READ: Final = Call(READ_BLOCK.name, ReadBlockParams, Raw)
 _WRITE: Final = Call(WRITE_BLOCK.name, Raw, Done)
+# Without base64, on servers with `fsBinary`.
+_READ_BINARY: Final[Call[ReadBlockParams, Attached[Raw]]] = Call(
+    READ_BINARY.name, ReadBlockParams, Attached
+)
+_WRITE_BINARY: Final[Call[Attached[WriteBinaryParams], Done]] = Call(
+    WRITE_BINARY.name, Attached, Done
+)
 
 
 class FileReader(Handle):
@@ -90,7 +106,7 @@ class FileReader(Handle):
         self._params = params
         self._handle = HandleId("")
         self._offset = offset  # of the next request
-        self._reads: deque[tuple[int, asyncio.Future[Raw]]] = deque()
+        self._reads: deque[tuple[int, asyncio.Future[tuple[bytes, bool]]]] = deque()
         self._buffered = b""
         self._is_at_end = False
         self._metadata: GetMetadataResult | None = None
@@ -170,14 +186,13 @@ class FileReader(Handle):
                     return b""
                 offset, future = self._reads[0]
                 try:
-                    answer = await asyncio.shield(future)
+                    block, is_last = await asyncio.shield(future)
                 except NotFound:  # the handle ended with its connection
                     self._cancel_reads()
                     self._offset = offset
                     await self._reopen()
                     continue
                 self._reads.popleft()
-                block, is_last = _decode_block(answer)
                 if len(block) > BLOCK_BYTES or (len(block) < BLOCK_BYTES and not is_last):
                     # The next block would be written to the wrong place.
                     text = f"the server sent a block of {len(block)} bytes instead of {BLOCK_BYTES}"
@@ -194,9 +209,16 @@ class FileReader(Handle):
 
     def _request_block(self) -> None:
         params = ReadBlockParams(self._handle, self._offset, BLOCK_BYTES)
-        call = self._session.call(_READ, params, is_retryable=True)
-        self._reads.append((self._offset, self._session.spawn(call)))
+        self._reads.append((self._offset, self._session.spawn(self._read_block(params))))
         self._offset += BLOCK_BYTES
+
+    async def _read_block(self, params: ReadBlockParams) -> tuple[bytes, bool]:
+        """The content of a block, and whether it is the last one."""
+        if not self._session.features.capabilities.fs_binary:
+            return _decode_block(await self._session.call(_READ, params, is_retryable=True))
+        answer = await self._session.call(_READ_BINARY, params, is_retryable=True)
+        result = decode_as(ReadBinaryResult, answer.value, "block of a file")
+        return bytes(answer.data), result.eof
 
     def _cancel_reads(self) -> None:
         for _, future in self._reads:
@@ -219,7 +241,8 @@ class FileReader(Handle):
         return (now.size, now.modified_at_ms) != (before.size, before.modified_at_ms)
 
     async def _stat(self) -> GetMetadataResult:
-        params = GetMetadataParams(self._params.path, sandbox=self._params.sandbox)
+        opened = self._params
+        params = GetMetadataParams(opened.path, sandbox=opened.sandbox, user=opened.user)
         return await self._session.call(GET_METADATA, params, is_retryable=True)
 
     def _path_error(self, error: RpcError) -> ExecServerError:
@@ -288,7 +311,7 @@ class FileWriter(Handle):
         if part is None:
             return False
         uri = PathUri.from_text(part)
-        params = OpenParams(HandleId(""), uri, self._params.mode, self._params.sandbox)
+        params = msgspec.structs.replace(self._params, path=uri)
         opening = self._session.spawn(self._open_handle(params))
         try:
             await asyncio.shield(opening)
@@ -366,14 +389,20 @@ class FileWriter(Handle):
     async def _send(self, block: bytes) -> None:
         if len(self._writes) >= MAX_BLOCKS_IN_FLIGHT:
             await self._settle()
+        writing = self._session.spawn(self._write_block(self._sent, block))
+        self._sent += len(block)
+        self._writes.append((self._sent, writing))
+
+    def _write_block(self, offset: int, block: bytes) -> Coroutine[Any, Any, Done]:
+        if self._session.features.capabilities.fs_binary:
+            params = WriteBinaryParams(self._handle, offset)
+            return self._session.call(_WRITE_BINARY, Attached(params, block))
         text = b'{"handleId":"%b","offset":%d,"chunk":"%b"}' % (
             self._handle.encode(),
-            self._sent,
+            offset,
             pybase64.b64encode(block),
         )
-        self._sent += len(block)
-        writing = self._session.spawn(self._session.call(_WRITE, Raw(text)))
-        self._writes.append((self._sent, writing))
+        return self._session.call(_WRITE, Raw(text))
 
     async def _settle(self) -> None:
         """Wait for the oldest write."""
@@ -425,7 +454,7 @@ def _decode_block(answer: Raw) -> tuple[bytes, bool]:
 
 async def _open(session: ClientSession, params: OpenParams, *, is_retryable: bool) -> HandleId:
     handle = HandleId(uuid.uuid4().hex)
-    params = OpenParams(handle, params.path, params.mode, params.sandbox)
+    params = msgspec.structs.replace(params, handle_id=handle)
     await session.call(OPEN, params, is_retryable=is_retryable)
     return handle
 

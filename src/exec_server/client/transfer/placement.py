@@ -164,7 +164,7 @@ async def place(
     arguments = (part, target, "" if mode is None else f"{mode:o}")
     try:
         done = await run_xargs(commands, ["-n", "3", "sh", "-c", _PLACE, "sh"], arguments, sandbox)
-    except RpcError:
+    except (RpcError, Unsupported):
         done = None
     if done:
         return True

@@ -17,8 +17,9 @@ import posixpath
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeVar, overload
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, overload
 
+from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.file_errors import error_number
 from exec_server.client.paths import encoded
@@ -75,7 +76,7 @@ class RemoteFiles(Protocol):
 
     async def rename(self, old: str, new: str, *, replace: bool = True) -> None: ...
 
-    async def touch(self, path: str, *, modified: float | None = None) -> None: ...
+    async def touch(self, path: str, *, modified_ns: int | None = None) -> None: ...
 
     async def copy(self, source: str, target: str) -> None: ...
 
@@ -92,8 +93,7 @@ class Commands(Protocol):
     def start(self, *args: Any, **kwargs: Any) -> Process: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """An entry of a tree; `path` is relative to the top, and empty for the top itself."""
 
     path: str
@@ -104,10 +104,19 @@ class Item:
     target: str = ""  # of a symlink
 
     @property
+    def time_ns(self) -> int:
+        """The modification time in nanoseconds since 1970."""
+        *_, word = self.modified.split()
+        if " " in self.modified:
+            return int(word)
+        seconds, _, fraction = word.removeprefix("-").partition(".")
+        nanoseconds = int(seconds) * 1_000_000_000 + int(fraction[:9].ljust(9, "0"))
+        return -nanoseconds if word.startswith("-") else nanoseconds
+
+    @property
     def time(self) -> float:
-        """The modification time in seconds since 1970."""
-        *_, words = self.modified.split()
-        return int(words) / 1e9 if " " in self.modified else float(words)
+        """The modification time in seconds since 1970, to about 200 ns."""
+        return self.time_ns / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +209,12 @@ class TreeCopy:
         progress: Callable[[Progress], None] | None,
         sandbox: Any,
         options: CopyOptions | None = None,
+        *,
+        session: ClientSession | None = None,
     ) -> None:
+        """With a `session`, many small files travel in one request."""
         self._options = options or CopyOptions()
+        self._session = session if self._options == CopyOptions() else None
         self._files = files
         self._commands = commands
         self._sandbox = sandbox
@@ -216,6 +229,11 @@ class TreeCopy:
         if path not in self._failed:
             self._failed.add(path)
             self._tally.fail(path, error)
+
+    def _copied(self, item: Item, size: int) -> None:
+        """Count a small file that was copied with others."""
+        self._tally.advance(item.path, size)
+        self._tally.finish(item.path)
 
     async def _attempt(self, item: Item, work: Awaitable[None], here: str, there: str) -> None:
         """Await the copy of a file between the paths `here` and `there`."""
@@ -257,7 +275,7 @@ class TreeCopy:
             result = await self._commands.run(
                 argv, cwd="/", sandbox=self._sandbox, output_limit=HELPER_OUTPUT_BYTES
             )
-        except (RpcError, UnicodeEncodeError):
+        except (RpcError, UnicodeEncodeError, Unsupported):
             return False
         remote = result.text.split()[0] if result and result.stdout.strip() else ""
         return remote == await asyncio.to_thread(_digest, descriptor, size)
@@ -332,7 +350,8 @@ def _with_final_path(error: Exception, item: Item, here: str, there: str) -> Exc
         if isinstance(error, RpcError) and error.message.startswith(name):
             return error.explained(f"{there}: {error.message.removeprefix(name)}")
         if isinstance(error, SandboxDenied) and error.args[0].startswith(name):
-            return SandboxDenied(f"{there}: {error.args[0].removeprefix(name)}", error.denial)
+            text = f"{there}: {error.args[0].removeprefix(name)}"
+            return SandboxDenied(text, error.denial, error.errno or errno.EACCES)
     return error
 
 

@@ -16,6 +16,7 @@ FOREIGN_PART: Final = "it is not a file of this user; remove it and try again"
 
 # O_PATH needs no permission to read the directory; other systems than Linux lack it.
 _DIRECTORY: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW_PART: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 pread = os.pread
 pwrite = os.pwrite
@@ -84,6 +85,11 @@ class Directory:
             os.fchmod(descriptor, mode)
         finally:
             os.close(descriptor)
+
+    def create_part(self, part: str, mode: int | None) -> int:
+        """Create a temporary file, as `open_part` does; raises FileExistsError if there is one."""
+        permissions = 0o666 if mode is None else 0o600
+        return os.open(part, _NEW_PART, permissions, dir_fd=self._descriptor)
 
     def open_part(self, part: str, mode: int | None) -> int:
         """Open a temporary file; private, if it will get a mode of its own."""

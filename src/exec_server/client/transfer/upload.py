@@ -13,6 +13,14 @@ from typing import BinaryIO, Final
 
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import Stat, Transfer
+from exec_server.client.transfer.batches import (
+    BATCHES_AT_ONCE,
+    FILE_BYTES,
+    Batch,
+    batches_of,
+    is_small,
+)
+from exec_server.client.transfer.batches import write as write_batch
 from exec_server.client.transfer.local_directory import file_mode, link_target, pread
 from exec_server.client.transfer.open_file import WRITE_BYTES
 from exec_server.client.transfer.placement import place
@@ -36,6 +44,7 @@ from exec_server.errors import (
     NotFound,
     RpcError,
     StdinClosed,
+    Unsupported,
 )
 
 # Attempts for a large file after lost connections.
@@ -71,7 +80,9 @@ class Upload(TreeCopy):
             await self._attempt(item, self._send_if_changed(item, here, there), here, there)
 
         await for_each(_leaves(items), make)
-        await for_each((item for item in self._not_failed(items) if item.kind == "f"), send)
+        copied = await self._send_batches(source, target, items)
+        files = (item for item in self._not_failed(items) if item.kind == "f")
+        await for_each((item for item in files if item.path not in copied), send)
         items = list(self._not_failed(items))
         await self._link(items, target)
         await self._set_modes(items, target)
@@ -82,7 +93,7 @@ class Upload(TreeCopy):
 
     async def _set_time(self, item: Item, target: str) -> None:
         try:
-            await self._files.touch(target, modified=item.time)
+            await self._files.touch(target, modified_ns=item.time_ns)
         except (RpcError, SandboxDenied) as error:
             self._tally.left_out.append(f"times: {error}")
 
@@ -106,6 +117,28 @@ class Upload(TreeCopy):
         self._fail(path, failure)
 
     # ---- content ----------------------------------------------------------------------
+
+    async def _send_batches(self, source: str, target: str, items: list[Item]) -> set[str]:
+        """Send small files together; returns the paths of those that were sent."""
+        copied: set[str] = set()
+        session = self._session
+        if session is None:
+            return copied
+
+        async def send(batch: Batch) -> None:
+            paths = [join(source, item.path) for item in batch.items]
+            contents = await asyncio.to_thread(_read_small, paths)
+            for position in await write_batch(session, batch, contents):
+                item = batch.items[position]
+                copied.add(item.path)
+                if item.mode is not None:
+                    self._finished_modes.add(item.path)
+                self._copied(item, len(contents[position] or b""))
+
+        small = [item for item in self._not_failed(items) if is_small(item)]
+        if len(small) > 1:
+            await for_each(batches_of(small, target), send, BATCHES_AT_ONCE)
+        return copied
 
     async def _send_if_changed(self, item: Item, source: str, target: str) -> None:
         if self._options.sync is not None:
@@ -197,7 +230,7 @@ class Upload(TreeCopy):
                     self._tally.advance(item.path, len(block))
                 if await process.wait():
                     raise InternalError("the rest of the file cannot be appended")
-        except (RpcError, StdinClosed, UnicodeEncodeError) as error:
+        except (RpcError, StdinClosed, UnicodeEncodeError, Unsupported) as error:
             self._tally.advance(item.path, -offset - sent)
             raise _Interrupted(0, str(error)) from None
 
@@ -235,7 +268,7 @@ class Upload(TreeCopy):
         """Run a command for many arguments; a failure is noted in `left_out`."""
         try:
             result = await run_xargs(self._commands, argv, arguments, self._sandbox)
-        except RpcError as error:
+        except (RpcError, Unsupported) as error:
             self._tally.left_out.append(f"{subject}: {error}")
             return
         if not result:
@@ -306,6 +339,20 @@ def _leaves(items: list[Item]) -> list[str]:
     directories = {item.path for item in items if item.kind == "d"}
     inner = {posixpath.dirname(path) for path in directories if path}
     return sorted(directories - inner)
+
+
+def _read_small(paths: list[str]) -> list[bytes | None]:
+    """The contents of small files; None for a file that cannot be read, or has grown."""
+    contents: list[bytes | None] = []
+    for path in paths:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                data = file.read(FILE_BYTES + 1)
+        except OSError:
+            data = None
+        is_whole = data is not None and len(data) <= FILE_BYTES
+        contents.append(data if is_whole else None)
+    return contents
 
 
 def _read_whole(path: str) -> bytes:

@@ -103,6 +103,10 @@ class Directory:
     def set_mode(self, name: str, mode: int) -> None:
         """Modes do not exist here."""
 
+    def create_part(self, part: str, mode: int | None) -> int:
+        """Create a temporary file; raises FileExistsError if there is one."""
+        return os.open(self._entry(part), os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+
     def open_part(self, part: str, mode: int | None) -> int:
         """Open a temporary file."""
         path = self._entry(part)

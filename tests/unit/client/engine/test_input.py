@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 
+import msgspec
 import pytest
 from tests.support.memory_environment import Scene, in_environment, turns
 from tests.support.memory_session import GREETING
 
 from exec_server.client.engine import input as input_module
-from exec_server.errors import StdinClosed, Unsupported
+from exec_server.errors import ConnectionLost, StdinClosed, Unsupported
 
 
 @in_environment
@@ -28,6 +29,19 @@ async def test_writes_are_numbered_and_repeated(scene: Scene) -> None:
             }
         await scene.reconnected()
     assert (await scene.stream.next("process/write"))["params"]["writeId"] == "1"
+
+
+@in_environment
+async def test_writes_are_not_repeated_where_that_could_double_them(scene: Scene) -> None:
+    session = scene.env.session
+    session.features = msgspec.structs.replace(session.features, repeats_writes_safely=False)
+    process = await scene.started(stdin=True)
+    await process.write(b"one")
+    await scene.stream.next("process/write")
+    scene.stream.lose()
+    await turns()
+    with pytest.raises(ConnectionLost, match="no answer"):
+        await process.write(b"two")
 
 
 @in_environment

@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from exec_server.client.engine import messages
-from exec_server.errors import MalformedMessage
+from exec_server.errors import InvalidParams, MalformedMessage
 from exec_server.protocol import decoding, files, process
 from exec_server.protocol.base64_text import Base64
 from exec_server.protocol.paths import PathUri
@@ -51,6 +51,52 @@ def test_params_of_the_server_may_hold_paths() -> None:
     text = Raw(b'{"watchId":1,"missing":["file:///a"],"present":null}')
     expected = files.WatchMissingParams(1, [PathUri.from_wire("/a")])
     assert messages.decode_as(files.WatchMissingParams, text, "") == expected
+
+
+def test_paths_are_native_for_servers_without_uris() -> None:
+    params = files.ReadFileParams(PathUri.from_wire("/a b/ü"))
+    body = messages.request_body("a/b", params, has_uri_paths=False)
+    assert json.loads(b"{" + body)["params"]["path"] == "/a b/ü"
+    write = process.WriteParams(ProcessId("p"), Base64(b"x"), "1")
+    native = messages.request_body("a/b", write, has_uri_paths=False)
+    assert native == messages.request_body("a/b", write)
+
+
+def test_what_cannot_be_sent_is_a_mistake_of_the_caller() -> None:
+    for params, text in (({"a": object()}, "object has no form"), ("\ud800", "not UTF-8")):
+        with pytest.raises(InvalidParams, match=text):
+            messages.request_body("a/b", params)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (process.StartResult, '{"processId":"p"}', {"sandbox_type": "none", "pid": None}),
+        (
+            process.ReadResult,
+            '{"chunks":[],"nextSeq":3,"exited":true,"exitCode":0,"closed":true,"failure":null}',
+            {"sandbox_denied": False, "next_seq": 3},
+        ),
+        (
+            process.ExitedParams,
+            '{"processId":"p","seq":1,"exitCode":3}',
+            {"sandbox_denied": False, "exit_code": 3},
+        ),
+        (
+            files.GetMetadataResult,
+            '{"isDirectory":false,"isFile":true,"createdAtMs":0,"modifiedAtMs":5}',
+            {"size": 0, "is_symlink": False, "modified_at_ms": 5},
+        ),
+    ],
+)
+def test_members_that_older_servers_do_not_send_have_defaults(
+    kind: Any, text: str, expected: dict[str, Any]
+) -> None:
+    found = messages.decode_as(kind, Raw(text.encode()), "")
+    assert isinstance(found, kind)
+    assert {name: getattr(found, name) for name in expected} == expected
+    with pytest.raises(MalformedMessage):
+        messages.decode_as(kind, Raw(b"{}"), "")
 
 
 def test_an_environment_may_say_little() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from exec_server.client.engine.relay import PlainRelayDialer, RelayDialer
-from exec_server.errors import StartupError
+from exec_server.errors import RegistryUnavailable, StartupError
+from exec_server.registry.api import ConnectionBundle
 from exec_server.relay.noise import PublicKey
 
 
@@ -52,3 +55,24 @@ def test_a_relay_is_tried_again_slower_each_time() -> None:
     dialer = RelayDialer("https://x.net", "env-1", token="t")
     for attempt, base in enumerate([0.5, 1, 2, 4, 5, 5]):
         assert base <= dialer.retry_delay(attempt) <= 1.5 * base
+
+
+def test_the_first_connection_tells_that_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[RegistryUnavailable] = []
+    dialer = RelayDialer("https://x.net", "env-1", token="t", on_retry=told.append)
+    failures = [RegistryUnavailable(f"attempt {number}") for number in range(5)]
+    asked = iter(failures)
+
+    async def refuse(_: object) -> ConnectionBundle:
+        raise next(asked)
+
+    monkeypatch.setattr(dialer._registry, "connect", refuse)
+    monkeypatch.setattr(dialer, "retry_delay", lambda attempt: 0.0)
+
+    async def scene() -> None:
+        with pytest.raises(RegistryUnavailable, match="attempt 4"):
+            await dialer._request_connection()
+        await dialer.close()
+
+    asyncio.run(scene())
+    assert told == failures[:1]

@@ -26,6 +26,7 @@ from tests.support.memory_session import (
 from exec_server import errors
 from exec_server.client.engine import inbound
 from exec_server.client.engine import session as module
+from exec_server.client.engine.server_features import PROBES
 from exec_server.client.engine.session import ClientSession
 from exec_server.errors import ConnectFailed, RegistryUnavailable, SessionLost
 from exec_server.protocol import files, process
@@ -61,12 +62,72 @@ def test_a_server_that_does_not_describe_itself_is_asked() -> None:
             stream = await dialer.stream()
             await stream.past_handshake()
             request = await stream.next("environment/info")
-            stream.answer(request, ENVIRONMENT | {"cwd": "file:///w", "capabilities": None})
+            description = {"cwd": "file:///w", "userHomeDir": "file:///h", "capabilities": None}
+            for probe in PROBES:
+                stream.refuse(await stream.next(probe.method), -32601, "unknown")
+            stream.answer(request, ENVIRONMENT | description)
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(serve())
             async with ClientSession(dialer) as session:
                 assert session.environment_info.cwd == "file:///w"
+                assert not session.features.has_walk
+
+    play(scene())
+
+
+def test_the_connection_may_end_while_the_server_is_asked() -> None:
+    async def scene() -> None:
+        dialer = MemoryDialer()
+        dialer.greet = lambda stream, request: stream.answer(request, {"sessionId": SESSION})
+
+        async def serve() -> None:
+            stream = await dialer.stream()
+            await stream.past_handshake()
+            await stream.next("environment/info")
+            stream.lose()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve())
+            with pytest.raises(ConnectFailed, match="connection ended during initialize"):
+                async with ClientSession(dialer):
+                    raise AssertionError("there is no session")
+
+    play(scene())
+
+
+def test_a_server_that_answers_no_question_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INFO_SECONDS", 0.01)
+
+    async def scene() -> None:
+        dialer = MemoryDialer()
+        dialer.greet = lambda stream, request: stream.answer(request, {"sessionId": SESSION})
+        with pytest.raises(ConnectFailed, match="timed out waiting for environment/info"):
+            async with ClientSession(dialer):
+                raise AssertionError("there is no session")
+
+    play(scene())
+
+
+def test_a_lost_connection_to_a_server_without_sessions_is_a_lost_session() -> None:
+    async def scene() -> None:
+        dialer = MemoryDialer()
+        described = {"environmentInfo": ENVIRONMENT}
+        dialer.greet = lambda stream, request: stream.answer(request, described)
+        async with ClientSession(dialer) as session:
+            stream = await dialer.stream()
+            await stream.past_handshake()
+            assert session.session_id is None
+            listener = Listener()
+            session.subscribe(listener)
+            async with asyncio.TaskGroup() as tasks:
+                measuring = tasks.create_task(measure(session, "a", is_retryable=True))
+                await stream.next("test/measure")
+                stream.lose()
+            error = measuring.result()
+            assert isinstance(error, SessionLost)
+            assert str(error) == "the server has no sessions to resume: connection lost"
+            assert listener.heard == ["lost"]
 
     play(scene())
 
@@ -96,7 +157,8 @@ def test_a_first_connection_that_fails_is_not_tried_again(
     ("answer", "kind", "text"),
     [
         ({"error": {"code": -32600, "message": "no"}}, errors.InvalidRequest, "no"),
-        ({"result": {}}, errors.MalformedMessage, "answer to initialize: Object missing"),
+        ({"result": {"sessionId": 1}}, errors.MalformedMessage, "answer to initialize: Expected"),
+        ({"result": []}, errors.MalformedMessage, "answer to initialize: Expected `object`"),
         (
             {"result": GREETING | {"environmentInfo": {}}},
             errors.MalformedMessage,

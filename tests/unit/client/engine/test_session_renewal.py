@@ -71,7 +71,7 @@ async def test_the_next_call_opens_a_new_session(
     session: ClientSession, dialer: MemoryDialer, stream: MemoryStream
 ) -> None:
     renewed: list[str] = []
-    session.on_renewed = lambda: renewed.append(session.session_id)
+    session.on_renewed = lambda: renewed.append(str(session.session_id))
     listener = await lose(session, dialer, stream)
     assert renewed == []
     async with asyncio.TaskGroup() as tasks:

@@ -37,7 +37,8 @@ def test_a_listing_is_parsed() -> None:
         Item("a/b\n\udcff", "l", 0o777, 1, "-2", "target"),
     ]
     assert list(listing) == items
-    assert list(reversed(listing)) == items[::-1]
+    assert list(listing.of_kind(listing.kinds, deepest_first=True)) == items[::-1]
+    assert list(listing.of_kind("d")) == [item for item in items if item.kind == "d"]
     assert len(listing) == 3
 
 
@@ -107,6 +108,7 @@ def test_separators_of_other_platforms_are_refused(monkeypatch: pytest.MonkeyPat
         ([b"f\x00999\x001\x001\0x\0\0"], "malformed at"),
         ([b"ff\x00644\x001\x001\0x\0\0"], "malformed at"),
         ([b"f\x00644\x001\0nan\0x\0\0"], "malformed at"),
+        ([b"f\x00644\x001\x009999999999999999999\0x\0\0"], "malformed at"),
         ([b"f\x00644\x001\x001\0x\0"], "malformed at"),
         ([b"\n"], "malformed at"),
         ([b"x" * (module.ENTRY_BYTES + 1)], "malformed at"),

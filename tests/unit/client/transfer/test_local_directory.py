@@ -50,6 +50,18 @@ def test_entries_are_made_renamed_and_removed(system: Any, tmp_path: Path) -> No
     below.close()
 
 
+def test_a_temporary_file_is_created_once(system: Any, tmp_path: Path) -> None:
+    top = system.Directory.open(str(tmp_path))
+    (tmp_path / "link").symlink_to("elsewhere")
+    os.close(top.create_part("part", 0o640))
+    assert (tmp_path / "part").stat().st_mode & 0o077 in (0, 0o044)  # Windows has no modes
+    for name in ("part", "link"):
+        with pytest.raises(FileExistsError):
+            top.create_part(name, None)
+    top.close()
+    assert sorted(os.listdir(tmp_path)) == ["link", "part"]
+
+
 def test_a_symlink_is_no_directory(system: Any, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from exec_server.client.transfer import local_tree
 from exec_server.client.transfer.local_directory import IS_SYMLINK
 from exec_server.client.transfer.local_tree import LocalTree, Part
 from exec_server.client.transfer.plan import Item, part_path
@@ -291,3 +292,65 @@ def test_a_temporary_file_is_kept_to_continue(tmp_path: Path) -> None:
         tree.place_part(item("x"))
         assert (tmp_path / "x").read_bytes() == b"abcd"
         tree.remove_part(item("x"))
+
+
+# ---- small files together -------------------------------------------------------------
+
+
+def test_small_files_are_written_together(tmp_path: Path, elsewhere: Path) -> None:
+    top = tmp_path / "top"
+    with opened(top) as tree:
+        assert make(tree, "", "d", "d/e") == {}
+        (top / "link").symlink_to(elsewhere)
+        (top / "d" / "full").mkdir()
+        (top / "d" / "full" / "x").touch()
+        names = ["a", "d/b", "d/full", "d/e/c", "link/file", "missing/x", "f"]
+        files = [(item(name, mode=0o640), name.encode()) for name in names]
+        written = tree.write_files(files)
+    assert [each.path for each in written] == ["a", "d/b", "d/e/c", "f"]
+    for each in written:
+        assert (top / each.path).read_text() == each.path
+        assert (top / each.path).stat().st_mode & 0o777 == 0o640
+    assert not list(top.rglob("*.part"))
+
+
+def test_a_closed_tree_writes_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path / "top") as tree:
+        assert make(tree, "") == {}
+    assert tree.write_files([(item("a"), b"a")]) == []
+
+
+def test_what_a_killed_download_has_left_is_replaced(tmp_path: Path) -> None:
+    with opened(tmp_path) as tree:
+        left = tmp_path / part_path("a", item("a"))
+        left.write_bytes(b"a part of a longer file")
+        assert tree.write_files([(item("a"), b"new")]) == [item("a")]
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_only_directories_that_were_there_before_have_entries_to_protect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_tree, "NEW_DIRECTORIES", 2)
+    top = tmp_path / "top"
+    (top / "old").mkdir(parents=True)
+    with opened(top) as tree:
+        assert make(tree, "", "old", "one", "two", "three") == {}
+        for name in ("old", "one", "two", "three"):
+            os.mkfifo(top / name / "pipe")  # a race, where the directory was made by the download
+        names = ["old/pipe", "one/pipe", "two/pipe", "three/pipe"]
+        written = tree.write_files([(item(name), b"data") for name in names])
+    assert [each.path for each in written] == ["one/pipe", "two/pipe"]
+    assert (top / "old" / "pipe").is_fifo()
+    assert (top / "three" / "pipe").is_fifo()
+
+
+def test_entries_with_one_name_are_noticed_in_new_directories(tmp_path: Path) -> None:
+    tree = LocalTree(str(tmp_path / "t"), is_directory=True, is_ambiguous=lambda path: True)
+    tree.open()
+    assert make(tree, "") == {}
+    files = [(item("x"), b"one"), (item("x"), b"two")]
+    assert len(tree.write_files(files)) == 1
+    tree.close()
+    assert (tmp_path / "t" / "x").read_bytes() == b"one"

@@ -135,6 +135,9 @@ def test_a_tree_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_time_of_an_item() -> None:
     assert Item("", "f", None, 5, "5 1500000000").time == 1.5  # as uploads write it
     assert Item("", "f", None, 5, "1.5000000000").time == 1.5  # as find prints it
+    assert Item("", "f", None, 5, "1700000000.1234567890").time_ns == 1_700_000_000_123_456_789
+    assert Item("", "f", None, 5, "-1.5").time_ns == -1_500_000_000
+    assert Item("", "f", None, 5, "7").time_ns == 7_000_000_000
 
 
 def test_the_measure_of_a_sync_is_checked() -> None:

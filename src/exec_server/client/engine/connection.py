@@ -1,0 +1,65 @@
+"""Connection: one connection of a session, the receiver of its stream."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from exec_server.client.engine.calls import PendingCall
+from exec_server.client.engine.messages import Envelope, decode
+from exec_server.errors import MalformedMessage
+from exec_server.net.stream import MessageStream
+
+
+class ConnectionOwner(Protocol):
+    """What a connection reports; `session.ClientSession` implements it."""
+
+    def message_received(self, connection: Connection, envelope: Envelope) -> None:
+        """A message was received; raises MalformedMessage if its content is wrong."""
+        ...
+
+    def message_malformed(self, connection: Connection, error: MalformedMessage) -> None:
+        """A message was received that cannot be understood."""
+        ...
+
+    def send_queued(self) -> None:
+        """The stream takes data again."""
+        ...
+
+    def connection_ended(self, connection: Connection, reason: str) -> None:
+        """The stream has ended."""
+        ...
+
+
+class Connection:
+    """A stream, and the calls on it that are not answered."""
+
+    __slots__ = ("_owner", "end_reason", "is_writing_paused", "last_id", "pending", "stream")
+
+    def __init__(self, owner: ConnectionOwner, stream: MessageStream) -> None:
+        self._owner = owner
+        self.stream = stream
+        self.last_id = 0
+        # A cancelled call stays until it is answered: the server is still working on it, so it
+        # counts as one in flight.
+        self.pending: dict[int, PendingCall] = {}
+        self.end_reason: str | None = None
+        self.is_writing_paused = False
+
+    def message_received(self, message: bytes) -> None:
+        if self.end_reason is not None:
+            return
+        try:
+            self._owner.message_received(self, decode(message))
+        except MalformedMessage as error:
+            self._owner.message_malformed(self, error)
+
+    def pause_writing(self) -> None:
+        self.is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_writing_paused = False
+        self._owner.send_queued()
+
+    def connection_lost(self) -> None:
+        if self.end_reason is None:
+            self._owner.connection_ended(self, "connection lost")
