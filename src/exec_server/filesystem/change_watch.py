@@ -16,8 +16,9 @@ import os
 import stat
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from exec_server.errors import InvalidRequest, RpcError, os_error_text
 from exec_server.filesystem.inotify import (
@@ -84,8 +85,7 @@ class GatheredChanges:
         return taken
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """Changes by path, whether some are missing, and the directories to follow because of them."""
 
     changes: dict[str, ChangeKind]

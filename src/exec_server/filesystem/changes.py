@@ -36,6 +36,7 @@ PATCH_BYTES: Final = 64 * 1_048_576
 _PERMISSIONS: Final = 0o7777
 _OPEN_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OPEN_CHANGE: Final = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_MILLISECOND_NS: Final = 1_000_000
 _DONE: Final = Done()
 
 
@@ -92,12 +93,16 @@ def symlink(params: wire.SymlinkParams) -> Done:
 def set_times(params: wire.SetTimesParams) -> Done:
     """Set the times of a file or directory, as `touch` does."""
     path = params.path.native()
+    if params.modified_ns >= _MILLISECOND_NS:
+        raise InvalidParams(f"modifiedNs must be below {_MILLISECOND_NS}")
     if params.create and not os.path.exists(path):
         with suppress(FileExistsError, IsADirectoryError):
             os.close(safe_write.open_or_create(path, 0o666))
     now = time.time_ns()
-    modified = now if params.modified_at_ms is None else params.modified_at_ms * 1_000_000
-    accessed = now if params.accessed_at_ms is None else params.accessed_at_ms * 1_000_000
+    modified = now
+    if params.modified_at_ms is not None:
+        modified = params.modified_at_ms * _MILLISECOND_NS + params.modified_ns
+    accessed = now if params.accessed_at_ms is None else params.accessed_at_ms * _MILLISECOND_NS
     with _existing(path) as (_, magic_path):
         os.utime(magic_path, ns=(accessed, modified))
     return _DONE
@@ -120,7 +125,7 @@ def edit(params: wire.EditParams) -> wire.EditResult:
             new, replacements = apply_edits(old, edits, Effort(time.thread_time))
             content = safe_write.BytesContent(new.encode("utf-8", "surrogateescape"))
             os.lseek(fd, 0, os.SEEK_SET)
-            safe_write.overwrite_locked(fd, content)
+            safe_write.overwrite_locked(fd, content, os.fstat(fd))
     finally:
         os.close(fd)
     return wire.EditResult(replacements)

@@ -13,6 +13,10 @@ _LOCAL_NAMES: Final = """
     ramfs rootfs securityfs selinuxfs squashfs sysfs tmpfs tracefs udf vfat xfs
 """
 _LOCAL_TYPES: Final = frozenset(_LOCAL_NAMES.split())
+# Those of them that keep files on a disk of this machine or in its memory.
+_STORAGE_TYPES: Final = frozenset(
+    ["btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "rootfs", "tmpfs", "xfs"]
+)
 # How long a change of the mount table may go unnoticed.
 _MAX_AGE_SECONDS: Final = 1.0
 
@@ -23,6 +27,7 @@ class MountTable:
     def __init__(self) -> None:
         self._slow: tuple[str, ...] = ()
         self._proc_devices: frozenset[int] | None = None  # None: the table cannot be read
+        self._storage_devices: frozenset[int] = frozenset()
         self._expires = 0.0
 
     def slow_mounts(self) -> tuple[str, ...]:
@@ -37,16 +42,25 @@ class MountTable:
             self._refresh()
         return self._proc_devices is None or device in self._proc_devices
 
+    def is_storage(self, device: int) -> bool:
+        """Whether files with this device number are kept by this machine, not made by a driver."""
+        if time.monotonic() > self._expires:
+            self._refresh()
+        return device in self._storage_devices
+
     def _refresh(self) -> None:
         self._expires = time.monotonic() + _MAX_AGE_SECONDS
         try:
             with open("/proc/self/mountinfo", "rb") as table:
                 mounts = parse_mounts(table.read())
         except OSError:
-            self._slow, self._proc_devices = ("/",), None
+            self._slow, self._proc_devices, self._storage_devices = ("/",), None, frozenset()
             return
         self._slow = slow_mount_points(mounts)
         self._proc_devices = frozenset(mount.device for mount in mounts if mount.kind == "proc")
+        self._storage_devices = frozenset(
+            mount.device for mount in mounts if mount.kind in _STORAGE_TYPES
+        )
 
 
 class Mount(NamedTuple):

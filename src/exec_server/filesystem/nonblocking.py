@@ -5,6 +5,9 @@ Each function returns the result, or None if it might block: a thread then does 
 content is read from the page cache only (RWF_NOWAIT). Opening a file on a network or userspace
 file system may wait for its server in any case, so those are always left to a thread.
 
+Writing has no such flags. Small files are written here all the same, because the kernel copies them
+into its memory and returns, and `SlowWrites` leaves them to threads when it did not.
+
 A `confined` operation is one that a sandbox allows because it allows all reads. It must not
 see the server's own files in procfs, nor pass through them: the result is None then, too.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import stat
 import time
 from contextlib import suppress
@@ -21,7 +25,7 @@ from typing import Final
 
 from exec_server.filesystem import safe_write
 from exec_server.filesystem.mounts import MOUNTS
-from exec_server.filesystem.operations import listing, metadata_result, path_of
+from exec_server.filesystem.operations import content_to_write, listing, metadata_result, path_of
 from exec_server.filesystem.syscalls import (
     RESOLVE_CACHED,
     RESOLVE_NO_MAGIC_LINKS,
@@ -31,12 +35,38 @@ from exec_server.filesystem.syscalls import (
 from exec_server.protocol import files
 from exec_server.protocol.paths import path_to_uri
 
+_DONE: Final = files.Done()
+# Files read on the event loop: copying more takes longer than passing the request to a thread.
+INLINE_BYTES: Final = 65_536
 # Listing a directory of more entries takes longer than the hand-over to a thread.
 INLINE_ENTRIES: Final = 100
 # Directories that one client looks at within seconds; the one listed longest ago is forgotten.
 MAX_RECENT_DIRECTORIES: Final = 256
 # The kernel does not reclaim memory used this recently as long as other memory is free.
 _RECENT_SECONDS: Final = 5.0
+
+# The longest base64 text of a file that is written on the event loop: one page, which the kernel
+# writes at once.
+INLINE_TEXT: Final = (safe_write.PAGE_BYTES + 2) // 3 * 4
+# After a write on the event loop that took longer, because it waited for the disk or for a journal,
+# threads write for so many times as long: waiting takes at most a twentieth of the loop's time.
+SLOW_WRITE_SECONDS: Final = 0.001
+PAUSE_FACTOR: Final = 20
+# The factor doubles with each slow write, until so many quick ones came in a row: the loop soon
+# leaves a slow disk alone for a minute, and forgives a journal that is seldom in the way.
+MAX_PAUSE_FACTOR: Final = 64 * PAUSE_FACTOR
+MAX_PAUSE_SECONDS: Final = 60.0
+QUICK_WRITES: Final = 64
+# Directories and files that a client writes within a moment; with more of them, all are forgotten.
+MAX_RECENT_PATHS: Final = 256
+RECENT_PATH_CHARACTERS: Final = 256
+# How long a directory is taken to be in memory after the kernel said so. Short, as for the table of
+# mounts: another file system may be mounted on it.
+PARENT_SECONDS: Final = 1.0
+# How long a written file is taken to exist. A mistake costs one system call.
+WRITTEN_SECONDS: Final = 60.0
+_CREATE: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+_OVERWRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # The lookup may need the disk, or RESOLVE_CACHED is not possible for this path.
 _MIGHT_BLOCK: Final = frozenset({-errno.EAGAIN, -errno.EINTR})
@@ -50,6 +80,7 @@ class _OpenModes:
         self.read = OpenHow(_READ, resolve)
         self.entry = OpenHow(os.O_PATH | os.O_NOFOLLOW, resolve)
         self.target = OpenHow(os.O_PATH, resolve)
+        self.parent = OpenHow(os.O_PATH | os.O_DIRECTORY, resolve)
         self.directory = OpenHow(os.O_RDONLY | os.O_DIRECTORY, resolve)
         self.follows_all_links = not resolve & (RESOLVE_NO_MAGIC_LINKS | RESOLVE_NO_SYMLINKS)
 
@@ -89,7 +120,7 @@ def _raise_if_certain(number: int, modes: _OpenModes) -> None:
 
 
 def try_read_file(
-    params: files.ReadFileParams, limit: int, *, confined: bool = False
+    params: files.ReadFileParams, limit: int = INLINE_BYTES, *, confined: bool = False
 ) -> files.ReadFileResult | None:
     """The content of a regular file of at most `limit` bytes that is all in the page cache."""
     path = params.path.native()
@@ -241,3 +272,162 @@ def try_read_directory(
         return None
     finally:
         os.close(fd)
+
+
+class SlowWrites:
+    """Whether writes have waited lately, so that the event loop must not write."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._waits = 0
+        self._factor = PAUSE_FACTOR
+        self._quick = 0  # writes since the last slow one
+
+    def begin(self) -> float | None:
+        """The time before a write on the event loop, None if there must not be one."""
+        now = time.monotonic()
+        if now < self._until:
+            return None
+        self._waits = _count_waits()
+        return now
+
+    def end(self, began: float) -> None:
+        """Record the end of that write.
+
+        One that did not wait was slow because another program had the processor, which would
+        have made a thread slow as well.
+        """
+        ended = time.monotonic()
+        took = ended - began
+        if took > SLOW_WRITE_SECONDS and _count_waits() > self._waits:
+            self._until = ended + min(took * self._factor, MAX_PAUSE_SECONDS)
+            self._factor = min(2 * self._factor, MAX_PAUSE_FACTOR)
+            self._quick = 0
+            return
+        self._quick += 1
+        if self._quick == QUICK_WRITES:
+            self._factor = PAUSE_FACTOR
+
+
+def _count_waits() -> int:
+    """How often this thread has waited, for a disk or a lock for example."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+# Disks belong to the machine, so all connections share this.
+_SLOW_WRITES: Final = SlowWrites()
+
+
+class RecentPaths:
+    """Paths that were used a moment ago."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._expiries: dict[str, float] = {}
+
+    def add(self, path: str, now: float) -> None:
+        if len(path) <= RECENT_PATH_CHARACTERS:
+            if len(self._expiries) >= MAX_RECENT_PATHS:
+                self._expiries.clear()
+            self._expiries[path] = now + self._seconds
+
+    def forget(self, path: str) -> None:
+        self._expiries.pop(path, None)
+
+    def has(self, path: str, now: float) -> bool:
+        return self._expiries.get(path, 0.0) > now
+
+
+# Directories that the kernel had in memory and whose files are kept by this machine.
+_PARENTS: Final = RecentPaths(PARENT_SECONDS)
+# Files that were written: they probably exist.
+_WRITTEN: Final = RecentPaths(WRITTEN_SECONDS)
+
+
+def try_write_file(params: files.WriteFileParams, *, confined: bool = False) -> files.Done | None:
+    """Create or overwrite a file of at most a page, in a directory that the kernel has in memory.
+
+    Every error but those of the write itself is left to `operations.write_file`.
+    """
+    if confined or params.follow_symlinks is False or len(params.data_base64) > INLINE_TEXT:
+        return None
+    began = _SLOW_WRITES.begin()
+    if began is None:
+        return None
+    content = content_to_write(params)
+    path = params.path.native()
+    parent, _, name = path.rpartition("/")
+    is_short = content.size <= safe_write.PAGE_BYTES
+    modes = _open_modes(path, confined=False) if name and is_short else None
+    if modes is None:
+        return None
+    if _PARENTS.has(parent, began) and modes.follows_all_links:
+        is_written = _write_entry(None, path, content, exists=_WRITTEN.has(path, began))
+    else:
+        directory = modes.parent.open(os.fsencode(parent) or b"/")
+        if directory < 0:
+            return None
+        try:
+            if not MOUNTS.is_storage(os.fstat(directory).st_dev):
+                return None
+            _PARENTS.add(parent, began)
+            is_written = _write_entry(directory, name, content, exists=_WRITTEN.has(path, began))
+        finally:
+            os.close(directory)
+    _SLOW_WRITES.end(began)
+    if not is_written:
+        _WRITTEN.forget(path)
+        return None
+    _WRITTEN.add(path, began)
+    return _DONE
+
+
+def _write_entry(
+    directory: int | None, name: str, content: safe_write.BytesContent, *, exists: bool
+) -> bool:
+    """Write an entry unless that needs a thread; `exists` is a guess."""
+    if not exists:
+        acquisitions = safe_write.INODE_LOCKS.acquisitions
+        try:
+            fd = os.open(name, _CREATE, 0o666, dir_fd=directory)
+        except FileExistsError:
+            pass
+        except OSError:
+            return False
+        else:
+            safe_write.fill_new(fd, directory, name, content)
+            # Otherwise another writer may be at it: a thread waits for it and writes once more.
+            return acquisitions == safe_write.INODE_LOCKS.acquisitions
+    return _overwrite(directory, name, content)
+
+
+def _overwrite(directory: int | None, name: str, content: safe_write.BytesContent) -> bool:
+    """Overwrite a file unless it is a link, a large file, or anything that needs a thread."""
+    try:
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    # Of a pipe or a device the open itself would have effects.
+    if not stat.S_ISREG(found.st_mode) or not MOUNTS.is_storage(found.st_dev):
+        return False
+    if not _is_inline(found) or not safe_write.INODE_LOCKS.acquire_now(found):
+        return False
+    try:
+        fd = os.open(name, _OVERWRITE, dir_fd=directory)
+    except OSError:
+        safe_write.INODE_LOCKS.release(found)
+        return False
+    try:
+        info = os.fstat(fd)
+        if info.st_ino != found.st_ino or info.st_dev != found.st_dev or not _is_inline(info):
+            return False  # it was changed or replaced meanwhile
+        safe_write.overwrite_locked(fd, content, info)
+        return True
+    finally:
+        os.close(fd)
+        safe_write.INODE_LOCKS.release(found)
+
+
+def _is_inline(info: os.stat_result) -> bool:
+    """Whether a file is short and without holes, so that overwriting it frees no blocks."""
+    return info.st_size <= safe_write.PAGE_BYTES and info.st_blocks * 512 >= info.st_size

@@ -1,18 +1,37 @@
 """OPERATIONS: the blocking function of each fs call that runs in a thread or in a sandbox worker.
 
-Handles and watches are not listed because they belong to a connection.
+Handles and watches are not listed because they belong to a connection. The modules of the larger
+extensions are imported by the thread that first needs them, or by `load_all`; most servers never
+need them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final
 
-from exec_server.filesystem import changes, grep, operations, search, tree
-from exec_server.protocol import file_changes, files
+from exec_server.filesystem import entries, operations, tree, walk
+from exec_server.protocol import file_changes, file_entries, files
 from exec_server.protocol.method import Call
 
 Operation = Callable[[Any], Any]
+
+
+class OnDemand:
+    """A function of a module of this package, which is imported by the first call."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module = f"exec_server.filesystem.{module}"
+        self._name = name
+
+    def load(self) -> Operation:
+        function: Operation = getattr(import_module(self._module), self._name)
+        return function
+
+    def __call__(self, params: object) -> object:
+        return self.load()(params)
+
 
 OPERATIONS: Final[dict[Call[Any, Any], Operation]] = {
     files.READ_FILE: operations.read_file,
@@ -21,17 +40,27 @@ OPERATIONS: Final[dict[Call[Any, Any], Operation]] = {
     files.GET_METADATA: operations.get_metadata,
     files.CANONICALIZE: operations.canonicalize,
     files.READ_DIRECTORY: operations.read_directory,
-    files.WALK: tree.walk,
+    files.WALK: walk.walk,
     files.REMOVE: operations.remove,
     files.COPY: tree.copy,
-    file_changes.APPEND: changes.append,
-    file_changes.RENAME: changes.rename,
-    file_changes.CHMOD: changes.chmod,
-    file_changes.SYMLINK: changes.symlink,
-    file_changes.SET_TIMES: changes.set_times,
-    file_changes.EDIT: changes.edit,
-    file_changes.APPLY_PATCH: changes.apply_patch,
-    file_changes.GLOB: search.glob,
-    file_changes.GREP: grep.grep,
-    file_changes.DISK_USAGE: search.disk_usage,
+    file_changes.APPEND: OnDemand("changes", "append"),
+    file_changes.RENAME: OnDemand("changes", "rename"),
+    file_changes.CHMOD: OnDemand("changes", "chmod"),
+    file_changes.SYMLINK: OnDemand("changes", "symlink"),
+    file_changes.SET_TIMES: OnDemand("changes", "set_times"),
+    file_changes.EDIT: OnDemand("changes", "edit"),
+    file_changes.APPLY_PATCH: OnDemand("changes", "apply_patch"),
+    file_changes.GLOB: OnDemand("search", "glob"),
+    file_changes.GREP: OnDemand("grep", "grep"),
+    file_changes.DISK_USAGE: OnDemand("search", "disk_usage"),
+    file_entries.LIST: entries.list_,
+    file_entries.CREATE: entries.create,
+    file_entries.RESOLVE: entries.resolve,
 }
+
+
+def load_all() -> None:
+    """Import the modules of all operations: processes that are forked later share them."""
+    for operation in OPERATIONS.values():
+        if isinstance(operation, OnDemand):
+            operation.load()

@@ -16,7 +16,7 @@ from exec_server.errors import InternalError, InvalidParams, InvalidRequest
 from exec_server.filesystem import nofollow, safe_write, tree
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.protocol import files
-from exec_server.protocol.base64_text import Base64
+from exec_server.protocol.base64_text import decode_base64
 from exec_server.protocol.paths import path_to_uri
 
 # The reference's limit: above it the request fails, because the response would be
@@ -74,17 +74,22 @@ def not_a_file(path: str) -> InvalidRequest:
 
 def write_file(params: files.WriteFileParams) -> files.Done:
     """Create a file or replace its content."""
-    try:
-        data = safe_write.BytesContent(Base64.from_wire(params.data_base64))
-    except InvalidParams as error:
-        reason = f"fs/writeFile requires valid base64 dataBase64: {error}"
-        raise InvalidRequest(reason) from None
+    data = content_to_write(params)
     path = params.path.native()
     if params.follow_symlinks is False:
         nofollow.write(path, data)
     else:
         safe_write.write(path, data)
     return _DONE
+
+
+def content_to_write(params: files.WriteFileParams) -> safe_write.BytesContent:
+    """The content that a request brings; raises InvalidRequest if it is not base64."""
+    try:
+        return safe_write.BytesContent(decode_base64(params.data_base64))
+    except InvalidParams as error:
+        reason = f"fs/writeFile requires valid base64 dataBase64: {error}"
+        raise InvalidRequest(reason) from None
 
 
 def create_directory(params: files.CreateDirectoryParams) -> files.Done:

@@ -16,11 +16,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
+from collections.abc import Callable
+
+TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Final
 
 # A modification time that no file has by chance: 2001-09-09 and this many nanoseconds.
 MARK_NS: Final = 1_000_000_000 * 1_000_000_000 + 653_284_901
@@ -43,23 +45,25 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_PATH: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Claim(NamedTuple):
+class Claim:
     """A locked directory inside a placeholder."""
 
-    name: str
-    descriptor: int
+    def __init__(self, name: str, descriptor: int) -> None:
+        self.name = name
+        self.descriptor = descriptor
 
 
-class Use(NamedTuple):
+class Use:
     """The use of a placeholder: its descriptor, and a claim if the lock was not available.
 
     A placeholder of another user that cannot be locked has neither a lock nor a claim. `is_own` is
     true for one that this process has created: some file systems give it another owner.
     """
 
-    descriptor: int
-    claim: Claim | None = None
-    is_own: bool = True
+    def __init__(self, descriptor: int, *, is_own: bool) -> None:
+        self.descriptor = descriptor
+        self.claim: Claim | None = None
+        self.is_own = is_own
 
 
 def is_placeholder(info: os.stat_result, path: str | int) -> bool:
@@ -178,7 +182,7 @@ def _take(
     elif not may_claim:
         return None
     elif use.is_own:
-        use = use._replace(claim=_create_claim(descriptor))
+        use.claim = _create_claim(descriptor)
     if is_at(directory, name, descriptor):
         return use
     if use.claim is not None:
@@ -227,7 +231,7 @@ def _create_claim(placeholder: int) -> Claim:
     _has_claims(placeholder)  # raises if it is filled
     os.fchmod(placeholder, _UNSETTLED_MODE)
     for _ in range(_ATTEMPTS):
-        name = _CLAIM_PREFIX + secrets.token_hex(8)
+        name = _CLAIM_PREFIX + os.urandom(8).hex()
         os.mkdir(name, _CLAIM_MODE, dir_fd=placeholder)
         claim = Claim(name, os.open(name, _OPEN, dir_fd=placeholder))
         if _lock(claim.descriptor, fcntl.LOCK_SH) and is_at(placeholder, name, claim.descriptor):
@@ -239,7 +243,7 @@ def _create_claim(placeholder: int) -> Claim:
 # ---- removing -------------------------------------------------------------------------
 
 
-def release(directory: int, name: str, use: Use) -> bool:
+def release(directory: int, name: str, use: Use, close: Callable[[int], None] = os.close) -> bool:
     """End the use of a placeholder, and remove the placeholder if it was the last use.
 
     A placeholder that was filled or replaced stays, and one of another user may. False if it has
@@ -251,7 +255,7 @@ def release(directory: int, name: str, use: Use) -> bool:
         is_done = _remove_unused(directory, name, use.descriptor, is_own=use.is_own)
         return is_done or not use.is_own
     finally:
-        os.close(use.descriptor)
+        close(use.descriptor)
 
 
 def remove_left_behind(directory: int, name: str | bytes) -> bool:
@@ -323,8 +327,10 @@ def _remove_with_dead_claims(directory: int, name: str | bytes, placeholder: int
 
 
 def _remove_claim(placeholder: int, claim: Claim) -> None:
-    with suppress(OSError):  # removed or filled by another program; the placeholder then stays
+    try:
         os.rmdir(claim.name, dir_fd=placeholder)
+    except OSError:
+        pass  # removed or filled by another program; the placeholder then stays
     os.close(claim.descriptor)
 
 
@@ -338,7 +344,7 @@ def _with_rights(directory: int, act: Callable[[], bool]) -> bool:
     except PermissionError:
         pass
     for _ in range(_ATTEMPTS):  # another thread may close the directory again
-        with _owner_rights(directory) as is_open:
+        with _OwnerRights(directory) as is_open:
             try:
                 return act()
             except PermissionError:
@@ -347,24 +353,37 @@ def _with_rights(directory: int, act: Callable[[], bool]) -> bool:
     return False
 
 
-@contextmanager
-def _owner_rights(directory: int) -> Iterator[bool]:
-    """Open a directory of this user to its owner; False if that is not possible."""
-    info = os.fstat(directory)
-    mode = stat.S_IMODE(info.st_mode)
-    opened = mode | stat.S_IRWXU
-    if info.st_uid != os.geteuid() or mode == opened:
-        yield info.st_uid == os.geteuid()
-        return
-    path = f"/proc/self/fd/{directory}"  # the descriptor may be O_PATH
-    try:
-        os.chmod(path, opened)
-    except OSError:
-        yield False  # no procfs, or a read-only file system
-        return
-    try:
-        yield True
-    finally:
-        if stat.S_IMODE(os.fstat(directory).st_mode) == opened:
-            with suppress(OSError):  # an error of the disk
-                os.chmod(path, mode)
+class _OwnerRights:
+    """Opens a directory of this user to its owner meanwhile; False if that is not possible."""
+
+    def __init__(self, directory: int) -> None:
+        self._directory = directory
+        self._path = f"/proc/self/fd/{directory}"  # the descriptor may be O_PATH
+        self._mode: int | None = None  # to be restored
+
+    def __enter__(self) -> bool:
+        info = os.fstat(self._directory)
+        mode = stat.S_IMODE(info.st_mode)
+        if info.st_uid != os.geteuid():
+            return False
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            try:
+                os.chmod(self._path, mode | stat.S_IRWXU)
+            except OSError:
+                return False  # no procfs, or a read-only file system
+            self._mode = mode
+        return True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._mode is None:
+            return
+        if stat.S_IMODE(os.fstat(self._directory).st_mode) == self._mode | stat.S_IRWXU:
+            try:
+                os.chmod(self._path, self._mode)
+            except OSError:
+                pass  # an error of the disk

@@ -10,7 +10,8 @@
   or a full copy-on-write file system, can still leave a mixture.
 - FIFOs and devices are written without blocking; the write fails if no reader takes the data.
 
-Readers and writers of this server lock the inode, so no reader sees a partial write.
+Readers and writers of this server lock the inode, so no reader sees a partial write. The creator of
+a file of at most one page does not: it writes once more if another one may have overtaken it.
 """
 
 from __future__ import annotations
@@ -171,10 +172,32 @@ class InodeLocks:
             with lock.lock:
                 yield
         finally:
-            with self._mutex:
-                lock.users -= 1
-                if lock.users == 0:
-                    del self._locks[key]
+            self._leave(key, lock)
+
+    def acquire_now(self, info: os.stat_result) -> bool:
+        """Take the lock of this inode if that needs no waiting; call `release` then."""
+        key = (info.st_dev, info.st_ino)
+        with self._mutex:
+            if key in self._locks:
+                return False
+            self.acquisitions += 1
+            lock = self._locks[key] = _InodeLock()
+            lock.users = 1
+            lock.lock.acquire()
+        return True
+
+    def release(self, info: os.stat_result) -> None:
+        """Give back the lock that `acquire_now` has taken."""
+        key = (info.st_dev, info.st_ino)
+        lock = self._locks[key]
+        lock.lock.release()
+        self._leave(key, lock)
+
+    def _leave(self, key: tuple[int, int], lock: _InodeLock) -> None:
+        with self._mutex:
+            lock.users -= 1
+            if lock.users == 0:
+                del self._locks[key]
 
     def is_held(self, info: os.stat_result) -> bool:
         """Whether a thread holds, or waits for, the lock of this inode."""
@@ -217,9 +240,14 @@ def open_or_create(path: str, permissions: int) -> int:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
+def create(path: str, content: Content) -> bool:
+    """Create the complete file; False if the name exists, even as a dangling link."""
+    return _create_at(path, content, None)
+
+
 def _create_at(path: str, content: Content, mode: int | None) -> bool:
     if content.size <= PAGE_BYTES and not GUARD.has_rules:
-        return _create_named(None, path, content, mode)
+        return create_named(None, path, content, mode)
     with GUARD.creating(path) as (directory, name):
         return _create(directory, name, content, mode)
 
@@ -251,7 +279,7 @@ def overwrite(
             info = os.fstat(fd)
             if mode is not None and stat.S_IMODE(info.st_mode) != mode:
                 os.fchmod(fd, mode)
-            _overwrite_regular(fd, content, info)
+            overwrite_locked(fd, content, info)
             if mode is not None and mode & (stat.S_ISUID | stat.S_ISGID):
                 os.fchmod(fd, mode)  # writing clears these bits
     elif only_regular:
@@ -260,12 +288,11 @@ def overwrite(
         _write_stream(fd, content)
 
 
-def overwrite_locked(fd: int, content: Content) -> None:
-    """Replace the content of a regular file whose inode the caller has locked."""
-    _overwrite_regular(fd, content, os.fstat(fd))
+def overwrite_locked(fd: int, content: Content, info: os.stat_result) -> None:
+    """Replace the content of a regular file whose inode the caller has locked.
 
-
-def _overwrite_regular(fd: int, content: Content, info: os.stat_result) -> None:
+    `info` is the state of the file since then.
+    """
     old, new = info.st_size, content.size
     if info.st_blocks * 512 < old and new:
         syscalls.allocate(fd, min(old, new))
@@ -291,7 +318,7 @@ def _create(directory: int, name: str, content: Content, mode: int | None) -> bo
     except OSError as error:
         if error.errno not in _NO_UNNAMED_FILES:
             raise
-        return _create_named(directory, name, content, mode)
+        return create_named(directory, name, content, mode)
     try:
         content.write_range(fd, 0, content.size)
         if mode is not None:
@@ -301,20 +328,47 @@ def _create(directory: int, name: str, content: Content, mode: int | None) -> bo
     except FileExistsError:
         return False
     except FileNotFoundError:
-        return _create_named(directory, name, content, mode)  # there is no /proc
+        return create_named(directory, name, content, mode)  # there is no /proc
     finally:
         os.close(fd)
     return True
 
 
-def _create_named(directory: int | None, name: str, content: Content, mode: int | None) -> bool:
+def create_named(
+    directory: int | None, name: str, content: Content, mode: int | None = None
+) -> bool:
+    """Create a file under its name, for content of at most PAGE_BYTES; False if it exists."""
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    acquisitions = INODE_LOCKS.acquisitions
     try:
         fd = os.open(name, flags, 0o666 if mode is None else mode, dir_fd=directory)
     except FileExistsError:
         return False
+    fill_new(fd, directory, name, content, mode, acquisitions=acquisitions)
+    return True
+
+
+def fill_new(
+    fd: int,
+    directory: int | None,
+    name: str,
+    content: Content,
+    mode: int | None = None,
+    *,
+    acquisitions: int | None = None,
+) -> None:
+    """Write and close a file that was just created; a failure removes it.
+
+    The inode is not locked, so another writer may have begun to overwrite the empty file. If there
+    are more `acquisitions` of locks than before the creation, it is written once more. Without
+    them, that is left to the caller.
+    """
     try:
         content.write_range(fd, 0, content.size)
+        if acquisitions is not None and acquisitions != INODE_LOCKS.acquisitions:
+            with INODE_LOCKS.acquire(os.fstat(fd)):
+                os.lseek(fd, 0, os.SEEK_SET)
+                overwrite_locked(fd, content, os.fstat(fd))
         if mode is not None:
             os.fchmod(fd, mode)
     except BaseException:
@@ -323,7 +377,6 @@ def _create_named(directory: int | None, name: str, content: Content, mode: int 
         raise
     finally:
         os.close(fd)
-    return True
 
 
 def _write_stream(fd: int, content: Content) -> None:

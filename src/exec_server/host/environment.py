@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import pwd
 import sys
 from collections.abc import Mapping
 
 from exec_server import __version__
+from exec_server.host import users
 from exec_server.protocol.paths import path_to_uri
 from exec_server.protocol.session import Capabilities, EnvironmentInfo, Shell
+
+# The reference whose protocol this is. Codex compares the version: below 0.160 or so it asks for no
+# discovery, whatever the capabilities say. Our own version follows as build metadata.
+EXECUTOR_VERSION = f"0.166.0+exec-server.{__version__}"
 
 _KNOWN_SHELLS = ("zsh", "bash", "sh", "pwsh", "powershell", "cmd")
 _FALLBACK_SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/zsh", "/usr/bin/zsh")
@@ -31,7 +35,7 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
     temporary = variables.get("TMPDIR")
     return EnvironmentInfo(
         shell=_client_shell(),
-        executor_version=__version__,
+        executor_version=EXECUTOR_VERSION,
         provider_id=f"sha256:{_machine_digest()}",
         cwd=_working_directory(),
         user_home_dir=path_to_uri(home) if home and home.startswith("/") else None,
@@ -40,14 +44,25 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
         temporary_directories=[path_to_uri(temporary)] if temporary else [],
         temp_dir=path_to_uri(temporary or "/tmp"),
         capabilities=Capabilities(
+            network_proxy_launch=True,
+            network_proxy_review_domains=True,
+            credential_masking=True,
+            credential_masking_custom_providers=True,
             fs_watch_missing=True,
             sandboxed_file_streaming=True,
             file_write_streaming=True,
+            capability_discovery_v2=True,
+            capability_discovery_sandbox=True,
+            environment_config_read=True,
+            shell_snapshot_v2=True,
+            linux_root_write_preserves_devices=True,
+            linux_approved_root_write_preserves_restrictions=True,
             http_header_env_vars=True,
             process_close_stdin=True,
             process_resize=True,
             process_signals=True,
             process_list=True,
+            process_merge_stderr=True,
             process_pid=True,
             process_terminate_exited=True,
             process_read_loss=True,
@@ -56,15 +71,19 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
             fs_append=True,
             fs_apply_patch=True,
             fs_chmod=True,
+            fs_create=True,
             fs_disk_usage=True,
             fs_edit=True,
             fs_glob=True,
             fs_grep=True,
+            fs_list=True,
             fs_rename=True,
+            fs_resolve=True,
             fs_set_times=True,
             fs_symlink=True,
             fs_watch=True,
             port_forward=True,
+            other_users=users.can_switch(),
         ),
     )
 
@@ -88,4 +107,4 @@ def _working_directory() -> str | None:
 
 def _machine_digest() -> str:
     """A digest that identifies this installation."""
-    return hashlib.sha256(f"exec-server\0{platform.node()}\0{sys.prefix}".encode()).hexdigest()
+    return hashlib.sha256(f"exec-server\0{os.uname().nodename}\0{sys.prefix}".encode()).hexdigest()

@@ -9,8 +9,10 @@ import asyncio
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from exec_server.errors import ExecServerError, InternalError, InvalidParams
 from exec_server.host import http_url
@@ -94,8 +96,7 @@ class HttpTransport(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True):
     """A checked request; `secret_headers` got their values from the server's environment."""
 
     method: str
@@ -103,7 +104,7 @@ class HttpRequest:
     headers: tuple[tuple[str, str], ...]
     body: bytes
     follow_redirects: bool
-    secret_headers: frozenset[str] = field(default=frozenset(), repr=False)
+    secret_headers: frozenset[str] = frozenset()
 
 
 def build_request(params: RequestParams, variables: Mapping[str, str]) -> HttpRequest:
@@ -177,8 +178,7 @@ def response_headers(response: HttpResponse) -> list[ResponseHeader]:
 # ---- sending --------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class HttpResources:
+class HttpResources(msgspec.Struct):
     """Shared by the requests of all clients: the transport and the budget of buffered bodies."""
 
     transport: HttpTransport

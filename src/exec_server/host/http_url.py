@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import msgspec
+from msgspec.structs import replace
 
 from exec_server.protocol.url_host import parse_host
 
@@ -44,8 +46,7 @@ class OtherScheme(InvalidUrl):
         self.scheme = scheme
 
 
-@dataclass(frozen=True, slots=True)
-class HttpUrl:
+class HttpUrl(msgspec.Struct, frozen=True):
     """The parts of a URL; `query` and `fragment` are None if absent."""
 
     scheme: str

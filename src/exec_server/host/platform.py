@@ -7,7 +7,10 @@ a POSIX system, for terminals and signals.
 from __future__ import annotations
 
 import sys
-from typing import Final
+
+TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
+if TYPE_CHECKING:
+    from typing import Final
 
 SERVER_NEEDS_LINUX: Final = (
     "the server needs Linux: run it there, in a container or a virtual machine, "

@@ -6,7 +6,8 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from exec_server.net.websocket.handshake import HttpRefusal
 
@@ -49,8 +50,7 @@ def is_strong_secret(secret: bytes) -> bool:
     return len(secret) >= _MIN_SECRET_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class SignedTokens:
+class SignedTokens(msgspec.Struct, frozen=True):
     """The key of signed tokens and the claims that they must have."""
 
     secret: bytes

@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net.client_tls import check_pin, roots_for_websockets, tls_context
-from exec_server.net.unix_peer import check_server_user
+from exec_server.net.unix_peer import MAX_UNIX_PATH_BYTES, check_server_user
 from exec_server.protocol.url_host import domain_to_ascii
 
 # How long one address is tried alone before the next one is tried in parallel (RFC 8305, 5).
@@ -36,9 +36,6 @@ ATTEMPT_DELAY_SECONDS = 0.25
 MAX_ADDRESSES = 8
 # Of a proxy's response head.
 PROXY_HEAD_BYTES = 16_384
-
-# The kernel's limit for the path of a unix socket, without its final null byte.
-MAX_UNIX_PATH_BYTES = 107
 
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 _PROXY_SCHEMES = frozenset({"http"})

@@ -56,11 +56,13 @@ _TRANSITIONS = {
 class Inbox(Generic[T]):
     """Passes items from `next_item` to `receive`; `update_reading` is called when the flow changes.
 
-    `next_item` returns None if no item is complete. It may close the inbox.
+    `next_item` returns None if no item is complete. It may close the inbox. `delivered` is called
+    after each burst of items.
     """
 
     __slots__ = (
         "_burst",
+        "_delivered",
         "_flow",
         "_loop",
         "_next_item",
@@ -76,12 +78,14 @@ class Inbox(Generic[T]):
         update_reading: Callable[[], None],
         *,
         burst: int = BURST,
+        delivered: Callable[[], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._next_item = next_item
         self._receive = receive
         self._update_reading = update_reading
         self._burst = burst
+        self._delivered = delivered
         self._flow = Flow.FLOWING
         self.is_flowing = True  # an attribute, because the hot path reads it for each message
 
@@ -110,6 +114,11 @@ class Inbox(Generic[T]):
             self._deliver()
 
     def _deliver(self) -> None:
+        self._deliver_burst()
+        if self._delivered is not None:
+            self._delivered()
+
+    def _deliver_burst(self) -> None:
         clock = self._loop.time
         until = clock() + BURST_SECONDS
         for _ in range(self._burst):

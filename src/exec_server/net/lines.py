@@ -18,8 +18,9 @@ _TOO_BIG = 1009
 class LineSplitter:
     """Splits received bytes into lines without their ends, LF or CRLF; skips blank lines."""
 
-    def __init__(self, line_bytes: int = LINE_BYTES) -> None:
+    def __init__(self, line_bytes: int = LINE_BYTES, *, must_be_utf8: bool = True) -> None:
         self._line_bytes = line_bytes
+        self._must_be_utf8 = must_be_utf8
         self._partial = bytearray()
         self._lines: deque[bytes] = deque()
 
@@ -41,7 +42,7 @@ class LineSplitter:
             line = self._lines.popleft().removesuffix(b"\r")
             if len(line) > self._line_bytes:
                 raise ProtocolError(_TOO_BIG, "line is too long")
-            if not line.isascii() and not _is_utf8(line):
+            if not line.isascii() and self._must_be_utf8 and not _is_utf8(line):
                 raise ProtocolError(_INVALID_TEXT, "line is not UTF-8")
             if line.strip():
                 return line

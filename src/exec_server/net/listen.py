@@ -1,4 +1,8 @@
-"""Addresses to listen on: `--listen` URLs, bound sockets, and the files of unix sockets."""
+"""Addresses to listen on: `--listen` URLs, bound sockets, and the files of unix sockets.
+
+The server prints its URL before it imports the rest of itself, so this module imports little: named
+tuples and not dataclasses, for example.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,30 @@ import os
 import re
 import socket
 import stat
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from exec_server.errors import StartupError, os_error_text
-from exec_server.net.dial import MAX_UNIX_PATH_BYTES
+from exec_server.net.unix_peer import MAX_UNIX_PATH_BYTES
 
 # Connections that the kernel accepts before the server does.
 BACKLOG: Final = 1024
 
 _ADDRESS: Final = re.compile(r"(?:(\d+\.\d+\.\d+\.\d+)|\[([0-9a-fA-F:.]+)\]|(localhost)):(\d{1,5})")
+# With a letter, so that it is no address; `localhost` has its own rule.
+_HOST_NAME: Final = re.compile(
+    r"(?!localhost:)((?=[^:]*[A-Za-z])[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?\.?):(\d{1,5})"
+)
 _STDIO: Final = frozenset({"stdio", "stdio://"})
 _TCP_SCHEMES: Final = ("ws", "wss")
 
 
-@dataclass(frozen=True, slots=True)
-class TcpAddress:
-    """An IP address and a port; with TLS for `wss`."""
+class TcpAddress(NamedTuple):
+    """An IP address and a port; with TLS for `wss`, and then perhaps the name to connect to."""
 
     scheme: str
     host: str
     port: int
+    name: str | None = None
 
     @property
     def is_loopback(self) -> bool:
@@ -37,11 +44,10 @@ class TcpAddress:
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"{self.scheme}://{self.name or host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
+class UnixAddress(NamedTuple):
     """The path of a unix socket."""
 
     path: str
@@ -66,6 +72,8 @@ def parse_listen_url(url: str) -> Address | None:
             f"unsupported --listen URL `{url}`; expected `ws://IP:PORT` or `stdio`, or "
             "`wss://IP:PORT` or `unix:/PATH`"
         )
+    if scheme == "wss" and (name := _HOST_NAME.fullmatch(rest)) is not None:
+        return _resolved(url, name[1], int(name[2]))
     match = _ADDRESS.fullmatch(rest)
     try:
         if match is None:
@@ -80,6 +88,20 @@ def parse_listen_url(url: str) -> Address | None:
             f"invalid websocket --listen URL `{url}`; expected `{scheme}://IP:PORT`"
         ) from None
     return TcpAddress(scheme, host, port)
+
+
+def _resolved(url: str, name: str, port: int) -> TcpAddress:
+    """The first address of a name of this machine. Blocking."""
+    try:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except (OSError, OverflowError, UnicodeError):
+        found = []
+    if not found or port > 65_535:
+        raise StartupError(
+            f"invalid websocket --listen URL `{url}`; expected `wss://IP:PORT`, or a name "
+            "that has an address"
+        )
+    return TcpAddress("wss", str(found[0][4][0]), port, name)
 
 
 def _checked_path(url: str) -> str:
@@ -117,12 +139,17 @@ class BoundSocket:
         return isinstance(self.address, TcpAddress) and self.address.scheme == "wss"
 
     @property
+    def name(self) -> str | None:
+        """The name in the URL, if it has one; clients send it in their Host header."""
+        return self.address.name if isinstance(self.address, TcpAddress) else None
+
+    @property
     def url(self) -> str:
         """The URL for clients, with the port that the kernel has chosen for port 0."""
         if isinstance(self.address, UnixAddress):
             return self.address.url
         port = self.socket.getsockname()[1]
-        return TcpAddress(self.address.scheme, self.address.host, port).url
+        return self.address._replace(port=port).url
 
     def close(self) -> None:
         """Close a socket that is not served."""

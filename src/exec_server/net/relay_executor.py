@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from exec_server.net.byte_budget import ByteBudget
+from exec_server.net.ephemeral_keys import EphemeralKeys
 from exec_server.net.relay_socket import RelaySocket
 from exec_server.net.relay_stream import RECEIVING_BYTES, RelayStream, SendingChannel
 from exec_server.net.stream import ReceiverFactory
@@ -116,10 +117,13 @@ class ExecutorRelayLink:
 def encrypted_multiplexer(
     identity: Identity, environment_id: str, registration_id: str
 ) -> Callable[[RelayLink], EncryptedMultiplexer]:
-    """A factory of the multiplexer of a link."""
+    """A factory of the multiplexer of a link, whose handshakes share the keys made ahead."""
+    keys = EphemeralKeys()
 
     def make(link: RelayLink) -> EncryptedMultiplexer:
         clock = asyncio.get_running_loop().time
-        return EncryptedMultiplexer(identity, environment_id, registration_id, link, clock)
+        return EncryptedMultiplexer(
+            identity, environment_id, registration_id, link, clock, make_ephemeral=keys.take
+        )
 
     return make

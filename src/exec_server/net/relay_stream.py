@@ -55,6 +55,8 @@ class SendingChannel(Protocol):
 
     def records(self, message: bytes) -> Iterator[bytes | memoryview]: ...
 
+    def one_record(self, message: bytes) -> bytes: ...
+
     def splitter(self, size: int) -> RecordSplitter: ...
 
     def seal(self, record: bytes | memoryview) -> bytes: ...
@@ -134,6 +136,8 @@ class RelayStream:
             else:
                 self._queue.append(message)
                 self._queue_bytes += len(message)
+        if not (self._queue_bytes or self._reservation.size or self._channel.incoming_size):
+            return  # fast path: nothing is held
         if not self._reserve():
             raise RelayError("no room for a large message")
         if self._reservation.size:
@@ -186,12 +190,11 @@ class RelayStream:
 
     def _write_message(self, message: bytes) -> None:
         try:
-            records = self._channel.records(message)
-            first = next(records)
             if self._is_scheduled or self._carrier.is_full or len(message) > ONE_RECORD_BYTES:
-                self._enqueue(first, records, len(message))
+                records = self._channel.records(message)
+                self._enqueue(next(records), records, len(message))
             else:
-                self._carrier.send_frame(self._channel.seal(first))
+                self._carrier.send_frame(self._channel.seal(self._channel.one_record(message)))
         except RelayError as error:
             self.close(0, str(error))
 

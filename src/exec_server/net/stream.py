@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class MessageStream(Protocol):
@@ -45,6 +45,24 @@ class MessageStream(Protocol):
 
     def close(self, code: int, reason: str) -> None:
         """End the link, telling the peer why."""
+        ...
+
+
+@runtime_checkable
+class GatheringStream(Protocol):
+    """A message stream that also sends messages in three pieces, without joining them."""
+
+    def send_pieces(self, head: bytes, body: bytes, tail: bytes) -> None:
+        """Send one message after those sent before, like `send`."""
+        ...
+
+
+@runtime_checkable
+class BinaryStream(Protocol):
+    """A message stream that also carries binary messages, in both directions."""
+
+    def send_binary(self, head: bytes, data: bytes) -> None:
+        """Send one message after those sent before, like `send`."""
         ...
 
 

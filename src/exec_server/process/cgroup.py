@@ -9,13 +9,11 @@ delegated cgroup (`Delegate=yes` in a systemd unit); where there is none, tags h
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator
 
-_PREFIX = "exec-server"
-_NAME = re.compile(rf"{_PREFIX}\.(\d+)\.[0-9a-f]+")
-_ESCAPE = re.compile(r"\\([0-7]{3})")  # of space, tab, newline and backslash in mountinfo
+_PREFIX = "exec-server"  # of the name, before the pid of the server and a hexadecimal number
+_DIGITS = "0123456789abcdef"
 # Killed processes end within milliseconds. One that waits for a dead disk keeps its cgroup.
 END_SECONDS = 5.0
 _POLL_SECONDS = 0.005
@@ -42,7 +40,9 @@ def is_inside(path: str, directory: str) -> bool:
 
 
 def _unescaped(field: str) -> str:
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
+    """A field of mountinfo, in which space, tab, newline and backslash are octal numbers."""
+    first, *others = field.split("\\")
+    return first + "".join(chr(int(other[:3], 8)) + other[3:] for other in others)
 
 
 class Cgroup:
@@ -98,9 +98,10 @@ def _remove_abandoned(parent: str) -> None:
 
 def _siblings(parent: str) -> Iterator[tuple[str, str]]:
     for name in os.listdir(parent):
-        match = _NAME.fullmatch(name)
-        if match is not None:
-            yield match[1], os.path.join(parent, name)
+        prefix, _, rest = name.partition(".")
+        pid, _, number = rest.partition(".")
+        if prefix == _PREFIX and pid.isdecimal() and number and not number.strip(_DIGITS):
+            yield pid, os.path.join(parent, name)
 
 
 def _remove(directory: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from exec_server.errors import InvalidParams
 from exec_server.host.secret_variables import STRIPPED_NAMES
@@ -34,11 +35,13 @@ PATTERN_CHARACTERS = 1024
 # and below a second at this limit. Above it the request is refused.
 MATCH_STEPS = 64 * 1_048_576
 
+# The descriptor of the state in a shell that restores it. One digit: dash closes no other.
+STATE_DESCRIPTOR = 9
+
 _DEFAULT_EXCLUDES = ("*KEY*", "*SECRET*", "*TOKEN*")
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """A program with everything its start depends on."""
 
     argv: list[str]
@@ -48,6 +51,11 @@ class Command:
     pipe_stdin: bool = False
     arg0: str | None = None
     tty_size: tuple[int, int] = (24, 80)  # rows and columns
+    # Ports of its own network namespace that the server listens on.
+    proxy_ports: tuple[int, ...] = ()
+    merge_stderr: bool = False  # into stdout
+    # Read by the program from STATE_DESCRIPTOR; None: it has no such descriptor.
+    shell_state: bytes | None = None
 
 
 def _expressions(patterns: Sequence[str]) -> list[re.Pattern[str]]:
@@ -130,9 +138,16 @@ def child_environment(
     policy: EnvPolicy | None,
     metadata: Metadata | None,
     server_env: Mapping[str, str],
+    captured: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The environment of a child: inherited by policy, then of the request, then metadata."""
+    """The environment of a child: inherited by policy, then of the request, then metadata.
+
+    `captured` variables of a shell come before those of the request, filtered by the policy.
+    """
     result = _inherited(policy, server_env) if policy is not None else {}
+    if captured is not None:
+        everything = None if policy is None else msgspec.structs.replace(policy, inherit="all")
+        result.update(captured if everything is None else _inherited(everything, captured))
     result.update(env)
     for name in [name for name in result if _is_stripped(name)]:
         del result[name]

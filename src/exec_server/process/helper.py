@@ -34,7 +34,7 @@ def run_helper(
     streams = Streams.open(Command([], "/", {}, pipe_stdin=True))
     tag = tags.NO_TAG
     try:
-        with tags.tagged_as_helper() as tag:
+        with tags.TaggedAsHelper() as tag:
             pid = _start(argv, env, streams)
         tags.tag_running(pid, tag)
         pidfd = _open_process(pid)

@@ -2,6 +2,10 @@
 
 Every event of a process gets the next number, starting at 1: each chunk, the exit, the close.
 Only chunks are kept here; the numbers of exit and close leave gaps.
+
+Young output is kept beyond RETAINED_BYTES, because clients before 0.143 do not take the output
+from its notifications: they ask for it with process/read, and a child is faster than they are. A
+session that does not read costs nothing: see `YoungBudget.is_read`.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 
 from exec_server.protocol.process import Chunk, Stream
@@ -17,6 +22,19 @@ from exec_server.protocol.process import Chunk, Stream
 CHUNK_BYTES = 8192
 # Output that a client can fetch after reconnecting. Above this the oldest chunks are dropped.
 RETAINED_BYTES = 1_048_576
+# Young output: at least the output of the last YOUNG_SECONDS, and at most twice as old, up to
+# YOUNG_BYTES of a process. A burst is read whole by a client that comes a little late. In all, the
+# processes of a session keep SESSION_YOUNG_BYTES above their RETAINED_BYTES, all processes of a
+# server SERVER_YOUNG_BYTES; beyond a limit the oldest chunks are dropped.
+YOUNG_SECONDS = 5.0
+# A session that reads none of its output for this long takes it from the notifications. Its young
+# output would be memory that is used once, which slows a stream down.
+UNREAD_SECONDS = 1.0
+YOUNG_BYTES = 16 * 1_048_576
+SESSION_YOUNG_BYTES = 64 * 1_048_576
+SERVER_YOUNG_BYTES = 256 * 1_048_576
+# Space for young output is reserved in these steps, so that a chunk costs no bookkeeping.
+YOUNG_STEP = 1_048_576
 # A child that prints single bytes would otherwise cost 100 times its output in bookkeeping.
 RETAINED_CHUNKS = 50_000
 # Sizes of dropped chunks, 2 bytes each, that `loss` needs: at most twice the memory of the
@@ -26,20 +44,73 @@ RETAINED_CHUNKS = 50_000
 DROPPED_SIZES = 1_048_576
 
 
+class YoungBudget:
+    """The space for young output of all processes of a session, as a part of the server's.
+
+    `is_read` is whether the client has ever asked for output: None until that is known. Space of
+    output that the client has got already is taken back when it is needed. No space is reserved
+    while `is_open` is false: the client is away.
+    """
+
+    __slots__ = ("_parent", "_read_logs", "free", "is_open", "is_read")
+
+    def __init__(self, size: int, parent: YoungBudget | None = None) -> None:
+        self.free = size
+        self.is_open = True
+        self.is_read: bool | None = None
+        self._parent = parent
+        self._read_logs: dict[OutputLog, None] = {}  # in the order of reading
+
+    def reserve(self, size: int) -> bool:
+        """Take space; False if there is not enough."""
+        while self.free < size or not (self._parent is None or self._parent.reserve(size)):
+            if not self._read_logs:
+                return False
+            next(iter(self._read_logs)).drop_read()
+        self.free -= size
+        return True
+
+    def release(self, size: int) -> None:
+        """Give back reserved space."""
+        self.free += size
+        if self._parent is not None:
+            self._parent.release(size)
+
+    def add_read_log(self, log: OutputLog) -> None:
+        """Note that young output of this log has been read."""
+        self._read_logs.pop(log, None)
+        self._read_logs[log] = None
+
+    def remove_read_log(self, log: OutputLog) -> None:
+        self._read_logs.pop(log, None)
+
+
 class OutputLog:
-    """Retained chunks in order of their numbers, and the counter of those numbers."""
+    """Retained chunks in order of their numbers, and the counter of those numbers.
+
+    With a budget young output is kept. While `reserved_bytes` is not 0 its owner must call `age`
+    after every `young_seconds`, and `release_young` when the log is not used any more.
+    """
 
     __slots__ = (
+        "_budget",
         "_chunks",
         "_dropped_sizes",
         "_forgotten_sizes",
         "_non_chunk_seqs",
+        "_old_seq",
+        "_read_seq",
         "_total_bytes",
         "next_seq",
+        "reserved_bytes",
         "retained_bytes",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, budget: YoungBudget | None = None) -> None:
+        self._budget = budget
+        self.reserved_bytes = 0  # of the budget
+        self._old_seq = 0  # the last number before the latest call of `age`
+        self._read_seq = 0  # the last number that a read has returned
         self._chunks: deque[Chunk] = deque()
         self.next_seq = 1
         self.retained_bytes = 0
@@ -64,14 +135,76 @@ class OutputLog:
         size = len(data)
         self._total_bytes += size
         self.retained_bytes += size
-        while self.retained_bytes > RETAINED_BYTES or len(self._chunks) > RETAINED_CHUNKS:
-            size = len(self._chunks.popleft().chunk)
-            self.retained_bytes -= size
-            self._dropped_sizes.append(size)
+        if (
+            self.retained_bytes > RETAINED_BYTES + self.reserved_bytes
+            or len(self._chunks) > RETAINED_CHUNKS
+        ):
+            self._make_space()
+        return seq
+
+    def _make_space(self) -> None:
+        """Reserve space for young output, or drop the oldest chunks."""
+        while len(self._chunks) > RETAINED_CHUNKS or (
+            self.retained_bytes > RETAINED_BYTES + self.reserved_bytes and not self._reserve()
+        ):
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        size = len(self._chunks.popleft().chunk)
+        self.retained_bytes -= size
+        self._dropped_sizes.append(size)
         if len(self._dropped_sizes) > DROPPED_SIZES:
             del self._dropped_sizes[: DROPPED_SIZES // 2]
             self._forgotten_sizes += DROPPED_SIZES // 2
-        return seq
+
+    # ---- young output -----------------------------------------------------------------
+
+    def _reserve(self) -> bool:
+        budget = self._budget
+        if budget is None or budget.is_read is False or not budget.is_open:
+            return False
+        if self.reserved_bytes + RETAINED_BYTES >= YOUNG_BYTES or not budget.reserve(YOUNG_STEP):
+            return False
+        self.reserved_bytes += YOUNG_STEP
+        return True
+
+    def young_seconds(self) -> float:
+        """The time after which `age` is to be called."""
+        assert self._budget is not None
+        return UNREAD_SECONDS if self._budget.is_read is None else YOUNG_SECONDS
+
+    def age(self) -> None:
+        """Drop what was old at the last call; all young output if the client reads none."""
+        assert self._budget is not None
+        if self._budget.is_read is None:
+            self._budget.is_read = False
+        self._drop_young(self._old_seq if self._budget.is_read else self.next_seq)
+        self._old_seq = self.next_seq - 1
+
+    def drop_read(self) -> None:
+        """Drop the young output that the client has got already."""
+        assert self._budget is not None
+        self._budget.remove_read_log(self)
+        self._drop_young(self._read_seq)
+
+    def release_young(self) -> None:
+        """Drop all young output."""
+        self._drop_young(self.next_seq)
+
+    def _drop_young(self, last: int) -> None:
+        """Drop chunks up to the number `last` that exceed RETAINED_BYTES, and free their space."""
+        if self._budget is None or not self.reserved_bytes:
+            return
+        while self.retained_bytes > RETAINED_BYTES and self._chunks[0].seq <= last:
+            self._drop_oldest()
+        surplus = max(0, self.retained_bytes - RETAINED_BYTES)
+        kept = -(-surplus // YOUNG_STEP) * YOUNG_STEP
+        self._budget.release(self.reserved_bytes - kept)
+        self.reserved_bytes = kept
+        if not kept:
+            self._budget.remove_read_log(self)
+
+    # ---- reading ----------------------------------------------------------------------
 
     def read(self, after: int, max_bytes: int | None) -> tuple[list[Chunk], int]:
         """Chunks numbered above `after`, and the `nextSeq` that belongs to them.
@@ -79,24 +212,33 @@ class OutputLog:
         The first chunk is always included; a further one only while the total stays within
         `max_bytes`.
         """
-        newer = self._newer_than(after)
         if max_bytes is None:
-            return newer, self.next_seq
+            chunks, next_seq = self._newer_than(after), self.next_seq
+        else:
+            chunks = self._first_newer(after, max_bytes)
+            next_seq = chunks[-1].seq + 1 if chunks else self.next_seq
+        if self._budget is not None:
+            self._budget.is_read = True
+            if self.reserved_bytes:
+                self._read_seq = next_seq - 1
+                self._budget.add_read_log(self)
+        return chunks, next_seq
+
+    def _first_newer(self, after: int, max_bytes: int) -> list[Chunk]:
         included: list[Chunk] = []
         total = 0
-        for chunk in newer:
+        for chunk in self._newer(after):
             if included and total + len(chunk.chunk) > max_bytes:
                 break
             included.append(chunk)
             total += len(chunk.chunk)
             if total >= max_bytes:
                 break
-        return included, included[-1].seq + 1 if included else self.next_seq
+        return included
 
     def next_chunks(self, after: int, count: int) -> list[Chunk]:
         """The first `count` chunks numbered above `after`; the cost does not depend on the rest."""
-        seen = after - bisect_right(self._non_chunk_seqs, after)
-        start = max(0, seen - self._forgotten_sizes - len(self._dropped_sizes))
+        start = self._index_after(after)
         return list(islice(self._chunks, start, start + count))
 
     def loss(self, after: int) -> tuple[int, int | None] | None:
@@ -116,12 +258,33 @@ class OutputLog:
         return first, None
 
     def memory_bytes(self) -> int:
-        """The memory of the log, without the overhead of its chunk objects."""
-        return self.retained_bytes + self._dropped_sizes.itemsize * len(self._dropped_sizes)
+        """The memory of the log, without the overhead of its chunk objects and its budget."""
+        sizes = self._dropped_sizes.itemsize * len(self._dropped_sizes)
+        return min(self.retained_bytes, RETAINED_BYTES) + sizes
 
-    def retained(self) -> list[Chunk]:
-        """All retained chunks."""
-        return list(self._chunks)
+    def newest(self) -> list[Chunk]:
+        """The newest chunks, RETAINED_BYTES of them at most."""
+        size, chosen = 0, []
+        for chunk in reversed(self._chunks):
+            size += len(chunk.chunk)
+            if size > RETAINED_BYTES:
+                break
+            chosen.append(chunk)
+        chosen.reverse()
+        return chosen
+
+    def _index_after(self, after: int) -> int:
+        """The index of the first retained chunk numbered above `after`."""
+        seen = after - bisect_right(self._non_chunk_seqs, after)
+        index = seen - self._forgotten_sizes - len(self._dropped_sizes)
+        return min(max(0, index), len(self._chunks))
+
+    def _newer(self, after: int) -> Iterable[Chunk]:
+        """Chunks numbered above `after`, found from the nearer end; not all may be wanted."""
+        start = self._index_after(after)
+        if start < len(self._chunks) // 2:
+            return islice(self._chunks, start, None)
+        return self._newer_than(after)
 
     def _newer_than(self, after: int) -> list[Chunk]:
         # From the right: a client that follows the output reads the last few chunks.

@@ -21,7 +21,7 @@ from exec_server.errors import InternalError
 from exec_server.process import descendants
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.output import CHUNK_BYTES, OutputLog
+from exec_server.process.output import CHUNK_BYTES, OutputLog, YoungBudget
 from exec_server.process.spawn import Child, resize_terminal, signal_foreground
 from exec_server.process.stdin import StdinQueue
 from exec_server.protocol.method import Notice
@@ -79,14 +79,16 @@ class Process:
         emit: Emit,
         *,
         check_denial: DenialCheck | None = None,
+        young_budget: YoungBudget | None = None,
     ) -> None:
         self.id = process_id
         self.tty = command.tty
         self._argv = _truncated(command.argv, LISTED_ARGV)
         self.pid = child.pid
         self.owner = owner
-        self.log = OutputLog()
-        self.is_reaped = False
+        self.log = OutputLog(young_budget)
+        self._aging: asyncio.TimerHandle | None = None  # while young output is kept
+        self.has_ended = False  # its leader is reaped, or has reported its end
         self.exit_code: int | None = None  # set when the exit is published: see `on_exit`
         self._check_denial = check_denial
         self._unpublished_exit: int | None = None
@@ -156,8 +158,23 @@ class Process:
         else:
             for start in range(0, len(data), CHUNK_BYTES):
                 self._publish(stream, data[start : start + CHUNK_BYTES])
+        if self.log.reserved_bytes and self._aging is None:
+            self._aging = self._loop.call_later(self.log.young_seconds(), self._age_output)
         self._wake_waiters()
         return len(data)
+
+    def _age_output(self) -> None:
+        self.log.age()
+        self._aging = None
+        if self.log.reserved_bytes:
+            self._aging = self._loop.call_later(self.log.young_seconds(), self._age_output)
+
+    def release_young_output(self) -> None:
+        """Give the space of young output back; the process is not used any more."""
+        self.log.release_young()
+        if self._aging is not None:
+            self._aging.cancel()
+            self._aging = None
 
     def _publish(self, stream: Stream, chunk: bytes) -> None:
         seq = self.log.append(stream, chunk)
@@ -281,8 +298,8 @@ class Process:
             resize_terminal(self._stdin_descriptor, rows, columns)
 
     def signal(self, name: Signal) -> None:
-        """Signal the process group, unless the leader is reaped."""
-        if self.is_reaped:
+        """Signal the process group, unless the leader has ended."""
+        if self.has_ended:
             return
         number = signal.SIGINT if name == "interrupt" else signal.Signals[name]
         if self.tty and name in _KEYBOARD_SIGNALS:
@@ -301,7 +318,7 @@ class Process:
 
         The ProcessTable kills the survivors of an exited leader.
         """
-        running = not self.is_reaped
+        running = not self.has_ended
         self.terminated = self.terminated or running
         if self._stdin is not None:
             self._stdin.close()
@@ -310,8 +327,8 @@ class Process:
         return running
 
     def on_exit(self, code: int) -> None:
-        """The leader is reaped: publish the output left in the pipes, then the exit."""
-        self.is_reaped = True
+        """The leader has ended: publish the output left in the pipes, then the exit."""
+        self.has_ended = True
         self._unpublished_exit = code
         for descriptor, stream in list(self._outputs.items()):
             self._drain(descriptor, stream)
@@ -328,7 +345,7 @@ class Process:
         if code is None:
             return
         if self._check_denial is not None:
-            self._denial = self._check_denial(code, self.log.retained())
+            self._denial = self._check_denial(code, self.log.newest())
         self.exit_code = code
         seq = self.log.number_event()
         self._emit(EXITED, ExitedParams(self.id, seq, code, *self._denial))

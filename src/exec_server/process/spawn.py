@@ -14,12 +14,14 @@ import os
 import struct
 import termios
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
 
 from exec_server.errors import InternalError
 from exec_server.host import libc
 from exec_server.process import tags
-from exec_server.process.command import Command
+from exec_server.process.command import STATE_DESCRIPTOR, Command
 from exec_server.process.orphans import Owner
 from exec_server.process.path_search import candidates
 from exec_server.protocol.process import Stream
@@ -32,6 +34,7 @@ _TIOCSIG = 0x40045436  # has no name in the termios module
 # All 64, including the two that the C library reserves and would otherwise leave ignored.
 _ALL_SIGNALS = libc.sigset(set(range(1, 65)))
 _NO_SIGNALS = libc.sigset(set())
+_ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _SKIPPED_IN_SEARCH = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES})
 
 _C = libc.LIBC
@@ -45,18 +48,49 @@ _C.posix_spawn_file_actions_addopen.argtypes = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+def _attributes(flags: int) -> ctypes.Array[ctypes.c_char]:
+    """Attributes for posix_spawn: default actions of all signals, none of them blocked."""
+    attributes = ctypes.create_string_buffer(_OPAQUE_BYTES)
+    _C.posix_spawnattr_init(attributes)
+    flags |= _SPAWN_SETSIGDEF | _SPAWN_SETSIGMASK
+    _C.posix_spawnattr_setflags(attributes, ctypes.c_short(flags))
+    _C.posix_spawnattr_setsigdefault(attributes, _ALL_SIGNALS)
+    _C.posix_spawnattr_setsigmask(attributes, _NO_SIGNALS)
+    return attributes
+
+
+# Made once: posix_spawn only reads them, in several threads at a time.
+_OWN_SESSION = _attributes(_SPAWN_SETSID)
+_SAME_SESSION = _attributes(0)
+
+
+class ExitReport(Protocol):
+    """A socket on which the exit of a child is reported, before the kernel reports it."""
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether nothing more will be reported."""
+        ...
+
+    def fileno(self) -> int: ...
+
+    def read(self) -> int | None:
+        """The exit code if it is reported now; does not block."""
+        ...
+
+
+class Child(msgspec.Struct, frozen=True):
     """A started child and the server's ends of its streams, which the owner of the Child closes."""
 
     pid: int
     stdin: int | None
     outputs: tuple[tuple[Stream, int], ...]
     clean_up: Callable[[], None] | None = None  # called once, in any thread, after the exit
+    listeners: tuple[int, ...] = ()  # sockets that listen on `Command.proxy_ports`
+    exit_report: ExitReport | None = None  # stays open until the exit is published
 
 
-@dataclass(slots=True)
-class Streams:
+class Streams(msgspec.Struct):
     """Descriptors opened for one start: the ends of the server and those of the child."""
 
     server_ends: list[int]
@@ -65,6 +99,7 @@ class Streams:
     outputs: tuple[tuple[Stream, int], ...]
     actions: list[tuple[int, int | bytes]]  # child descriptor; source to dup2 or path to open
     own_session: bool = True
+    shell_state: int | None = None  # a file with `Command.shell_state`; among the actions too
 
     @classmethod
     def open(cls, command: Command) -> Streams:
@@ -72,20 +107,45 @@ class Streams:
         if command.tty:
             streams = _terminal(*command.tty_size)
         else:
-            streams = _pipes(with_stdin=command.pipe_stdin)
+            streams = _pipes(with_stdin=command.pipe_stdin, merge=command.merge_stderr)
         for descriptor in streams.server_ends:
             os.set_blocking(descriptor, False)
+        if command.shell_state is not None:
+            try:
+                streams.shell_state = _sealed_file(command.shell_state)
+            except OSError:
+                streams.release(started=False)
+                raise
+            streams.actions.append((STATE_DESCRIPTOR, streams.shell_state))
         return streams
 
     @classmethod
-    def inherited(cls) -> Streams:
-        """No descriptors: the child inherits the standard streams and the session."""
-        return cls([], [], None, (), [], own_session=False)
+    def inherited(cls, shell_state: int | None = None) -> Streams:
+        """No descriptors: the child inherits the standard streams, the session and a state."""
+        actions: list[tuple[int, int | bytes]] = []
+        if shell_state is not None:
+            actions.append((STATE_DESCRIPTOR, shell_state))
+        return cls([], [], None, (), actions, own_session=False)
 
     def release(self, *, started: bool) -> None:
         """Close the child's ends, and the server's ends too if no child was started."""
         for descriptor in self.child_ends if started else self.child_ends + self.server_ends:
             os.close(descriptor)
+        if self.shell_state is not None:
+            os.close(self.shell_state)
+
+
+def _sealed_file(content: bytes) -> int:
+    """A file in memory that nothing can change."""
+    descriptor = os.memfd_create("shell-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _ALL_SEALS)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def spawn(command: Command, owner: Owner) -> Child:
@@ -100,7 +160,7 @@ def spawn(command: Command, owner: Owner) -> Child:
     streams = Streams.open(command)
     started = False
     try:
-        with tags.tagged() as owner.tag:
+        with tags.Tagged() as owner.tag:
             pid = spawn_first(paths, argv, env, command.cwd, streams)
         started = True
         tags.tag_running(pid, owner.tag)
@@ -137,8 +197,8 @@ def check_directory(path: str) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
-def _pipes(*, with_stdin: bool) -> Streams:
-    """Two output pipes, and one for stdin if the client is going to write."""
+def _pipes(*, with_stdin: bool, merge: bool) -> Streams:
+    """Two output pipes, or one to `merge` both; and one for stdin if the client will write."""
     streams = Streams([], [], None, (), [])
     try:
         if with_stdin:
@@ -150,13 +210,15 @@ def _pipes(*, with_stdin: bool) -> Streams:
         else:
             streams.actions.append((0, os.devnull.encode()))
         outputs: list[tuple[Stream, int]] = []
-        labels: tuple[Stream, Stream] = ("stdout", "stderr")
+        labels: tuple[Stream, ...] = ("stdout",) if merge else ("stdout", "stderr")
         for number, stream in enumerate(labels, start=1):
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
             streams.server_ends.append(read_end)
             streams.child_ends.append(write_end)
             outputs.append((stream, read_end))
             streams.actions.append((number, write_end))
+        if merge:
+            streams.actions.append((2, write_end))
         streams.outputs = tuple(outputs)
     except OSError:
         for descriptor in streams.server_ends + streams.child_ends:
@@ -226,10 +288,8 @@ def _posix_spawn(
 ) -> tuple[int, int]:
     """Call posix_spawn; returns its error number and the pid."""
     actions = ctypes.create_string_buffer(_OPAQUE_BYTES)
-    attributes = ctypes.create_string_buffer(_OPAQUE_BYTES)
     pid = ctypes.c_int()
     _C.posix_spawn_file_actions_init(actions)
-    _C.posix_spawnattr_init(attributes)
     try:
         for number, source in streams.actions:
             if isinstance(source, bytes):
@@ -237,19 +297,14 @@ def _posix_spawn(
             else:
                 _C.posix_spawn_file_actions_adddup2(actions, source, number)
         _C.posix_spawn_file_actions_addchdir_np(actions, cwd)
-        flags = _SPAWN_SETSIGDEF | _SPAWN_SETSIGMASK | (_SPAWN_SETSID if streams.own_session else 0)
-        _C.posix_spawnattr_setflags(attributes, ctypes.c_short(flags))
-        _C.posix_spawnattr_setsigdefault(attributes, _ALL_SIGNALS)
-        _C.posix_spawnattr_setsigmask(attributes, _NO_SIGNALS)
         error: int = _C.posix_spawn(
             ctypes.byref(pid),
             path,
             actions,
-            attributes,
+            _OWN_SESSION if streams.own_session else _SAME_SESSION,
             (ctypes.c_char_p * (len(argv) + 1))(*argv),
             (ctypes.c_char_p * (len(env) + 1))(*env),
         )
     finally:
         _C.posix_spawn_file_actions_destroy(actions)
-        _C.posix_spawnattr_destroy(attributes)
     return error, pid.value

@@ -24,8 +24,8 @@ _MAX_PID = 4_194_304  # of all kernels with 64 bits
 class Strays:
     """Recognises what a server leaves. Create it in a child of the server, before any other."""
 
-    def __init__(self) -> None:
-        self._server = os.getppid()
+    def __init__(self, server: int) -> None:
+        self._server = server
         self._start = descendants.start_of(os.getpid())
         self._cgroups = _cgroups_of(os.getpid())
         # Of one search: whether a marked process was left, and the starts of those that were.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -14,9 +14,10 @@ from exec_server.errors import InternalError, InvalidRequest, os_error_text
 from exec_server.host.threads import ThreadPool
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
+from exec_server.process.output import SESSION_YOUNG_BYTES, YoungBudget
 from exec_server.process.process import DenialCheck, Emit, Process
 from exec_server.process.reaper import Reaper
-from exec_server.process.spawn import Child, spawn
+from exec_server.process.spawn import Child, ExitReport, spawn
 from exec_server.protocol.method import Notice
 from exec_server.protocol.process import Listed, ProcessId
 
@@ -33,16 +34,16 @@ CLOSED_BYTES = 64 * 1_048_576
 MAX_LISTED = 2 * MAX_LIVE
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchMode:
-    """How to start a command and how to check its exit for a denial: a sandbox sets both."""
+class LaunchMode(msgspec.Struct, frozen=True):
+    """How to start a command, and what to do at its end."""
 
     spawn: Callable[[Command, Owner], Child] | None = None  # None: unconfined
     check_denial: DenialCheck | None = None
+    # Called once: the process has closed, or was not started.
+    on_closed: Callable[[], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TableLimits:
+class TableLimits(msgspec.Struct, frozen=True):
     """The limits of a table that is not that of a session."""
 
     live: int
@@ -81,21 +82,30 @@ class ProcessTable:
         *,
         limits: TableLimits | None = None,  # None: those of a session
         observer: TableObserver | None = None,
+        young_budget: YoungBudget | None = None,  # of the server
     ) -> None:
         self._emit = emit
         self._limits = limits or TableLimits(MAX_LIVE, MAX_CLOSED, CLOSED_BYTES, RETENTION_SECONDS)
         self._observer = observer
+        # A detached process has several readers or none, and none of them is an early client.
+        self._young_budget = (
+            YoungBudget(SESSION_YOUNG_BYTES, young_budget) if limits is None else None
+        )
         self._reaper = reaper
         self._spawn_threads = spawn_threads
         self._cleanup_threads = cleanup_threads
         self._loop = asyncio.get_running_loop()
         self._processes: dict[ProcessId, Process] = {}
         self._starting: dict[ProcessId, bool] = {}  # True once a terminate has cancelled it
+        # Of the starts that wait for something before they begin.
+        self._cancellations: dict[ProcessId, asyncio.Future[None]] = {}
         self._closed: dict[Process, asyncio.TimerHandle] = {}  # in the order of closing
+        self._closed_sizes: dict[Process, int] = {}  # as counted in the sum
         self._closed_bytes = 0
         self._paused = False
         self._ended = False
         self._is_terminating = False  # each process dies as soon as it has started
+        self._has_started = False  # a process, successfully or not
 
     def get(self, process_id: ProcessId) -> Process | None:
         return self._processes.get(process_id)
@@ -116,6 +126,25 @@ class ProcessTable:
             raise InvalidRequest(f"at most {self._limits.live} processes may run per session")
         self._starting[process_id] = False
 
+    def cancellation(self, process_id: ProcessId) -> asyncio.Future[None]:
+        """A future for a reserved id, done once a terminate cancels the start."""
+        return self._cancellations.setdefault(process_id, self._loop.create_future())
+
+    def can_cancel(self, process_id: str | None) -> bool:
+        """Whether a start waits for something, and a terminate cancels it at once."""
+        return process_id in self._cancellations
+
+    def release(self, process_id: ProcessId) -> None:
+        """Give up a reservation: there is no start."""
+        del self._starting[process_id]
+        self._cancellations.pop(process_id, None)
+
+    def _cancel_start(self, process_id: ProcessId) -> None:
+        self._starting[process_id] = True
+        cancellation = self._cancellations.pop(process_id, None)
+        if cancellation is not None:
+            cancellation.set_result(None)
+
     @property
     def live_count(self) -> int:
         """The number of processes that start, or that have not closed."""
@@ -127,6 +156,9 @@ class ProcessTable:
         Its output is not read before the caller's next await, so a response sent without an
         await precedes every notification.
         """
+        self._has_started = True
+        if self._cancellations:
+            self._cancellations.pop(process_id, None)
         owner = Owner(self)
         self._reaper.expect(owner)
         future = self._spawn_threads.run(launch_mode.spawn or spawn, command, owner)
@@ -135,17 +167,15 @@ class ProcessTable:
         except asyncio.CancelledError:
             # The connection is lost but the start goes on: the process belongs to the session.
             future.add_done_callback(
-                lambda done: self._on_detached_start(
-                    process_id, command, done, owner, launch_mode.check_denial
-                )
+                lambda done: self._on_detached_start(process_id, command, done, owner, launch_mode)
             )
             raise
         except Exception as error:
-            self._on_failed_start(process_id, owner)
+            self._on_failed_start(process_id, owner, launch_mode)
             if isinstance(error, OSError):
                 raise InternalError(os_error_text(error)) from error
             raise
-        self._add(process_id, command, child, owner, launch_mode.check_denial)
+        self._add(process_id, command, child, owner, launch_mode)
 
     def _on_detached_start(
         self,
@@ -153,20 +183,24 @@ class ProcessTable:
         command: Command,
         done: asyncio.Future[Child],
         owner: Owner,
-        check_denial: DenialCheck | None,
+        launch_mode: LaunchMode,
     ) -> None:
         """Finish a start whose request was cancelled with its connection."""
         if done.exception() is not None:
-            self._on_failed_start(process_id, owner)
+            self._on_failed_start(process_id, owner, launch_mode)
             return
         try:
-            self._add(process_id, command, done.result(), owner, check_denial)
+            self._add(process_id, command, done.result(), owner, launch_mode)
         except InvalidRequest:
             pass  # terminated meanwhile, and no request is left to answer
 
-    def _on_failed_start(self, process_id: ProcessId, owner: Owner) -> None:
+    def _on_failed_start(
+        self, process_id: ProcessId, owner: Owner, launch_mode: LaunchMode
+    ) -> None:
         self._reaper.unexpect(owner)
         del self._starting[process_id]
+        if launch_mode.on_closed is not None:
+            launch_mode.on_closed()
         if self._observer is not None:
             self._observer.start_failed(process_id)
 
@@ -176,21 +210,31 @@ class ProcessTable:
         command: Command,
         child: Child,
         owner: Owner,
-        check_denial: DenialCheck | None,
+        launch_mode: LaunchMode,
     ) -> None:
         """Add a running child; raises InvalidRequest if it was terminated meanwhile."""
         if self._starting.pop(process_id) or self._ended:
             # The start fails, so the client gets no event of the child and its id is free.
             process = Process(
-                process_id, command, child, owner, _discard, check_denial=check_denial
+                process_id, command, child, owner, _discard, check_denial=launch_mode.check_denial
             )
             self._watch(process, child)
             self._terminate(process)
+            if launch_mode.on_closed is not None:
+                launch_mode.on_closed()
             if self._observer is not None:
                 self._observer.start_failed(process_id)
             raise InvalidRequest(f"process {process_id} start was cancelled")
-        process = Process(process_id, command, child, owner, self._emit, check_denial=check_denial)
-        process.on_closed = self._on_closed
+        process = Process(
+            process_id,
+            command,
+            child,
+            owner,
+            self._emit,
+            check_denial=launch_mode.check_denial,
+            young_budget=self._young_budget,
+        )
+        process.on_closed = partial(self._on_closed, launch_mode.on_closed)
         self._processes[process_id] = process
         if not self._paused:
             process.resume_reading()
@@ -202,17 +246,30 @@ class ProcessTable:
 
     def _watch(self, process: Process, child: Child) -> None:
         """Pass the exit of the child to its process, after the child's clean-up if it has one."""
-        clean_up = child.clean_up
-        if clean_up is None:
-            self._reaper.watch(process.pid, process.owner, process.on_exit)
-            return
+        report, clean_up = child.exit_report, child.clean_up
 
         def on_exit(code: int) -> None:
-            process.is_reaped = True
-            done = self._cleanup_threads.run(clean_up)
-            done.add_done_callback(lambda _: process.on_exit(code))
+            if process.has_ended:
+                return  # it was reported before
+            process.has_ended = True
+            if report is not None:
+                self._loop.remove_reader(report.fileno())
+            if clean_up is None:
+                process.on_exit(code)
+            else:
+                done = self._cleanup_threads.run(clean_up)
+                done.add_done_callback(lambda _: process.on_exit(code))
+
+        def on_report(report: ExitReport) -> None:
+            code = report.read()
+            if code is not None:
+                on_exit(code)
+            elif report.is_at_end:
+                self._loop.remove_reader(report.fileno())  # the reaper reports the exit
 
         self._reaper.watch(process.pid, process.owner, on_exit)
+        if report is not None:
+            self._loop.add_reader(report.fileno(), on_report, report)
 
     def summaries(self) -> tuple[list[Listed], bool]:
         """The processes in order of their start, and whether closed ones are left out."""
@@ -235,12 +292,17 @@ class ProcessTable:
             if not process.closed:
                 process.resume_reading()
 
+    def keep_young_output(self, wanted: bool) -> None:
+        """Keep young output for a client that is there, or no more of it for one that is away."""
+        if self._young_budget is not None:
+            self._young_budget.is_open = wanted
+
     # ---- termination and retention ----------------------------------------------------
 
     def terminate(self, process_id: ProcessId) -> bool:
         """Kill a process with all its descendants; True if it was running."""
         if process_id in self._starting:
-            self._starting[process_id] = True
+            self._cancel_start(process_id)
             return True
         process = self._processes.get(process_id)
         return process is not None and self._terminate(process)
@@ -255,7 +317,8 @@ class ProcessTable:
         self._is_terminating = True
         for process in self._processes.values():
             process.terminate()
-        self._kill_orphans(self._is_owner)
+        if self._has_started:
+            self._kill_orphans(self._is_owner)
 
     def _is_owner(self, owner: Owner) -> bool:
         return owner.session is self
@@ -267,12 +330,15 @@ class ProcessTable:
         """
         return self._cleanup_threads.run(self._reaper.orphans.kill, has_ended)
 
-    def _on_closed(self, process: Process) -> None:
+    def _on_closed(self, on_closed: Callable[[], None] | None, process: Process) -> None:
+        if on_closed is not None:
+            on_closed()
         limits = self._limits
         self._closed[process] = self._loop.call_later(
             limits.retention_seconds, self._forget, process
         )
-        self._closed_bytes += process.memory_bytes()
+        self._closed_sizes[process] = process.memory_bytes()
+        self._closed_bytes += self._closed_sizes[process]
         while len(self._closed) > limits.closed or self._closed_bytes > limits.closed_bytes:
             self._forget(next(iter(self._closed)))
 
@@ -286,7 +352,8 @@ class ProcessTable:
 
     def _forget(self, process: Process) -> None:
         self._closed.pop(process).cancel()
-        self._closed_bytes -= process.memory_bytes()
+        self._closed_bytes -= self._closed_sizes.pop(process)
+        process.release_young_output()
         del self._processes[process.id]
         if self._observer is not None:
             self._observer.forgotten(process)
@@ -295,16 +362,20 @@ class ProcessTable:
         """Kill and forget all processes of the session; returns when all are dead."""
         self._ended = True
         for process_id in self._starting:
-            self._starting[process_id] = True
+            self._cancel_start(process_id)
         processes = list(self._processes.values())
         for process in processes:
             process.terminate()
-        await asyncio.shield(self._kill_orphans(self._is_owner))
+        if self._has_started:  # otherwise there is no orphan to look for
+            await asyncio.shield(self._kill_orphans(self._is_owner))
         for process in processes:
             while process.exit_code is None:
                 await process.next_event()
             process.abandon_output()
+        for process in processes:
+            process.release_young_output()
         for timer in self._closed.values():
             timer.cancel()
         self._closed.clear()
+        self._closed_sizes.clear()
         self._processes.clear()

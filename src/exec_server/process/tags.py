@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import resource
-import threading
+from _thread import allocate_lock
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
+from collections.abc import Callable
+
+TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Final
 
 # Bits of a tag, from the highest: the server (random), the command. A server has more tags than it
 # can start commands in a hundred years.
@@ -40,30 +42,30 @@ UNLIMITED: Final = 1 << 64
 NO_TAG: Final = -1
 
 
-class Limits(NamedTuple):
-    """The soft and the hard value of a limit; UNLIMITED if there is none."""
-
-    soft: int
-    hard: int
+# The soft and the hard value of a limit; UNLIMITED if there is none.
+Limits = tuple[int, int]
 
 
-class Carrier(NamedTuple):
+class Carrier:
     """The limit that holds the tags."""
 
-    number: int
-    line: re.Pattern[bytes]  # of /proc/PID/limits
+    def __init__(self, number: int, title: bytes) -> None:
+        self.number = number
+        self.title = title  # of its line in /proc/PID/limits
 
 
-LOCKS: Final = Carrier(_RLIMIT_LOCKS, re.compile(rb"Max file locks +(\w+) +(\w+)"))
-RSS: Final = Carrier(resource.RLIMIT_RSS, re.compile(rb"Max resident set +(\w+) +(\w+)"))
+LOCKS: Final = Carrier(_RLIMIT_LOCKS, b"Max file locks ")
+RSS: Final = Carrier(resource.RLIMIT_RSS, b"Max resident set ")
 
 
-class Plan(NamedTuple):
+class Plan:
     """How processes are tagged and marked."""
 
-    carrier: Carrier
-    tags_below: int  # 0: there is no room for tags
-    marks_below: int  # 0: marks do not tell descendants of this server from other processes
+    def __init__(self, carrier: Carrier, tags_below: int, marks_below: int) -> None:
+        self.carrier = carrier
+        self.tags_below = tags_below  # 0: there is no room for tags
+        # 0: marks do not tell descendants of this server from other processes
+        self.marks_below = marks_below
 
 
 def choose_plan(
@@ -87,7 +89,7 @@ def choose_plan(
 
 
 def _own_hard_limit(carrier: Carrier) -> int:
-    return _from_kernel(resource.getrlimit(carrier.number)).hard
+    return _from_kernel(resource.getrlimit(carrier.number))[1]
 
 
 def _can_raise(carrier: Carrier) -> bool:
@@ -108,7 +110,7 @@ def _random_range(below: int) -> range:
 
 def _from_kernel(limits: tuple[int, int]) -> Limits:
     soft, hard = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in limits)
-    return Limits(soft, hard)
+    return soft, hard
 
 
 # Computed at import, so that the watchdog, which is forked afterwards, has the same numbers.
@@ -127,7 +129,7 @@ _HELPERS: Final = frozenset(
 # ---- setting tags ---------------------------------------------------------------------
 
 # Children inherit the limit of the whole server process: only one start at a time may set it.
-_tagging_lock: Final = threading.Lock()
+_tagging_lock: Final = allocate_lock()
 # A start that hangs on a dead disk delays other starts by no more than this.
 _TAGGING_SECONDS = 1.0
 _unused_tags = itertools.count(SERVER_TAG - 1, -1)
@@ -157,36 +159,49 @@ def allocate() -> int:
     return next(_unused_tags)
 
 
-@contextmanager
-def tagged() -> Iterator[int]:
-    """Allocate a tag that children of a server inherit if they are started in this context.
+class Tagged:
+    """Allocates a tag that children of a server inherit if they are started in this context.
 
     Call `tag_running` for them, because another start may hang and prevent the inheritance.
     """
-    can_inherit = _is_server and _HAS_TAGS and _tagging_lock.acquire(timeout=_TAGGING_SECONDS)
-    if _PLAN is None or not can_inherit:
-        yield allocate()
-        return
-    try:
+
+    def __enter__(self) -> int:
+        can_inherit = _is_server and _HAS_TAGS
+        self._has_lock = can_inherit and _tagging_lock.acquire(timeout=_TAGGING_SECONDS)
         tag = allocate()
-        _set_own_limits(_PLAN, tag)
-        yield tag
-    finally:
-        _tagging_lock.release()
+        if self._has_lock and _PLAN is not None:
+            try:
+                _set_own_limits(_PLAN, tag)
+            except BaseException:
+                _tagging_lock.release()
+                raise
+        return tag
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._has_lock:
+            _tagging_lock.release()
 
 
-@contextmanager
-def tagged_as_helper() -> Iterator[int]:
-    """Like `tagged`, for helpers of the server, which are not commands."""
-    with tagged() as tag:
+class TaggedAsHelper(Tagged):
+    """Like `Tagged`, for helpers of the server, which are not commands."""
+
+    def __enter__(self) -> int:
+        tag = super().__enter__()
         _helper_tags.append(tag)
-        yield tag
+        return tag
 
 
 def forget_helper(tag: int) -> None:
     """A helper has ended, so that its tag leaves room for others."""
-    with suppress(ValueError):
+    try:
         _helper_tags.remove(tag)
+    except ValueError:
+        pass
 
 
 def _set_own_limits(plan: Plan, value: int) -> None:
@@ -212,8 +227,9 @@ def tag_of(pid: int) -> int:
     limits = _limits_of(pid)
     if limits is None:
         return NO_TAG
+    soft, hard = limits
     # A soft limit can be changed at will, a hard limit only be lowered.
-    tag = limits.soft if limits.soft in SERVER_TAGS else limits.hard
+    tag = soft if soft in SERVER_TAGS else hard
     if tag not in SERVER_TAGS:
         return NO_TAG
     return SERVER_TAG if tag in _helper_tags else tag
@@ -222,13 +238,13 @@ def tag_of(pid: int) -> int:
 def is_of_this_server(pid: int) -> bool:
     """Whether a process has a tag of this server, as one of its two limits."""
     limits = _limits_of(pid) if _HAS_TAGS else None
-    return limits is not None and (limits.soft in SERVER_TAGS or limits.hard in SERVER_TAGS)
+    return limits is not None and any(limit in SERVER_TAGS for limit in limits)
 
 
 def is_marked(pid: int) -> bool:
     """Whether a process is a server or descends from one; False where marks do not tell."""
     limits = _limits_of(pid)
-    return limits is not None and _PLAN is not None and limits.hard < _PLAN.marks_below
+    return limits is not None and _PLAN is not None and limits[1] < _PLAN.marks_below
 
 
 def _limits_of(pid: int) -> Limits | None:
@@ -246,13 +262,12 @@ def _limits_of(pid: int) -> Limits | None:
 def _limits_in_proc(pid: int, carrier: Carrier) -> Limits | None:
     try:
         with open(f"/proc/{pid}/limits", "rb") as file:
-            match = carrier.line.search(file.read())
-    except OSError:
+            line = next(line for line in file if line.startswith(carrier.title))
+    except (OSError, StopIteration):
         return None
-    if match is None:
-        return None
-    soft, hard = (UNLIMITED if word == b"unlimited" else int(word) for word in match.groups())
-    return Limits(soft, hard)
+    words = line[len(carrier.title) :].split()
+    soft, hard = (UNLIMITED if word == b"unlimited" else int(word) for word in words[:2])
+    return soft, hard
 
 
 def _name_of(pid: int) -> bytes:

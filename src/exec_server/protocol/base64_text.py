@@ -25,16 +25,21 @@ class Base64(bytes):
         """Decode a JSON string; raises InvalidParams."""
         if not isinstance(value, str):
             raise InvalidParams(f"invalid type: {describe(value)}, expected a string")
-        try:
-            data = pybase64.b64decode(value, validate=True)
-        except ValueError:  # binascii.Error is one; characters beyond U+00FF raise another
-            _fail_base64(value.encode())
-        # The C decoder ignores the unused bits of the last symbol, one of the last four.
-        if value.endswith("=") and value[-4:].rstrip("=")[-1] not in (
-            _LAST_BEFORE_TWO if value.endswith("==") else _LAST_BEFORE_ONE
-        ):
-            _fail_base64(value.encode())
-        return cls(data)
+        return cls(decode_base64(value))
+
+
+def decode_base64(text: str) -> bytes:
+    """The bytes of a text; raises InvalidParams."""
+    try:
+        data = pybase64.b64decode(text, validate=True)
+    except ValueError:  # binascii.Error is one; characters beyond U+00FF raise another
+        _fail_base64(text.encode())
+    # The C decoder ignores the unused bits of the last symbol, one of the last four.
+    if text.endswith("=") and text[-4:].rstrip("=")[-1] not in (
+        _LAST_BEFORE_TWO if text.endswith("==") else _LAST_BEFORE_ONE
+    ):
+        _fail_base64(text.encode())
+    return data
 
 
 def _fail_base64(data: bytes) -> NoReturn:

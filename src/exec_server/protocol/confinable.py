@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exec_server.protocol import file_changes, file_watches, files
+from exec_server.protocol import file_changes, file_entries, file_watches, files
 
 ConfinableParams = (
     files.ReadFileParams
@@ -25,5 +25,8 @@ ConfinableParams = (
     | file_changes.GlobParams
     | file_changes.GrepParams
     | file_changes.DiskUsageParams
+    | file_entries.ListParams
+    | file_entries.CreateParams
+    | file_entries.ResolveParams
     | file_watches.WatchParams
 )

@@ -13,7 +13,7 @@ tag may be missing (so a plan refuses such an annotation).
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NewType, TypeVar, Union, get_args, get_origin
 
@@ -56,7 +56,7 @@ class Params(msgspec.Struct, frozen=True, rename="camel"):
     tag_aliases: ClassVar[tuple[str, ...]] = ()
     # Called with the object before it is decoded, and with the flag of `decode`; returns the
     # object to decode or raises InvalidParams.
-    prepare: ClassVar[Callable[[dict[str, Any], bool], dict[str, Any]] | None] = None
+    prepare: ClassVar[Callable[[dict[str, Any], str | None], dict[str, Any]] | None] = None
 
 
 class Result(msgspec.Struct, frozen=True, rename="camel"):
@@ -81,13 +81,13 @@ I64 = Annotated[int, _integer("i64", -(2**63), 2**63 - 1)]
 P = TypeVar("P", bound=Params)
 
 
-def decode(kind: type[P], value: object, legacy_sandbox_forms: bool = False) -> P:
+def decode(kind: type[P], value: object, server_cwd: str | None = None) -> P:
     """The params in `value`; raises InvalidParams with the reference's text.
 
-    With `legacy_sandbox_forms`, `sandbox` objects of earlier protocol versions are translated.
+    `server_cwd`, a URI, is what the oldest form of a `sandbox` is relative to.
     """
     if kind.prepare is not None and isinstance(value, dict):
-        value = kind.prepare(value, legacy_sandbox_forms)
+        value = kind.prepare(value, server_cwd)
     try:
         return msgspec.convert(value, kind, dec_hook=_from_wire)
     except (msgspec.ValidationError, InvalidParams):
@@ -276,6 +276,8 @@ def _struct_plan(kind: type[Params]) -> _Plan:
             if wire_name in plans:
                 name, plan = plans[wire_name]
                 members[name] = plan(item, buffered)
+            elif kind.__struct_config__.forbid_unknown_fields:
+                raise InvalidParams(f"unknown field `{wire_name}`, expected {_one_of(plans)}")
         for field in required:
             if field.name not in members:
                 raise InvalidParams(f"missing field `{field.encode_name}`")
@@ -317,6 +319,9 @@ def _invalid_type(value: object, expected: str, buffered: bool) -> InvalidParams
 
 
 def _unknown_variant(name: object, names: tuple[str, ...]) -> InvalidParams:
+    return InvalidParams(f"unknown variant `{name}`, expected {_one_of(names)}")
+
+
+def _one_of(names: Iterable[str]) -> str:
     quoted = [f"`{known}`" for known in names]
-    expected = f"one of {', '.join(quoted)}" if len(names) > 2 else " or ".join(quoted)
-    return InvalidParams(f"unknown variant `{name}`, expected {expected}")
+    return f"one of {', '.join(quoted)}" if len(quoted) > 2 else " or ".join(quoted)

@@ -53,12 +53,16 @@ class SymlinkParams(Confinable, frozen=True):
 
 
 class SetTimesParams(Confinable, frozen=True):
-    """Milliseconds since 1970; a missing time is the current one. `create`: an empty file."""
+    """Milliseconds since 1970; a missing time is the current one. `create`: an empty file.
+
+    `modified_ns` is the rest of the modification time, below a millisecond.
+    """
 
     wire_name: ClassVar[str] = "FsSetTimesParams"
     path: PathUri
     modified_at_ms: I64 | None = None
     accessed_at_ms: I64 | None = None
+    modified_ns: U32 = 0
     create: bool = False
     sandbox: Sandbox | None = None
 

@@ -66,14 +66,14 @@ def parse(data: bytes) -> object:
             value = _decode(data)
             again = _encode(value)
             # Most clients write without spaces, as the encoder does: then nothing was lost.
-            if again == data and (len(data) <= MAX_DEPTH or _few_containers(data)):
+            if again == data and (len(data) <= MAX_DEPTH or has_few_containers(data)):
                 return value
             # Without \u escapes decoding a string neither adds nor removes colons, so a member
             # that its duplicate has overwritten is a colon missing from the encoded value.
             if (
                 b"\\u" not in data
                 and again.count(b":") == data.count(b":")
-                and _few_containers(data)
+                and has_few_containers(data)
             ):
                 return value
         except _UNDECODABLE:
@@ -81,7 +81,7 @@ def parse(data: bytes) -> object:
     return _decode_long(data)
 
 
-def _few_containers(data: bytes) -> bool:
+def has_few_containers(data: bytes) -> bool:
     """Whether there are too few containers for nesting above the limit."""
     return data.count(b"[") + data.count(b"{") <= MAX_DEPTH
 

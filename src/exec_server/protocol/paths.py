@@ -11,7 +11,7 @@ import base64
 import binascii
 import re
 from functools import partial
-from typing import Final, Self
+from typing import Any, ClassVar, Final, Self
 from urllib.parse import unquote_to_bytes
 
 from exec_server.errors import InvalidParams, InvalidRequest, RpcError
@@ -22,12 +22,19 @@ from exec_server.protocol.url_host import parse_host
 # times as many characters in a URI; a longer text is refused before it is normalised.
 PATH_CHARACTERS: Final = 65_536
 
+# Decoded paths that are kept, for a client that works on some files again and again; when so many
+# are kept, all are dropped. Longer texts, and those that are not ASCII, are not kept: the table
+# takes less than a megabyte whatever clients send.
+RECENT_PATHS: Final = 512
+RECENT_CHARACTERS: Final = 256
+
 # Characters that are not escaped in URIs and file names. `:` and `|` are not either, but a first
 # segment like `C:` makes a Windows path, so they take the slow path.
 _SAFE: Final = r"A-Za-z0-9_\-!$&'()*+,;=@~^\[\]"
 _plain_uri = re.compile(rf"file://(/[{_SAFE}./]*)").fullmatch
 _plain_path = re.compile(rf"/[{_SAFE}./]*").fullmatch
-_plain_name = re.compile(rf"[{_SAFE}.:|]*").fullmatch
+PLAIN_IN_NAME: Final = rf"{_SAFE}.:|"
+_plain_name = re.compile(rf"[{PLAIN_IN_NAME}]*").fullmatch
 # `.`, `..`, empty segments and a trailing slash need normalising; hidden names do not.
 _needs_normalising = re.compile(r"//|/\.{0,2}(?:/|\Z)").search
 
@@ -55,6 +62,11 @@ class PathUri:
 
     # Final for the type checker only: a check in __setattr__ would double the time of parsing.
     __slots__ = ("_native", "uri")
+    # By their text. Each subclass has a table of its own, because it may refuse more texts.
+    _recent: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls._recent = {}
 
     def __init__(self, uri: str, native: str | None) -> None:
         self.uri: Final = uri
@@ -65,7 +77,14 @@ class PathUri:
         """Parse the JSON value of a path from a client."""
         if not isinstance(value, str):
             raise InvalidParams(f"invalid type: {describe(value)}, expected a string")
-        return cls.from_text(value)
+        path: Self | None = cls._recent.get(value)
+        if path is None:
+            path = cls.from_text(value)
+            if len(value) <= RECENT_CHARACTERS and value.isascii():
+                if len(cls._recent) >= RECENT_PATHS:
+                    cls._recent.clear()
+                cls._recent[value] = path
+        return path
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -84,6 +103,8 @@ class PathUri:
     @classmethod
     def _from_native(cls, path: str) -> Self:
         _check_length(path)
+        if _plain_path(path) and not _needs_normalising(path):
+            return cls(f"file://{path}", path)
         if path[2:3] != ":" and "\0" not in path and not _needs_normalising(path):
             encoded = _encode_name(path.encode("utf-8", "surrogateescape"))
             return cls(f"file://{encoded}", path)

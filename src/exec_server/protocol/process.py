@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, NewType
 
 import msgspec
 import pybase64
 
 from exec_server.protocol.decoding import (
-    U16,
     U64,
     Base64,
     NonZeroU16,
@@ -20,8 +20,12 @@ from exec_server.protocol.decoding import (
     decode_value,
 )
 from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.network import ManagedNetwork, NetworkProxy
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Confinable, Denial, Sandbox
+
+# The processes whose output is sent at the same time; the text for others is made again.
+CACHED_HEADS = 256
 
 ProcessId = NewType("ProcessId", str)
 Stream = Literal["stdout", "stderr", "pty"]
@@ -91,20 +95,6 @@ class ShellSnapshot(Params, frozen=True):
     shell: SnapshotShell
 
 
-class ManagedNetwork(Params, frozen=True):
-    wire_name: ClassVar[str] = "ManagedNetworkSandboxContext"
-    loopback_ports: list[U16] = msgspec.field(default_factory=list)
-    allow_local_binding: bool = False
-    dangerously_allow_all_unix_sockets: bool = False
-
-
-class NetworkProxy(Params, frozen=True):
-    """Decoded only to be refused: this server starts no proxy."""
-
-    wire_name: ClassVar[str] = "RemoteNetworkProxyLaunchConfig"
-    proxy: dict[str, object]
-
-
 class TtySize(Params, frozen=True):
     wire_name: ClassVar[str] = "TtySize"
     rows: NonZeroU16
@@ -123,7 +113,13 @@ class Detach(Params, frozen=True):
 
 class StartParams(Confinable, frozen=True, kw_only=True):
     wire_name: ClassVar[str] = "WireExecParams"
-    named_only: ClassVar[tuple[str, ...]] = ("tty_size", "detach", "report_pid")
+    named_only: ClassVar[tuple[str, ...]] = (
+        "tty_size",
+        "detach",
+        "report_pid",
+        "merge_stderr",
+        "user",
+    )
     process_id: ProcessId
     metadata: Metadata | None = None
     argv: list[str]
@@ -141,6 +137,7 @@ class StartParams(Confinable, frozen=True, kw_only=True):
     tty_size: TtySize | None = None
     detach: Detach | None = None
     report_pid: bool = False
+    merge_stderr: bool = False  # into stdout, by one pipe
 
 
 class StartResult(Result, frozen=True, omit_defaults=True):
@@ -220,7 +217,7 @@ class _InterruptParams(Params, frozen=True):
     signal: Literal["interrupt"]
 
 
-def _prepare_signal(value: dict[str, Any], _: bool) -> dict[str, Any]:
+def _prepare_signal(value: dict[str, Any], _: str | None) -> dict[str, Any]:
     """Check signals that are not upper case names as the reference does, with its texts."""
     name = value.get("signal")
     if not (isinstance(name, str) and name.isupper()):
@@ -230,7 +227,7 @@ def _prepare_signal(value: dict[str, Any], _: bool) -> dict[str, Any]:
 
 class SignalParams(Params, frozen=True):
     wire_name: ClassVar[str] = "SignalParams"
-    prepare: ClassVar[Callable[[dict[str, Any], bool], dict[str, Any]]] = staticmethod(
+    prepare: ClassVar[Callable[[dict[str, Any], str | None], dict[str, Any]]] = staticmethod(
         _prepare_signal
     )
     process_id: ProcessId
@@ -296,18 +293,22 @@ class ClosedParams(Result, frozen=True):
     seq: int
 
 
-def encode_output(params: OutputParams) -> bytes:
-    """Encode params as msgspec would, but with the faster base64 of pybase64.
+@lru_cache(maxsize=CACHED_HEADS)
+def _output_head(process_id: ProcessId, stream: Stream) -> bytes:
+    """The text of an output notification up to its number, and after it, as a format."""
+    name = msgspec.json.encode(process_id).replace(b"%", b"%%")
+    head = b'{"method":"process/output","params":{"processId":%b' % name
+    return b'%b,"seq":%%d,"stream":"%b","chunk":"' % (head, stream.encode())
 
-    Every byte of process output passes through this function.
+
+def output_pieces(params: OutputParams) -> tuple[bytes, bytes, bytes]:
+    """The pieces of the message `OUTPUT`, as msgspec would encode it.
+
+    Every byte of process output passes through this function, so the chunk is not copied into a
+    whole message, and its base64 is the faster one of pybase64.
     """
-    chunk = pybase64.b64encode(params.chunk)
-    return b'{"processId":%b,"seq":%d,"stream":"%b","chunk":"%b"}' % (
-        msgspec.json.encode(params.process_id),
-        params.seq,
-        params.stream.encode(),
-        chunk,
-    )
+    head = _output_head(params.process_id, params.stream) % params.seq
+    return head, pybase64.b64encode(params.chunk), b'"}}'
 
 
 START = Call("process/start", StartParams, StartResult)
@@ -320,6 +321,6 @@ TERMINATE = Call("process/terminate", TerminateParams, TerminateResult)
 LIST: Call[None, ListResult] = Call("process/list", None, ListResult)
 SET_FLOW = Call("process/setFlow", SetFlowParams, SetFlowResult)
 
-OUTPUT = Notice("process/output", OutputParams, encode_output)
+OUTPUT = Notice("process/output", OutputParams)
 EXITED = Notice("process/exited", ExitedParams)
 CLOSED = Notice("process/closed", ClosedParams)

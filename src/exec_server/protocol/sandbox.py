@@ -21,7 +21,7 @@ class FileUri(PathUri):
     """A path inside a `sandbox` object: only a URI, as in the reference.
 
     Elsewhere a native path is accepted. Here it is a sign of a legacy form of the object, whose
-    other members may have another meaning: see `legacy_sandbox`.
+    other members may have another meaning: `legacy_sandbox` translates the known ones before.
     """
 
     __slots__ = ()
@@ -151,12 +151,15 @@ class Sandbox(Params, frozen=True, kw_only=True):
     use_legacy_landlock: bool = False
 
 
-class Confinable(Params, frozen=True):
-    """Params with a `sandbox`."""
+class Confinable(Params, frozen=True, kw_only=True):
+    """Params with a `sandbox`, and a `user` whose rights apply instead of the server's."""
 
-    prepare: ClassVar[Callable[[dict[str, Any], bool], dict[str, Any]]] = staticmethod(
+    named_only: ClassVar[tuple[str, ...]] = ("user",)
+
+    prepare: ClassVar[Callable[[dict[str, Any], str | None], dict[str, Any]]] = staticmethod(
         legacy_sandbox.prepare
     )
+    user: str | None = None  # extension: a name or a number
 
 
 class Denial(Result, frozen=True):

@@ -136,9 +136,27 @@ def _decode_usual(data: bytes) -> Frame | None:
     """Fast path: a data frame as all known senders encode it; None for any other frame."""
     try:
         id_end = 4 + data[3]
-        if not data.startswith(b"\x08\x01\x12") or id_end > 4 + 0x7F or data[id_end] != 0x2A:
+        if not data.startswith(b"\x08\x01\x12") or id_end > 4 + 0x7F:
             return None
-        size, offset = _read_varint(data, id_end + 1)
+        stream_id = data[4:id_end].decode()
+    except (IndexError, UnicodeDecodeError):
+        return None
+    found = usual_data(data, id_end)
+    if found is None or not stream_id or stream_id.isspace():
+        return None
+    seq, payload = found
+    return Frame(stream_id, Kind.DATA, payload, seq)
+
+
+def usual_data(data: bytes, offset: int) -> tuple[int, bytes] | None:
+    """Number and payload of a data frame that all known senders encode so; None for any other.
+
+    `offset` is the end of the result of `stream_prefix`.
+    """
+    try:
+        if data[offset] != 0x2A:
+            return None
+        size, offset = _read_varint(data, offset + 1)
         if size != len(data) - offset:
             return None
         seq = 0
@@ -147,14 +165,11 @@ def _decode_usual(data: bytes) -> Frame | None:
         if not data.startswith(b"\x18\x01\x22", offset):
             return None
         size, offset = _read_varint(data, offset + 3)
-        if size != len(data) - offset or not size or seq > _UINT32:
-            return None
-        stream_id = data[4:id_end].decode()
-    except (IndexError, RelayError, UnicodeDecodeError):
+    except (IndexError, RelayError):
         return None
-    if not stream_id or stream_id.isspace():
+    if size != len(data) - offset or not size or seq > _UINT32:
         return None
-    return Frame(stream_id, Kind.DATA, data[offset:], seq)
+    return seq, data[offset:]
 
 
 def _decode_any(data: bytes) -> Frame:

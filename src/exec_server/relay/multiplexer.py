@@ -83,7 +83,10 @@ class EncryptedMultiplexer:
         registration_id: str,
         link: RelayLink,
         clock: Callable[[], float],
+        *,
+        make_ephemeral: Callable[[], Identity] = Identity.generate,
     ) -> None:
+        self._make_ephemeral = make_ephemeral
         self._identity = identity
         self._environment_id = environment_id
         self._registration_id = registration_id
@@ -101,6 +104,8 @@ class EncryptedMultiplexer:
         return len(self._streams)
 
     def frame_received(self, data: bytes) -> None:
+        if self._streams.deliver_usual(data):
+            return
         try:
             frame = decode(data)
         except RelayError as error:
@@ -164,7 +169,7 @@ class EncryptedMultiplexer:
 
     def _read_handshake(self, frame: Frame) -> PendingHandshake:
         context = prologue(self._environment_id, self._registration_id, frame.stream_id)
-        responder = Responder(self._identity, context)
+        responder = Responder(self._identity, context, make_ephemeral=self._make_ephemeral)
         key, payload = responder.read_first(frame.payload)
         if len(payload) > AUTHORIZATION_BYTES:
             raise RelayError("authorization is too long")

@@ -85,18 +85,19 @@ class Identity:
 class Cipher:
     """The cipher of one direction; each call uses the next nonce."""
 
-    __slots__ = ("_aead", "_counter")
+    __slots__ = ("_counter", "_decrypt", "_encrypt")
 
     def __init__(self, key: bytes) -> None:
-        self._aead = AESGCM(key)
+        aead = AESGCM(key)
+        self._encrypt, self._decrypt = aead.encrypt, aead.decrypt
         self._counter = 0
 
     def seal(self, plaintext: bytes | memoryview, associated: bytes = b"") -> bytes:
-        return self._aead.encrypt(self._nonce(), plaintext, associated)
+        return self._encrypt(self._nonce(), plaintext, associated)
 
     def open(self, ciphertext: bytes | memoryview, associated: bytes = b"") -> bytes:
         try:
-            return self._aead.decrypt(self._nonce(), ciphertext, associated)
+            return self._decrypt(self._nonce(), ciphertext, associated)
         except InvalidTag:
             raise RelayError("decryption failed") from None
 
@@ -230,11 +231,11 @@ class Responder:
         static: Identity,
         context: bytes,
         *,
-        ephemeral: Identity | None = None,
+        make_ephemeral: Callable[[], Identity] = Identity.generate,
         encapsulate: Encapsulate = _encapsulate,
     ) -> None:
         self._static = static
-        self._given_ephemeral = ephemeral
+        self._make_ephemeral = make_ephemeral
         self._encapsulate = encapsulate
         self._peer_static = self._peer_ephemeral = PublicKey(b"", b"")
         self.transcript = _Transcript(context, static.public)
@@ -265,8 +266,8 @@ class Responder:
     def write_second(self) -> tuple[bytes, Ciphers]:
         """Return the response, and the ciphers of the stream that it opens."""
         transcript = self.transcript
-        # Generated only now, to spend less on invalid handshakes.
-        ephemeral = self._given_ephemeral or Identity.generate()
+        # Only now, to spend less on invalid handshakes.
+        ephemeral = self._make_ephemeral()
         # ekem
         secret, ciphertext = self._encapsulate(_peer_kem_key(self._peer_ephemeral.mlkem768))
         transcript.mix_hash(ciphertext)

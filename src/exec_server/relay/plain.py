@@ -28,7 +28,7 @@ class PlainChannel:
 
     def __init__(self, stream_id: str) -> None:
         self.stream_id = stream_id
-        self._prefix = stream_prefix(stream_id)
+        self.prefix = stream_prefix(stream_id)
         self._seq = 0
         self._segments = bytearray()
         self._next_segment = 0
@@ -52,6 +52,10 @@ class PlainChannel:
         self._next_segment = 0
         return [message]
 
+    def receive_record(self, seq: int, record: bytes) -> list[bytes]:
+        """Return the message of a frame that is no segment."""
+        return [record]
+
     @property
     def incoming_size(self) -> int:
         """The bytes held of an incomplete message, whose size is not known."""
@@ -66,6 +70,10 @@ class PlainChannel:
             raise RelayError(f"message of {len(message)} bytes")
         return iter((message,))
 
+    def one_record(self, message: bytes) -> bytes:
+        """The record of a short message."""
+        return b"".join(self.records(message))
+
     def splitter(self, size: int) -> RecordSplitter:
         """Return a splitter that collects the whole message, because one frame carries it."""
         assert size > 0
@@ -73,7 +81,7 @@ class PlainChannel:
 
     def seal(self, record: bytes | memoryview) -> bytes:
         seq, self._seq = self._seq, self._seq + 1 & _SEQ_MASK
-        return data_frame(self._prefix, seq, bytes(record))
+        return data_frame(self.prefix, seq, bytes(record))
 
 
 class PlainRelayLink(Protocol):
@@ -92,6 +100,8 @@ class PlainMultiplexer:
         self._streams = StreamTable(link.send_frame)
 
     def frame_received(self, data: bytes) -> None:
+        if self._streams.deliver_usual(data):
+            return
         try:
             frame = decode(data)
         except RelayError as error:

@@ -75,6 +75,13 @@ class ReorderWindow:
         self._waiting: dict[int, bytes] = {}
         self._waiting_bytes = 0
 
+    def take(self, seq: int) -> bool:
+        """Count a record that is next, if none waits; False if it has to be pushed."""
+        if seq != self._next or self._waiting:
+            return False
+        self._next = seq + 1
+        return True
+
     def push(self, seq: int, record: bytes) -> list[bytes]:
         """Return the records that are next, in order; raises RelayError if too much has to wait."""
         if seq == self._next:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from exec_server.errors import RelayError
-from exec_server.relay.frames import Frame, Kind, encode
+from exec_server.relay.frames import Frame, Kind, encode, usual_data
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +21,13 @@ class ReceivingChannel(Protocol):
     """Frames to messages, encrypted or not."""
 
     stream_id: str
+    prefix: bytes  # of the frames of this stream
 
     def receive(self, frame: Frame) -> list[bytes]: ...
+
+    def receive_record(self, seq: int, record: bytes) -> list[bytes]:
+        """The same for a frame that is no segment."""
+        ...
 
 
 class StreamReceiver(Protocol):
@@ -43,6 +48,7 @@ class StreamTable:
     def __init__(self, send_frame: Callable[[bytes], None]) -> None:
         self._send_frame = send_frame
         self._streams: dict[str, tuple[ReceivingChannel, StreamReceiver]] = {}
+        self._by_prefix: dict[bytes, tuple[ReceivingChannel, StreamReceiver]] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -55,7 +61,22 @@ class StreamTable:
         return len(self._streams) >= MAX_STREAMS
 
     def add(self, channel: ReceivingChannel, receiver: StreamReceiver) -> None:
-        self._streams[channel.stream_id] = (channel, receiver)
+        entry = (channel, receiver)
+        self._streams[channel.stream_id] = self._by_prefix[channel.prefix] = entry
+
+    def deliver_usual(self, data: bytes) -> bool:
+        """Fast path: pass an encoded data frame to its stream; False if it has to be decoded."""
+        end = 4 + data[3] if len(data) > 3 else 0
+        entry = self._by_prefix.get(data[:end])
+        found = None if entry is None else usual_data(data, end)
+        if entry is None or found is None:
+            return False
+        channel, receiver = entry
+        try:
+            receiver.messages_received(channel.receive_record(*found))
+        except RelayError as error:
+            self._fail(channel.stream_id, receiver, error)
+        return True
 
     def deliver(self, frame: Frame) -> bool:
         """Pass a data frame to its stream; returns False if there is no such stream."""
@@ -66,21 +87,33 @@ class StreamTable:
         try:
             receiver.messages_received(channel.receive(frame))
         except RelayError as error:
-            log.info("relay stream %s ends: %s", frame.stream_id, error)
-            self.end(frame.stream_id)
-            receiver.stream_lost()
+            self._fail(frame.stream_id, receiver, error)
         return True
+
+    def _fail(self, stream_id: str, receiver: StreamReceiver, error: RelayError) -> None:
+        log.info("relay stream %s ends: %s", stream_id, error)
+        self.end(stream_id)
+        receiver.stream_lost()
 
     def drop(self, stream_id: str) -> None:
         """Remove a stream that the peer has reset."""
-        entry = self._streams.pop(stream_id, None)
-        if entry is not None:
-            entry[1].stream_lost()
+        receiver = self._remove(stream_id)
+        if receiver is not None:
+            receiver.stream_lost()
 
     def end(self, stream_id: str) -> None:
         """Remove a stream and send its peer a reset."""
-        if self._streams.pop(stream_id, None) is not None:
+        if self._remove(stream_id) is not None:
             self.send_reset(stream_id)
+
+    def _remove(self, stream_id: str) -> StreamReceiver | None:
+        """Forget a stream; returns its receiver, if there is such a stream."""
+        entry = self._streams.pop(stream_id, None)
+        if entry is None:
+            return None
+        channel, receiver = entry
+        del self._by_prefix[channel.prefix]
+        return receiver
 
     def send_reset(self, stream_id: str) -> None:
         """Send a reset: there is no such stream."""
@@ -89,5 +122,6 @@ class StreamTable:
     def link_lost(self) -> None:
         """Tell all streams that the link is lost."""
         streams, self._streams = self._streams, {}
+        self._by_prefix.clear()
         for _, receiver in streams.values():
             receiver.stream_lost()

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from exec_server.errors import InternalError
+from exec_server.errors import InternalError, os_error_text
 from exec_server.sandbox.policy import compiler
 from exec_server.sandbox.policy.compiler import HostPaths
 from exec_server.sandbox.policy.layout import lay_out
 from exec_server.sandbox.policy.model import Policy, View
-from exec_server.sandbox.runtime import capabilities
+from exec_server.sandbox.runtime import capabilities, kernel
 from exec_server.sandbox.runtime.capabilities import (
     BEST_CONFINEMENT,
     NOT_SEPARATE,
@@ -71,6 +71,18 @@ class SandboxBuilder:
                 self._confinement = BEST_CONFINEMENT  # the refusal may be temporary
                 raise _not_available(confinement.refusal)
         return self._launch_as(confinement, make_request(confinement), network=network)
+
+    def launch_unlimited(self, request: BuildRequest) -> Launched:
+        """Launch the init of a command without limits on files. Blocking.
+
+        A network of its own needs a user namespace: root could leave it otherwise.
+        """
+        if request.network != "proxied":
+            return launch(self.launcher, 0, request)
+        try:
+            return launch(self.launcher, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET, request)
+        except OSError as error:
+            raise _not_available(f"no network namespace: {os_error_text(error)}") from error
 
     def _launch_as(
         self, confinement: Confinement, request: BuildRequest, *, network: bool

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from exec_server.errors import InternalError
 from exec_server.process import tags
 from exec_server.process.command import Command
@@ -28,11 +30,12 @@ from exec_server.sandbox.policy.layout import resolve_globs
 from exec_server.sandbox.policy.model import Policy
 from exec_server.sandbox.runtime import glob_scan
 from exec_server.sandbox.runtime.capabilities import Confinement
-from exec_server.sandbox.runtime.control import launch, request
+from exec_server.sandbox.runtime.control import request
 from exec_server.sandbox.runtime.disk import HostDisk
 from exec_server.sandbox.runtime.messages import BuildRequest, ExecRequest
 from exec_server.sandbox.runtime.placeholders import Placeholder, Placeholders
 from exec_server.sandbox.runtime.prebuilt import Init, PrebuiltPool
+from exec_server.sandbox.runtime.reports import CommandReports
 from exec_server.sandbox.runtime.staleness import ViewDependencies
 from exec_server.sandbox.runtime.view import ProcMount, StaleView
 
@@ -54,11 +57,19 @@ class CommandSandbox:
         self._prebuilt.drop_idle()
         self._placeholders.drop_idle()
 
-    def launch_mode(self, sandbox: Sandbox, cwd: str, env: dict[str, str]) -> LaunchMode:
-        """How to start a command in this sandbox; sets PWD in its environment."""
+    def launch_mode(
+        self, sandbox: Sandbox, cwd: str, env: dict[str, str], *, is_proxied: bool = False
+    ) -> LaunchMode:
+        """How to start a command in this sandbox; sets PWD in its environment.
+
+        With `is_proxied` its `proxy_ports` are all of the network that it has.
+        """
         env["PWD"] = cwd
         paths = host_paths(env.get("TMPDIR"), cwd)
         policy = compiler.compile_policy(sandbox, paths, for_process=True)
+        if is_proxied:
+            policy = policy or Policy(None, (), "proxied")
+            policy = msgspec.structs.replace(policy, network="proxied")
         if policy is None or (policy.rules is None and policy.network == "enabled"):
             return LaunchMode(
                 check_denial=lambda code, output: (is_likely_denied(code, output), None)
@@ -97,37 +108,47 @@ class CommandSandbox:
         """
         started = False
         try:
-            standard, terminal = _standard_streams(command, streams)
+            standard, terminal = standard_streams(command, streams)
+            if streams.shell_state is not None:
+                standard.append(streams.shell_state)
 
-            def start() -> tuple[int, CleanUp | None]:
-                init = self._take_init(policy, terminal, prebuild_next=prebuild_next)
-                started = self._start(init, command, terminal, owner, standard)
-                denials.follow(init.control)
-                return started
+            # Two builds or starts at a time compete for processors and for locks of the kernel. So
+            # the next sandbox is built after this start, unless commands follow each other so fast
+            # that they wait for their sandboxes.
+            is_urgent = prebuild_next and self._prebuilt.is_building(policy)
 
-            pid, clean_up = retry_while_stale(start)
+            def start() -> tuple[Init, CleanUp | None, tuple[int, ...]]:
+                init = self._take_init(policy, terminal)
+                if is_urgent:
+                    self._prebuilt.prebuild(policy)
+                return init, *self._start(init, command, terminal, owner, standard)
+
+            init, clean_up, listeners = retry_while_stale(start)
             started = True
+            if prebuild_next and not is_urgent:
+                self._prebuilt.prebuild(policy)
         finally:
             streams.release(started=started)
-        return Child(pid, streams.stdin, streams.outputs, clean_up)
+        reports = CommandReports(init.control)
+        denials.follow(reports)
+        exit_report = None if policy.rules is None else reports
+        return Child(init.pid, streams.stdin, streams.outputs, clean_up, listeners, exit_report)
 
-    def _take_init(self, policy: Policy, terminal: str | None, *, prebuild_next: bool) -> Init:
+    def _take_init(self, policy: Policy, terminal: str | None) -> Init:
         """An init in the view of the policy: a prebuilt or a new one."""
         # The terminal is mounted into an empty root when the view is built.
         needs_terminal = terminal is not None and policy_access(policy, "/") is None
         init = None if needs_terminal else self._prebuilt.take(policy)
         if init is None:
             init = self._build_init(policy, terminal if needs_terminal else None)
-        if prebuild_next:
-            self._prebuilt.prebuild(policy)
         return init
 
     def _start(
         self, init: Init, command: Command, terminal: str | None, owner: Owner, standard: list[int]
-    ) -> tuple[int, CleanUp | None]:
-        """Let an init run the command; returns its pid and the clean-up after its end.
+    ) -> tuple[CleanUp | None, tuple[int, ...]]:
+        """Let an init run the command; the control socket stays open.
 
-        The control socket stays open.
+        Returns the clean-up after the end, and the sockets that listen for the command.
         """
         held: list[Placeholder] = []
         try:
@@ -137,23 +158,31 @@ class CommandSandbox:
                 raise StaleView(str(error)) from error
             covers = tuple(placeholder.step for placeholder in held)
             program = ExecRequest(
-                command.argv, command.arg0, command.cwd, command.env, terminal, covers
+                command.argv,
+                command.arg0,
+                command.cwd,
+                command.env,
+                terminal,
+                covers,
+                command.proxy_ports,
             )
             owner.tag = tags.allocate()
             tags.tag_running(init.pid, owner.tag)
-            request(init.control, program, standard)
+            expected = len(command.proxy_ports)
+            listeners = request(init.control, program, standard, expected=expected)
         except BaseException:
             self._placeholders.release(held)
             init.close()
             raise
         init.close_dependencies()
-        return init.pid, partial(self._placeholders.release, held) if held else None
+        clean_up = partial(self._placeholders.release, held) if held else None
+        return clean_up, listeners
 
     def _build_init(self, policy: Policy, terminal: str | None = None) -> Init:
         """An init in the view of the policy; without limits on files there is no view."""
         if policy.rules is None:
             unlimited = BuildRequest("init", None, policy.network, "inherited")
-            return Init(*launch(self._builder.launcher, 0, unlimited), (), None)
+            return Init(*self._builder.launch_unlimited(unlimited), (), None)
         disk = HostDisk(sees_placeholders=False)
         denied = glob_scan.scan(resolve_globs(policy, disk)) if policy.globs else []
         view = build_view(policy, disk, denied)
@@ -166,7 +195,7 @@ class CommandSandbox:
             return BuildRequest("init", view, policy.network, proc, terminal=terminal)
 
         try:
-            launched = self._builder.launch(make_request, network=policy.network == "restricted")
+            launched = self._builder.launch(make_request, network=policy.network != "enabled")
             init = Init(*launched, view.missing, dependencies)
         except BaseException:
             dependencies.close()
@@ -179,13 +208,16 @@ class CommandSandbox:
         return init
 
 
-def _standard_streams(command: Command, streams: Streams) -> tuple[list[int], str | None]:
+def standard_streams(command: Command, streams: Streams) -> tuple[list[int], str | None]:
     """The descriptors for 0, 1 and 2, and the path of the terminal if they are one."""
     if command.tty:
         (slave,) = streams.child_ends
         return [slave, slave, slave], os.ttyname(slave)
+    standard = list(streams.child_ends)
     if not command.pipe_stdin:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         streams.child_ends.append(null)
-        return [null, *streams.child_ends[:2]], None
-    return list(streams.child_ends), None
+        standard.insert(0, null)
+    if command.merge_stderr:
+        standard.append(standard[1])
+    return standard, None

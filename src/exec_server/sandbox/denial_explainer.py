@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import socket
 from collections.abc import Mapping
 from functools import partial
 from typing import Literal
@@ -18,6 +18,7 @@ from exec_server.sandbox.policy.access import explain_denial
 from exec_server.sandbox.policy.denial import Explain, find_denial, is_likely_denied
 from exec_server.sandbox.policy.error_texts import ENGLISH
 from exec_server.sandbox.policy.model import Policy
+from exec_server.sandbox.runtime.reports import CommandReports
 from exec_server.sandbox.runtime.translations import error_texts
 
 log = logging.getLogger(__name__)
@@ -67,18 +68,15 @@ class CommandDenials:
         self._policy = policy
         self._cwd = cwd
         self._texts = ENGLISH
-        self._control: socket.socket | None = None
+        self._reports: CommandReports | None = None
 
     def prepare(self, env: Mapping[str, str]) -> None:
         """Learn the error texts of the command's language. Blocking."""
         self._texts = error_texts(env)
 
-    def follow(self, control: socket.socket) -> None:
-        """Take over the control socket of the started init (see `runtime.refusals`)."""
-        if self._policy.network == "restricted" and self._policy.rules is not None:
-            self._control = control
-        else:
-            control.close()  # nothing will be reported
+    def follow(self, reports: CommandReports) -> None:
+        """Take over the reports of the started command; `find` closes them."""
+        self._reports = reports
 
     def check(self, exit_code: int, output: list[Chunk]) -> tuple[bool, Denial | None]:
         """Whether clients are told of a denial, and the denied operation; called once."""
@@ -98,20 +96,19 @@ class CommandDenials:
             explain,
             cwd=self._cwd,
             is_offline=self._policy.network == "restricted",
-            is_network_refused=self._read_report(),
+            is_network_refused=self._is_refused(),
             texts=self._texts,
         )
 
-    def _read_report(self) -> bool:
-        """Whether the init has reported a refused network call; closes the socket."""
-        control, self._control = self._control, None
-        if control is None:
+    def _is_refused(self) -> bool:
+        """Whether a refused network call was reported; closes the reports."""
+        reports, self._reports = self._reports, None
+        if reports is None:
             return False
-        with control:
-            try:
-                return bool(control.recv(1, socket.MSG_DONTWAIT))
-            except OSError:
-                return False
+        with contextlib.closing(reports):
+            reports.read()
+        has_listener = self._policy.network == "restricted" and self._policy.rules is not None
+        return reports.is_refused and has_listener
 
 
 def _accessed_paths(params: ConfinableParams) -> list[tuple[str, Operation]]:

@@ -26,14 +26,23 @@ from exec_server.errors import (
     RpcError,
     rpc_error_from_os,
 )
-from exec_server.net.stream import MessageStream
-from exec_server.protocol import jsonrpc
+from exec_server.net.stream import BinaryStream, GatheringStream, MessageStream
+from exec_server.protocol import binary, jsonrpc
 from exec_server.protocol.decoding import Result, decode
-from exec_server.protocol.method import Notice
+from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.process import OutputParams, output_pieces
 from exec_server.protocol.session import INITIALIZE, InitializeParams, InitializeResult
-from exec_server.server.context import ConnectionContext, Encoded, ServerContext, Streamed
-from exec_server.server.lanes import Lane, Lanes, PendingRequest
-from exec_server.server.methods import METHODS, DecodedParams
+from exec_server.server.context import (
+    ConnectionContext,
+    Encoded,
+    ServerContext,
+    Streamed,
+    WithData,
+)
+from exec_server.server.lanes import Lane, Lanes, PendingRequest, named_process
+from exec_server.server.lazy_event import LazyEvent
+from exec_server.server.methods import METHODS, DecodedParams, Method, Waited
+from exec_server.server.questions import Questions
 
 log = logging.getLogger(__name__)
 
@@ -86,21 +95,28 @@ class Connection:
     def __init__(self, server: ServerContext, stream: MessageStream) -> None:
         self._server = server
         self._stream = stream
+        self._send = stream.send
+        self._send_pieces = stream.send_pieces if isinstance(stream, GatheringStream) else None
+        self._send_binary = stream.send_binary if isinstance(stream, BinaryStream) else None
         self._state = State.NEW
         self._context: ConnectionContext | None = None
         self._lanes = Lanes(server.concurrent_requests)
         self._is_decoding = False  # a large message, in a thread
         self._is_reading = True
         self._is_eof = False  # no more messages arrive
-        self._writable = asyncio.Event()  # cleared while the send buffer is full
+        self._writable = LazyEvent()  # cleared while the send buffer is full
         self._writable.set()
         self._is_congested = False  # requests are queued or the send buffer is full
         self._tasks: set[asyncio.Task[None]] = set()
+        self._questions = Questions(stream.send)
 
     # ---- received messages ------------------------------------------------------------
 
     def message_received(self, message: bytes) -> None:
         if len(message) > SHORT_BYTES and _is_costly(message):
+            if self._send_binary is not None and binary.is_binary(message):
+                self._binary_received(message)
+                return
             self._is_decoding = True
             self._update_reading()
             self._create_task(self._decode_in_thread(message))
@@ -108,12 +124,35 @@ class Connection:
         try:
             decoded = jsonrpc.decode(message)
         except MalformedMessage as error:
-            self._refuse(error)
-        else:
-            if type(decoded) is jsonrpc.Request:
-                self._accept(decoded, len(message))
+            if self._send_binary is not None and binary.is_binary(message):
+                self._binary_received(message)
             else:
+                self._refuse(error)
+        else:
+            if type(decoded) is not jsonrpc.Request:
                 self._dispatch(decoded, len(message))
+            elif self._is_unhindered() and (method := METHODS.get(decoded.method)) is not None:
+                self._answer(decoded, method, len(message))
+            else:
+                self._accept(decoded, len(message))
+        if self._is_congested:
+            self._update_reading()
+
+    def _binary_received(self, message: bytes) -> None:
+        """Accept a request with data; its JSON text is short."""
+        try:
+            text, data = binary.split(message)
+            request = jsonrpc.decode(text)
+        except MalformedMessage as error:
+            self._refuse(error)
+            return
+        method = METHODS.get(request.method) if isinstance(request, jsonrpc.Request) else None
+        if not isinstance(request, jsonrpc.Request) or method is None or not method.takes_data:
+            self._refuse(MalformedMessage("no request of a method that takes data"))
+            return
+        params = DecodedParams(method, request.params, self._server.environment.cwd)
+        params.attach(data)
+        self._accept(request, len(message), params)
         if self._is_congested:
             self._update_reading()
 
@@ -121,7 +160,7 @@ class Connection:
         """Decode a large message; reading pauses meanwhile, which keeps messages in order."""
         try:
             decoded, params = await self._server.decode_threads.run(
-                _decode_all, message, self._server.legacy_sandbox_forms
+                _decode_all, message, self._server.environment.cwd
             )
             self._dispatch(decoded, len(message), params)
         except MalformedMessage as error:
@@ -147,8 +186,8 @@ class Connection:
         if isinstance(message, jsonrpc.Request):
             self._accept(message, size, params)
         elif isinstance(message, jsonrpc.Response):
-            # The server sends no requests, so no response can be expected.
-            self._stream.close(POLICY_VIOLATION, "response to a request that was never made")
+            if not self._questions.answer(message):
+                self._stream.close(POLICY_VIOLATION, "response to a request that was never made")
         elif message.method != "initialized":
             text = f"unexpected notification method: {message.method}"
             self._stream.send(jsonrpc.encode_error(None, InvalidRequest(text)))
@@ -159,13 +198,39 @@ class Connection:
 
     # ---- requests ---------------------------------------------------------------------
 
+    def _is_unhindered(self) -> bool:
+        """Whether any request may start at once: in each lane nothing is queued or runs."""
+        lanes = self._lanes
+        return (
+            self._state is State.READY
+            and not self._is_congested
+            and not lanes.main.running
+            and not lanes.control.running
+        )
+
+    def _answer(self, request: jsonrpc.Request, method: Method, size: int) -> None:
+        """Fast path: what `_accept` and `_run` do for a request that is unhindered."""
+        assert self._context is not None
+        try:
+            outcome = method.invoke(self._context, request.params)
+            if isinstance(outcome, _RESULTS):
+                text = outcome.text if type(outcome) is Encoded else jsonrpc.encode(outcome)
+                self._send(jsonrpc.encode_result(request.id, text))
+                return
+        except Exception as error:
+            self._fail(request.id, error)
+            return
+        pending = PendingRequest(request.id, method, request.params, size)
+        self._wait(self._lanes.lane_for(pending), pending, outcome)
+
     def _accept(
         self, request: jsonrpc.Request, size: int, params: DecodedParams | None = None
     ) -> None:
         method = METHODS.get(request.method)
         if method is not None:
             pending = PendingRequest(request.id, method, request.params, size, params)
-            lane = self._lanes.lane_for(pending)
+            can_cancel = method.cancels_start and self._can_cancel_start(pending)
+            lane = self._lanes.lane_for(pending, can_cancel=can_cancel)
             if lane.queue or not self._may_start(lane):
                 self._lanes.enqueue(lane, pending)
                 self._update_reading()
@@ -176,6 +241,11 @@ class Connection:
         else:
             text = f"exec-server stub does not implement `{request.method}` yet"
             self._fail(request.id, MethodNotFound(text))
+
+    def _can_cancel_start(self, request: PendingRequest) -> bool:
+        """Whether a terminate names a process whose start waits."""
+        processes = self._context.session.processes if self._context is not None else None
+        return processes is not None and processes.can_cancel(named_process(request))
 
     def _may_start(self, lane: Lane) -> bool:
         return lane.running < lane.slots and (
@@ -210,6 +280,10 @@ class Connection:
         except Exception as error:
             self._fail(request.id, error)
             return
+        self._wait(lane, request, outcome)
+
+    def _wait(self, lane: Lane, request: PendingRequest, outcome: Awaitable[Waited]) -> None:
+        """Send the response when the handler's awaitable has it."""
         occupied = self._lanes.occupy(lane, request)
         self._create_task(self._finish(lane, occupied, request, outcome))
         self._update_reading()
@@ -217,7 +291,7 @@ class Connection:
     def _handshake_error(self, request: PendingRequest) -> InvalidRequest:
         # The reference reports invalid params before the missing handshake.
         if request.decoded is None:
-            request.method.decode_params(request.params, self._server.legacy_sandbox_forms)
+            request.method.decode_params(request.params, self._server.environment.cwd)
         else:
             request.decoded.get()
         text = f"client must {self._state.value} before using {request.method.family} methods"
@@ -228,7 +302,7 @@ class Connection:
         lane: Lane,
         occupied: Lane,
         request: PendingRequest,
-        outcome: Awaitable[Result | Encoded | Streamed],
+        outcome: Awaitable[Waited],
     ) -> None:
         try:
             # No await between the handler's result and its sending: see handlers.process._start.
@@ -314,13 +388,26 @@ class Connection:
         else:
             session = sessions.resume(params.resume_session_id, self)
         self._context = ConnectionContext(
-            self._server, session, self.notify, self._start_task, self._writable
+            self._server,
+            session,
+            self.notify,
+            self._start_task,
+            self._writable,
+            has_binary=self._send_binary is not None,
         )
         self._state = next_state
         log.info("client %s has session %s", self._stream.origin, session.id)
-        return InitializeResult(session.id, self._server.environment)
+        return InitializeResult(session.id, self._context.environment)
 
-    def _send_result(self, request_id: jsonrpc.RequestId, result: Result | Encoded) -> None:
+    def _send_result(
+        self, request_id: jsonrpc.RequestId, result: Result | Encoded | WithData
+    ) -> None:
+        if isinstance(result, WithData):
+            if self._send_binary is None:
+                raise InvalidRequest("binary messages need a WebSocket without a relay")
+            text = jsonrpc.encode_result(request_id, jsonrpc.encode(result.result))
+            self._send_binary(binary.head(text), result.data)
+            return
         text = result.text if isinstance(result, Encoded) else jsonrpc.encode(result)
         self._stream.send(jsonrpc.encode_result(request_id, text))
 
@@ -334,7 +421,15 @@ class Connection:
         self._stream.send(jsonrpc.encode_error(request_id, error))
 
     def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
-        self._stream.send(jsonrpc.encode_notification(notice, params))
+        if type(params) is not OutputParams:
+            self._stream.send(jsonrpc.encode_notification(notice, params))
+        elif self._send_pieces is not None:
+            self._send_pieces(*output_pieces(params))
+        else:
+            self._stream.send(b"".join(output_pieces(params)))
+
+    def ask(self, call: Call[Any, Any], params: msgspec.Struct) -> asyncio.Future[object]:
+        return self._questions.ask(call, params)
 
     # ---- events of the stream ---------------------------------------------------------
 
@@ -357,7 +452,7 @@ class Connection:
         """Kill the processes, which ends long polls; close when all requests are answered."""
         self._is_eof = True
         if self._context is not None:
-            self._context.session.processes.terminate_all()
+            self._context.session.terminate_all()
         asyncio.get_running_loop().call_later(EOF_GRACE_SECONDS, self._close_if_parked)
         self._update_reading()
 
@@ -373,6 +468,7 @@ class Connection:
     def connection_lost(self) -> None:
         self._state = State.CLOSED
         self._lanes.clear()
+        self._questions.close()
         # At once: on a relay the next message may resume the session on a new stream.
         if self._context is not None:
             self._server.sessions.detach(self._context.session)
@@ -392,11 +488,11 @@ def _is_costly(message: bytes) -> bool:
 
 
 def _decode_all(
-    data: bytes, legacy_sandbox_forms: bool
+    data: bytes, server_cwd: str | None
 ) -> tuple[jsonrpc.Message, DecodedParams | None]:
     """A message and, of a request with a known method, its params; for a thread."""
     message = jsonrpc.decode(data)
     if not isinstance(message, jsonrpc.Request) or message.method not in METHODS:
         return message, None
     method = METHODS[message.method]
-    return message, DecodedParams(method, message.params, legacy_sandbox_forms)
+    return message, DecodedParams(method, message.params, server_cwd)

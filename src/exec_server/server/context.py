@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from exec_server.codex.capability_cache import CapabilityCache
 from exec_server.filesystem.change_watch import ChangeWatch
 from exec_server.filesystem.handles import HandleTable
 from exec_server.filesystem.inotify import Inotify
 from exec_server.filesystem.watch import MissingWatch
 from exec_server.host.http import HttpResources
 from exec_server.host.threads import ThreadPool
+from exec_server.protocol.decoding import Result
 from exec_server.protocol.method import Notice
 from exec_server.protocol.session import EnvironmentInfo
+from exec_server.proxy.resources import ProxyResources
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.detached import DetachedProcesses
+from exec_server.server.lazy_event import LazyEvent
 from exec_server.server.port_table import PortResources, PortTable
 from exec_server.server.session import Session, SessionRegistry
+from exec_server.server.shell_snapshots import ShellSnapshots
 
 A = ParamSpec("A")
 T = TypeVar("T")
@@ -36,8 +40,7 @@ CONCURRENT_SEARCHES = 4
 CONNECTION_SEARCHES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerContext:
+class ServerContext(msgspec.Struct, frozen=True, kw_only=True):
     """The resources that all connections of a server share."""
 
     environment: EnvironmentInfo
@@ -52,54 +55,84 @@ class ServerContext:
     tasks: asyncio.TaskGroup
     http: HttpResources | None = None  # None: http/request is refused
     ports: PortResources | None = None  # None: port/open and port/listen are refused
+    proxies: ProxyResources | None = None  # None: in tests without proxies
     concurrent_requests: int = 1  # of one connection
-    legacy_sandbox_forms: bool = False  # translate `sandbox` objects of earlier versions
-    search_slots: asyncio.Semaphore = field(
+    search_slots: asyncio.Semaphore = msgspec.field(
         default_factory=lambda: asyncio.Semaphore(CONCURRENT_SEARCHES)
     )
+    capability_cache: CapabilityCache = msgspec.field(default_factory=CapabilityCache)
+    shell_snapshots: ShellSnapshots = msgspec.field(default_factory=ShellSnapshots)
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(msgspec.Struct, frozen=True):
     """A result in the form of JSON text: file content, which is encoded faster without a struct."""
 
     text: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Streamed:
+class WithData(msgspec.Struct, frozen=True):
+    """A result whose data travels in a binary message."""
+
+    result: Result
+    data: bytes
+
+
+class Streamed(msgspec.Struct, frozen=True):
     """A result too large for memory: the parts of its JSON text, and their total size."""
 
     size: int
     parts: AsyncIterator[bytes]
 
 
-@dataclass(slots=True)
 class ConnectionContext:
     """The session of a connection and the resources that end with the connection."""
 
-    server: ServerContext
-    session: Session
-    notify: Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
-    # Runs a task that outlives its request and is cancelled at the end of the connection; returns
-    # False, without running the coroutine, if the connection has already ended.
-    start_task: Callable[[Coroutine[Any, Any, None]], bool]
-    writable: asyncio.Event  # cleared while the send buffer is full
-    handles: HandleTable = field(default_factory=HandleTable)
-    watch: MissingWatch = field(init=False)
-    change_watches: dict[int, ChangeWatch] = field(default_factory=dict)  # by watch id
-    ports: PortTable = field(init=False)
-    http_streams: set[str] = field(default_factory=set)  # request ids of bodies being streamed
-    http_slots: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(CONCURRENT_HTTP_REQUESTS)
-    )
-    search_slots: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(CONNECTION_SEARCHES)
+    __slots__ = (
+        "change_watches",
+        "handles",
+        "has_binary",
+        "http_slots",
+        "http_streams",
+        "notify",
+        "ports",
+        "search_slots",
+        "server",
+        "session",
+        "start_task",
+        "watch",
+        "writable",
     )
 
-    def __post_init__(self) -> None:
-        self.watch = MissingWatch(self.server.inotify)
-        self.ports = PortTable(self.server.ports, self.notify)
+    def __init__(
+        self,
+        server: ServerContext,
+        session: Session,
+        notify: Callable[[Notice[msgspec.Struct], msgspec.Struct], None],
+        start_task: Callable[[Coroutine[Any, Any, None]], bool],
+        writable: LazyEvent,
+        *,
+        has_binary: bool = False,
+    ) -> None:
+        self.server = server
+        self.session = session
+        self.notify = notify
+        # Runs a task that outlives its request and is cancelled at the end of the connection;
+        # returns False, without running the coroutine, if the connection has already ended.
+        self.start_task = start_task
+        self.writable = writable  # cleared while the send buffer is full
+        self.has_binary = has_binary  # the connection carries binary messages
+        self.handles = HandleTable()
+        self.watch = MissingWatch(server.inotify)
+        self.change_watches: dict[int, ChangeWatch] = {}  # by watch id
+        self.ports = PortTable(server.ports, notify)
+        self.http_streams: set[str] = set()  # request ids of bodies being streamed
+        self.http_slots = asyncio.Semaphore(CONCURRENT_HTTP_REQUESTS)
+        self.search_slots = asyncio.Semaphore(CONNECTION_SEARCHES)
+
+    @property
+    def environment(self) -> EnvironmentInfo:
+        """The description of the server for this connection."""
+        return environment_for(self.server.environment, has_binary=self.has_binary)
 
     def in_thread(
         self, function: Callable[A, T], *args: A.args, **kwargs: A.kwargs
@@ -129,3 +162,11 @@ class ConnectionContext:
             watch.close()
         self.change_watches.clear()
         self.ports.close()
+
+
+def environment_for(environment: EnvironmentInfo, *, has_binary: bool) -> EnvironmentInfo:
+    """The description of a server for a connection with or without binary messages."""
+    if not has_binary:
+        return environment
+    capabilities = msgspec.structs.replace(environment.capabilities, fs_binary=True)
+    return msgspec.structs.replace(environment, capabilities=capabilities)

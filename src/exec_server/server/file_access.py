@@ -1,22 +1,31 @@
-"""FileAccess: the route of an fs request to the disk, which its sandbox decides.
+"""FileAccess: the route of an fs request to the disk, which its sandbox or its user decides.
 
 Without a sandbox that limits files the server performs the request itself. Under a policy that
 allows every read the server performs reads too, except in procfs. Otherwise a confined worker
-performs the request. A long policy is compiled in the thread that performs the request.
+performs the request. A long policy is compiled in the thread that performs the request, and so is
+the first one of a server, which imports the modules of the sandbox.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+import msgspec
+
+from exec_server.errors import InvalidParams
 from exec_server.filesystem import trusted_reads
+from exec_server.filesystem.operation_table import OnDemand
+from exec_server.host import users
 from exec_server.protocol import files
 from exec_server.protocol.confinable import ConfinableParams
 from exec_server.protocol.method import Call
 from exec_server.protocol.sandbox import Managed, Restricted, Sandbox
-from exec_server.sandbox.file_sandbox import FilePolicy, FileSandbox
+from exec_server.protocol.session import EnvironmentInfo
+from exec_server.sandbox.sandboxes import Sandboxes
+
+if TYPE_CHECKING:  # see `sandbox.sandboxes`
+    from exec_server.sandbox.file_sandbox import FilePolicy
 
 # Rules of a policy that is compiled on the event loop: ten times as many as clients send, in some
 # milliseconds.
@@ -35,8 +44,7 @@ class Attempt(Protocol[P_contra, R_co]):
     def __call__(self, params: P_contra, /, *, confined: bool) -> R_co | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class FileOperation(Generic[P, R]):
+class FileOperation(msgspec.Struct, Generic[P, R], frozen=True):
     """The implementations of an fs call."""
 
     call: Call[P, R]
@@ -46,8 +54,7 @@ class FileOperation(Generic[P, R]):
     trusted: Callable[[P], R | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FileOpening(Generic[Opened, R]):
+class FileOpening(msgspec.Struct, Generic[Opened, R], frozen=True):
     """An fs call that opens a file, whose content the server itself reads or writes."""
 
     call: Call[Opened, R]
@@ -142,18 +149,51 @@ class Deferred:
         return self._choose().open(opening, params)
 
 
-_UNCONFINED = Unconfined()
+UNCONFINED = Unconfined()
+
+
+class AsUser:
+    """The server performs the request with the rights of a user."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def try_now(self, attempt: Attempt[P, R], params: P) -> R | None:
+        return None
+
+    def perform(self, operation: FileOperation[P, R], params: P) -> R:
+        function = operation.function
+        if isinstance(function, OnDemand):  # the user need not have the right to read its module
+            function = function.load()
+        with users.acting_as(users.find_user(self._name)):
+            return function(params)
+
+    def open(self, opening: FileOpening[Opened, R], params: Opened) -> int:
+        with users.acting_as(users.find_user(self._name)):
+            return opening.function(params)
+
+
+def check_user(info: EnvironmentInfo, sandbox: Sandbox | None) -> None:
+    """Raise InvalidParams for a request with a user, if it cannot be performed."""
+    if not info.capabilities.other_users:
+        raise InvalidParams("user: this exec-server does not have the rights of root")
+    if sandbox is not None:
+        raise InvalidParams("user and sandbox exclude each other")
 
 
 def choose_access(
-    file_sandbox: FileSandbox, sandbox: Sandbox | None, *, reading: bool
+    sandboxes: Sandboxes, sandbox: Sandbox | None, *, reading: bool, user: str | None = None
 ) -> FileAccess:
-    """The route of a request with this sandbox; for the event loop."""
+    """The route of a request with this sandbox or user; for the event loop."""
+    if user is not None:
+        return AsUser(user)
     if sandbox is None:
-        return _UNCONFINED
-    if _rule_count(sandbox) > INLINE_RULES:
-        return Deferred(lambda: _compiled_access(file_sandbox, sandbox, reading=reading))
-    return _compiled_access(file_sandbox, sandbox, reading=reading)
+        return UNCONFINED
+    if not sandboxes.is_loaded or _rule_count(sandbox) > INLINE_RULES:
+        return Deferred(lambda: _compiled_access(sandboxes, sandbox, reading=reading))
+    return _compiled_access(sandboxes, sandbox, reading=reading)
 
 
 def _rule_count(sandbox: Sandbox) -> int:
@@ -165,8 +205,8 @@ def _rule_count(sandbox: Sandbox) -> int:
     return len(permissions.file_system.entries) * (len(roots) + 1)
 
 
-def _compiled_access(file_sandbox: FileSandbox, sandbox: Sandbox, *, reading: bool) -> FileAccess:
-    policy = file_sandbox.policy_for(sandbox, reading=reading)
+def _compiled_access(sandboxes: Sandboxes, sandbox: Sandbox, *, reading: bool) -> FileAccess:
+    policy = sandboxes.files.policy_for(sandbox, reading=reading)
     if policy is None:
-        return _UNCONFINED
+        return UNCONFINED
     return TrustedRead(policy) if policy.is_trusted_read else Confined(policy)

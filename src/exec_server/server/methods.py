@@ -8,8 +8,13 @@ from typing import Any, TypeVar, cast
 
 from exec_server.filesystem.operation_table import OPERATIONS
 from exec_server.protocol import (
+    binary_files,
+    capabilities,
+    capability_roots,
     detached,
+    environment_config,
     file_changes,
+    file_entries,
     file_watches,
     files,
     http,
@@ -17,12 +22,16 @@ from exec_server.protocol import (
     process,
     session,
 )
+from exec_server.protocol.binary import Attached
 from exec_server.protocol.decoding import Params, Result, decode, decode_unit
 from exec_server.protocol.method import Call
-from exec_server.server.context import ConnectionContext, Encoded, Streamed
+from exec_server.server.context import ConnectionContext, Encoded, Streamed, WithData
 from exec_server.server.file_access import FileOperation
+from exec_server.server.handlers import binary_files as binary_handlers
+from exec_server.server.handlers import capabilities as capability_handlers
 from exec_server.server.handlers import detached as detached_handlers
 from exec_server.server.handlers import environment as environment_handlers
+from exec_server.server.handlers import environment_config as config_handlers
 from exec_server.server.handlers import files as file_handlers
 from exec_server.server.handlers import http as http_handlers
 from exec_server.server.handlers import port as port_handlers
@@ -33,7 +42,9 @@ from exec_server.server.handlers import watches as watch_handlers
 P = TypeVar("P")
 R = TypeVar("R", bound=Result)
 
-Outcome = Result | Encoded | Awaitable[Result | Encoded | Streamed]
+# The outcome of a handler that had to wait, and that of any handler.
+Waited = Result | Encoded | Streamed | WithData
+Outcome = Result | Encoded | Awaitable[Waited]
 
 
 class Method:
@@ -45,10 +56,12 @@ class Method:
 
     `family` is a word in the error texts of the handshake. Requests of a `control` method do not
     queue behind others. A request that `yields_slot` waits for an event that a later request may
-    cause, so later requests do not wait for it.
+    cause, so later requests do not wait for it. A method that `takes_data` has requests that are
+    binary messages.
     """
 
     __slots__ = (
+        "cancels_start",
         "control",
         "decode_params",
         "family",
@@ -56,30 +69,36 @@ class Method:
         "invoke",
         "name",
         "starts_process",
+        "takes_data",
         "yields_slot",
     )
 
     def __init__(
         self,
         call: Call[P, R],
-        handler: Callable[[ConnectionContext, P], R | Encoded | Awaitable[R | Encoded | Streamed]],
+        handler: Callable[
+            [ConnectionContext, P], R | Encoded | Awaitable[R | Encoded | Streamed | WithData]
+        ],
         family: str,
         *,
         control: bool = False,
         yields_slot: bool = False,
+        takes_data: bool = False,
     ) -> None:
         decode_params = _params_decoder(call)
 
         def invoke(context: ConnectionContext, raw_params: object) -> Outcome:
-            return handler(context, decode_params(raw_params, context.server.legacy_sandbox_forms))
+            return handler(context, decode_params(raw_params, context.server.environment.cwd))
 
         self.invoke = invoke
         self.handle: Callable[[ConnectionContext, Any], Outcome] = handler
-        self.decode_params: Callable[[object, bool], object] = decode_params
+        self.decode_params: Callable[[object, str | None], object] = decode_params
         self.name = call.name
         self.family = family
         self.control = control
         self.yields_slot = yields_slot
+        self.takes_data = takes_data
+        self.cancels_start = call.name == process.TERMINATE.name
         self.starts_process = call.name in (process.START.name, detached.ATTACH.name)
 
 
@@ -88,13 +107,17 @@ class DecodedParams:
 
     __slots__ = ("_error", "_params")
 
-    def __init__(self, method: Method, raw_params: object, legacy_sandbox_forms: bool) -> None:
+    def __init__(self, method: Method, raw_params: object, server_cwd: str | None) -> None:
         self._params: object = None
         self._error: Exception | None = None
         try:
-            self._params = method.decode_params(raw_params, legacy_sandbox_forms)
+            self._params = method.decode_params(raw_params, server_cwd)
         except Exception as error:  # raised again by `get`
             self._error = error
+
+    def attach(self, data: memoryview) -> None:
+        """Add the data of a binary message."""
+        self._params = Attached(self._params, data)
 
     def get(self) -> object:
         """The params; raises InvalidParams."""
@@ -103,15 +126,27 @@ class DecodedParams:
         return self._params
 
 
-def _params_decoder(call: Call[P, R]) -> Callable[[object, bool], P]:
-    """A function of the raw params and of ServerContext.legacy_sandbox_forms."""
+def _params_decoder(call: Call[P, R]) -> Callable[[object, str | None], P]:
+    """A function of the raw params and of the server's directory."""
     if call.params is None:
-        return cast("Callable[[object, bool], P]", _decode_nothing)  # it is a Call[None, R]
+        return cast("Callable[[object, str | None], P]", _decode_nothing)  # it is a Call[None, R]
     assert issubclass(call.params, Params)
     return partial(decode, call.params)
 
 
-def _decode_nothing(value: object, legacy_sandbox_forms: bool) -> None:
+def _with_data(
+    handler: Callable[[ConnectionContext, Attached[P]], Awaitable[R]],
+) -> Callable[[ConnectionContext, P], Awaitable[R]]:
+    """A handler that takes params with data; a request in text form has none."""
+
+    def handle(context: ConnectionContext, params: P | Attached[P]) -> Awaitable[R]:
+        request = params if isinstance(params, Attached) else Attached(params, b"")
+        return handler(context, request)
+
+    return handle
+
+
+def _decode_nothing(value: object, server_cwd: str | None) -> None:
     if value is not None:
         decode_unit(value)
 
@@ -119,6 +154,19 @@ def _decode_nothing(value: object, legacy_sandbox_forms: bool) -> None:
 _ROWS = [
     Method(session.INFO, environment_handlers.info, "environment info", control=True),
     Method(session.STATUS, environment_handlers.status, "environment status", control=True),
+    Method(environment_config.READ, config_handlers.read, "environment config"),
+    Method(
+        capabilities.DISCOVER,
+        capability_handlers.discover,
+        "capability discovery",
+        yields_slot=True,
+    ),
+    Method(
+        capability_roots.DISCOVER,
+        capability_handlers.discover_roots,
+        "capability discovery",
+        yields_slot=True,
+    ),
     Method(process.START, process_handlers.start, "exec"),
     Method(process.READ, process_handlers.read, "exec", yields_slot=True),
     Method(process.WRITE, process_handlers.write, "exec", yields_slot=True),
@@ -132,13 +180,30 @@ _ROWS = [
     Method(detached.DETACH, detached_handlers.detach, "exec"),
     Method(detached.LIST_DETACHED, detached_handlers.list_, "exec"),
     Method(files.READ_FILE, file_handlers.read_file, "filesystem"),
+    Method(files.WRITE_FILE, file_handlers.write_file, "filesystem"),
     Method(files.OPEN, file_handlers.open_, "filesystem"),
     Method(files.READ_BLOCK, file_handlers.read_block, "filesystem"),
     Method(files.WRITE_BLOCK, file_handlers.write_block, "filesystem"),
     Method(files.CLOSE, file_handlers.close, "filesystem", control=True),
+    Method(binary_files.READ_BINARY, binary_handlers.read_binary, "filesystem"),
+    Method(
+        binary_files.WRITE_BINARY,
+        _with_data(binary_handlers.write_binary),
+        "filesystem",
+        takes_data=True,
+    ),
+    Method(binary_files.READ_FILES, binary_handlers.read_files, "filesystem"),
+    Method(
+        binary_files.WRITE_FILES,
+        _with_data(binary_handlers.write_files),
+        "filesystem",
+        takes_data=True,
+    ),
     Method(files.GET_METADATA, file_handlers.get_metadata, "filesystem"),
     Method(files.CANONICALIZE, file_handlers.canonicalize, "filesystem"),
     Method(files.READ_DIRECTORY, file_handlers.read_directory, "filesystem"),
+    Method(file_entries.LIST, file_handlers.list_, "filesystem"),
+    Method(file_entries.RESOLVE, file_handlers.resolve, "filesystem"),
     Method(files.WALK, file_handlers.walk, "filesystem"),
     Method(files.WATCH_MISSING, file_handlers.watch_missing, "filesystem"),
     Method(file_changes.GREP, search_handlers.grep, "filesystem", yields_slot=True),

@@ -9,7 +9,6 @@ import asyncio
 import errno
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -61,8 +60,7 @@ class PortSockets(Protocol):
     async def listen(self, port: int, accept: Callable[[TableSocket], None]) -> TableListener: ...
 
 
-@dataclass(slots=True)
-class PortResources:
+class PortResources(msgspec.Struct):
     """The sockets of a server, and how many its connections use."""
 
     sockets: PortSockets

@@ -77,12 +77,15 @@ class RelayExecutor:
         security: Security = "noise",
         tls: ssl.SSLContext | None = None,
         headers: Sequence[tuple[str, str]] = (),
+        on_ready: Callable[[str], None] | None = None,
     ) -> None:
+        """`on_ready` is called with the fingerprint of the executor's key at every new link."""
         self._registry = registry
         self._credential = credential
         self._security = security
         self._tls = tls
         self._headers = headers
+        self._on_ready = on_ready
         self._identity = Identity.generate()
         self._is_registered = False
 
@@ -98,12 +101,14 @@ class RelayExecutor:
             try:
                 link = await self._open(registration, settings)
             except (ConnectFailed, TimeoutError) as error:
-                log.warning("rendezvous connection failed: %s", _reason(error))
+                _log_failure(error, self._registry.environment_id)
                 if isinstance(error, ConnectFailed) and 400 <= (error.status or 0) < 500:
                     registration = await self._register()
             else:
                 began = loop.time()
                 log.info("connected to the rendezvous")
+                if self._on_ready is not None:
+                    self._on_ready(self._identity.public.fingerprint)
                 log.warning("rendezvous connection lost: %s", await _until_ended(link))
                 backoff.link_ended(loop.time() - began)
             await asyncio.sleep(backoff.next_delay())
@@ -237,6 +242,22 @@ async def _until_ended(link: ExecutorRelayLink | ClientStream) -> str:
         raise
 
 
+def _log_failure(error: ConnectFailed | TimeoutError, environment_id: str) -> None:
+    """Log why no link was opened; that another executor uses the same id, as an error.
+
+    Two machines with one id displace each other for ever, and clients reach either of them.
+    """
+    reason = _reason(error)
+    if not reason.endswith(f"({_SUPERSEDED})"):
+        log.warning("rendezvous connection failed: %s", reason)
+        return
+    log.error(
+        "another executor has registered as %s since, and this one takes its place again; two "
+        "machines need two environment ids",
+        environment_id,
+    )
+
+
 def _reason(error: ConnectFailed | TimeoutError) -> str:
     if isinstance(error, TimeoutError):
         return "timed out"
@@ -247,6 +268,7 @@ def _reason(error: ConnectFailed | TimeoutError) -> str:
     return f"{error} ({known[0]})" if known else str(error)
 
 
+_SUPERSEDED = "unexpected_executor_registration_id"
 # The reasons for which a rendezvous refuses executors. Other texts of a peer are not logged.
 _REJECTIONS = frozenset(
     {
@@ -264,7 +286,7 @@ _REJECTIONS = frozenset(
         "missing_version",
         "pod_draining",
         "route_unavailable",
-        "unexpected_executor_registration_id",
+        _SUPERSEDED,
         "unknown_route",
         "wrong_rendezvous_cluster",
     }

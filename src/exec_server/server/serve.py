@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from exec_server.errors import RegistryError, StartupError
+import msgspec
+
+from exec_server.errors import ExecServerError, RegistryError, StartupError
 from exec_server.filesystem.inotify import Inotify
 from exec_server.host import environment, http, libc
 from exec_server.host.threads import ThreadPool, start_lookup_threads
@@ -19,13 +21,14 @@ from exec_server.net.auth import Authenticator
 from exec_server.net.listen import BoundSocket
 from exec_server.net.port_socket import PortSockets
 from exec_server.net.server_certificate import ServerCertificate
-from exec_server.net.stdio import StdioStream
 from exec_server.net.stream import ReceiverFactory
 from exec_server.net.websocket.listener import WebSocketListener
 from exec_server.net.websocket.server import Settings
+from exec_server.process.output import SERVER_YOUNG_BYTES, YoungBudget
 from exec_server.process.process import Emit
 from exec_server.process.reaper import Reaper
 from exec_server.process.table import ProcessTable, TableLimits, TableObserver
+from exec_server.proxy.resources import ProxyResources
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.connection import Connection
 from exec_server.server.context import ServerContext
@@ -51,8 +54,16 @@ SPAWN_THREADS = 4
 # Clean-ups after commands and kills of orphans. They have threads of their own, because a start may
 # hang on a dead disk, and all of them from the start: commands are killed at the process limit too.
 CLEANUP_THREADS = 4
+# Look-ups of names for the proxies of processes, at the same time. A name server may be silent for
+# seconds, so they do not share the threads of other look-ups.
+LOOKUP_THREADS = 8
 # The interval at which idle workers, unused sandboxes and free memory are released.
 SWEEP_SECONDS = 5.0
+
+# A server that used less processor time than this between two sweeps is idle. If it has had a
+# client by then, it loads its sandboxes ahead of the first confined request, which takes a fifth of
+# a second of one processor.
+IDLE_SECONDS = 0.05
 
 DEFAULT_RETENTION_SECONDS = 30.0
 
@@ -65,16 +76,22 @@ class Executor(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """Options of a server, independent of its transport."""
 
     concurrent_requests: int = 1
     session_retention: float = DEFAULT_RETENTION_SECONDS
     # Called with a path that must be removed if the server is killed, and whether it exists.
     register_cleanup: Callable[[str, bool], None] = lambda path, exists: None
-    legacy_sandbox_forms: bool = False
     allow_port_hosts: bool = False  # forward connections to other hosts than this machine
+
+
+class _MakeTable(Protocol):
+    """Makes the table of the processes of a session, or that of the detached ones."""
+
+    def __call__(
+        self, emit: Emit, limits: TableLimits | None = None, observer: TableObserver | None = None
+    ) -> ProcessTable: ...
 
 
 class _LazyHttpClient:
@@ -117,21 +134,19 @@ async def _server_context(
     cleanup_threads = ThreadPool(CLEANUP_THREADS, "cleanup", started=CLEANUP_THREADS)
     file_threads = ThreadPool(FILE_THREADS, "files", started=STARTED_FILE_THREADS)
     decode_threads = ThreadPool(DECODE_THREADS, "decode", started=DECODE_THREADS)
+    lookup_threads = ThreadPool(LOOKUP_THREADS, "lookup")
     inotify = Inotify(file_threads.run)
     lazy_client = _LazyHttpClient(file_threads)
 
-    def make_table(
-        emit: Emit, limits: TableLimits | None = None, observer: TableObserver | None = None
-    ) -> ProcessTable:
-        return ProcessTable(
-            emit, reaper, spawn_threads, cleanup_threads, limits=limits, observer=observer
-        )
-
+    make_table = _table_maker(reaper, spawn_threads, cleanup_threads)
     try:
         async with asyncio.TaskGroup() as tasks:
-            sweeper = tasks.create_task(_sweep(sandboxes, decode_threads))
             sessions = SessionRegistry(make_table, tasks, options.session_retention)
+            maintainer = tasks.create_task(
+                _maintain(sandboxes, sessions, decode_threads, cleanup_threads)
+            )
             detached = DetachedProcesses(make_table)
+            proxies = ProxyResources(tasks, lookup_threads, variables)
             try:
                 yield ServerContext(
                     environment=environment.describe(variables),
@@ -145,24 +160,60 @@ async def _server_context(
                     detached=detached,
                     tasks=tasks,
                     http=http.HttpResources(lazy_client),
+                    proxies=proxies,
                     ports=PortResources(PortSockets(allow_other_hosts=options.allow_port_hosts)),
                     concurrent_requests=options.concurrent_requests,
-                    legacy_sandbox_forms=options.legacy_sandbox_forms,
                 )
             finally:
                 async with asyncio.TaskGroup() as ends:
                     ends.create_task(sessions.end_all())
                     ends.create_task(detached.end_all())
-                sweeper.cancel()
+                maintainer.cancel()
+                proxies.close()
         await lazy_client.close()
     finally:
         inotify.close()
         sandboxes.close()
         reaper.close()
-        spawn_threads.close()
-        cleanup_threads.close()
-        file_threads.close()
-        decode_threads.close()
+        for pool in (spawn_threads, cleanup_threads, file_threads, decode_threads, lookup_threads):
+            pool.close()
+
+
+def _table_maker(reaper: Reaper, spawning: ThreadPool, cleaning: ThreadPool) -> _MakeTable:
+    budget = YoungBudget(SERVER_YOUNG_BYTES)
+
+    def make_table(
+        emit: Emit, limits: TableLimits | None = None, observer: TableObserver | None = None
+    ) -> ProcessTable:
+        return ProcessTable(
+            emit, reaper, spawning, cleaning, limits=limits, observer=observer, young_budget=budget
+        )
+
+    return make_table
+
+
+async def _maintain(
+    sandboxes: Sandboxes, sessions: SessionRegistry, sweeping: ThreadPool, loading: ThreadPool
+) -> None:
+    """Load what is needed soon and release what is not, until cancelled."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_sweep(sandboxes, sweeping))
+        tasks.create_task(_load_when_idle(sandboxes, sessions, loading))
+
+
+async def _load_when_idle(
+    sandboxes: Sandboxes, sessions: SessionRegistry, threads: ThreadPool
+) -> None:
+    """Load the sandboxes once the server has nothing else to do."""
+    while not sandboxes.is_loaded:
+        began = time.process_time()
+        await asyncio.sleep(SWEEP_SECONDS)
+        if sessions.has_had_clients and time.process_time() - began < IDLE_SECONDS:
+            try:
+                await threads.run(sandboxes.load)
+            except (ExecServerError, ImportError, OSError) as error:
+                log.warning("the sandboxes could not be loaded ahead: %s", error)
+                return  # a confined request tries again, and its answer has the reason
 
 
 async def _sweep(sandboxes: Sandboxes, threads: ThreadPool) -> None:
@@ -221,6 +272,8 @@ async def serve_stdio(
     stop: asyncio.Event, *, options: Options, variables: Mapping[str, str]
 ) -> None:
     """Serve the one connection on stdin and stdout until either ends or `stop` is set."""
+    from exec_server.net.stdio import StdioStream  # for this transport only
+
     async with _server_context(options, variables) as server:
         stream = StdioStream(lambda stream: Connection(server, stream))
         await stream.open(os.dup(0), os.dup(1))

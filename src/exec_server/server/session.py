@@ -6,14 +6,14 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from exec_server.errors import InvalidRequest, SessionAttached
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable
-from exec_server.protocol.method import Notice
+from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.session import SessionId
 from exec_server.server.attachment import Attachment, Broadcast
@@ -32,6 +32,10 @@ class AttachedConnection(Protocol):
 
     def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None: ...
 
+    def ask(self, call: Call[Any, Any], params: msgspec.Struct) -> asyncio.Future[object]:
+        """Send a request; the future has the result of its response, or None without one."""
+        ...
+
     def probe(self) -> None: ...
 
 
@@ -39,6 +43,8 @@ class Session:
     """A client's processes, and the connection that receives their events."""
 
     def __init__(self, make_table: Callable[[Emit], ProcessTable]) -> None:
+        self._make_table = make_table
+        self._captures: ProcessTable | None = None
         self.id = SessionId(str(uuid.uuid4()))
         self.connection: AttachedConnection | None = None
         self.processes = make_table(self.notify)
@@ -49,6 +55,29 @@ class Session:
         # Nothing is queued while detached: the client reads missed output after it has resumed.
         if self.connection is not None:
             self.connection.notify(notice, params)
+
+    async def ask(self, call: Call[Any, Any], params: msgspec.Struct) -> object:
+        """The result of a request to the client; None for an error, or without a connection."""
+        if self.connection is None:
+            return None
+        return await self.connection.ask(call, params)
+
+    def make_captures(self, emit: Emit) -> ProcessTable:
+        """The table of shells that capture their state, which end with the session."""
+        self._captures = self._make_table(emit)
+        return self._captures
+
+    def terminate_all(self) -> None:
+        """Kill all processes, and each later one as soon as it has started."""
+        self.processes.terminate_all()
+        if self._captures is not None:
+            self._captures.terminate_all()
+
+    async def end(self) -> None:
+        """Kill and forget all processes."""
+        await self.processes.end()
+        if self._captures is not None:
+            await self._captures.end()
 
     def check_unused(self, process_id: ProcessId) -> None:
         """Raise InvalidRequest if the id names a process, also one that is starting."""
@@ -106,6 +135,7 @@ class Session:
 
     def connection_opened(self, connection: AttachedConnection) -> None:
         self.connection = connection
+        self.processes.keep_young_output(True)
         self.processes.resume_reading()
         for attachment in self.attachments.values():
             attachment.skip_to_end()
@@ -114,6 +144,7 @@ class Session:
         """Let the processes run on; the client may resume."""
         self.connection = None
         self._is_paused = False
+        self.processes.keep_young_output(False)
         self.processes.resume_reading()
 
 
@@ -132,6 +163,7 @@ class SessionRegistry:
         self._sessions: dict[SessionId, Session] = {}
         # Of the detached sessions, in the order of their detaching.
         self._expiries: dict[SessionId, asyncio.TimerHandle] = {}
+        self.has_had_clients = False
 
     def create(self, connection: AttachedConnection) -> Session:
         if len(self._sessions) >= MAX_SESSIONS:
@@ -139,6 +171,7 @@ class SessionRegistry:
         session = Session(self._make_table)
         session.connection = connection
         self._sessions[session.id] = session
+        self.has_had_clients = True
         return session
 
     def resume(self, session_id: str, connection: AttachedConnection) -> Session:
@@ -196,7 +229,7 @@ class SessionRegistry:
     async def _end_processes(self, session: Session) -> None:
         try:
             async with asyncio.timeout(END_SECONDS):
-                await session.processes.end()
+                await session.end()
         except TimeoutError:
             log.error("session %s: some processes could not be killed", session.id)
 

@@ -42,3 +42,8 @@ def kernel_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonblocking, "_UNCONFINED", nonblocking._OpenModes(0))
     monkeypatch.setattr(nonblocking, "_CONFINED", nonblocking._OpenModes(RESOLVE_NO_MAGIC_LINKS))
     monkeypatch.setattr(nonblocking, "MOUNTS", LocalMounts())
+    # A busy machine makes single writes slow.
+    monkeypatch.setattr(nonblocking, "SLOW_WRITE_SECONDS", 60.0)
+    monkeypatch.setattr(nonblocking, "_SLOW_WRITES", nonblocking.SlowWrites())
+    monkeypatch.setattr(nonblocking, "_PARENTS", nonblocking.RecentPaths(1.0))
+    monkeypatch.setattr(nonblocking, "_WRITTEN", nonblocking.RecentPaths(60.0))

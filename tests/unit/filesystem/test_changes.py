@@ -123,6 +123,10 @@ def test_times_are_set_and_files_created(folder: Path) -> None:
     do(wire.SetTimesParams(uri("f"), 1_000, 2_000, create=True))
     info = (folder / "f").stat()
     assert (info.st_mtime, info.st_atime, info.st_size) == (1.0, 2.0, 0)
+    do(wire.SetTimesParams(uri("f"), 1_000, 2_000, modified_ns=999_999))
+    assert (folder / "f").stat().st_mtime_ns == 1_000_999_999
+    with pytest.raises(InvalidParams, match="modifiedNs must be below 1000000"):
+        do(wire.SetTimesParams(uri("f"), 1_000, modified_ns=1_000_000))
     do(wire.SetTimesParams(uri("f")))
     assert (folder / "f").stat().st_mtime > 1.0
     with pytest.raises(NotFound):

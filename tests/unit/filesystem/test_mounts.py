@@ -38,12 +38,25 @@ def test_the_device_of_procfs_is_known(tmp_path: Path) -> None:
     assert not table.is_proc(os.stat(tmp_path).st_dev)
 
 
-def test_without_a_mount_table_every_path_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_drivers_are_not_kept_by_a_file_system(tmp_path: Path) -> None:
+    table = MountTable()
+    assert not table.is_storage(os.stat("/proc").st_dev)
+    assert not table.is_storage(os.stat("/sys").st_dev)
+    devices = [os.makedev(int(major), int(minor)) for major, minor in [("8", "1"), ("0", "9")]]
+    lines = b"21 1 8:1 / / rw - ext4 x rw\n22 1 0:9 / /mnt rw - fuse x rw\n"
+    kinds = {mount.device: mount.kind for mount in parse_mounts(lines)}
+    assert kinds == dict(zip(devices, ["ext4", "fuse"], strict=True))
+
+
+def test_without_a_mount_table_every_path_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> object:
         raise PermissionError
 
     monkeypatch.setattr(builtins, "open", refuse)
     assert MountTable().slow_mounts() == ("/",)
+    assert not MountTable().is_storage(os.stat(tmp_path).st_dev)
 
 
 def test_without_a_mount_table_every_device_may_be_procfs(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -282,3 +285,273 @@ def test_a_listing_is_remembered_for_seconds_only(
     later = time.monotonic() + 6
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert _list("dir") is None
+
+
+# ---- writing --------------------------------------------------------------------------
+
+_SIZES = (0, 1, 2, 100, 4095, 4096, 4097, 9000)
+_TARGETS = (
+    *("file", "empty", "large", "dir", "flink", "dlink", "dangling", "loop", "twice", "new"),
+    *("dir/new", "dlink/new", "dir/sub/new", "file/x", "missing/x", "n" * 300, ".", "sparse"),
+)
+
+
+def _write_params(path: Path, data: bytes, *, follow: bool | None = None) -> files.WriteFileParams:
+    text = base64.b64encode(data).decode()
+    return files.WriteFileParams(PathUri.from_wire(str(path)), text, follow)
+
+
+def _state(path: Path) -> object:
+    """Everything about a path that a write may change, but its times."""
+    try:
+        info = path.lstat()
+    except OSError as error:
+        return error.errno
+    content = path.read_bytes() if path.is_file() else None
+    return stat.S_IMODE(info.st_mode), info.st_nlink, info.st_size, content
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.usefixtures("kernel_cache")
+def test_writes_of_the_loop_and_of_threads_leave_the_same_files(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    twins = [tmp_path.resolve() / "loop", tmp_path.resolve() / "thread"]
+    for folder in twins:
+        _furnish(folder)
+    written = 0
+    for _ in range(60):
+        name, data = random.choice(_TARGETS), random.randbytes(random.choice(_SIZES))
+        by_loop, by_thread = (_write_params(folder / name, data) for folder in twins)
+        result = _outcome(partial(nonblocking.try_write_file, by_loop))
+        written += result == files.Done()
+        if result is None:
+            result = _outcome(partial(operations.write_file, by_loop))
+        assert result == _outcome(partial(operations.write_file, by_thread)), name
+        states = [{each: _state(folder / each) for each in _TARGETS} for folder in twins]
+        assert states[0] == states[1]
+    assert written > 5
+    assert len(safe_write.INODE_LOCKS) == 0
+
+
+def _furnish(folder: Path) -> None:
+    (folder / "dir" / "sub").mkdir(parents=True)
+    (folder / "file").write_bytes(b"abc")
+    (folder / "file").chmod(0o640)
+    os.link(folder / "file", folder / "hard")
+    (folder / "empty").touch()
+    (folder / "large").write_bytes(bytes(9000))
+    with (folder / "sparse").open("wb") as sparse:
+        sparse.truncate(4000)
+    links = {"flink": "file", "dlink": "dir", "dangling": "no", "loop": "loop", "twice": "flink"}
+    for name, target in links.items():
+        os.symlink(target, folder / name)
+
+
+@pytest.mark.usefixtures("kernel_cache")
+def test_the_loop_writes_only_short_regular_files_by_their_names(home: Path) -> None:
+    data = b"data"
+    for name in ("large", "flink", "dangling", "dir", "fifo", "missing/x", "n" * 300):
+        assert nonblocking.try_write_file(_write_params(home / name, data)) is None, name
+    for params in (
+        _write_params(home / "file", data, follow=False),
+        _write_params(home / "file", bytes(4097)),
+        _write_params(home / "file", bytes(4099)),
+        _write_params(Path("/proc/self/comm"), data),
+        _write_params(Path("/dev/null"), data),
+        _write_params(Path("/"), data),
+    ):
+        assert nonblocking.try_write_file(params) is None
+    assert nonblocking.try_write_file(_write_params(home / "file", data), confined=True) is None
+    assert (home / "file").read_bytes() == b"abc"
+    for name in ("file", "empty", "new", "dlink/new"):
+        assert nonblocking.try_write_file(_write_params(home / name, data)) == files.Done(), name
+        assert (home / name).read_bytes() == data
+
+
+@pytest.mark.usefixtures("kernel_cache")
+def test_a_new_file_that_another_writer_overwrites_is_left_to_a_thread(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_new = safe_write.fill_new
+
+    def overtaken(fd: int, directory: int | None, name: str, content: safe_write.Content) -> None:
+        safe_write.write(str(home / "new"), safe_write.BytesContent(b"other" * 10))
+        fill_new(fd, directory, name, content)
+
+    monkeypatch.setattr(safe_write, "fill_new", overtaken)
+    params = _write_params(home / "new", b"data")
+    assert nonblocking.try_write_file(params) is None
+    operations.write_file(params)
+    assert (home / "new").read_bytes() == b"data"
+
+
+@pytest.mark.usefixtures("kernel_cache")
+def test_a_written_file_that_was_removed_or_replaced_is_written_by_a_thread_once(
+    home: Path,
+) -> None:
+    path = home / "dir" / "new"
+    params = _write_params(path, b"data")
+    replacements: list[Callable[[], None]] = [
+        lambda: None,
+        lambda: os.symlink("sub", path),
+        lambda: os.mkfifo(path),
+    ]
+    for replace in replacements:
+        path.unlink(missing_ok=True)
+        assert nonblocking.try_write_file(params) == files.Done()
+        path.unlink()
+        replace()
+        assert nonblocking.try_write_file(params) is None
+    path.unlink()
+    assert nonblocking.try_write_file(params) == files.Done()
+    assert path.read_bytes() == b"data"
+
+
+@pytest.mark.usefixtures("kernel_cache")
+def test_a_directory_is_looked_up_once_in_a_while(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    lookups: list[bytes] = []
+    parent = nonblocking._UNCONFINED.parent
+
+    class Counted:
+        def open(self, path: bytes) -> int:
+            lookups.append(path)
+            return parent.open(path)
+
+    monkeypatch.setattr(nonblocking._UNCONFINED, "parent", Counted())
+    for name in ("a", "b", "a"):
+        assert nonblocking.try_write_file(_write_params(home / "dir" / name, b"x")) == files.Done()
+    assert lookups == [os.fsencode(home / "dir")]
+    now += 2 * nonblocking.PARENT_SECONDS
+    assert nonblocking.try_write_file(_write_params(home / "dir" / "a", b"x")) == files.Done()
+    assert len(lookups) == 2
+    # With a slow file system mounted, each lookup must follow no link.
+    monkeypatch.setattr(nonblocking, "_open_modes", lambda path, confined: nonblocking._NO_SYMLINKS)
+    monkeypatch.setattr(nonblocking._NO_SYMLINKS, "parent", Counted())
+    for _ in range(2):
+        assert nonblocking.try_write_file(_write_params(home / "dir" / "a", b"x")) == files.Done()
+    assert len(lookups) == 4
+
+
+def test_only_some_short_paths_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    recent = nonblocking.RecentPaths(10.0)
+    long = "x" * (nonblocking.RECENT_PATH_CHARACTERS + 1)
+    recent.add(long, 100.0)
+    recent.add(long[1:], 100.0)
+    assert not recent.has(long, 100.0)
+    assert recent.has(long[1:], 109.0)
+    assert not recent.has(long[1:], 111.0)
+    for number in range(2 * nonblocking.MAX_RECENT_PATHS):
+        recent.add(str(number), 100.0)
+    assert sum(recent.has(str(n), 100.0) for n in range(2 * nonblocking.MAX_RECENT_PATHS)) <= (
+        nonblocking.MAX_RECENT_PATHS
+    )
+    assert recent.has(str(number), 100.0)
+    recent.forget(str(number))
+    recent.forget(str(number))
+    assert not recent.has(str(number), 100.0)
+
+
+@pytest.mark.usefixtures("kernel_cache")
+def test_a_file_that_a_thread_uses_is_left_to_a_thread(home: Path) -> None:
+    params = _write_params(home / "file", b"new")
+    with safe_write.INODE_LOCKS.acquire(os.stat("file")):
+        assert nonblocking.try_write_file(params) is None
+    assert nonblocking.try_write_file(params) == files.Done()
+
+
+class SlowForEver(nonblocking.SlowWrites):
+    """One slow write is enough."""
+
+    def end(self, began: float) -> None:
+        super().end(began - 100.0)
+
+
+class Moments:
+    """The clock and the waits of the loop's thread, set by the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.waits = 7
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(nonblocking, "_count_waits", lambda: self.waits)
+
+    def write(self, slow: nonblocking.SlowWrites, seconds: float, waits: int) -> bool:
+        began = slow.begin()
+        if began is None:
+            return False
+        self.now += seconds
+        self.waits += waits
+        slow.end(began)
+        return True
+
+
+def test_a_write_that_waited_long_leaves_the_next_ones_to_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments, slow = Moments(monkeypatch), nonblocking.SlowWrites()
+    long = 2 * nonblocking.SLOW_WRITE_SECONDS
+    assert moments.write(slow, nonblocking.SLOW_WRITE_SECONDS / 2, waits=1)
+    assert moments.write(slow, long, waits=0)  # another program had the processor
+    assert moments.write(slow, long, waits=1)
+    assert not moments.write(slow, 0, waits=0)
+    moments.now += 0.9 * long * nonblocking.PAUSE_FACTOR
+    assert not moments.write(slow, 0, waits=0)
+    moments.now += 0.2 * long * nonblocking.PAUSE_FACTOR
+    assert moments.write(slow, 0, waits=0)
+
+
+def test_a_disk_that_stays_slow_is_left_to_threads_for_longer_and_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments, slow = Moments(monkeypatch), nonblocking.SlowWrites()
+
+    def pause(seconds: float) -> float:
+        """Seconds for which a write that takes so long keeps the loop from writing."""
+        assert moments.write(slow, seconds, waits=1)
+        began = moments.now
+        while not moments.write(slow, 0, waits=0):
+            moments.now += seconds
+        return (moments.now - began) / seconds
+
+    factors = [20, 40, 80, 160, 320, 640, 1280, 1280]
+    assert [pause(0.002) for _ in factors] == pytest.approx(factors, abs=1.1)
+    assert pause(1.0) == pytest.approx(nonblocking.MAX_PAUSE_SECONDS, abs=1.1)
+    for _ in range(nonblocking.QUICK_WRITES - 2):
+        assert moments.write(slow, 0, waits=0)
+    assert pause(0.002) == pytest.approx(1280, abs=1.1)
+    for _ in range(nonblocking.QUICK_WRITES):
+        assert moments.write(slow, 0, waits=0)
+    assert pause(0.002) == pytest.approx(20, abs=1.1)
+
+
+def test_the_waits_of_the_thread_are_counted() -> None:
+    before = nonblocking._count_waits()
+    time.sleep(0.001)
+    assert nonblocking._count_waits() > before
+
+
+@pytest.mark.usefixtures("kernel_cache")
+def test_the_loop_does_not_write_after_a_slow_write(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nonblocking, "SLOW_WRITE_SECONDS", -1.0)
+    monkeypatch.setattr(nonblocking, "_SLOW_WRITES", SlowForEver())
+    monkeypatch.setattr(nonblocking, "_count_waits", iter(range(2)).__next__)
+    params = _write_params(home / "file", b"new")
+    assert nonblocking.try_write_file(params) == files.Done()
+    assert nonblocking.try_write_file(params) is None
+
+
+@pytest.mark.usefixtures("kernel_cache")
+def test_a_write_that_is_no_base64_is_refused_as_by_threads(home: Path) -> None:
+    params = files.WriteFileParams(_uri("file"), "?", None)
+    errors = []
+    for operation in (nonblocking.try_write_file, operations.write_file):
+        with pytest.raises(InvalidRequest) as caught:
+            operation(params)
+        errors.append(caught.value.message)
+    assert errors[0] == errors[1]

@@ -221,6 +221,39 @@ def test_an_inode_lock_excludes_other_threads_and_is_forgotten(home: Path) -> No
     assert not locks.is_held(info)
 
 
+def test_a_lock_is_taken_without_waiting_only_if_it_is_free(home: Path) -> None:
+    locks = safe_write.InodeLocks()
+    info = os.stat("file")
+    assert locks.acquire_now(info)
+    assert locks.is_held(info)
+    assert not locks.acquire_now(info)
+    assert locks.is_held(info)
+    locks.release(info)
+    with locks.acquire(info):
+        assert not locks.acquire_now(info)
+    assert (len(locks), locks.acquisitions) == (0, 2)
+
+
+def test_a_thread_waits_for_a_lock_that_was_free(home: Path) -> None:
+    locks = safe_write.InodeLocks()
+    info = os.stat("file")
+    order: list[str] = []
+
+    def wait() -> None:
+        with locks.acquire(info):
+            order.append("second")
+
+    thread = threading.Thread(target=wait)
+    assert locks.acquire_now(info)
+    thread.start()
+    while locks.acquisitions < 2:
+        time.sleep(0.001)
+    order.append("first")
+    locks.release(info)
+    thread.join()
+    assert (order, len(locks)) == (["first", "second"], 0)
+
+
 def test_locks_of_different_inodes_do_not_exclude_each_other(home: Path) -> None:
     locks = safe_write.InodeLocks()
     with locks.acquire(os.stat("file")), locks.acquire(os.stat("dir")):
@@ -242,6 +275,30 @@ def test_content_is_written_by_ranges(home: Path) -> None:
             content.write_range(target, 0, 1)
             assert os.pread(target, 10, 0) == b"abc"
             os.close(target)
+
+
+class _Overtaken(safe_write.BytesContent):
+    """Content before whose first byte another writer overwrites the new file."""
+
+    def __init__(self, data: bytes, other: bytes) -> None:
+        super().__init__(data)
+        self._other: bytes | None = other
+
+    def write_range(self, fd: int, start: int, end: int) -> None:
+        if self._other is not None:
+            other, self._other = safe_write.BytesContent(self._other), None
+            safe_write.write("new", other)
+        super().write_range(fd, start, end)
+
+
+@pytest.mark.parametrize("other", [b"", b"1", b"other" * 1000])
+@pytest.mark.parametrize("mode", [None, 0o600])
+def test_a_new_file_is_never_mixed_with_that_of_another_writer(
+    home: Path, other: bytes, mode: int | None
+) -> None:
+    safe_write.write("new", _Overtaken(b"data", other), mode=mode)
+    assert Path("new").read_bytes() == b"data"
+    assert len(safe_write.INODE_LOCKS) == 0
 
 
 def test_write_entry_creates_and_overwrites_without_following(home: Path) -> None:

@@ -49,6 +49,22 @@ def stream(clock: Clock) -> Stream:
     return Stream()
 
 
+def test_the_end_of_each_burst_is_reported(clock: Clock) -> None:
+    source, seen = deque(range(7)), list[object]()
+
+    def next_item() -> int | None:
+        return source.popleft() if source else None
+
+    inbox: Inbox[int] = Inbox(
+        next_item, seen.append, lambda: None, burst=3, delivered=lambda: seen.append("end")
+    )
+    inbox.deliver()
+    assert seen == [0, 1, 2, "end"]
+    clock.run_soon()
+    clock.run_soon()
+    assert seen == [0, 1, 2, "end", 3, 4, 5, "end", 6, "end"]
+
+
 def test_items_are_delivered_at_once(stream: Stream) -> None:
     stream.feed(1, 2)
     stream.feed()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from exec_server.errors import StartupError
-from exec_server.net.dial import MAX_UNIX_PATH_BYTES
 from exec_server.net.listen import (
     Address,
     BoundSocket,
@@ -18,6 +17,7 @@ from exec_server.net.listen import (
     UnixAddress,
     parse_listen_url,
 )
+from exec_server.net.unix_peer import MAX_UNIX_PATH_BYTES
 
 # ---- URLs -----------------------------------------------------------------------------
 
@@ -32,11 +32,17 @@ from exec_server.net.listen import (
         ("ws://[0:0::1]:7", TcpAddress("ws", "::1", 7), "ws://[::1]:7"),
         ("ws://localhost:7", TcpAddress("ws", "127.0.0.1", 7), "ws://127.0.0.1:7"),
         ("wss://localhost:7", TcpAddress("wss", "127.0.0.1", 7), "wss://127.0.0.1:7"),
+        # A name of this machine, with the address that the resolver of the test gives it.
+        ("wss://box.test:7", TcpAddress("wss", "192.0.2.7", 7, "box.test"), "wss://box.test:7"),
         ("unix:/run/s:1", UnixAddress("/run/s:1"), "unix:/run/s:1"),
         ("unix:///run/s", UnixAddress("/run/s"), "unix:/run/s"),
     ],
 )
-def test_listen_urls(url: str, address: Address | None, written: str) -> None:
+def test_listen_urls(
+    url: str, address: Address | None, written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 7))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
     assert parse_listen_url(url) == address
     assert address is None or address.url == written
 
@@ -50,6 +56,9 @@ def test_listen_urls(url: str, address: Address | None, written: str) -> None:
         ("127.0.0.1:1", "or `wss://IP:PORT` or `unix:/PATH`"),
         ("ws://host:1", "invalid websocket --listen URL `ws://host:1`; expected `ws://IP:PORT`"),
         ("wss://host:1", "expected `wss://IP:PORT`"),
+        ("wss://host.invalid:1", "expected `wss://IP:PORT`, or a name that has an address"),
+        ("wss://localhost.:99999", "or a name that has an address"),
+        ("wss://-a:1", "expected `wss://IP:PORT`"),
         ("wss://127.0.0.1", "expected `wss://IP:PORT`"),
         ("ws://127.0.0.1:65536", "invalid websocket"),
         ("ws://127.0.0.256:1", "invalid websocket"),

@@ -43,6 +43,9 @@ class Channel:
             raise RelayError("message of 0 bytes")
         return split_records(message)
 
+    def one_record(self, message: bytes) -> bytes:
+        return b"".join(self.records(message))
+
     def splitter(self, size: int) -> RecordSplitter:
         return RecordSplitter(size, start=b"", record_bytes=1000)
 

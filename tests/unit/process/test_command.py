@@ -157,3 +157,13 @@ def test_patterns_that_would_take_long_to_compare_are_refused() -> None:
     patterns = [f"*{number:0999}" for number in range(1000)]
     with pytest.raises(InvalidParams, match="are too many to compare"):
         _inherited(_policy(set=names, include_only=patterns))
+
+
+def test_captured_variables_come_between_the_servers_and_those_of_the_request() -> None:
+    server = {"BASE": "server", "BOTH": "server"}
+    captured = {"BOTH": "captured", "WON": "captured", "A_TOKEN": "t", "NODE_REPL_AUTH_TOKEN": "t"}
+    policy = EnvPolicy("all", False, ["DROPPED"], {"SET": "1"}, [])
+    found = child_environment({"WON": "request"}, policy, None, server, captured)
+    assert found == {"BASE": "server", "BOTH": "captured", "WON": "request", "SET": "1"}
+    plain = child_environment({"WON": "request"}, None, None, server, captured)
+    assert plain == {"BOTH": "captured", "WON": "request", "A_TOKEN": "t"}

@@ -48,7 +48,7 @@ class World:
         """Start a command; returns its owner, its leader, and the pid that it prints."""
         owner = Owner(session)
         self.orphans.expect(owner)
-        with tags.tagged() as owner.tag:
+        with tags.Tagged() as owner.tag:
             leader = subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE)
         self.orphans.started(owner, leader.pid)
         leader.returncode = 0  # reaped here
@@ -183,7 +183,7 @@ def test_leader_that_was_reaped_before_its_start_was_known_is_an_owner() -> None
     world = World()
     owner = Owner(None)
     world.orphans.expect(owner)
-    with tags.tagged() as owner.tag:
+    with tags.Tagged() as owner.tag:
         leader = subprocess.Popen(["/bin/sh", "-c", _DAEMON], stdout=subprocess.PIPE)
     assert leader.stdout is not None
     daemon = int(leader.stdout.readline())

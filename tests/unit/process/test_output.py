@@ -10,7 +10,10 @@ from exec_server.process.output import (
     DROPPED_SIZES,
     RETAINED_BYTES,
     RETAINED_CHUNKS,
+    SESSION_YOUNG_BYTES,
+    YOUNG_BYTES,
     OutputLog,
+    YoungBudget,
 )
 from exec_server.protocol.process import Chunk
 
@@ -62,7 +65,7 @@ def test_read(
 
 
 def test_all_chunks_are_retained_at_first(log: OutputLog) -> None:
-    assert log.retained() == [_ONE, _TWO, _FOUR]
+    assert log.newest() == [_ONE, _TWO, _FOUR]
 
 
 def test_numbers_start_at_one() -> None:
@@ -165,6 +168,164 @@ def test_sizes_of_dropped_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 def test_limits_are_those_of_the_reference() -> None:
     assert (output.CHUNK_BYTES, output.RETAINED_BYTES) == (8192, 1_048_576)
     assert output.RETAINED_CHUNKS == 50_000
+
+
+# ---- young output ---------------------------------------------------------------------
+
+_MIB = 1_048_576
+_PIECE = bytes(CHUNK_BYTES)
+
+
+def _grow(log: OutputLog, size: int) -> None:
+    for _ in range(size // CHUNK_BYTES):
+        log.append("stdout", _PIECE)
+
+
+def test_limits_of_young_output() -> None:
+    assert (output.YOUNG_BYTES, output.SESSION_YOUNG_BYTES) == (16 * _MIB, 64 * _MIB)
+    assert output.SERVER_YOUNG_BYTES == 256 * _MIB
+    assert (output.YOUNG_SECONDS, output.UNREAD_SECONDS) == (5.0, 1.0)
+
+
+def test_bursts_are_read_whole_by_a_late_client() -> None:
+    budget = YoungBudget(SESSION_YOUNG_BYTES)
+    log = OutputLog(budget)
+    seen = total = 0
+    for _ in range(100):
+        _grow(log, 8 * _MIB)
+        chunks, next_seq = log.read(seen, None)
+        seen, total = next_seq - 1, total + sum(len(chunk.chunk) for chunk in chunks)
+        assert log.loss(seen) is None
+        log.age()
+    assert total == 800 * _MIB
+
+
+def test_young_output_is_bounded_by_its_bytes() -> None:
+    log = OutputLog(YoungBudget(SESSION_YOUNG_BYTES))
+    _grow(log, 20 * _MIB)
+    assert (log.retained_bytes, log.reserved_bytes) == (YOUNG_BYTES, YOUNG_BYTES - RETAINED_BYTES)
+    assert log.loss(0) == (4 * _MIB // CHUNK_BYTES + 1, 4 * _MIB)
+
+
+def test_young_output_is_bounded_by_the_number_of_its_chunks() -> None:
+    log = OutputLog(YoungBudget(SESSION_YOUNG_BYTES))
+    for _ in range(RETAINED_CHUNKS + 5):
+        log.append("stdout", b"x" * 100)
+    assert len(log.read(0, None)[0]) == RETAINED_CHUNKS
+
+
+def test_young_output_of_a_session_and_of_a_server_is_bounded() -> None:
+    server = YoungBudget(5 * _MIB)
+    first, second = (OutputLog(YoungBudget(size * _MIB, server)) for size in (3, 4))
+    _grow(first, 8 * _MIB)
+    assert (first.retained_bytes, server.free) == (4 * _MIB, 2 * _MIB)
+    _grow(second, 8 * _MIB)
+    assert (second.retained_bytes, server.free) == (3 * _MIB, 0)
+    first.release_young()
+    assert (first.retained_bytes, first.reserved_bytes, server.free) == (_MIB, 0, 3 * _MIB)
+    _grow(second, _MIB)
+    assert second.retained_bytes == 4 * _MIB
+    second.release_young()
+    second.release_young()
+    assert server.free == 5 * _MIB
+
+
+def test_output_that_grows_old_is_dropped_down_to_the_usual() -> None:
+    budget = YoungBudget(SESSION_YOUNG_BYTES)
+    log = OutputLog(budget)
+    assert log.young_seconds() == output.UNREAD_SECONDS
+    log.read(0, None)
+    assert log.young_seconds() == output.YOUNG_SECONDS
+    _grow(log, 3 * _MIB)
+    log.age()
+    assert log.retained_bytes == 3 * _MIB
+    _grow(log, 2 * _MIB)
+    log.age()
+    assert (log.retained_bytes, log.reserved_bytes) == (2 * _MIB, _MIB)
+    log.age()
+    assert (log.retained_bytes, log.reserved_bytes) == (_MIB, 0)
+    assert budget.free == SESSION_YOUNG_BYTES
+    log.age()
+    assert log.retained_bytes == _MIB
+
+
+def test_output_of_a_client_that_does_not_read_is_dropped_at_once() -> None:
+    budget = YoungBudget(SESSION_YOUNG_BYTES)
+    log = OutputLog(budget)
+    _grow(log, 3 * _MIB)
+    assert log.retained_bytes == 3 * _MIB
+    log.age()
+    assert (log.retained_bytes, log.reserved_bytes, budget.free) == (_MIB, 0, SESSION_YOUNG_BYTES)
+    _grow(log, 3 * _MIB)
+    assert log.retained_bytes == _MIB
+    log.read(0, 1)  # from now on it is known to read
+    _grow(log, 3 * _MIB)
+    assert log.retained_bytes == 4 * _MIB
+
+
+def test_space_of_output_that_was_read_is_taken_back_when_it_is_needed() -> None:
+    budget = YoungBudget(4 * _MIB)
+    first, second, third = (OutputLog(budget) for _ in range(3))
+    _grow(first, 3 * _MIB)
+    assert first.read(0, None)[1] == first.next_seq
+    assert first.read(0, None)[1] == first.next_seq  # still there, for a client that asks again
+    _grow(second, 3 * _MIB)
+    second.read(0, _MIB)
+    assert (first.retained_bytes, second.retained_bytes, budget.free) == (3 * _MIB, 3 * _MIB, 0)
+    _grow(third, 2 * _MIB)
+    assert (first.retained_bytes, second.retained_bytes, budget.free) == (_MIB, 3 * _MIB, _MIB)
+    _grow(third, 3 * _MIB)  # all but the first MiB of the second is not read
+    assert (second.retained_bytes, third.retained_bytes, budget.free) == (2 * _MIB, 4 * _MIB, 0)
+    assert third.loss(0) == (_MIB // CHUNK_BYTES + 1, _MIB)
+    assert second.loss(second._read_seq) is None
+
+
+def test_no_young_output_is_kept_for_a_client_that_is_away() -> None:
+    budget = YoungBudget(4 * _MIB)
+    log = OutputLog(budget)
+    budget.is_open = False
+    _grow(log, 2 * _MIB)
+    assert log.retained_bytes == _MIB
+    budget.is_open = True
+    _grow(log, 2 * _MIB)
+    assert log.retained_bytes == 3 * _MIB
+
+
+def test_log_without_young_output_is_not_looked_at_again() -> None:
+    budget = YoungBudget(2 * _MIB)
+    first, second = OutputLog(budget), OutputLog(budget)
+    _grow(first, 3 * _MIB)
+    first.read(0, None)
+    first.release_young()
+    _grow(second, 4 * _MIB)
+    assert (first.retained_bytes, second.retained_bytes) == (_MIB, 3 * _MIB)
+
+
+def test_memory_and_newest_chunks_do_not_count_young_output() -> None:
+    log = OutputLog(YoungBudget(SESSION_YOUNG_BYTES))
+    _grow(log, 3 * _MIB)
+    assert log.memory_bytes() == _MIB
+    newest = log.newest()
+    assert (len(newest), newest[-1].seq) == (_MIB // CHUNK_BYTES, log.next_seq - 1)
+    assert [chunk.seq for chunk in newest] == list(range(newest[0].seq, log.next_seq))
+
+
+def test_log_without_a_budget_has_no_young_output_to_release() -> None:
+    log = OutputLog()
+    _grow(log, 2 * _MIB)
+    log.release_young()
+    assert log.retained_bytes == _MIB
+
+
+@pytest.mark.parametrize("after", [0, 1, 40, 59, 60, 61, 99, 100, 101, 2**64 - 1])
+@pytest.mark.parametrize("max_bytes", [0, 1, 5, 1000])
+def test_limited_read_from_either_end_is_that_of_all_chunks(after: int, max_bytes: int) -> None:
+    log = OutputLog()
+    for number in range(100):
+        log.append("stdout", bytes([number]))
+    newer, _ = log.read(after, None)
+    wanted = newer[: max(1, max_bytes)]
+    assert log.read(after, max_bytes) == (wanted, wanted[-1].seq + 1 if wanted else 101)
 
 
 # ---- next_chunks ----------------------------------------------------------------------

@@ -65,6 +65,11 @@ def test_pipes() -> None:
     assert _output(child) == {"stdout": b"out\n", "stderr": b"err\n"}
 
 
+def test_one_pipe_for_both_streams() -> None:
+    child = _start("sh", "-c", "echo a; echo b >&2; echo c", merge_stderr=True)
+    assert _output(child) == {"stdout": b"a\nb\nc\n"}
+
+
 def test_pipe_for_stdin() -> None:
     child = _start("sh", "-c", "read line; echo $line", pipe_stdin=True)
     assert child.stdin is not None
@@ -76,6 +81,18 @@ def test_terminal() -> None:
     child = _start("sh", "-c", "stty size; echo x > /dev/tty", tty=True)
     assert child.outputs == (("pty", child.stdin),)
     assert _output(child) == {"pty": b"24 80\r\nx\r\n"}
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_the_state_of_a_shell_is_a_file_that_nothing_changes(tty: bool) -> None:
+    script = "cat /dev/fd/9; echo x >/dev/fd/9; cat /dev/fd/9; exec 9<&-; [ -e /dev/fd/9 ] || echo"
+    child = _start("sh", "-c", script, tty=tty, shell_state=b"state ")
+    output = _output(child)
+    if tty:
+        assert output["pty"].count(b"state ") == 2
+    else:
+        assert output["stdout"] == b"state state \n"
+    assert b"not permitted" in output["pty" if tty else "stderr"]
 
 
 def test_terminal_of_another_size() -> None:

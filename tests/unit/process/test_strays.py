@@ -63,8 +63,7 @@ def _after_death_of(server: Callable[[], list[int]]) -> tuple[Strays, list[int]]
         tags.mark_this_process()
         os.write(writer, " ".join(map(str, server())).encode())
         os._exit(0)
-    found = Strays()
-    found._server = pid
+    found = Strays(pid)
     os.waitpid(pid, 0)
     os.close(writer)
     pids = [int(word) for word in os.read(reader, 4096).split()]
@@ -82,10 +81,10 @@ def test_processes_with_and_without_tags_are_killed() -> None:
     def server() -> list[int]:
         pids = []
         for _ in range(2):
-            with tags.tagged():
+            with tags.Tagged():
                 pids.append(_start())
         _lose_tag(pids[1])
-        with tags.tagged():
+        with tags.Tagged():
             child = _start("sleep 1000 & echo $!; wait")
         for pid in (child, descendants.parent_of(child)):
             _lose_tag(pid)
@@ -174,7 +173,7 @@ def _raise_not_found(path: str, **_: object) -> None:
 @_in_own_world
 def test_strays_are_killed_without_the_list_of_proc() -> None:
     def server() -> list[int]:
-        with tags.tagged():
+        with tags.Tagged():
             return [_start()]
 
     found, left = _after_death_of(server)

@@ -1,152 +1,20 @@
-"""ProcessTable with fake children: starts, limits, retention, and the end of a session."""
+"""ProcessTable with fake children: starts, back-pressure, and the end of a session."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import cast
 
 import msgspec
 import pytest
+from tests.support.memory_processes import COMMAND, Run, World
 
 from exec_server.errors import InternalError, InvalidRequest
-from exec_server.host.threads import ThreadPool
-from exec_server.process import descendants, table
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.process import Process
-from exec_server.process.reaper import Reaper
 from exec_server.process.spawn import Child
-from exec_server.process.table import LaunchMode, ProcessTable
-from exec_server.protocol.method import Notice
+from exec_server.process.table import LaunchMode
 from exec_server.protocol.process import Chunk, ClosedParams, ExitedParams, OutputParams, ProcessId
-
-_COMMAND = Command(["cmd"], "/", {})
-_FIRST_PID = 2**22 + 1  # above the largest pid of Linux
-
-
-class FakeOrphans:
-    """Records whose orphans are to be killed, among the owners that were expected."""
-
-    def __init__(self) -> None:
-        self.owners: list[Owner] = []
-        self.killed: list[list[Owner]] = []
-
-    def kill(self, has_ended: Callable[[Owner], bool]) -> None:
-        self.killed.append([owner for owner in self.owners if has_ended(owner)])
-
-
-class FakeReaper:
-    """A Reaper that reports the exits which the test asks for."""
-
-    def __init__(self) -> None:
-        self.orphans = FakeOrphans()
-        self.expected: set[Owner] = set()
-        self.callbacks: dict[int, Callable[[int], None]] = {}
-
-    def expect(self, owner: Owner) -> None:
-        self.expected.add(owner)
-        self.orphans.owners.append(owner)
-
-    def unexpect(self, owner: Owner) -> None:
-        self.expected.remove(owner)
-
-    def watch(self, pid: int, owner: Owner, callback: Callable[[int], None]) -> None:
-        self.callbacks[pid] = callback
-        self.expected.remove(owner)
-
-    def exit(self, pid: int, code: int = 0) -> None:
-        self.callbacks.pop(pid)(code)
-
-
-class World:
-    """A table whose children are pipes: the test holds the child's ends."""
-
-    def __init__(self, threads: ThreadPool, killed: list[int]) -> None:
-        self.events: list[msgspec.Struct] = []
-        self.reaper = FakeReaper()
-        self.stdout: dict[ProcessId, int] = {}
-        self.pids: dict[ProcessId, int] = {}
-        self.owners: dict[ProcessId, Owner] = {}
-        self.killed = killed
-        self.cleaned_up: list[ProcessId] = []
-        reaper = cast(Reaper, self.reaper)
-        self.table = ProcessTable(self._emit, reaper, threads, threads)
-
-    def _emit(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
-        self.events.append(params)
-
-    def mode(self, name: ProcessId, *, with_clean_up: bool = False) -> LaunchMode:
-        def spawn(command: Command, owner: Owner) -> Child:
-            reader, self.stdout[name] = os.pipe()
-            os.set_blocking(reader, False)
-            pid = self.pids[name] = _FIRST_PID + len(self.pids)
-            self.owners[name] = owner
-            clean_up = (lambda: self.cleaned_up.append(name)) if with_clean_up else None
-            return Child(pid, None, (("stdout", reader),), clean_up)
-
-        return LaunchMode(spawn)
-
-    async def start(self, text: str, *, with_clean_up: bool = False) -> Process:
-        name = ProcessId(text)
-        self.table.reserve(name)
-        await self.table.start(name, _COMMAND, self.mode(name, with_clean_up=with_clean_up))
-        process = self.table.get(name)
-        assert process is not None
-        return process
-
-    async def finish(self, text: str) -> None:
-        """End the output and the child, and wait for the close."""
-        name = ProcessId(text)
-        process = self.table.get(name)
-        assert process is not None
-        os.close(self.stdout.pop(name))
-        self.reaper.exit(self.pids[name])
-        while not process.closed:
-            await process.next_event()
-
-    def ids(self) -> list[str]:
-        return [each.process_id for each in self.table.summaries()[0]]
-
-
-@pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The leaders that were killed."""
-    pids: list[int] = []
-    monkeypatch.setattr(descendants, "kill_tree", pids.append)
-    return pids
-
-
-@pytest.fixture
-def run(killed: list[int]) -> Callable[[Callable[[World], Awaitable[None]]], None]:
-    """Run a test with a World; nothing may stay open."""
-
-    def run(test: Callable[[World], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            threads = ThreadPool(2, "test")
-            world = World(threads, killed)
-            before = len(os.listdir("/proc/self/fd"))
-            async with asyncio.timeout(10):
-                await test(world)
-                for descriptor in world.stdout.values():
-                    os.close(descriptor)
-                for pid in list(world.reaper.callbacks):
-                    world.reaper.exit(pid)
-                await world.table.end()
-            threads.close()
-            assert len(os.listdir("/proc/self/fd")) == before
-            assert world.reaper.expected == set()
-
-        asyncio.run(limited())
-
-    return run
-
-
-Run = Callable[[Callable[[World], Awaitable[None]]], None]
-
 
 # ---- starting -------------------------------------------------------------------------
 
@@ -161,7 +29,10 @@ def test_an_id_is_reserved_from_the_start_until_it_is_forgotten(run: Run) -> Non
         assert world.table.get(name) is None
         with pytest.raises(InvalidRequest, match="process p already exists"):
             world.table.reserve(name)
-        await world.table.start(name, _COMMAND, world.mode(name))
+        world.table.release(name)
+        assert world.table.is_empty
+        world.table.reserve(name)
+        await world.table.start(name, COMMAND, world.mode(name))
         assert not world.table.is_starting(name)
         with pytest.raises(InvalidRequest, match="process p already exists"):
             world.table.reserve(name)
@@ -186,7 +57,7 @@ def test_the_output_is_read_after_the_start_has_returned(run: Run) -> None:
             return child
 
         world.table.reserve(name)
-        await world.table.start(name, _COMMAND, LaunchMode(spawn))
+        await world.table.start(name, COMMAND, LaunchMode(spawn))
         assert world.events == []  # a response sent now is the first message
         process = world.table.get(name)
         assert process is not None
@@ -212,7 +83,7 @@ def test_a_failed_start_frees_its_id(run: Run, failure: Exception, text: str) ->
     async def test(world: World) -> None:
         world.table.reserve(ProcessId("p"))
         with pytest.raises((InternalError, InvalidRequest)) as failed:
-            await world.table.start(ProcessId("p"), _COMMAND, LaunchMode(refuse))
+            await world.table.start(ProcessId("p"), COMMAND, LaunchMode(refuse))
         assert failed.value.message.startswith(text)
         assert world.reaper.expected == set()
         await world.start("p")
@@ -235,7 +106,7 @@ def test_a_start_outlives_its_connection(run: Run) -> None:
         name = ProcessId("p")
         world.table.reserve(name)
         async with asyncio.TaskGroup() as tasks:
-            start = tasks.create_task(world.table.start(name, _COMMAND, world.mode(name)))
+            start = tasks.create_task(world.table.start(name, COMMAND, world.mode(name)))
             await asyncio.sleep(0)
             start.cancel()
         assert start.cancelled()
@@ -254,7 +125,7 @@ def test_a_failed_start_without_a_connection_frees_its_id(run: Run) -> None:
         name = ProcessId("p")
         world.table.reserve(name)
         async with asyncio.TaskGroup() as tasks:
-            start = tasks.create_task(world.table.start(name, _COMMAND, LaunchMode(refuse)))
+            start = tasks.create_task(world.table.start(name, COMMAND, LaunchMode(refuse)))
             await asyncio.sleep(0)
             start.cancel()
         while world.table.is_starting(name):
@@ -270,7 +141,7 @@ def test_a_start_that_is_terminated_meanwhile_fails(run: Run) -> None:
         world.table.reserve(name)
         assert world.table.terminate(name)
         with pytest.raises(InvalidRequest, match="process p start was cancelled"):
-            await world.table.start(name, _COMMAND, world.mode(name))
+            await world.table.start(name, COMMAND, world.mode(name))
         assert world.killed == [world.pids[name]]
         world.reaper.exit(world.pids[name], 137)
         assert world.events == []  # the client never got this process
@@ -293,9 +164,9 @@ def test_the_denial_check_of_a_terminated_start_is_called(run: Run) -> None:
         name = ProcessId("p")
         world.table.reserve(name)
         world.table.terminate(name)
-        mode = dataclasses.replace(world.mode(name), check_denial=check)
+        mode = msgspec.structs.replace(world.mode(name), check_denial=check)
         with pytest.raises(InvalidRequest, match="start was cancelled"):
-            await world.table.start(name, _COMMAND, mode)
+            await world.table.start(name, COMMAND, mode)
         world.reaper.exit(world.pids[name], 137)
         assert (checked, world.events) == ([137], [])
         os.close(world.stdout.pop(name))
@@ -303,86 +174,30 @@ def test_the_denial_check_of_a_terminated_start_is_called(run: Run) -> None:
     run(test)
 
 
-# ---- limits ---------------------------------------------------------------------------
+def test_what_belongs_to_a_process_is_released_when_it_has_closed(run: Run) -> None:
+    released: list[str] = []
 
+    def refuse(command: Command, owner: Owner) -> Child:
+        raise FileNotFoundError
 
-def test_live_processes_are_limited(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "MAX_LIVE", 2)
-
-    async def test(world: World) -> None:
-        await world.start("a")
-        world.table.reserve(ProcessId("b"))  # a start under way counts
-        with pytest.raises(InvalidRequest, match="at most 2 processes may run per session"):
-            world.table.reserve(ProcessId("c"))
-        await world.finish("a")
-        await world.start("c")
-        with suppress(InvalidRequest):
-            world.table.terminate(ProcessId("b"))
-            await world.table.start(ProcessId("b"), _COMMAND, world.mode(ProcessId("b")))
-
-    run(test)
-
-
-def test_closed_processes_are_forgotten_after_their_retention(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "RETENTION_SECONDS", 0.01)
+    async def start(world: World, name: str, mode: LaunchMode) -> None:
+        owned = msgspec.structs.replace(mode, on_closed=lambda: released.append(name))
+        await world.table.start(ProcessId(name), COMMAND, owned)
 
     async def test(world: World) -> None:
-        await world.start("a")
-        await world.start("b")
-        await world.finish("a")
-        while world.table.get(ProcessId("a")) is not None:
-            await asyncio.sleep(0.001)
-        assert world.ids() == ["b"]
-        world.table.reserve(ProcessId("a"))  # free again
-        world.table._starting.clear()
-
-    run(test)
-
-
-def test_the_process_that_closed_first_is_forgotten_first(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "MAX_CLOSED", 2)
-
-    async def test(world: World) -> None:
-        for name in ("a", "b", "c", "d"):
-            await world.start(name)
-        for name in ("c", "a", "d"):
-            await world.finish(name)
-        assert world.ids() == ["a", "b", "d"]
-
-    run(test)
-
-
-def test_the_output_of_closed_processes_is_limited(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "CLOSED_BYTES", 250)
-
-    async def test(world: World) -> None:
-        for name in ("a", "b", "c"):
-            await world.start(name)
-            os.write(world.stdout[ProcessId(name)], bytes(100))
-            await world.finish(name)
-        assert world.ids() == ["b", "c"]
-        assert world.table._closed_bytes == 200
-
-    run(test)
-
-
-def test_a_list_leaves_out_the_processes_that_closed_first(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "MAX_LISTED", 2)
-
-    async def test(world: World) -> None:
-        for name in ("a", "b", "c"):
-            await world.start(name)
-        assert (world.ids(), world.table.summaries()[1]) == (["a", "b", "c"], False)
-        await world.finish("b")
-        assert (world.ids(), world.table.summaries()[1]) == (["a", "c"], True)
+        for name in ("runs", "fails", "cancelled"):
+            world.table.reserve(ProcessId(name))
+        await start(world, "runs", world.mode(ProcessId("runs")))
+        with pytest.raises(InternalError):
+            await start(world, "fails", LaunchMode(refuse))
+        world.table.terminate(ProcessId("cancelled"))
+        with pytest.raises(InvalidRequest):
+            await start(world, "cancelled", world.mode(ProcessId("cancelled")))
+        assert released == ["fails", "cancelled"]
+        os.close(world.stdout.pop(ProcessId("cancelled")))
+        world.reaper.exit(world.pids[ProcessId("cancelled")])
+        await world.finish("runs")
+        assert released == ["fails", "cancelled", "runs"]
 
     run(test)
 
@@ -438,12 +253,73 @@ def test_clean_up_precedes_the_exit(run: Run) -> None:
     async def test(world: World) -> None:
         process = await world.start("p", with_clean_up=True)
         world.reaper.exit(process.pid, 3)
-        assert process.is_reaped
+        assert process.has_ended
         assert process.exit_code is None
         while process.exit_code is None:
             await process.next_event()
         assert world.cleaned_up == ["p"]
         assert world.events == [ExitedParams(ProcessId("p"), 1, 3, False, None)]
+
+    run(test)
+
+
+class _Report:
+    """An ExitReport whose other end the test holds: one byte is an exit code."""
+
+    def __init__(self) -> None:
+        self.is_at_end = False
+        self._reader, self.writer = os.pipe()
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def read(self) -> int | None:
+        data = os.read(self._reader, 1)
+        self.is_at_end = not data
+        return data[0] if data else None
+
+    def close(self) -> None:
+        os.close(self._reader)
+
+
+def test_a_reported_exit_is_published_before_the_child_is_reaped(run: Run) -> None:
+    async def test(world: World) -> None:
+        report = _Report()
+        process = await world.start("p", with_clean_up=True, exit_report=report)
+        os.write(report.writer, bytes([3]))
+        os.close(report.writer)
+        while process.exit_code is None:
+            await process.next_event()
+        assert process.has_ended
+        assert world.cleaned_up == ["p"]
+        report.close()
+        world.reaper.exit(process.pid, 9)
+        assert world.events == [ExitedParams(ProcessId("p"), 1, 3, False, None)]
+
+    run(test)
+
+
+def test_without_a_report_the_reaper_reports_the_exit(run: Run) -> None:
+    async def test(world: World) -> None:
+        report = _Report()
+        process = await world.start("p", exit_report=report)
+        os.close(report.writer)
+        while not report.is_at_end:
+            await asyncio.sleep(0)
+        assert not process.has_ended
+        world.reaper.exit(process.pid, 9)
+        report.close()
+        assert world.events == [ExitedParams(ProcessId("p"), 1, 9, False, None)]
+
+    run(test)
+
+
+def test_a_session_that_never_started_a_process_looks_for_no_orphans(run: Run) -> None:
+    async def test(world: World) -> None:
+        world.table.reserve(ProcessId("never started"))
+        world.table.terminate_all()
+        await world.table.end()
+        assert world.reaper.orphans.killed == []
 
     run(test)
 
@@ -463,65 +339,6 @@ def test_the_end_of_a_session_waits_until_all_are_dead(run: Run) -> None:
         assert world.ids() == []
         assert world.reaper.orphans.killed == [[process.owner]]
         with pytest.raises(InvalidRequest, match="start was cancelled"):
-            await world.table.start(name, _COMMAND, world.mode(name))
-
-    run(test)
-
-
-# ---- tables of other owners -----------------------------------------------------------
-
-
-class Observer:
-    """Records the events of a table."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def started(self, process: Process) -> None:
-        self.seen.append(f"started {process.id}")
-
-    def start_failed(self, process_id: ProcessId) -> None:
-        self.seen.append(f"failed {process_id}")
-
-    def forgotten(self, process: Process) -> None:
-        self.seen.append(f"forgotten {process.id}")
-
-
-def test_an_observer_learns_of_starts_failures_and_of_forgotten_processes(run: Run) -> None:
-    async def test(world: World) -> None:
-        observer = world.table._observer = Observer()
-        await world.start("a")
-        missing = ProcessId("missing")
-
-        def fail(command: Command, owner: Owner) -> Child:
-            raise OSError(2, "nothing there")
-
-        world.table.reserve(missing)
-        with pytest.raises(InternalError):
-            await world.table.start(missing, _COMMAND, LaunchMode(fail))
-        cancelled = ProcessId("cancelled")
-        world.table.reserve(cancelled)
-        world.table.terminate(cancelled)
-        with pytest.raises(InvalidRequest):
-            await world.table.start(cancelled, _COMMAND, world.mode(cancelled))
-        assert not world.table.forget(ProcessId("a"))  # it has not closed
-        assert not world.table.forget(ProcessId("unknown"))
-        await world.finish("a")
-        assert world.table.forget(ProcessId("a"))
-        assert observer.seen == ["started a", "failed missing", "failed cancelled", "forgotten a"]
-
-    run(test)
-
-
-def test_a_table_may_have_other_limits(run: Run) -> None:
-    async def test(world: World) -> None:
-        world.table._limits = table.TableLimits(2, 1, 1000, 1000.0)
-        await world.start("a")
-        await world.start("b")
-        with pytest.raises(InvalidRequest, match="at most 2 processes"):
-            world.table.reserve(ProcessId("c"))
-        await world.finish("a")
-        await world.finish("b")
-        assert (world.ids(), world.table.live_count) == (["b"], 0)
+            await world.table.start(name, COMMAND, world.mode(name))
 
     run(test)

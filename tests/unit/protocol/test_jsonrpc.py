@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from exec_server.errors import InvalidRequest, MalformedMessage
 from exec_server.protocol import jsonrpc
+from exec_server.protocol.json_text import MAX_DEPTH
 from exec_server.protocol.jsonrpc import Message, Notification, Request, Response
 from exec_server.protocol.method import Notice
 from exec_server.protocol.process import ClosedParams, ProcessId
@@ -30,6 +32,26 @@ from exec_server.protocol.process import ClosedParams, ProcessId
 )
 def test_message(data: bytes, message: Message) -> None:
     assert jsonrpc.decode(data) == message
+
+
+_LONG = "x" * MAX_DEPTH  # too long to be flat by its length alone
+_FEW = {str(number): _LONG for number in range(8)}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [_FEW, {**_FEW, "more": ""}, {"a": [{}], "b": _LONG}, [_LONG], [[[_LONG]]], {"a": [[]] * 200}],
+    ids=["few", "many", "nested", "list", "nested-list", "containers"],
+)
+def test_params_of_every_shape_are_kept(params: object) -> None:
+    data = msgspec.json.encode({"id": 1, "method": "m", "params": params})
+    assert jsonrpc.decode(data) == Request(1, "m", params)
+
+
+def test_a_short_request_that_is_nested_too_deep_is_refused() -> None:
+    params = "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)
+    with pytest.raises(MalformedMessage, match="recursion limit exceeded"):
+        jsonrpc.decode(f'{{"id":1,"method":"m","params":{params}}}'.encode())
 
 
 ID = "data did not match any variant of untagged enum RequestId"

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from exec_server.errors import InvalidParams, InvalidRequest
-from exec_server.protocol.paths import PATH_CHARACTERS, PathUri, child_uri, path_to_uri
+from exec_server.protocol.paths import (
+    PATH_CHARACTERS,
+    RECENT_CHARACTERS,
+    RECENT_PATHS,
+    PathUri,
+    child_uri,
+    path_to_uri,
+)
+from exec_server.protocol.sandbox import FileUri
 
 
 @pytest.mark.parametrize(
@@ -215,3 +223,34 @@ def test_long_paths_are_refused_before_they_are_normalised(start: str, unit: str
 def test_long_plain_paths_are_left_to_the_kernel() -> None:
     path = "/a" * PATH_CHARACTERS
     assert PathUri.from_text("file://" + path).native() == path
+
+
+def test_a_path_is_parsed_once() -> None:
+    for text in ("file:///once/a", "/once/b", "file:///once/%41/../c"):
+        first, again = PathUri.from_wire(text), PathUri.from_wire(text[:3] + text[3:])
+        assert first is again
+        assert (first.uri, first.native()) == (
+            PathUri.from_text(text).uri,
+            PathUri.from_text(text).native(),
+        )
+
+
+def test_a_refused_path_is_refused_again_and_in_each_class() -> None:
+    assert PathUri.from_wire("/once/native") is PathUri.from_wire("/once/native")
+    for text in ("/once/native", "file:///x?y"):
+        for _ in range(2):
+            with pytest.raises(InvalidParams):
+                FileUri.from_wire(text)
+    assert type(FileUri.from_wire("file:///once/a")) is FileUri
+    assert type(PathUri.from_wire("file:///once/a")) is PathUri
+
+
+def test_only_some_short_paths_are_kept() -> None:
+    long = "/" + "x" * RECENT_CHARACTERS
+    for text in (long, "/\u00e9"):
+        assert PathUri.from_wire(text) is not PathUri.from_wire(text)
+    assert PathUri.from_wire(long[:-1]) is PathUri.from_wire(long[:-1])
+    for number in range(2 * RECENT_PATHS):
+        PathUri.from_wire(f"/once/{number}")
+        assert len(PathUri._recent) <= RECENT_PATHS
+    assert PathUri.from_wire("/once/0").native() == "/once/0"

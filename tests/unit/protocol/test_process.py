@@ -10,7 +10,9 @@ import pytest
 
 from exec_server.errors import InvalidParams
 from exec_server.protocol.decoding import decode
+from exec_server.protocol.jsonrpc import encode_notification
 from exec_server.protocol.process import (
+    OUTPUT,
     Listed,
     ListResult,
     OutputParams,
@@ -19,8 +21,9 @@ from exec_server.protocol.process import (
     Signal,
     SignalParams,
     StartParams,
+    Stream,
     TtySize,
-    encode_output,
+    output_pieces,
 )
 
 _ID = ProcessId("p")
@@ -88,10 +91,12 @@ def test_loss_is_only_written_where_there_is_one() -> None:
     assert msgspec.json.encode(unknown) == plain + b',"firstSeq":5}'
 
 
-def test_output_is_encoded_as_its_struct_would_be() -> None:
-    for name in ("p", 'ü"\n'):
-        params = OutputParams(ProcessId(name), 7, "stderr", bytes(range(256)))
-        assert encode_output(params) == msgspec.json.encode(params)
+@pytest.mark.parametrize("name", ["p", 'ü"\n', "100%d", "%%"])
+def test_output_is_encoded_as_its_struct_would_be(name: str) -> None:
+    streams: list[Stream] = ["stderr", "stdout", "pty", "stderr"]
+    for seq, stream in enumerate(streams, 7):
+        params = OutputParams(ProcessId(name), seq, stream, bytes(range(256)))
+        assert b"".join(output_pieces(params)) == encode_notification(OUTPUT, params)
 
 
 def test_listed_process() -> None:

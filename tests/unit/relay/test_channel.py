@@ -50,6 +50,13 @@ def test_messages_arrive_in_both_directions() -> None:
             assert receiver.receive(frame) == [message]
 
 
+def test_a_short_message_is_one_record() -> None:
+    ours, _ = _pair()
+    assert [ours.one_record(b"message")] == list(ours.records(b"message"))
+    with pytest.raises(RelayError, match="message of 0 bytes"):
+        ours.one_record(b"")
+
+
 def test_long_message_takes_several_frames() -> None:
     ours, theirs = _pair()
     message = bytes(range(256)) * 1000

@@ -158,7 +158,7 @@ def _responder(vector: dict[str, Any], context: bytes | None = None) -> Responde
     return Responder(
         _identity(vector["responder_static"]),
         _hex(vector["prologue"]) if context is None else context,
-        ephemeral=_identity(vector["responder_ephemeral"]),
+        make_ephemeral=lambda: _identity(vector["responder_ephemeral"]),
         encapsulate=_drawn(
             vector,
             message2_ekem_to_initiator_ephemeral=_hex(vector["message1"])[1120:2304],

@@ -70,6 +70,12 @@ def test_messages_are_payloads_and_numbers_count() -> None:
         assert decode(channel.seal(piece)) == _data("s", message, seq=number)
 
 
+def test_a_short_message_is_one_record() -> None:
+    assert PlainChannel("s").one_record(b"message") == b"message"
+    with pytest.raises(RelayError, match="message of 0 bytes"):
+        PlainChannel("s").one_record(b"")
+
+
 def test_numbers_begin_again_after_the_last() -> None:
     channel = PlainChannel("s")
     channel._seq = 2**32 - 1

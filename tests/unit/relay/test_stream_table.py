@@ -126,3 +126,57 @@ def test_receivers_may_end_their_streams_when_all_are_lost(link: FakeLink) -> No
         receiver.stream_lost = lambda: link.streams.end("two")  # type: ignore[method-assign]
     link.streams.link_lost()
     assert link.sent == sent
+
+
+# ---- the fast path --------------------------------------------------------------------
+
+
+def _outcome(numbers: list[int], *, spoilt: int | None, ack: int = 0) -> tuple[object, ...]:
+    """The effects of the frames with these numbers, of which one may be spoilt."""
+    link = FakeLink()
+    harness = link.open("s")
+    frames = [decode(harness.seal(piece)) for piece in harness.records(bytes(300_000))]
+    frames += [data_frame_of(harness, b"short"), data_frame_of(harness, b"last")]
+    sent = []
+    for number in numbers:
+        frame = frames[number]._replace(ack=ack)
+        if number == spoilt:
+            frame = frame._replace(payload=frame.payload[:-1] + bytes([frame.payload[-1] ^ 1]))
+        sent.append(link.deliver(frame))
+    [receiver] = link.opened
+    return receiver.batches, receiver.losses, sent
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [0, 1, 2, 3, 4, 5, 6],
+        [6, 5, 4, 3, 2, 1, 0],
+        [0, 2, 1, 1, 0, 3, 5, 4, 4, 6],
+        [1, 0, 0, 2, 3, 4, 5],
+        [0, 1],
+    ],
+)
+@pytest.mark.parametrize("spoilt", [None, 0, 4])
+def test_the_fast_path_has_the_effects_of_the_other(numbers: list[int], spoilt: int | None) -> None:
+    # The fast path takes no frame with an acknowledgement.
+    assert _outcome(numbers, spoilt=spoilt) == _outcome(numbers, spoilt=spoilt, ack=1)
+
+
+def test_a_stream_that_has_ended_is_not_found_by_the_fast_path(link: FakeLink) -> None:
+    for end in (
+        lambda: link.streams.end("s"),
+        lambda: link.deliver(reset_frame("s")),
+    ):
+        harness = link.open("s")
+        link.deliver(data_frame_of(harness, b"1"))
+        end()
+        assert link.deliver(data_frame_of(harness, b"2")) == [reset_frame("s")]
+        assert link.opened[-1].batches == [[b"1"]]
+
+
+def test_short_garbage_is_no_frame(link: FakeLink) -> None:
+    link.open("s")
+    for size in range(6):
+        link.streams.frame_received(b"\x08\x01\x12\x01s\x2a"[:size])
+    assert link.opened[0].batches == []

@@ -14,6 +14,7 @@ from exec_server.sandbox.policy.model import Policy, Rule, View
 from exec_server.sandbox.runtime import capabilities
 from exec_server.sandbox.runtime.capabilities import BEST_CONFINEMENT, Confinement
 from exec_server.sandbox.runtime.disk import HostDisk
+from exec_server.sandbox.runtime.kernel import CLONE_NEWNET, CLONE_NEWUSER
 from exec_server.sandbox.runtime.messages import BuildRequest
 from exec_server.sandbox.runtime.view import StaleView
 
@@ -163,3 +164,17 @@ def test_other_paths_can_be_denied() -> None:
     policy = Policy((Rule("/", "read"), Rule("/etc", "deny")), (), "restricted")
     view = build_view(policy, HostDisk(sees_placeholders=True))
     assert ("mask", "/etc") in [(step.kind, step.path) for step in view.steps]
+
+
+def test_a_network_of_its_own_needs_a_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = FakeKernel(monkeypatch)
+    offline = BuildRequest("init", None, "restricted", "inherited")
+    proxied = BuildRequest("init", None, "proxied", "inherited")
+    sandbox_builder = SandboxBuilder({})
+    for request in (offline, proxied):
+        assert sandbox_builder.launch_unlimited(request) == cast(Any, "launched")
+    both = CLONE_NEWUSER | CLONE_NEWNET
+    assert kernel.attempts == [(0, offline), (both, proxied)]
+    kernel.failures = [PermissionError(1, "Operation not permitted")]
+    with pytest.raises(InternalError, match="no network namespace: Operation not permitted"):
+        sandbox_builder.launch_unlimited(proxied)

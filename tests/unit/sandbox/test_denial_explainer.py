@@ -19,6 +19,7 @@ from exec_server.sandbox import denial_explainer
 from exec_server.sandbox.denial_explainer import CommandDenials, DenialExplainer
 from exec_server.sandbox.policy.error_texts import ErrorTexts
 from exec_server.sandbox.policy.model import Network, Policy, Rule
+from exec_server.sandbox.runtime.reports import CommandReports
 
 DENIED = PermissionError(errno.EACCES, "Permission denied")
 READ_ONLY = "no policy entry allows writing here; the closest one is: read /"
@@ -121,7 +122,7 @@ def _followed(policy: Policy, report: bytes) -> tuple[CommandDenials, socket.soc
     """The denials of a command whose init has reported something and ended."""
     control, init = socket.socketpair()
     denials = CommandDenials(policy, "/")
-    denials.follow(control)
+    denials.follow(CommandReports(control))
     with init, contextlib.suppress(OSError):
         init.send(report)
     return denials, control
@@ -154,7 +155,7 @@ def test_without_a_report_there_is_none(policy: Policy, report: bytes) -> None:
 def test_a_report_may_be_missing_while_the_init_lives() -> None:
     control, init = socket.socketpair()
     denials = CommandDenials(_policy(), "/")
-    denials.follow(control)
+    denials.follow(CommandReports(control))
     with init:
         assert denials.check(1, []) == (False, None)
 

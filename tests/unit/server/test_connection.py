@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.support.connection_bench import (
@@ -17,6 +19,8 @@ from tests.support.connection_bench import (
 )
 
 from exec_server.protocol import jsonrpc, process, session
+from exec_server.protocol.network import POLICY_REQUEST, Destination, PolicyParams
+from exec_server.server.connection import Connection
 from exec_server.server.context import ConnectionContext
 
 # ---- the handshake -------------------------------------------------------------------
@@ -95,6 +99,31 @@ def test_stray_response_ends_the_connection(message: object) -> None:
         bench.ready()
         bench.stream.say(message)
         assert bench.stream.closed == (1008, "response to a request that was never made")
+
+    run_scenario(scenario)
+
+
+def test_responses_to_questions_of_the_server() -> None:
+    question = PolicyParams("p", Destination("http", "a.test", 80))
+
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        first = bench.connection.ask(POLICY_REQUEST, question)
+        second = bench.connection.ask(POLICY_REQUEST, question)
+        params = {
+            "processId": "p",
+            "request": {"protocol": "http", "host": "a.test", "port": 80},
+        }
+        assert bench.stream.sent[-2:] == [
+            {"id": number, "method": "network/policyRequest", "params": params} for number in (1, 2)
+        ]
+        bench.stream.say({"id": 2, "result": {"x": 1}}, {"id": 2, "result": 5})
+        assert await second == {"x": 1}
+        bench.stream.say({"id": 1, "error": {"code": 1, "message": "m"}})
+        assert await first is None
+        lost = bench.connection.ask(POLICY_REQUEST, question)
+        bench.connection.connection_lost()
+        assert await lost is None
 
     run_scenario(scenario)
 
@@ -281,3 +310,29 @@ def test_notifications_are_compact() -> None:
         process.CLOSED, process.ClosedParams(process.ProcessId("ü"), 3)
     )
     assert text == '{"method":"process/closed","params":{"processId":"ü","seq":3}}'.encode()
+
+
+class PieceStream(MemoryStream):
+    """A GatheringStream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[tuple[bytes, bytes, bytes]] = []
+
+    def send_pieces(self, head: bytes, body: bytes, tail: bytes) -> None:
+        self.pieces.append((head, body, tail))
+
+
+def test_output_is_sent_in_pieces_where_the_stream_can() -> None:
+    params = process.OutputParams(process.ProcessId("p"), 3, "stdout", b"data")
+    server = cast(Any, SimpleNamespace(concurrent_requests=1))
+
+    async def scenario() -> None:
+        plain, gathering = MemoryStream(), PieceStream()
+        for stream in (plain, gathering):
+            Connection(server, stream).notify(process.OUTPUT, params)
+        assert gathering.sent == []
+        assert [json.loads(b"".join(pieces)) for pieces in gathering.pieces] == plain.sent
+        assert plain.sent[0]["params"]["chunk"] == "ZGF0YQ=="
+
+    asyncio.run(scenario())

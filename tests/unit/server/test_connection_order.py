@@ -62,6 +62,20 @@ def test_control_methods_overtake() -> None:
     run_scenario(scenario)
 
 
+def test_control_methods_wait_for_each_other_only() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        bench.stream.say(named(1, "slowControl", "c"), named(2, "control", "q"))
+        bench.stream.say(named(3, "quick", "a"))
+        assert (bench.ran, bench.stream.answered) == (["c", "a"], [3])
+        await settle()
+        bench.open("c")
+        await settle()
+        assert bench.stream.answered == [3, 1, 2]
+
+    run_scenario(scenario)
+
+
 def test_control_methods_do_not_overtake_the_start_they_mean() -> None:
     async def scenario(bench: ConnectionBench) -> None:
         bench.ready()
@@ -267,7 +281,7 @@ def test_large_messages_are_decoded_in_a_thread_and_in_order(
 _threads: set[str] = set()
 
 
-def _record_thread(value: dict[str, Any], _: bool) -> dict[str, Any]:
+def _record_thread(value: dict[str, Any], _: str | None) -> dict[str, Any]:
     _threads.add(threading.current_thread().name)
     return value
 
@@ -276,7 +290,7 @@ class _Recorded(Params, frozen=True):
     """Params that record the thread in which they are decoded."""
 
     wire_name = "Recorded"
-    prepare: ClassVar[Callable[[dict[str, Any], bool], dict[str, Any]]] = staticmethod(
+    prepare: ClassVar[Callable[[dict[str, Any], str | None], dict[str, Any]]] = staticmethod(
         _record_thread
     )
     process_id: str

@@ -13,10 +13,12 @@ from exec_server.filesystem import operations
 from exec_server.protocol import files
 from exec_server.protocol import sandbox as wire
 from exec_server.protocol.paths import PathUri
-from exec_server.sandbox.file_sandbox import FilePolicy, FileSandbox
+from exec_server.sandbox.file_sandbox import FilePolicy
+from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.file_access import (
     INLINE_RULES,
     Confined,
+    Deferred,
     FileAccess,
     FileOpening,
     FileOperation,
@@ -47,11 +49,16 @@ class FakePolicy:
 
 
 class FakeSandbox:
-    """A FileSandbox with one answer."""
+    """Sandboxes, and a FileSandbox with one answer."""
 
-    def __init__(self, policy: FakePolicy | None) -> None:
+    def __init__(self, policy: FakePolicy | None, *, is_loaded: bool = True) -> None:
         self._policy = policy
+        self.is_loaded = is_loaded
         self.asked: list[bool] = []
+
+    @property
+    def files(self) -> FakeSandbox:
+        return self
 
     def policy_for(self, sandbox: wire.Sandbox, *, reading: bool) -> FakePolicy | None:
         self.asked.append(reading)
@@ -61,7 +68,7 @@ class FakeSandbox:
 def _choose(
     sandbox: wire.Sandbox | None, policy: FakePolicy | None, *, reading: bool = True
 ) -> FileAccess:
-    return choose_access(cast(FileSandbox, FakeSandbox(policy)), sandbox, reading=reading)
+    return choose_access(cast(Sandboxes, FakeSandbox(policy)), sandbox, reading=reading)
 
 
 def _policy(policy: FakePolicy) -> FilePolicy:
@@ -77,7 +84,7 @@ def _metadata(path: str = "/") -> files.GetMetadataParams:
 
 def test_without_a_sandbox_no_policy_is_compiled() -> None:
     sandbox = FakeSandbox(FakePolicy())
-    access = choose_access(cast(FileSandbox, sandbox), None, reading=True)
+    access = choose_access(cast(Sandboxes, sandbox), None, reading=True)
     assert isinstance(access, Unconfined)
     assert sandbox.asked == []
 
@@ -85,8 +92,18 @@ def test_without_a_sandbox_no_policy_is_compiled() -> None:
 @pytest.mark.parametrize("reading", [True, False])
 def test_the_policy_knows_whether_the_request_reads(reading: bool) -> None:
     sandbox = FakeSandbox(FakePolicy())
-    choose_access(cast(FileSandbox, sandbox), SANDBOX, reading=reading)
+    choose_access(cast(Sandboxes, sandbox), SANDBOX, reading=reading)
     assert sandbox.asked == [reading]
+
+
+def test_the_first_policy_of_a_server_is_compiled_in_a_thread() -> None:
+    sandbox = FakeSandbox(FakePolicy(), is_loaded=False)
+    access = choose_access(cast(Sandboxes, sandbox), SANDBOX, reading=True)
+    assert isinstance(access, Deferred)
+    assert sandbox.asked == []
+    operation = FileOperation(files.GET_METADATA, lambda params: pytest.fail("not confined"))
+    assert access.perform(operation, _metadata()) == cast(object, "by the worker")
+    assert sandbox.asked == [True]
 
 
 def test_a_sandbox_that_does_not_limit_files_confines_nothing() -> None:
@@ -115,7 +132,7 @@ def _long_sandbox(entries: int, roots: int) -> wire.Sandbox:
 def test_a_long_policy_is_compiled_when_the_request_is_performed(entries: int, roots: int) -> None:
     policy = FakePolicy()
     sandbox = FakeSandbox(policy)
-    access = choose_access(cast(FileSandbox, sandbox), _long_sandbox(entries, roots), reading=False)
+    access = choose_access(cast(Sandboxes, sandbox), _long_sandbox(entries, roots), reading=False)
     assert access.try_now(cast(Any, None), _metadata()) is None
     assert sandbox.asked == []
     access.perform(_operation(), _metadata())
@@ -130,7 +147,7 @@ def test_a_long_policy_is_compiled_when_the_request_is_performed(entries: int, r
 
 def test_a_policy_of_usual_length_is_compiled_at_once() -> None:
     sandbox = FakeSandbox(FakePolicy())
-    choose_access(cast(FileSandbox, sandbox), _long_sandbox(20, 5), reading=False)
+    choose_access(cast(Sandboxes, sandbox), _long_sandbox(20, 5), reading=False)
     assert sandbox.asked == [False]
 
 

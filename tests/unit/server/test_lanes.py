@@ -45,6 +45,16 @@ def test_control_requests_have_a_lane_of_their_own() -> None:
     assert all_lanes.lane_for(_request(CONTROL)) is all_lanes.control
 
 
+def test_a_request_overtakes_the_one_start_that_it_cancels() -> None:
+    all_lanes = Lanes(1)
+    all_lanes.occupy(all_lanes.main, _request(START, "p"))
+    assert all_lanes.lane_for(_request(CONTROL, "p"), can_cancel=True) is all_lanes.control
+    assert all_lanes.lane_for(_request(CONTROL, "p")) is all_lanes.main
+    # A second start of the id would begin, and not be terminated.
+    all_lanes.enqueue(all_lanes.main, _request(START, "p"))
+    assert all_lanes.lane_for(_request(CONTROL, "p"), can_cancel=True) is all_lanes.main
+
+
 @pytest.mark.parametrize("is_queued", [True, False])
 def test_a_control_request_stays_behind_the_start_of_its_process(is_queued: bool) -> None:
     all_lanes = Lanes(1)

@@ -16,7 +16,8 @@ from exec_server.server.context import ConnectionContext, Encoded
 from exec_server.server.methods import METHODS, Method
 
 CONTEXT = cast(
-    ConnectionContext, SimpleNamespace(server=SimpleNamespace(legacy_sandbox_forms=False))
+    ConnectionContext,
+    SimpleNamespace(server=SimpleNamespace(environment=SimpleNamespace(cwd=None))),
 )
 
 
@@ -37,7 +38,7 @@ def _double(context: ConnectionContext, params: _Number) -> _Doubled:
 def test_the_handler_gets_decoded_params() -> None:
     method = Method(Call("double", _Number, _Doubled), _double, "test")
     assert method.invoke(CONTEXT, {"number": 4}) == _Doubled(8)
-    assert method.decode_params({"number": 4}, False) == _Number(4)
+    assert method.decode_params({"number": 4}, None) == _Number(4)
 
 
 @pytest.mark.parametrize("raw_params", [None, {}, {"number": "4"}, 4])
@@ -49,7 +50,7 @@ def test_the_handler_does_not_run_with_invalid_params(raw_params: object) -> Non
     with pytest.raises(InvalidParams):
         method.invoke(CONTEXT, raw_params)
     with pytest.raises(InvalidParams):
-        method.decode_params(raw_params, False)
+        method.decode_params(raw_params, None)
 
 
 @pytest.mark.parametrize("raw_params", [None, {}])
@@ -132,6 +133,8 @@ def test_how_methods_are_scheduled() -> None:
         "process/read",
         "process/write",
         "process/closeStdin",
+        "capabilities/discoverV2",
+        "capabilityRoots/discoverV1",
         "fs/grep",
         "http/request",
         "port/probe",

@@ -44,6 +44,16 @@ def test_only_known_reasons_of_a_refusal_are_logged() -> None:
     assert remote._reason(TimeoutError()) == "timed out"
 
 
+def test_a_second_executor_with_the_same_id_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    header = "x-codex-rendezvous-rejection-reason"
+    reasons = ("expired", "unexpected_executor_registration_id")
+    for reason in reasons:
+        refusal = ConnectFailed("refused", status=401, headers=[(header, reason)])
+        remote._log_failure(refusal, "build-7")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert "another executor has registered as build-7" in caplog.messages[1]
+
+
 def test_headers_name_the_place_of_the_executor() -> None:
     environ = {"OPENAI_CLUSTER": "c", "DD_SERVICE": "", "OTHER": "x"}
     assert upgrade_headers(environ) == [("x-cluster-name", "c")]

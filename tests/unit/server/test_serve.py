@@ -12,7 +12,10 @@ from exec_server.errors import RegistryError, StartupError
 from exec_server.host.threads import ThreadPool
 from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.stream import MessageReceiver, MessageStream, ReceiverFactory
-from exec_server.server.serve import _reload_on_request, forward_remote
+from exec_server.sandbox.sandboxes import Sandboxes
+from exec_server.server import serve
+from exec_server.server.serve import _load_when_idle, _reload_on_request, forward_remote
+from exec_server.server.session import SessionRegistry
 
 
 def _make_receiver(stream: MessageStream) -> MessageReceiver:
@@ -126,3 +129,60 @@ def test_a_certificate_that_cannot_be_read_again_is_logged(
     asyncio.run(body())
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert "the former certificate stays in use: cannot read --tls-key k" in caplog.text
+
+
+class FakeSandboxes:
+    """Sandboxes that are loaded by the first, or by no, attempt."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.is_loaded = False
+        self.attempts = 0
+        self._error = error
+
+    def load(self) -> None:
+        self.attempts += 1
+        if self._error is not None:
+            raise self._error
+        self.is_loaded = True
+
+
+class FakeSessions:
+    has_had_clients = False
+
+
+async def _load(sandboxes: FakeSandboxes, sessions: FakeSessions) -> None:
+    threads = ThreadPool(1, "test")
+    try:
+        await _load_when_idle(cast(Sandboxes, sandboxes), cast(SessionRegistry, sessions), threads)
+    finally:
+        threads.close()
+
+
+def test_sandboxes_are_loaded_once_an_idle_server_has_had_a_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve, "SWEEP_SECONDS", 0)
+    sandboxes, sessions = FakeSandboxes(), FakeSessions()
+    used = iter([0.0, 0.0, 1.0, 2.0, 3.0, 3.0])  # idle without a client, busy, idle
+
+    def process_time() -> float:
+        now = next(used)
+        sessions.has_had_clients = now >= 1
+        assert sandboxes.attempts == 0
+        return now
+
+    monkeypatch.setattr("time.process_time", process_time)
+    asyncio.run(_load(sandboxes, sessions))
+    assert (sandboxes.attempts, list(used)) == (1, [])
+
+
+@pytest.mark.parametrize("error", [OSError("no memory"), ImportError("moved away")])
+def test_sandboxes_that_cannot_be_loaded_do_not_end_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    monkeypatch.setattr(serve, "SWEEP_SECONDS", 0)
+    sandboxes, sessions = FakeSandboxes(error), FakeSessions()
+    sessions.has_had_clients = True
+    asyncio.run(_load(sandboxes, sessions))
+    assert (sandboxes.attempts, sandboxes.is_loaded) == (1, False)
+    assert str(error) in caplog.text

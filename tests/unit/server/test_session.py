@@ -14,7 +14,8 @@ from exec_server.errors import InvalidRequest, SessionAttached
 from exec_server.process.output import OutputLog
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable
-from exec_server.protocol.method import Notice
+from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.network import POLICY_REQUEST, Destination, PolicyParams
 from exec_server.protocol.process import CLOSED, ClosedParams, ProcessId
 from exec_server.server import session as sessions
 from exec_server.server.attachment import Broadcast
@@ -34,6 +35,11 @@ class FakeConnection:
         assert notice is CLOSED
         self.notified.append(params)
 
+    def ask(self, call: Call[Any, Any], params: msgspec.Struct) -> asyncio.Future[object]:
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        future.set_result((call.name, params))
+        return future
+
     def probe(self) -> None:
         self.probes += 1
 
@@ -45,6 +51,7 @@ class FakeTable:
         self.emit = emit
         self.calls: list[str] = []
         self.is_empty = True
+        self.keeps_young_output = True
         self.may_end = asyncio.Event()
         self.may_end.set()
 
@@ -53,6 +60,9 @@ class FakeTable:
 
     def is_starting(self, process_id: ProcessId) -> bool:
         return process_id == "starting"
+
+    def keep_young_output(self, wanted: bool) -> None:
+        self.keeps_young_output = wanted
 
     def pause_reading(self) -> None:
         self.calls.append("pause_reading")
@@ -91,6 +101,25 @@ def _run(scenario: Callable[[Bench], Awaitable[None]], *, retention: float = 100
 async def _settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+def test_young_output_is_kept_only_while_the_client_is_there() -> None:
+    async def scenario() -> None:
+        tables: list[FakeTable] = []
+
+        def make_table(emit: Emit) -> ProcessTable:
+            tables.append(FakeTable(emit))
+            return cast(ProcessTable, tables[-1])
+
+        own = sessions.Session(make_table)
+        own.connection_opened(FakeConnection())
+        assert tables[0].keeps_young_output
+        own.connection_lost()
+        assert not tables[0].keeps_young_output
+        own.connection_opened(FakeConnection())
+        assert tables[0].keeps_young_output
+
+    asyncio.run(scenario())
 
 
 def test_events_go_to_the_attached_connection() -> None:
@@ -365,5 +394,20 @@ def test_a_resumed_session_stays_attached_and_an_ended_one_does_not() -> None:
         assert [each.process_id for each in broadcast.attachments] == ["theirs"]
         await bench.registry.end_all()
         assert not broadcast.attachments
+
+    _run(scenario)
+
+
+def test_questions_reach_the_attached_connection() -> None:
+    question = PolicyParams("p", Destination("http", "a.test", 80))
+
+    async def scenario(bench: Bench) -> None:
+        session = bench.registry.create(FakeConnection())
+        assert await session.ask(POLICY_REQUEST, question) == (POLICY_REQUEST.name, question)
+        bench.registry.detach(session)
+        assert await session.ask(POLICY_REQUEST, question) is None
+        bench.registry.resume(session.id, FakeConnection())
+        assert await session.ask(POLICY_REQUEST, question) is not None
+        await bench.registry.end_all()
 
     _run(scenario)

@@ -6,13 +6,10 @@ The content of messages is the business of the user.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
-import re
 import ssl
 import sys
-from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from socket import gaierror
@@ -31,12 +28,11 @@ from exec_server.net.websocket.frames import (
 )
 from exec_server.net.websocket.socket import FramedSocket
 from exec_server.net.websocket.state import Cause, State
+from exec_server.net.websocket.upgrade import HEAD_BYTES, check_answer, new_key, upgrade_request
 from exec_server.net.websocket.writer import DIRECT_BYTES
 
 log = logging.getLogger(__name__)
 
-# Of the answer to our upgrade request: more than any server or proxy sends.
-HEAD_BYTES = 16_384
 # The first message in an iteration of the loop is written at once if it is short, because it may
 # be the only one. Later ones in the same iteration are gathered, except messages so large that
 # copying them takes longer than a system call.
@@ -47,13 +43,6 @@ _MASK_POOL_BYTES = 4096
 _SCHEMES = frozenset({"ws", "wss"})
 # The reasons of OpenSSL for bytes of another protocol.
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
-# The first bytes of a TLS alert, with which servers answer a plain request.
-_TLS_ALERT = b"\x15\x03"
-_WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_SWITCHING_PROTOCOLS = 101
-_STATUS_LINE = re.compile(r"HTTP/1\.[01] ([1-5]\d\d)(?: .*)?")
-_HEADER_LINE = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):(.*)")
-_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class SocketUser(Producer, Protocol):
@@ -85,8 +74,8 @@ async def connect(
         where = parse_url(url, _SCHEMES) if isinstance(url, str) else url
     except ValueError as error:
         raise ConnectFailed(f"URL error: {error}") from None
-    key = b64encode(os.urandom(16))
-    request = _upgrade_request(where, key, headers)
+    key = new_key()
+    request = upgrade_request(where.target, where.authority, key, headers)
     factory = partial(ClientSocket, key, message_bytes)
     try:
         transport, opened = await open_connection(where, factory, tls=tls)
@@ -198,7 +187,7 @@ class ClientSocket(asyncio.Protocol):
             return
         self._head = b""
         try:
-            _check_answer(head, self._key)
+            check_answer(head, self._key)
         except ConnectFailed as failure:
             self._socket.change(Cause.REFUSED)
             self._fail_upgrade(failure)
@@ -335,68 +324,3 @@ def _close_text(payload: bytes) -> str:
         return "no code"
     code = int.from_bytes(payload[:2], "big")
     return f"{code} {payload[2:].decode(errors='replace')}".rstrip()
-
-
-def _upgrade_request(url: Url, key: bytes, headers: Sequence[tuple[str, str]]) -> bytes:
-    lines = [
-        f"GET {url.target} HTTP/1.1",
-        f"Host: {url.authority}",
-        "Connection: Upgrade",
-        "Upgrade: websocket",
-        "Sec-WebSocket-Version: 13",
-        f"Sec-WebSocket-Key: {key.decode()}",
-    ]
-    for name, value in headers:
-        line = f"{name}: {value}"
-        if not _HEADER_LINE.fullmatch(line) or not _HEADER_VALUE.fullmatch(value):
-            raise ConnectFailed(f"the value of the header {name!r} cannot be sent")
-        lines.append(line)
-    return "\r\n".join([*lines, "", ""]).encode("latin-1")
-
-
-def _check_answer(head: bytes, key: bytes) -> None:
-    """Raise ConnectFailed unless the server has accepted the upgrade without additions."""
-    if len(head) > HEAD_BYTES:
-        raise ConnectFailed("WebSocket protocol error: the head of the answer is too long")
-    if head.startswith(_TLS_ALERT):
-        raise ConnectFailed("WebSocket protocol error: the server speaks TLS: use wss://")
-    first, *lines = head.decode("latin-1").split("\r\n")
-    status_line = _STATUS_LINE.fullmatch(first)
-    matches = [_HEADER_LINE.fullmatch(line) for line in lines]
-    if status_line is None or None in matches:
-        raise ConnectFailed("WebSocket protocol error: the answer is not HTTP")
-    status = int(status_line[1])
-    headers = [(found[1].lower(), found[2].strip(" \t")) for found in matches if found]
-    if status != _SWITCHING_PROTOCOLS:
-        raise ConnectFailed(f"HTTP error: {_status_text(status)}", status, headers)
-    flaw = _flaw(headers, key)
-    if flaw is not None:
-        raise ConnectFailed(f"WebSocket protocol error: {flaw}", status, headers)
-
-
-def _flaw(headers: list[tuple[str, str]], key: bytes) -> str | None:
-    """The first flaw in the headers of an upgrade, None if there is none."""
-
-    def words(name: str) -> list[str]:
-        values = ",".join(value for key, value in headers if key == name)
-        return [word.strip() for word in values.split(",") if word.strip()]
-
-    accept = b64encode(hashlib.sha1(key + _WEBSOCKET_GUID, usedforsecurity=False).digest())
-    if [word.lower() for word in words("upgrade")] != ["websocket"]:
-        return 'no "Upgrade: websocket" header'
-    if "upgrade" not in (word.lower() for word in words("connection")):
-        return 'no "Connection: upgrade" header'
-    if words("sec-websocket-accept") != [accept.decode()]:
-        return 'key mismatch in "Sec-WebSocket-Accept" header'
-    if words("sec-websocket-extensions") or words("sec-websocket-protocol"):
-        return "the server chose an extension or a subprotocol that was not offered"
-    return None
-
-
-def _status_text(status: int) -> str:
-    from http import HTTPStatus  # slow to import, and needed for an error only
-
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return f"{status} <unknown status code>"

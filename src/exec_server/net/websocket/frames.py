@@ -158,13 +158,15 @@ class FrameReader:
         size = len(data) - 6
         if size < 0 or data[0] != _WHOLE_TEXT or self._buffer or self._message_opcode is not None:
             return None
-        mask = 2
-        if data[1] != size | _MASKED or size > 125:
+        if size <= 125:
+            if data[1] != size | _MASKED:
+                return None
+            payload = apply_mask(data[6:], data[2:6])
+        else:
             size -= 2
-            mask = 4
             if size < 126 or data[1] != _MEDIUM or (data[2] << 8 | data[3]) != size:
                 return None
-        payload = apply_mask(data[mask + 4 :], data[mask : mask + 4])
+            payload = apply_mask(data[8:], data[4:8])
         return payload if payload.isascii() else None
 
     def whole_event(self, data: bytes) -> Event | None:
@@ -188,6 +190,17 @@ class FrameReader:
         if data[0] == _WHOLE_TEXT and (payload := data[start:]).isascii():
             return Event(Opcode.TEXT, payload)
         return None
+
+    def take_incomplete(self) -> bytes | None:
+        """The bytes of an incomplete frame, for a reader of its own; None within a message.
+
+        A relay reads whole frames by itself and leaves all others to this reader.
+        """
+        if self._message_opcode is not None or self._is_first_fragment():
+            return None
+        rest = bytes(memoryview(self._buffer)[self._offset : self._end])
+        self._buffer, self._offset, self._end, self._wanted = b"", 0, 0, 2
+        return rest
 
     def announced(self) -> int:
         """The size of the incomplete message, if fragmented the largest size it may reach."""
@@ -295,14 +308,22 @@ def frame_header(opcode: Opcode, size: int, *, final: bool = True) -> bytes:
     return _PACK_64(first, 127, size)
 
 
+def text_header(size: int) -> bytes:
+    """The header of a whole message in one frame, as a server sends it."""
+    if size < 126:
+        return _SHORT_HEADERS[size]
+    if size < 65_536:
+        return _PACK_16(_WHOLE_TEXT, 126, size)
+    return _PACK_64(_WHOLE_TEXT, 127, size)
+
+
+_SHORT_HEADERS = [bytes((_WHOLE_TEXT, size)) for size in range(126)]
+
+
 def text_frame(message: bytes) -> bytes:
     """A whole message in one frame, as a server sends it."""
     size = len(message)
-    if size < 126:
-        return b"\x81%c%b" % (size, message)
-    if size < 65_536:
-        return _PACK_16(_WHOLE_TEXT, 126, size) + message
-    return _PACK_64(_WHOLE_TEXT, 127, size) + message
+    return (_SHORT_HEADERS[size] if size < 126 else text_header(size)) + message
 
 
 def masked_frame(opcode: int, payload: bytes, mask: bytes, *, final: bool = True) -> bytes:

@@ -6,8 +6,9 @@ import hashlib
 import re
 import time
 from base64 import b64encode
-from dataclasses import dataclass
 from ipaddress import ip_address
+
+import msgspec
 
 from exec_server.errors import ExecServerError
 
@@ -46,8 +47,7 @@ class HttpRefusal(ExecServerError):
         self.headers = headers
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(msgspec.Struct, frozen=True):
     """A request line and its headers; of a header that may be repeated the first one counts."""
 
     method: str

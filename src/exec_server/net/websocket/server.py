@@ -7,8 +7,9 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import cast
+
+import msgspec
 
 from exec_server.errors import ProtocolError
 from exec_server.net.auth import Authenticator
@@ -25,6 +26,7 @@ from exec_server.net.websocket.frames import (
     Opcode,
     frame_header,
     text_frame,
+    text_header,
 )
 from exec_server.net.websocket.handshake import (
     HEAD_BYTES,
@@ -71,15 +73,14 @@ GOING_AWAY = 1001
 POLICY_VIOLATION = 1008
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """The settings that all connections of a listener share."""
 
     receiver: ReceiverFactory
     authenticate: Authenticator | None = None
     allowed_hosts: frozenset[str] | None = None
-    budget: ByteBudget = field(default_factory=lambda: ByteBudget(RECEIVING_BYTES))
-    busy_poll: BusyPoll = field(default_factory=BusyPoll)
+    budget: ByteBudget = msgspec.field(default_factory=lambda: ByteBudget(RECEIVING_BYTES))
+    busy_poll: BusyPoll = msgspec.field(default_factory=BusyPoll)
 
 
 class WebSocketStream(asyncio.Protocol):
@@ -90,6 +91,7 @@ class WebSocketStream(asyncio.Protocol):
     def __init__(self, settings: Settings, streams: set[WebSocketStream]) -> None:
         self._loop = asyncio.get_running_loop()
         self._settings = settings
+        self._busy_poll = settings.busy_poll
         self._streams = streams
         self.origin = ""
         self._head = b""
@@ -100,6 +102,7 @@ class WebSocketStream(asyncio.Protocol):
         self._reserved_at = 0.0
         self._progress = Progress(STALL_SECONDS)  # of a large message
         self._keep_alive = KeepAlive(self._loop.time(), PING_SECONDS, PING_SECONDS)
+        self._heard_at = 0.0  # when the last bytes arrived, if they did so since the last tick
         self._probe = Probe(PROBE_SECONDS, self.abort)
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
@@ -135,14 +138,17 @@ class WebSocketStream(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        self._touch()
-        if self._inbox.is_flowing and self._receiver is not None:
+        self._heard_at = self._loop.time()
+        if self._probe.is_active:
+            self._probe_answered()
+        receiver = self._receiver
+        if receiver is not None and self._inbox.is_flowing:
             message = self._frames.whole_message(data)
             if message is not None:
                 self._wrote_message = False
-                self._receiver.message_received(message)
+                receiver.message_received(message)
                 if self._wrote_message:
-                    self._settings.busy_poll.extend()
+                    self._busy_poll.extend()
                 return
         if self._socket.state is State.CONNECTING:
             self._upgrade(data)
@@ -151,14 +157,14 @@ class WebSocketStream(asyncio.Protocol):
             self._reserve_budget()
 
     def bytes_received(self) -> None:
-        self._touch()
+        self._heard_at = self._loop.time()
+        if self._probe.is_active:
+            self._probe_answered()
         self._reserve_budget()
 
-    def _touch(self) -> None:
-        self._keep_alive.touch(self._loop.time())
-        if self._probe.is_active:
-            self._probe.cancel()
-            self._socket.force_reading(is_forced=False)
+    def _probe_answered(self) -> None:
+        self._probe.cancel()
+        self._socket.force_reading(is_forced=False)
 
     def eof_received(self) -> bool:
         self._end(Cause.EOF)
@@ -168,12 +174,16 @@ class WebSocketStream(asyncio.Protocol):
         self._streams.discard(self)
         self.closed.set_result(None)
         self._head = b""
-        if self._handshake_timer is not None:
-            self._handshake_timer.cancel()
+        self._cancel_handshake_timer()
         was_open = self._socket.lost()
         self._release()
         if was_open:
             self._notify_lost()
+
+    def _cancel_handshake_timer(self) -> None:
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+            self._handshake_timer = None  # it takes memory
 
     def pause_writing(self) -> None:
         self._socket.pause_writing()
@@ -219,8 +229,7 @@ class WebSocketStream(asyncio.Protocol):
         except HttpRefusal as refusal:
             self._refuse(refusal, request)
             return
-        assert self._handshake_timer is not None
-        self._handshake_timer.cancel()
+        self._cancel_handshake_timer()
         self._transport.write(upgrade_answer(request))
         self._socket.change(Cause.UPGRADED)
         self._receiver = self._outbox.producer = self._settings.receiver(self)
@@ -248,6 +257,7 @@ class WebSocketStream(asyncio.Protocol):
             if self._reservation.size:
                 self._release_budget()
             assert self._receiver is not None
+            self._writer.is_holding = True  # the answers to pipelined requests share a write
             self._receiver.message_received(event.payload)
         elif event.opcode is Opcode.PING:
             self._socket.answer_ping(event.payload)
@@ -294,11 +304,34 @@ class WebSocketStream(asyncio.Protocol):
     # ---- sending ----------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
-        if len(message) > DIRECT_BYTES or self._writer.gathered or not self._outbox.is_idle:
+        writer = self._writer
+        if (
+            len(message) > DIRECT_BYTES
+            or writer.gathered
+            or writer.is_holding
+            or not self._outbox.is_idle
+        ):
             self._outbox.send(message, self._write_long)
         else:
             self._wrote_message = True
-            self._writer.write(text_frame(message))
+            writer.write(text_frame(message))
+
+    def send_pieces(self, head: bytes, body: bytes, tail: bytes) -> None:
+        size = len(head) + len(body) + len(tail)
+        if DIRECT_BYTES < size <= SENT_FRAME_BYTES and self._outbox.is_idle:
+            self._writer.gather(text_header(size) + head, body, tail)
+        else:
+            self.send(head + body + tail)
+
+    def send_binary(self, head: bytes, data: bytes) -> None:
+        size = len(head) + len(data)
+        if size <= SENT_FRAME_BYTES and self._outbox.is_idle:
+            self._writer.gather(frame_header(Opcode.BINARY, size) + head, data)
+        else:
+            self._outbox.send(head + data, self._write_binary)
+
+    def _write_binary(self, message: bytes) -> None:
+        self._socket.write_fragments(Opcode.BINARY, message)
 
     def _write_long(self, message: bytes) -> None:
         if len(message) > SENT_FRAME_BYTES:
@@ -318,6 +351,9 @@ class WebSocketStream(asyncio.Protocol):
         """Ping a quiet peer; end one that does not answer or that stalls a large message."""
         if self._socket.state is not State.OPEN:
             return
+        if self._heard_at:
+            self._keep_alive.touch(self._heard_at)
+            self._heard_at = 0.0
         is_paused = self._inbox.is_paused
         is_waiting = self._reservation.is_waiting
         if self._reservation.size and not is_waiting and not is_paused and self._is_stalled(now):

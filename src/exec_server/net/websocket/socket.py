@@ -105,9 +105,14 @@ class FramedSocket:
         self._discardable: float = math.inf  # bytes that are read and dropped before an abort
         self.state = State.CONNECTING
         self.frames = frames
-        self.inbox: Inbox[Event] = Inbox(self._next_event, end.event_received, self._update_reading)
         self.outbox = Outbox(self._break_off)
         self.writer = FrameWriter(transport, descriptor)
+        self.inbox: Inbox[Event] = Inbox(
+            self._next_event,
+            end.event_received,
+            self._update_reading,
+            delivered=self.writer.stop_holding,
+        )
 
     def change(self, cause: Cause) -> bool:
         """Enter the state that follows; False if the cause changes nothing."""

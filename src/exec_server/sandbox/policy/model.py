@@ -12,7 +12,8 @@ from typing import Literal
 import msgspec
 
 Access = Literal["read", "write", "deny"]
-Network = Literal["restricted", "enabled"]
+# `proxied`: a network namespace of its own, where only the loopback interface works.
+Network = Literal["restricted", "enabled", "proxied"]
 
 
 class Rule(msgspec.Struct, frozen=True):

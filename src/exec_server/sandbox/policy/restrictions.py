@@ -44,7 +44,7 @@ def choose_restrictions(
 ) -> Restrictions:
     """The restrictions of a command, from its namespaces and the version of Landlock, 0 if none."""
     if view is None:
-        return _UNLIMITED_FILES
+        return _UNLIMITED_FILES._replace(allow_nesting=network != "proxied")
     allow_nesting = user_namespace and network == "restricted" and not _has_covers(view)
     sees_others = not (user_namespace or private_proc)
     is_usable = landlock >= _LANDLOCK_WITH_MOVES or (landlock > 0 and sees_others)

@@ -80,6 +80,8 @@ _OFFLINE: Final[_Numbers] = {
     "process_vm_writev": (311, 271),
     "pidfd_getfd": (438, 438),
 }
+# Also refused to a command with proxies: the socket may be one of another network namespace.
+_PROXIED: Final[_Numbers] = {"pidfd_getfd": (438, 438)}
 # Also refused where a command may not nest namespaces: it could otherwise join a user namespace
 # of another process of its user and gain all capabilities in it.
 _NOT_NESTING: Final[_Numbers] = {"setns": (308, 268)}
@@ -149,6 +151,7 @@ _NO_CALL: Final = 0xFFFF_FFFF
 _AF_UNIX: Final = 1
 _AF_INET: Final = 2
 _AF_INET6: Final = 10
+_AF_NETLINK: Final = 16
 _AF_VSOCK: Final = 40
 _SOCKET_TYPE_MASK: Final = 0xF  # the other bits are SOCK_CLOEXEC and SOCK_NONBLOCK
 _SOCK_STREAM: Final = 1
@@ -218,6 +221,8 @@ def _labels(
     refused = dict(_ALWAYS)
     if for_worker or network == "restricted":
         refused |= _OFFLINE
+    if network == "proxied":
+        refused |= _PROXIED
     if not allow_nesting:
         refused |= _NOT_NESTING
     if for_worker:
@@ -280,6 +285,8 @@ def _socket_check(
     if network == "restricted":
         reported = _internet_check() if with_listener else []
         return ["socket", *reported, "pair", *_connected_unix_check()]
+    if network == "proxied":
+        return ["socket", *_namespaced_check(), "pair", *_connected_unix_check()]
     if unix_sockets:
         return ["socket", "pair", *_online_check(_AF_VSOCK)]
     return ["socket", *_online_check(_AF_VSOCK, _AF_UNIX), "pair", *_connected_unix_check()]
@@ -311,6 +318,16 @@ def _connected_unix_check() -> list[_Line]:
         (_AND, _SOCKET_TYPE_MASK, "", ""),
         (_IF_EQUAL, _SOCK_STREAM, "allow", ""),
         (_IF_EQUAL, _SOCK_SEQPACKET, "allow", "refuse"),
+    ]
+
+
+def _namespaced_check() -> list[_Line]:
+    """Allow only sockets of families that a network namespace confines."""
+    return [
+        (_LOAD, _FIRST_ARGUMENT, "", ""),
+        (_IF_EQUAL, _AF_INET, "allow", ""),
+        (_IF_EQUAL, _AF_INET6, "allow", ""),
+        (_IF_EQUAL, _AF_NETLINK, "allow", "refuse"),
     ]
 
 

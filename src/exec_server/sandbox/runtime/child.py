@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
@@ -23,13 +23,22 @@ import msgspec
 from exec_server.errors import ExecServerError, InternalError, os_error_text
 from exec_server.host import libc
 from exec_server.process import path_search
-from exec_server.process.command import Command
+from exec_server.process.command import STATE_DESCRIPTOR, Command
 from exec_server.process.spawn import Streams, encode, spawn_first
 from exec_server.sandbox.policy.model import Step, View
 from exec_server.sandbox.policy.restrictions import Restrictions, choose_restrictions
-from exec_server.sandbox.runtime import confine, kernel, messages, view, worker
-from exec_server.sandbox.runtime.messages import BuildRequest, ExecRequest, Status
+from exec_server.sandbox.runtime import (
+    confine,
+    kernel,
+    loopback,
+    messages,
+    user_child,
+    view,
+    worker,
+)
+from exec_server.sandbox.runtime.messages import BuildRequest, ExecRequest, Status, UserRequest
 from exec_server.sandbox.runtime.refusals import RefusalListener
+from exec_server.sandbox.runtime.reports import Reporter, end_namespace
 
 _STREAMS: Final = (0, 1, 2)
 # The exit code of the reference if the command cannot be executed in the sandbox.
@@ -53,6 +62,7 @@ def warm_up() -> None:
     samples: list[msgspec.Struct] = [
         BuildRequest("init", view_of_root, "restricted", "private"),
         ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, (step,)),
+        UserRequest(["true"], None, "/", {"PATH": "/bin"}, 1, 1, (1,), False),
         Status("ready"),
     ]
     for sample in samples:
@@ -67,6 +77,9 @@ def main(descriptor: int, namespaces: int) -> NoReturn:
         _close_all_but(descriptor)
         with socket.socket(fileno=descriptor) as control:
             request, _ = messages.receive(control, BuildRequest)
+            if request.role == "user":
+                messages.send(control, Status("ready"), [])
+                user_child.run(control)
             built = _report_status(control, lambda: _build(request, namespaces))
             if request.role == "worker":
                 worker.serve(control)
@@ -80,8 +93,10 @@ def main(descriptor: int, namespaces: int) -> NoReturn:
         os._exit(_BROKEN)
 
 
-def _report_status(control: socket.socket, act: Callable[[], T]) -> T:
-    """Call `act` and send its Status; a failure ends the process."""
+def _report_status(
+    control: socket.socket, act: Callable[[], T], listeners: Sequence[socket.socket] = ()
+) -> T:
+    """Call `act` and send its Status with the `listeners`; a failure ends the process."""
     try:
         result = act()
     except view.StaleView as error:
@@ -89,7 +104,9 @@ def _report_status(control: socket.socket, act: Callable[[], T]) -> T:
     except (OSError, ExecServerError) as error:
         status = Status("failed", str(error))
     else:
-        messages.send(control, Status("ready"), [])
+        messages.send(control, Status("ready"), [each.fileno() for each in listeners])
+        for listener in listeners:
+            listener.close()
         return result
     messages.send(control, status, [])
     os._exit(_BROKEN)
@@ -122,6 +139,9 @@ def _build(request: BuildRequest, namespaces: int) -> _Built:
     if namespaces & kernel.CLONE_NEWUSER:
         with _naming_failure("map the user into a user namespace"):
             _map_user()
+    if request.network == "proxied":
+        with _naming_failure("use the loopback interface"):
+            loopback.bring_up()
     if request.view is not None:
         is_command = request.role == "init"
         with _naming_failure("build the view of the file system"):
@@ -148,7 +168,7 @@ def _build(request: BuildRequest, namespaces: int) -> _Built:
         worker.install_checks(request.view, request.globs)
         with _naming_failure("drop privileges"):
             confine.confine_worker(request.view)
-    elif request.view is not None:
+    elif request.view is not None or request.network == "proxied":
         with _naming_failure("drop privileges"):
             kernel.drop_bounding_set()
     kernel.die_with_parent()
@@ -182,32 +202,44 @@ def _write(path: str, text: str) -> None:
 
 def _run_command(build: BuildRequest, control: socket.socket, built: _Built) -> NoReturn:
     """Wait for an ExecRequest, run its command, and exit with the command's exit code."""
-    request, descriptors = messages.receive(control, ExecRequest)
+    request, received = messages.receive(control, ExecRequest)
     control.set_inheritable(False)  # not for the command
+    descriptors, state = received[:3], next(iter(received[3:]), None)
+    if state is not None:
+        os.set_inheritable(state, False)  # the command has it under another number
+    listeners: list[socket.socket] = []
+
+    def limit() -> int | None:
+        with _naming_failure("listen for the command"):
+            listeners.extend(loopback.listen(request.proxy_ports))
+        return _confine(build, request, descriptors, built)
+
     if build.view is None:
-        _report_status(control, lambda: _confine(build, request, descriptors, built))
+        _report_status(control, limit, listeners)
         control.close()
-        _replace_self(request)
+        _replace_self(request, state)
 
     def start() -> tuple[int | OSError | InternalError, int | None]:
-        listener = _confine(build, request, descriptors, built)
-        return _spawn(request), listener
+        listener = limit()
+        return _spawn(request, state), listener
 
     # Sent only once the command runs: an earlier signal to its process group would reach only
     # this init, and the first process of a pid namespace ignores signals.
-    leader, listener = _report_status(control, start)
-    if listener is None:
-        control.close()
+    leader, listener = _report_status(control, start, listeners)
     if not isinstance(leader, int):
         _exit_not_executable(request, leader)
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)  # the command's streams end with the command
+    reporter = Reporter(control)
     if listener is None:
         status = _wait_for(leader)
     else:
-        status = RefusalListener(listener, control).wait_for(leader)
-    os._exit(libc.exit_code(status))
+        status = RefusalListener(listener, reporter).wait_for(leader)
+    code = libc.exit_code(status)
+    if end_namespace():
+        reporter.report_exit(code)
+    os._exit(code)
 
 
 def _confine(
@@ -243,24 +275,27 @@ def _confine(
 
 
 def _wait_for(leader: int) -> int:
-    """Reap children until the command has ended; the kernel ends the rest with this init."""
+    """Reap children until the command has ended."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == leader:
             return status
 
 
-def _spawn(request: ExecRequest) -> int | OSError | InternalError:
+def _spawn(request: ExecRequest, state: int | None) -> int | OSError | InternalError:
     """The pid of the command, or the error of executing it, which is the command's failure."""
     try:
         argv, env, paths = _resolve(request)
-        return spawn_first(paths, argv, env, ".", Streams.inherited())
+        return spawn_first(paths, argv, env, ".", Streams.inherited(state))
     except (OSError, InternalError) as error:
         return error
 
 
-def _replace_self(request: ExecRequest) -> NoReturn:
+def _replace_self(request: ExecRequest, state: int | None) -> NoReturn:
     """Execute the command in this process: there is no pid namespace that needs an init."""
+    if state is not None:
+        os.dup2(state, STATE_DESCRIPTOR)
+        os.set_inheritable(STATE_DESCRIPTOR, True)  # also if the numbers are the same
     for number in range(1, 65):
         try:
             signal.signal(number, signal.SIG_DFL)

@@ -54,6 +54,7 @@ def prepare_filters() -> None:
             _command_filter("restricted", allow_nesting=flag, unix_sockets=True)
             _command_filter("restricted", allow_nesting=flag, unix_sockets=True, with_listener=True)
             _command_filter("enabled", allow_nesting=False, unix_sockets=flag)
+            _command_filter("proxied", allow_nesting=False, unix_sockets=flag)
         _worker_filter()
 
 
@@ -132,7 +133,7 @@ def confine_command(
     """
     if not restrictions.is_separate:
         raise NotConfined("other commands could be reached through /proc")
-    if view is not None:
+    if view is not None or network == "proxied":
         kernel.drop_capabilities()
     kernel.set_no_new_privileges()
     version = kernel.landlock_version()
@@ -145,7 +146,7 @@ def confine_command(
         if scopes:
             _enter(kernel.create_ruleset(0, scopes, version))
     listener = _filter_command(network, view, restrictions)
-    _verify(view)
+    _verify(view, without_capabilities=view is not None or network == "proxied")
     return listener
 
 
@@ -169,7 +170,7 @@ def _command_scopes(network: Network, version: int) -> int:
     if version < _SCOPE_VERSION:
         return 0
     # Abstract sockets of the host are part of an enabled network.
-    return _SCOPE_SIGNALS | (_SCOPE_ABSTRACT_SOCKETS if network == "restricted" else 0)
+    return _SCOPE_SIGNALS | (_SCOPE_ABSTRACT_SOCKETS if network != "enabled" else 0)
 
 
 def confine_worker(view: View) -> None:
@@ -218,9 +219,9 @@ def _enter(ruleset: int) -> None:
     os.close(ruleset)
 
 
-def _verify(view: View | None) -> None:
+def _verify(view: View | None, *, without_capabilities: bool = True) -> None:
     """Query the kernel for each restriction, and raise NotConfined if one is missing."""
-    if view is not None and any(kernel.capabilities()):
+    if without_capabilities and any(kernel.capabilities()):
         raise NotConfined("capabilities are left")
     if not kernel.has_no_new_privileges():
         raise NotConfined("new privileges are not forbidden")

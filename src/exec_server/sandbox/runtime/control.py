@@ -31,8 +31,10 @@ def launch(launcher: Launcher, namespaces: int, build: BuildRequest) -> Launched
     return pid, control
 
 
-def request(control: socket.socket, message: msgspec.Struct, descriptors: list[int]) -> None:
-    """Send a request and wait for its status. Blocking.
+def request(
+    control: socket.socket, message: msgspec.Struct, descriptors: list[int], *, expected: int = 0
+) -> tuple[int, ...]:
+    """Send a request and wait for its status; returns the `expected` descriptors. Blocking.
 
     Raises StaleView if the disk has changed since the layout, else InternalError.
     """
@@ -41,10 +43,14 @@ def request(control: socket.socket, message: msgspec.Struct, descriptors: list[i
         status, extra = messages.receive(control, Status)
     except (BrokenPipeError, ConnectionError, messages.Disconnected) as error:
         raise InternalError(f"{NOT_BUILT}{error}") from error
+    if status.state == "ready" and len(extra) == expected:
+        return tuple(extra)
     for descriptor in extra:
         os.close(descriptor)
+    if status.state == "ready" and expected:
+        raise InternalError(f"{NOT_BUILT}{len(extra)} of {expected} sockets")
     if status.state == "ready":
-        return
+        return ()
     if status.state == "stale":
         raise StaleView(f"the disk keeps changing: {status.reason}")
     raise InternalError(f"{NOT_BUILT}{status.reason}")

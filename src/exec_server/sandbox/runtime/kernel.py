@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import signal
 from collections.abc import Callable
 from functools import cache
@@ -70,7 +69,7 @@ class _Numbers(NamedTuple):
 
 
 _NUMBERS: Final = {"x86_64": _Numbers(56, 155, 250, 317), "aarch64": _Numbers(220, 41, 219, 277)}
-MACHINE: Final = platform.machine()
+MACHINE: Final = os.uname().machine
 
 _ENTRY = OpenHow(os.O_PATH | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS)
 

@@ -1,9 +1,9 @@
 """The launcher: a small process that forks the confined ones, and the server's end of it.
 
-The server is large and has threads, so it cannot fork safely or quickly. At its start it runs
-another interpreter with a clean environment, which loads the modules that confined processes
-need and then only forks. Forked processes become children of the server (CLONE_PARENT), so
-the launcher never waits for one.
+The server is large and has threads, so it cannot fork safely or quickly. When it loads its
+sandboxes it runs another interpreter with a clean environment, which loads the modules that
+confined processes need and then only forks. Forked processes become children of the server
+(CLONE_PARENT), so the launcher never waits for one.
 
 A launch is one small packet: the namespaces, and the descriptor of the control socket on which
 the new process receives requests from the server (see `child`). The response is the pid.
@@ -74,7 +74,7 @@ class Launcher:
         # Isolated and without `site`: the launcher gets the module path of this process.
         argv = [sys.executable, "-I", "-S", "-c", _CODE, str(theirs.fileno()), *sys.path]
         try:
-            with theirs, tags.tagged_as_helper() as tag:
+            with theirs, tags.TaggedAsHelper() as tag:
                 process = subprocess.Popen(
                     argv,
                     env=self._env | {"PWD": "/"},

@@ -27,17 +27,17 @@ _PLAIN: Final = b"p"
 _ESCAPED: Final = b"e"
 # Longer than any request or response of a file operation: a message on the wire has 64 MiB.
 MAX_MESSAGE: Final = 96 * 1_048_576
-# Descriptors beside one message: the three standard streams.
-MAX_DESCRIPTORS: Final = 3
+# Descriptors beside one message: the three standard streams, or sockets that listen for a command.
+MAX_DESCRIPTORS: Final = 8
 # The server waits this long for a silent process before it looks whether the process is stopped.
 CHECK_SECONDS: Final = 0.5
 _TIMEVAL: Final = struct.Struct("@ll")
 
 
 class BuildRequest(msgspec.Struct, frozen=True):
-    """Build a confined process: a file worker, or the init of a later command."""
+    """Build a process: a file worker, the init of a later command, or a command of a user."""
 
-    role: Literal["worker", "init"]
+    role: Literal["worker", "init", "user"]
     view: View | None  # None: no limit on files
     network: Network
     proc: ProcMount
@@ -46,7 +46,10 @@ class BuildRequest(msgspec.Struct, frozen=True):
 
 
 class ExecRequest(msgspec.Struct, frozen=True):
-    """Execute a command in a built init, on the three descriptors beside the message."""
+    """Execute a command in a built init, on the three descriptors beside the message.
+
+    A fourth descriptor is the state of a shell.
+    """
 
     argv: list[str]
     arg0: str | None
@@ -54,6 +57,20 @@ class ExecRequest(msgspec.Struct, frozen=True):
     env: dict[str, str]
     terminal: str | None  # its path on the host
     placeholders: tuple[Step, ...]  # created after the view was built
+    proxy_ports: tuple[int, ...] = ()  # to listen on; the sockets are beside the Status
+
+
+class UserRequest(msgspec.Struct, frozen=True):
+    """Execute a command as a user, on the three descriptors beside the message."""
+
+    argv: list[str]
+    arg0: str | None
+    cwd: str
+    env: dict[str, str]
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    has_terminal: bool
 
 
 class Status(msgspec.Struct, frozen=True):

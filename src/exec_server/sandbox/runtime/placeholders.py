@@ -55,11 +55,15 @@ class Placeholder:
 class Placeholders:
     """Creates and removes placeholders. Every method may be called from any thread.
 
-    `register_cleanup` records each path that must be removed if this server is killed.
+    `register_cleanup` records each path that must be removed if this server is killed. `close`
+    closes the descriptors of removed placeholders: the end of a command waits for it.
     """
 
-    def __init__(self, register_cleanup: RegisterCleanup) -> None:
+    def __init__(
+        self, register_cleanup: RegisterCleanup, close: Callable[[int], None] = os.close
+    ) -> None:
         self._register_cleanup = register_cleanup
+        self._close = close
         self._lock = threading.Lock()  # guards the tables below
         self._shared: dict[_Key, _Shared] = {}
         self._left_behind: dict[_Key, tuple[str, int]] = {}  # path and directory, oldest first
@@ -148,7 +152,7 @@ class Placeholders:
                 return
             if self._shared.get(key) is shared:
                 del self._shared[key]
-        is_done = placeholder.release(shared.directory, key[2], shared.use)
+        is_done = placeholder.release(shared.directory, key[2], shared.use, self._close)
         with self._lock:
             is_done = is_done or key in self._shared  # another command removes it
         if is_done:

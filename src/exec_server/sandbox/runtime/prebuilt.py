@@ -1,7 +1,7 @@
 """Prebuilt sandboxes: an init that waits in its finished view for a command.
 
-Building namespaces and mounts takes most of the time of a short command. After each confined
-command another sandbox for the same policy is built in the background, for the next command.
+Building namespaces and mounts takes most of the time of a short command. After the start of each
+confined command another sandbox for the same policy is built in the background, for the next one.
 It is used only if the dependencies of its view are unchanged.
 """
 
@@ -89,6 +89,11 @@ class PrebuiltPool:
             init.end()
             init = None
         return init
+
+    def is_building(self, policy: Policy) -> bool:
+        """Whether an init for the policy is being built, because the last one was just taken."""
+        with self._changed:
+            return policy in self._building
 
     def prebuild(self, policy: Policy) -> None:
         """Build an init in the background, unless one is being built."""

@@ -9,16 +9,15 @@ socket, for instance, is part of every look-up of a user name.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import select
-import socket
 import struct
 from typing import Final
 
 from exec_server.host import libc
+from exec_server.sandbox.runtime.reports import Reporter
 
 # ioctls of the listener, equal on all architectures of the filter.
 _RECEIVE: Final = 0xC050_2100
@@ -27,20 +26,17 @@ _NOTIFICATION_BYTES: Final = 80
 _ID: Final = struct.Struct("=Q")
 _RESPONSE: Final = struct.Struct("=QqiI")  # id, value, negated error number, flags
 _SIGNAL_BYTES: Final = 128
-# The content of the report does not matter.
-_REPORT: Final = b"r"
 
 
 class RefusalListener:
-    """Answers refused calls, and reports the first one on the control socket.
+    """Answers refused calls, and reports them.
 
-    Later calls are only answered: a command gains nothing by repeating them.
+    Only the first one is reported: a command gains nothing by repeating them.
     """
 
-    def __init__(self, descriptor: int, control: socket.socket) -> None:
+    def __init__(self, descriptor: int, reporter: Reporter) -> None:
         self._descriptor = descriptor
-        self._control = control
-        self._is_reported = False
+        self._reporter = reporter
 
     def wait_for(self, leader: int) -> int:
         """Answer calls and reap children until the leader has ended; returns its wait status."""
@@ -65,14 +61,8 @@ class RefusalListener:
         try:
             fcntl.ioctl(self._descriptor, _RECEIVE, notification)
             # Before the answer, so that the server knows it before the command can end.
-            self._report()
+            self._reporter.report_refusal()
             (number,) = _ID.unpack_from(notification)
             fcntl.ioctl(self._descriptor, _SEND, _RESPONSE.pack(number, 0, -errno.EPERM, 0))
         except OSError:
             pass  # the caller was killed, or a signal has interrupted its call
-
-    def _report(self) -> None:
-        if not self._is_reported:
-            self._is_reported = True
-            with contextlib.suppress(OSError):  # the server has closed its end
-                os.write(self._control.fileno(), _REPORT)

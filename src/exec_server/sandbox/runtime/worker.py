@@ -21,7 +21,7 @@ import msgspec
 
 from exec_server.errors import InternalError, RpcError
 from exec_server.filesystem import handles, operations
-from exec_server.filesystem.operation_table import OPERATIONS
+from exec_server.filesystem.operation_table import OPERATIONS, load_all
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.protocol import decoding, files
 from exec_server.protocol.method import Call
@@ -57,7 +57,8 @@ class FileResponse(msgspec.Struct, frozen=True):
 
 
 def warm_up() -> None:
-    """Build the codecs of all messages and parameters."""
+    """Import all operations, and build the codecs of all messages and parameters."""
+    load_all()
     messages.warm_up(FileRequest("", {"path": "file:///"}))
     messages.warm_up(FileResponse())
     for call in _CALLS.values():

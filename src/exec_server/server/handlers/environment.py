@@ -9,7 +9,7 @@ _READY = EnvironmentStatus("ready")
 
 
 def info(context: ConnectionContext, _params: None) -> EnvironmentInfo:
-    return context.server.environment
+    return context.environment
 
 
 def status(_context: ConnectionContext, _params: None) -> EnvironmentStatus:

@@ -10,26 +10,27 @@ from typing import TypeVar
 import pybase64
 
 from exec_server.filesystem import (
+    entries,
     handles,
     nonblocking,
     operations,
     safe_write,
-    tree,
     trusted_reads,
 )
-from exec_server.protocol import files
+from exec_server.filesystem import walk as walk_operation
+from exec_server.protocol import file_entries, files
 from exec_server.protocol.confinable import ConfinableParams
 from exec_server.server.context import ConnectionContext, Encoded, Streamed
 from exec_server.server.file_access import (
+    UNCONFINED,
     FileAccess,
     FileOpening,
     FileOperation,
+    Unconfined,
+    check_user,
     choose_access,
 )
 
-# Files read on the event loop, if they are in the page cache: copying more takes longer than
-# passing the request to a thread.
-INLINE_BYTES = 65_536
 # Larger files are sent while they are read, so the memory of a read does not depend on the size.
 WHOLE_BYTES = 4 * 1_048_576
 # One piece of such a file. A multiple of three, so that the base64 texts of pieces can be joined.
@@ -41,7 +42,12 @@ R = TypeVar("R")
 
 
 def _access(context: ConnectionContext, params: ConfinableParams, *, reading: bool) -> FileAccess:
-    return choose_access(context.server.sandboxes.files, params.sandbox, reading=reading)
+    if params.sandbox is None and params.user is None:
+        return UNCONFINED
+    server = context.server
+    if params.user is not None:
+        check_user(server.environment, params.sandbox)
+    return choose_access(server.sandboxes, params.sandbox, reading=reading, user=params.user)
 
 
 def handler(
@@ -67,14 +73,10 @@ def read_file(
     context: ConnectionContext, params: files.ReadFileParams
 ) -> Encoded | Awaitable[Encoded | Streamed]:
     access = _access(context, params, reading=True)
-    result = access.try_now(_try_read_file, params)
+    result = access.try_now(nonblocking.try_read_file, params)
     if result is not None:
         return _whole(result.data_base64)
     return _read_file(context, partial(access.open, _READ_FILE, params))
-
-
-def _try_read_file(params: files.ReadFileParams, *, confined: bool) -> files.ReadFileResult | None:
-    return nonblocking.try_read_file(params, INLINE_BYTES, confined=confined)
 
 
 _READ_FILE = FileOpening(files.READ_FILE, lambda params: operations.open_for_read(params)[0])
@@ -178,7 +180,23 @@ read_directory = handler(
     ),
     reading=True,
 )
-walk = handler(FileOperation(files.WALK, tree.walk), reading=True)
+list_ = handler(FileOperation(file_entries.LIST, entries.list_), reading=True)
+resolve = handler(FileOperation(file_entries.RESOLVE, entries.resolve), reading=True)
+
+
+write_file = handler(
+    FileOperation(files.WRITE_FILE, operations.write_file, nonblocking.try_write_file)
+)
+_WALK = FileOperation(files.WALK, walk_operation.walk)
+
+
+def walk(
+    context: ConnectionContext, params: files.WalkParams
+) -> Awaitable[files.WalkResult | Encoded]:
+    access = _access(context, params, reading=True)
+    if isinstance(access, Unconfined):
+        return context.in_thread(lambda: Encoded(walk_operation.walk_text(params)))
+    return context.in_thread(access.perform, _WALK, params)
 
 
 # ---- open files -----------------------------------------------------------------------
@@ -194,7 +212,9 @@ def open_(context: ConnectionContext, params: files.OpenParams) -> Awaitable[fil
 def read_block(
     context: ConnectionContext, params: files.ReadBlockParams
 ) -> Encoded | Awaitable[Encoded]:
-    result = context.handles.try_read_block(params) if params.len <= INLINE_BYTES else None
+    result = (
+        context.handles.try_read_block(params) if params.len <= nonblocking.INLINE_BYTES else None
+    )
     if result is not None:
         return _block(result)
     return context.in_thread(lambda: _block(context.handles.read_block(params)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exec_server.errors import (
     InternalError,
@@ -13,13 +14,10 @@ from exec_server.errors import (
     RpcError,
     os_error_text,
 )
-from exec_server.process.command import Command, child_environment
-from exec_server.process.orphans import Owner
-from exec_server.process.process import DenialCheck, Process
-from exec_server.process.spawn import Child, spawn
+from exec_server.process.command import Command
+from exec_server.process.process import Process
 from exec_server.process.table import LaunchMode
 from exec_server.protocol.process import (
-    Chunk,
     CloseStdinParams,
     CloseStdinResult,
     ListResult,
@@ -40,8 +38,10 @@ from exec_server.protocol.process import (
     WriteParams,
     WriteResult,
 )
-from exec_server.protocol.sandbox import Denial, External, Managed, Sandbox
-from exec_server.server.context import ConnectionContext, ServerContext
+from exec_server.server import shell_snapshots
+from exec_server.server.context import ConnectionContext
+from exec_server.server.file_access import check_user
+from exec_server.server.process_launch import ProcessLaunch
 
 # Clients choose the ids; the server stores them, and keeps them after the process has ended. So
 # their length is limited; no client uses more than a few dozen bytes.
@@ -55,60 +55,42 @@ _STDIN_CLOSED = WriteResult("stdinClosed")
 
 
 def start(context: ConnectionContext, params: StartParams) -> Awaitable[StartResult]:
-    if params.network_proxy is not None:
-        raise InvalidParams("this exec-server starts no network proxy")
     cwd = _native_cwd(params)
     if not params.argv:
         raise InvalidParams("argv must not be empty")
     if params.tty_size is not None and not params.tty:
         raise InvalidParams("ttySize requires tty: true")
     check_process_id(params.process_id)
-    if params.enforce_managed_network and _has_network(params.sandbox):
-        raise InvalidRequest("this exec-server has no managed network to enforce")
-    command = Command(params.argv, cwd, {}, params.tty, params.pipe_stdin, params.arg0)
+    if params.user is not None:
+        check_user(context.server.environment, params.sandbox)
+    if params.network_proxy is not None and params.detach is not None:
+        # Its decisions and questions are for the client of one session.
+        raise InvalidParams("a detached process cannot have a networkProxy")
+    command = Command(
+        params.argv,
+        cwd,
+        {},
+        params.tty,
+        params.pipe_stdin,
+        params.arg0,
+        merge_stderr=params.merge_stderr,
+    )
     if params.tty_size is not None:
         command = replace(command, tty_size=(params.tty_size.rows, params.tty_size.columns))
-    launch = _Launch(context.server, params)
-    check_denial = None if params.sandbox is None else launch.check_denial
-    launch_mode = LaunchMode(launch.spawn, check_denial)
+    snapshot = shell_snapshots.check(params)
     context.session.check_unused(params.process_id)
+    if snapshot is not None:
+        context.session.processes.reserve(params.process_id)
+        # Before the next request is handled, which may be a terminate.
+        cancellation = context.session.processes.cancellation(params.process_id)
+        return _start_restored(context, params, command, snapshot.shell.name, cancellation)
+    launch_mode = ProcessLaunch(context.server, context.session, params).mode
     if params.detach is not None:
         broadcast = context.server.detached.reserve(params.detach, params.argv[0])
         context.session.attach(params.process_id, broadcast)
         return _start_detached(context, params, command, launch_mode, broadcast.name)
     context.session.processes.reserve(params.process_id)
     return _start(context, params, command, launch_mode)
-
-
-class _Launch:
-    """Completes a command with its environment and sandbox, in the thread that starts it.
-
-    Both may take long to compute, so the event loop does not.
-    """
-
-    __slots__ = ("_check_denial", "_params", "_server")
-
-    def __init__(self, server: ServerContext, params: StartParams) -> None:
-        self._server = server
-        self._params = params
-        self._check_denial: DenialCheck | None = None
-
-    def spawn(self, command: Command, owner: Owner) -> Child:
-        """Start the command. Blocking; raises RpcError for an invalid policy."""
-        params, server = self._params, self._server
-        env = child_environment(params.env, params.env_policy, params.metadata, server.variables)
-        if params.tty:
-            env.setdefault("SHELL", server.login_shell)
-        launch_mode = LaunchMode()
-        if params.sandbox is not None:
-            launch_mode = server.sandboxes.commands.launch_mode(params.sandbox, command.cwd, env)
-        self._check_denial = launch_mode.check_denial
-        return (launch_mode.spawn or spawn)(replace(command, env=env), owner)
-
-    def check_denial(self, code: int, output: list[Chunk]) -> tuple[bool, Denial | None]:
-        """The check of the sandbox; only after `spawn`."""
-        assert self._check_denial is not None
-        return self._check_denial(code, output)
 
 
 def check_process_id(process_id: ProcessId) -> None:
@@ -119,12 +101,6 @@ def check_process_id(process_id: ProcessId) -> None:
 def _check_length(name: str, value: str, limit: int) -> None:
     if len(value) > limit // 4 and len(value.encode()) > limit:
         raise InvalidParams(f"{name} must not exceed {limit} bytes")
-
-
-def _has_network(sandbox: Sandbox | None) -> bool:
-    """Whether a process in this sandbox could reach the network without a proxy."""
-    permissions = None if sandbox is None else sandbox.permissions
-    return isinstance(permissions, Managed | External) and permissions.network == "enabled"
 
 
 def _native_cwd(params: StartParams) -> str:
@@ -142,6 +118,33 @@ async def _start(
     await context.session.processes.start(params.process_id, command, launch_mode)
     # No await from here to the response: the first output has to follow it.
     return StartResult(params.process_id, _sandbox_type(params), pid=_pid(context, params))
+
+
+async def _start_restored(
+    context: ConnectionContext,
+    params: StartParams,
+    command: Command,
+    shell: str,
+    cancellation: asyncio.Future[None],
+) -> StartResult:
+    """Start a shell with the state that its start-up files lead to."""
+    server, session = context.server, context.session
+
+    def launch(capture: StartParams) -> LaunchMode:
+        return ProcessLaunch(server, session, capture).mode
+
+    try:
+        state = await server.shell_snapshots.state(
+            session, params, server.tasks, launch, cancellation
+        )
+    except BaseException:
+        session.processes.release(params.process_id)
+        raise
+    captured = None
+    if state is not None:
+        command, captured = shell_snapshots.restored(command, shell, state), state.variables
+    launch_mode = ProcessLaunch(server, session, params, captured).mode
+    return await _start(context, params, command, launch_mode)
 
 
 async def _start_detached(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 
-from exec_server.filesystem import grep as grep_search
+from exec_server.errors import InvalidParams
 from exec_server.process.helper import run_helper
 from exec_server.protocol import file_changes as wire
 from exec_server.server.context import ConnectionContext
@@ -13,13 +12,22 @@ from exec_server.server.file_access import FileOperation, choose_access
 
 
 async def grep(context: ConnectionContext, params: wire.GrepParams) -> wire.GrepResult:
+    if params.user is not None:
+        raise InvalidParams("fs/grep takes no user: run a program as the user")
     server = context.server
     env = {"PATH": server.variables.get("PATH", ""), "LC_ALL": "C.UTF-8"}
-    search = partial(
-        grep_search.grep_by_program,
-        run=partial(run_helper, env=env),
-        ripgrep=shutil.which("rg", path=env["PATH"]),
-    )
-    access = choose_access(server.sandboxes.files, params.sandbox, reading=True)
+    search = partial(_search, env)
+    access = choose_access(server.sandboxes, params.sandbox, reading=True)
     async with context.search_slots, server.search_slots:
         return await context.in_thread(access.perform, FileOperation(wire.GREP, search), params)
+
+
+def _search(env: dict[str, str], params: wire.GrepParams) -> wire.GrepResult:
+    """Search without a sandbox. Blocking."""
+    # Imported only here: most servers never search.
+    import shutil
+
+    from exec_server.filesystem.grep import grep_by_program
+
+    ripgrep = shutil.which("rg", path=env["PATH"])
+    return grep_by_program(params, run=partial(run_helper, env=env), ripgrep=ripgrep)

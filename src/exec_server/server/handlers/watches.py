@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from exec_server.errors import InvalidRequest
+from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.filesystem.change_watch import ChangeWatch
 from exec_server.protocol import file_watches as wire
 from exec_server.protocol.files import CANONICALIZE, CanonicalizeParams, Done
@@ -18,6 +18,8 @@ GATHER_SECONDS = 0.02
 
 
 async def watch(context: ConnectionContext, params: wire.WatchParams) -> Done:
+    if params.user is not None:
+        raise InvalidParams("fs/watch takes no user")
     watches = context.change_watches
     if params.watch_id in watches:
         raise InvalidRequest(f"watch {params.watch_id} already exists")

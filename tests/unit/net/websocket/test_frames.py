@@ -463,3 +463,22 @@ def test_close_payload_fits_a_control_frame() -> None:
 )
 def test_answer_to_a_close_frame(payload: bytes, answer: bytes) -> None:
     assert close_answer(payload) == answer
+
+
+def test_an_incomplete_frame_can_be_taken_over() -> None:
+    reader = FrameReader()
+    frame = masked_frame(Opcode.BINARY, b"payload", b"mask")
+    reader.feed(masked_frame(Opcode.PING, b"", b"mask") + frame[:5])
+    assert reader.next_event() == (Opcode.PING, b"")
+    assert reader.next_event() is None
+    assert reader.take_incomplete() == frame[:5]
+    assert reader.take_incomplete() == b""
+    reader.feed(frame)  # it reads on from the start of a frame
+    assert reader.next_event() == (Opcode.BINARY, b"payload")
+    part = masked_frame(Opcode.BINARY, b"part", b"mask", final=False)
+    reader.feed(part[:4])
+    assert reader.next_event() is None
+    assert reader.take_incomplete() is None
+    reader.feed(part[4:])
+    assert reader.next_event() is None
+    assert reader.take_incomplete() is None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support.clock import Clock
 from tests.support.raw_links import frame_bytes
 from tests.support.websocket_server import (
@@ -29,6 +30,7 @@ from exec_server.net.websocket.frames import (
     Event,
     Opcode,
     close_payload,
+    text_frame,
 )
 from exec_server.net.websocket.handshake import HEAD_BYTES, HttpRefusal
 from exec_server.net.websocket.server import (
@@ -278,6 +280,69 @@ def test_long_messages_are_gathered_in_order(opened: Connection, clock: Clock) -
     assert opened.events() == [text_event(long), text_event(b"short")]
     opened.stream.send(b"y" * GATHERED_BYTES)
     assert opened.events() == [text_event(b"y" * GATHERED_BYTES)]  # enough for one write
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pipelined_messages_and_single_ones_get_the_same_answers(
+    opened: Connection, clock: Clock, seed: int
+) -> None:
+    """However the kernel cuts the bytes of the client."""
+    random = Random(seed)
+    received, sent, frames = [], [], b""
+    for number in range(200):
+        message = b"%d " % number + b"x" * random.choice([0, 10, 200, 5000])
+        received.append(message)
+        frames += frame_bytes(Opcode.TEXT, message)
+        reply = b"%d " % number + b"y" * random.choice([0, 50, 3000, DIRECT_BYTES + 1])
+        opened.receiver.replies.append(reply)
+        sent.append(text_event(reply))
+        if random.random() < 0.05:
+            frames += frame_bytes(Opcode.PING, b"%d" % number)
+            sent.append(Event(Opcode.PONG, b"%d" % number))
+    while frames:
+        size = random.choice([1, 60, 500, 20_000])
+        opened.transport.receive(frames[:size])
+        frames = frames[size:]
+        while opened.transport.is_reading_paused:
+            clock.run_soon()  # after a burst the rest is delivered later
+    clock.run_soon()
+    assert opened.receiver.seen == received
+    assert opened.events() == sent
+    assert opened.stream.unsent() == 0
+
+
+def test_answers_to_pipelined_messages_are_written_together(opened: Connection) -> None:
+    opened.receiver.replies = [b"one", b"two", b"three"]
+    writes: list[bytes] = []
+    opened.transport.write = writes.append  # type: ignore[assignment]
+    opened.transport.receive(frame_bytes(Opcode.TEXT, b"?") * 3)
+    assert writes == [text_frame(b"one") + text_frame(b"two") + text_frame(b"three")]
+    opened.receiver.replies = [b"four"]
+    opened.transport.receive(frame_bytes(Opcode.TEXT, b"?"))
+    assert writes[1:] == [text_frame(b"four")]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_in_pieces_and_whole_ones_arrive_in_order(
+    opened: Connection, clock: Clock, seed: int
+) -> None:
+    random = Random(seed)
+    sent = []
+    for _ in range(60):
+        size = random.choice([1, 100, DIRECT_BYTES, 11_000, 65_536, SENT_FRAME_BYTES + 1])
+        message = random.randbytes(random.randint(3, size + 3)).hex().encode()[: size + 3]
+        cuts = sorted(random.sample(range(len(message)), 2))
+        if random.random() < 0.6:
+            first, second = cuts
+            opened.stream.send_pieces(message[:first], message[first:second], message[second:])
+        else:
+            opened.stream.send(message)
+        sent.append(text_event(message))
+        if random.random() < 0.2:
+            clock.run_soon()
+    clock.run_soon()
+    assert opened.events() == sent
+    assert opened.stream.unsent() == 0
 
 
 def test_control_frame_does_not_overtake_gathered_messages(opened: Connection) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from tests.support.clock import Clock
 from tests.support.raw_links import frame_bytes
 from tests.support.websocket_server import (

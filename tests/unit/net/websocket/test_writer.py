@@ -11,7 +11,7 @@ import pytest
 from tests.support.clock import Clock
 from tests.support.memory_transport import MemoryTransport
 
-from exec_server.net.websocket.writer import GATHERED_BYTES, FrameWriter
+from exec_server.net.websocket.writer import GATHERED_BYTES, MAX_PIECES, FrameWriter
 
 
 @pytest.fixture
@@ -101,6 +101,58 @@ def test_many_gathered_bytes_are_written_at_once(clock: Clock, transport: Memory
     assert transport.take_written() == b"x" + b"y" * GATHERED_BYTES
     clock.run_soon()
     assert transport.written == b""
+
+
+def test_pieces_are_written_without_being_joined(
+    clock: Clock, transport: MemoryTransport, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    writer = FrameWriter(transport, pair[1].fileno())
+    writer.gather(b"head", b"body", b"tail")
+    writer.gather(b"next")
+    assert writer.gathered == [b"head", b"body", b"tail", b"next"]
+    assert writer.unsent() == 16
+    clock.run_soon()
+    assert (pair[0].recv(100), writer.unsent()) == (b"headbodytailnext", 0)
+    assert transport.written == b""
+
+
+def test_pieces_that_the_descriptor_does_not_take_go_to_the_transport(
+    clock: Clock, transport: MemoryTransport, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    writer = FrameWriter(transport, pair[1].fileno())
+    body = bytes(range(256)) * 4096
+    writer.gather(b"head", body, b"tail")
+    taken = pair[0].recv(len(body))
+    assert 0 < len(taken) < len(body)
+    assert taken + transport.take_written() == b"head" + body + b"tail"
+    transport.buffered = 1
+    writer.gather(b"head", body, b"tail")
+    assert transport.take_written() == b"head" + body + b"tail"
+    transport.close()
+    writer.gather(b"head", body, b"tail")
+    assert transport.take_written() == b""
+
+
+def test_a_full_descriptor_leaves_the_pieces_to_the_transport(
+    clock: Clock, transport: MemoryTransport, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            pair[1].send(bytes(65_536))
+    writer = FrameWriter(transport, pair[1].fileno())
+    writer.gather(b"head", b"body", b"tail")
+    writer.flush()
+    assert transport.take_written() == b"headbodytail"
+
+
+def test_more_pieces_than_the_kernel_takes_are_joined(
+    clock: Clock, transport: MemoryTransport, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    writer = FrameWriter(transport, pair[1].fileno())
+    for _ in range(MAX_PIECES + 1):
+        writer.gather(b"xy")
+    writer.flush()
+    assert pair[0].recv(10_000) == b"xy" * (MAX_PIECES + 1)
 
 
 def test_frame_in_order_follows_gathered_ones(clock: Clock, transport: MemoryTransport) -> None:

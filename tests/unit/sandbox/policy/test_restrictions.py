@@ -42,6 +42,12 @@ def test_nothing_is_added_where_files_are_not_limited(kernel: tuple[bool, bool, 
     assert _restrictions(None, "restricted", kernel) == Restrictions(True, False, True, True)
 
 
+def test_a_command_with_proxies_nests_no_namespaces() -> None:
+    assert _restrictions(None, "proxied") == Restrictions(False, False, True, True)
+    assert not _restrictions(_view(_READ_ALL), "proxied").allow_nesting
+    assert _restrictions(_view(_READ_ALL), "restricted").allow_nesting
+
+
 # User namespace, private /proc, version of Landlock; then file rights, unix sockets of a command
 # with network, and whether other commands are out of reach.
 _KERNELS = [

@@ -115,7 +115,7 @@ TIOCSTI, TIOCLINUX, TCGETS = 0x5412, 0x541C, 0x5401
 
 
 KINDS = ["restricted", "enabled", "worker", "restricted, nesting", "enabled, nesting"]
-KINDS += ["enabled, no unix", "restricted, listener"]
+KINDS += ["enabled, no unix", "restricted, listener", "proxied"]
 
 
 def number(name: str, machine: str) -> int | None:
@@ -163,6 +163,7 @@ def programs(machine: str) -> dict[str, bytes]:
         "enabled, nesting": build_filter("enabled", machine=machine, allow_nesting=True),
         "enabled, no unix": build_filter("enabled", machine=machine, unix_sockets=False),
         "restricted, listener": build_filter("restricted", machine=machine, with_listener=True),
+        "proxied": build_filter("proxied", machine=machine),
     }
 
 
@@ -170,7 +171,9 @@ def programs(machine: str) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_exactly_the_listed_numbers_are_refused(kind: str, machine: str) -> None:
     refused: dict[str, tuple[int | None, ...]] = {**ALWAYS}
-    if not kind.startswith("enabled"):
+    if kind == "proxied":
+        refused |= {"pidfd_getfd": OFFLINE["pidfd_getfd"], "socket": CALLS["socket"]}
+    elif not kind.startswith("enabled"):
         refused |= OFFLINE
     if not kind.endswith("nesting"):
         refused = refused | NOT_NESTING
@@ -249,6 +252,17 @@ def test_online_without_unix_sockets_only_connected_pairs_are_made(machine: str)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("unix_sockets", [False, True])
+def test_with_proxies_only_namespaced_families_are_left(machine: str, unix_sockets: bool) -> None:
+    code = build_filter("proxied", machine=machine, unix_sockets=unix_sockets)
+    for family, kind, high in product(range(64), range(16), (0, GARBAGE)):
+        expected = ALLOW if family in (AF_INET, AF_INET6, AF_NETLINK) else REFUSE
+        assert outcome(code, machine, "socket", family | high, kind) == expected
+        expected = ALLOW if family == AF_UNIX and kind in (STREAM, SEQPACKET) else REFUSE
+        assert outcome(code, machine, "socketpair", family | high, kind | high) == expected
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("kind", ["restricted", "enabled", "worker"])
 def test_terminal_input_cannot_be_inserted(kind: str, machine: str) -> None:
     code = programs(machine)[kind]
@@ -314,8 +328,8 @@ def test_which_namespaces_are_refused_and_others_allowed(kind: str, machine: str
 def test_programs_are_small() -> None:
     sizes = {m: [len(code) // 8 for code in programs(m).values()] for m in MACHINES}
     assert sizes == {
-        "x86_64": [52, 34, 52, 51, 33, 41, 57],
-        "aarch64": [46, 32, 41, 46, 31, 39, 51],
+        "x86_64": [52, 34, 52, 51, 33, 41, 57, 45],
+        "aarch64": [46, 32, 41, 46, 31, 39, 51, 43],
     }
 
 

@@ -65,6 +65,20 @@ def test_descriptors_of_a_status_are_closed(pair: tuple[socket.socket, socket.so
     os.close(reader)
 
 
+def test_expected_descriptors_are_returned(pair: tuple[socket.socket, socket.socket]) -> None:
+    reader, writer = os.pipe()
+    messages.send(pair[1], Status("ready"), [writer])
+    os.close(writer)
+    (received,) = request(pair[0], _BUILD, [], expected=1)
+    os.write(received, b"x")
+    os.close(received)
+    assert os.read(reader, 2) == b"x"
+    messages.send(pair[1], Status("ready"), [reader])
+    os.close(reader)
+    with pytest.raises(InternalError, match="1 of 2 sockets"):
+        request(pair[0], _BUILD, [], expected=2)
+
+
 class _FakeLauncher(Launcher):
     """Responds on the control socket at once, like a process that it has forked."""
 

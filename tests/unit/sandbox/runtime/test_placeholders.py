@@ -133,6 +133,16 @@ def test_commands_share_descriptors(tmp_path: Path, placeholders: Placeholders) 
     assert os.listdir(tmp_path) == []
 
 
+def test_a_placeholder_is_removed_before_its_descriptor_is_closed(tmp_path: Path) -> None:
+    unclosed: list[int] = []
+    placeholders = Placeholders(lambda path, exists: None, unclosed.append)
+    placeholders.release(placeholders.hold([_missing(tmp_path)]))
+    assert os.listdir(tmp_path) == []
+    (descriptor,) = unclosed
+    assert os.fstat(descriptor).st_nlink == 0
+    os.close(descriptor)
+
+
 def test_a_placeholder_that_the_host_has_removed_is_made_again(
     tmp_path: Path, placeholders: Placeholders, registered: Registered
 ) -> None:
@@ -235,8 +245,8 @@ def test_what_cannot_be_removed_is_bounded_and_stays_registered(
     assert _registered_now(registered) == [str(tmp_path / name) for name in names[:3]]
 
 
-def _never_done(directory: int, name: str, use: Use) -> bool:
-    os.close(use.descriptor)
+def _never_done(directory: int, name: str, use: Use, close: Callable[[int], None]) -> bool:
+    close(use.descriptor)
     return False
 
 

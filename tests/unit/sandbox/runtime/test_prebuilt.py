@@ -120,6 +120,19 @@ def test_a_caller_waits_for_the_init_that_is_being_built(
     assert len(builder.built) == 1
 
 
+def test_a_policy_is_building_until_its_init_is_there(
+    pool: PrebuiltPool, builder: _Builder
+) -> None:
+    one = _policy("one")
+    builder.go_on.clear()
+    pool.prebuild(one)
+    assert pool.is_building(one)
+    assert not pool.is_building(_policy("two"))
+    builder.go_on.set()
+    pool._thread.submit(lambda: None).result(20)
+    assert not pool.is_building(one)
+
+
 def test_the_pool_is_bounded_and_drops_the_oldest(pool: PrebuiltPool, builder: _Builder) -> None:
     policies = [_policy(str(number)) for number in range(MAX_PREBUILT + 1)]
     _prebuild(pool, *policies)

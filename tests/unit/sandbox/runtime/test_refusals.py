@@ -14,6 +14,7 @@ from tests.support.forked import in_own_process
 from exec_server.sandbox.policy.seccomp import build_filter
 from exec_server.sandbox.runtime import kernel
 from exec_server.sandbox.runtime.refusals import RefusalListener
+from exec_server.sandbox.runtime.reports import Reporter
 
 pytestmark = pytest.mark.skipif(not kernel.is_supported_machine(), reason="there is no filter")
 
@@ -26,7 +27,7 @@ def _confine() -> tuple[RefusalListener, socket.socket]:
     program = build_filter("restricted", machine=kernel.MACHINE, with_listener=True)
     descriptor = kernel.install_filter(program, with_listener=True)
     assert descriptor is not None
-    return RefusalListener(descriptor, control), server
+    return RefusalListener(descriptor, Reporter(control)), server
 
 
 def _fork(action: Callable[[], None]) -> int:

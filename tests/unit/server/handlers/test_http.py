@@ -7,11 +7,11 @@ import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from exec_server.errors import InternalError, InvalidParams, InvalidRequest
 from exec_server.host import http as requests
@@ -22,6 +22,7 @@ from exec_server.protocol.method import Notice
 from exec_server.server import context as contexts
 from exec_server.server.context import ConnectionContext, Encoded, ServerContext, Streamed
 from exec_server.server.handlers import http
+from exec_server.server.lazy_event import LazyEvent
 
 
 class Body:
@@ -85,7 +86,7 @@ class World:
         self.group = tasks
         nothing = cast(Any, None)
         server = _server(HttpResources(self.fetch))
-        self.writable = asyncio.Event()
+        self.writable = LazyEvent()
         self.writable.set()
         self.context = ConnectionContext(server, nothing, self._notify, self._start, self.writable)
 

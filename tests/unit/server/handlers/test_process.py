@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from exec_server.errors import InvalidParams
+from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
 from exec_server.process.spawn import Child
@@ -16,6 +16,7 @@ from exec_server.process.table import LaunchMode
 from exec_server.protocol import sandbox as wire
 from exec_server.protocol.decoding import decode
 from exec_server.protocol.process import ProcessId, StartParams, StartResult
+from exec_server.server import process_launch
 from exec_server.server.context import ConnectionContext
 from exec_server.server.handlers import process
 
@@ -45,7 +46,9 @@ class Commands:
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.spawned: list[Command] = []
 
-    def launch_mode(self, sandbox: wire.Sandbox, cwd: str, env: dict[str, str]) -> LaunchMode:
+    def launch_mode(
+        self, sandbox: wire.Sandbox, cwd: str, env: dict[str, str], *, is_proxied: bool = False
+    ) -> LaunchMode:
         self.asked.append((cwd, dict(env)))
         return LaunchMode(self._spawn, lambda code, output: (code == 7, None))
 
@@ -86,7 +89,7 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
         commands.append(command)
         return _CHILD
 
-    monkeypatch.setattr(process, "spawn", spawn)
+    monkeypatch.setattr(process_launch, "spawn", spawn)
     return commands
 
 
@@ -122,3 +125,26 @@ def test_an_invalid_policy_is_refused_where_the_command_is_started() -> None:
     command, mode = world.start(envPolicy=policy | {"includeOnly": []})
     with pytest.raises(InvalidParams, match="must not exceed 1024 characters"):
         _spawn(mode)(command, _OWNER)
+
+
+@pytest.mark.parametrize(
+    "permissions",
+    [
+        {"type": "disabled"},
+        {"type": "external", "network": "restricted"},
+        {"type": "managed", "file_system": {"type": "unrestricted"}, "network": "enabled"},
+        {"type": "managed", "file_system": {"type": "unrestricted"}, "network": "restricted"},
+    ],
+)
+def test_enforced_managed_network_without_a_proxy_is_refused(permissions: dict[str, Any]) -> None:
+    world = World()
+    sandbox = _DISABLED | {"permissions": permissions}
+    command, mode = world.start(sandbox=sandbox, enforceManagedNetwork=True)
+    with pytest.raises(InvalidRequest, match="enforceManagedNetwork"):
+        _spawn(mode)(command, _OWNER)
+    assert world.commands.asked == []
+
+
+def test_managed_network_means_nothing_without_a_sandbox(spawned: list[Command]) -> None:
+    command, mode = World().start(enforceManagedNetwork=True)
+    assert _spawn(mode)(command, _OWNER) is _CHILD

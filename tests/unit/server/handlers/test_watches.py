@@ -16,6 +16,7 @@ from exec_server.protocol.files import CanonicalizeResult
 from exec_server.protocol.paths import PathUri
 from exec_server.server.context import ConnectionContext, ServerContext
 from exec_server.server.handlers import watches
+from exec_server.server.lazy_event import LazyEvent
 
 
 class Policy:
@@ -59,7 +60,7 @@ class World:
             detached=nothing,
             tasks=nothing,
         )
-        writable = asyncio.Event()
+        writable = LazyEvent()
         writable.set()
         self.context = ConnectionContext(server, nothing, self._notify, self._start, writable)
 

@@ -1,0 +1,253 @@
+"""ProcessTable with fake children: limits, retention, and the space of young output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+
+import pytest
+from tests.support.memory_processes import COMMAND, Run, World
+
+from exec_server.errors import InternalError, InvalidRequest
+from exec_server.process import output, table
+from exec_server.process.command import Command
+from exec_server.process.orphans import Owner
+from exec_server.process.process import Process
+from exec_server.process.spawn import Child
+from exec_server.process.table import LaunchMode, ProcessTable
+from exec_server.protocol.process import ProcessId
+
+# ---- limits ---------------------------------------------------------------------------
+
+
+def test_live_processes_are_limited(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "MAX_LIVE", 2)
+
+    async def test(world: World) -> None:
+        await world.start("a")
+        world.table.reserve(ProcessId("b"))  # a start under way counts
+        with pytest.raises(InvalidRequest, match="at most 2 processes may run per session"):
+            world.table.reserve(ProcessId("c"))
+        await world.finish("a")
+        await world.start("c")
+        with suppress(InvalidRequest):
+            world.table.terminate(ProcessId("b"))
+            await world.table.start(ProcessId("b"), COMMAND, world.mode(ProcessId("b")))
+
+    run(test)
+
+
+def test_closed_processes_are_forgotten_after_their_retention(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "RETENTION_SECONDS", 0.01)
+
+    async def test(world: World) -> None:
+        await world.start("a")
+        await world.start("b")
+        await world.finish("a")
+        while world.table.get(ProcessId("a")) is not None:
+            await asyncio.sleep(0.001)
+        assert world.ids() == ["b"]
+        world.table.reserve(ProcessId("a"))  # free again
+        world.table._starting.clear()
+
+    run(test)
+
+
+def test_the_process_that_closed_first_is_forgotten_first(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "MAX_CLOSED", 2)
+
+    async def test(world: World) -> None:
+        for name in ("a", "b", "c", "d"):
+            await world.start(name)
+        for name in ("c", "a", "d"):
+            await world.finish(name)
+        assert world.ids() == ["a", "b", "d"]
+
+    run(test)
+
+
+def test_the_output_of_closed_processes_is_limited(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "CLOSED_BYTES", 250)
+
+    async def test(world: World) -> None:
+        for name in ("a", "b", "c"):
+            await world.start(name)
+            os.write(world.stdout[ProcessId(name)], bytes(100))
+            await world.finish(name)
+        assert world.ids() == ["b", "c"]
+        assert world.table._closed_bytes == 200
+
+    run(test)
+
+
+def test_a_list_leaves_out_the_processes_that_closed_first(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "MAX_LISTED", 2)
+
+    async def test(world: World) -> None:
+        for name in ("a", "b", "c"):
+            await world.start(name)
+        assert (world.ids(), world.table.summaries()[1]) == (["a", "b", "c"], False)
+        await world.finish("b")
+        assert (world.ids(), world.table.summaries()[1]) == (["a", "c"], True)
+
+    run(test)
+
+
+# ---- tables of other owners -----------------------------------------------------------
+
+
+class Observer:
+    """Records the events of a table."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def started(self, process: Process) -> None:
+        self.seen.append(f"started {process.id}")
+
+    def start_failed(self, process_id: ProcessId) -> None:
+        self.seen.append(f"failed {process_id}")
+
+    def forgotten(self, process: Process) -> None:
+        self.seen.append(f"forgotten {process.id}")
+
+
+def test_an_observer_learns_of_starts_failures_and_of_forgotten_processes(run: Run) -> None:
+    async def test(world: World) -> None:
+        observer = world.table._observer = Observer()
+        await world.start("a")
+        missing = ProcessId("missing")
+
+        def fail(command: Command, owner: Owner) -> Child:
+            raise OSError(2, "nothing there")
+
+        world.table.reserve(missing)
+        with pytest.raises(InternalError):
+            await world.table.start(missing, COMMAND, LaunchMode(fail))
+        cancelled = ProcessId("cancelled")
+        world.table.reserve(cancelled)
+        world.table.terminate(cancelled)
+        with pytest.raises(InvalidRequest):
+            await world.table.start(cancelled, COMMAND, world.mode(cancelled))
+        assert not world.table.forget(ProcessId("a"))  # it has not closed
+        assert not world.table.forget(ProcessId("unknown"))
+        await world.finish("a")
+        assert world.table.forget(ProcessId("a"))
+        assert observer.seen == ["started a", "failed missing", "failed cancelled", "forgotten a"]
+
+    run(test)
+
+
+def test_a_table_may_have_other_limits(run: Run) -> None:
+    async def test(world: World) -> None:
+        world.table._limits = table.TableLimits(2, 1, 1000, 1000.0)
+        await world.start("a")
+        await world.start("b")
+        with pytest.raises(InvalidRequest, match="at most 2 processes"):
+            world.table.reserve(ProcessId("c"))
+        await world.finish("a")
+        await world.finish("b")
+        assert (world.ids(), world.table.live_count) == (["b"], 0)
+
+    run(test)
+
+
+# ---- young output ---------------------------------------------------------------------
+
+_MIB = 1_048_576
+
+
+async def _print(world: World, process: Process, size: int) -> None:
+    """Write output of the child and wait until it is read."""
+    descriptor = world.stdout[process.id]
+    os.set_blocking(descriptor, False)
+    target = process.log._total_bytes + size  # some of it may be dropped already
+    left = size
+    while process.log._total_bytes < target:
+        try:
+            left -= os.write(descriptor, bytes(min(left, 65_536)))
+        except BlockingIOError:
+            pass
+        await asyncio.sleep(0)
+
+
+def test_young_output_is_dropped_after_its_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "YOUNG_SECONDS", 0.01)
+
+    async def test(world: World) -> None:
+        process = await world.start("a")
+        process.read(0, None)
+        await _print(world, process, 3 * _MIB)
+        await world.finish("a")
+        while process.log.reserved_bytes:
+            await asyncio.sleep(0)
+        assert process.log.retained_bytes == _MIB
+
+    run(test)
+
+
+def test_young_output_of_a_client_that_does_not_read_is_dropped_soon(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "UNREAD_SECONDS", 0.01)
+
+    async def test(world: World) -> None:
+        process = await world.start("a")
+        await _print(world, process, 2 * _MIB)
+        while process.log.reserved_bytes:
+            await asyncio.sleep(0)
+        assert process.log.retained_bytes == _MIB
+
+    run(test)
+
+
+def test_forgotten_process_gives_the_space_of_its_young_output_back(run: Run) -> None:
+    async def test(world: World) -> None:
+        process = await world.start("a")
+        await _print(world, process, 2 * _MIB)
+        await world.finish("a")
+        assert process.log.reserved_bytes == _MIB
+        assert world.table.forget(process.id)
+        assert process.log.reserved_bytes == 0
+
+    run(test)
+
+
+def test_end_of_a_session_gives_the_space_of_young_output_back(run: Run) -> None:
+    processes = []
+
+    async def test(world: World) -> None:
+        processes.append(await world.start("a"))
+        await _print(world, processes[0], 2 * _MIB)
+
+    run(test)
+    assert processes[0].log.reserved_bytes == 0
+
+
+def test_detached_processes_keep_no_young_output(run: Run) -> None:
+    async def test(world: World) -> None:
+        session = world.table
+        world.table = ProcessTable(
+            world._emit,
+            session._reaper,
+            session._spawn_threads,
+            session._cleanup_threads,
+            limits=table.TableLimits(4, 4, _MIB, 1.0),
+        )
+        process = await world.start("a")
+        await _print(world, process, _MIB)
+        os.write(world.stdout[process.id], b"x")
+        while process.log.retained_bytes == _MIB:
+            await asyncio.sleep(0)
+        assert process.log.retained_bytes < _MIB
+
+    run(test)
