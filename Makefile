@@ -4,15 +4,18 @@
 # make dev          install the developers' tools into .venv
 # make lint         ruff and mypy
 # make test         lint, unit and fuzz tests and a selection of the others: five minutes
-# make test-all     every test with the newest Python, the quick ones with the others
+# make test-all     every test with the newest Python, unit and fuzz tests with the others
 # make test-rest    test-all without test
 # make coverage     branch coverage of every package, and its floors
 # make reference    install the reference, which test-all and bench then use (needs npm)
 # make conformance  the exchanges of tests/conformance, against the reference too
+# make versions     clients and servers of Codex since the first exec-server (needs npm); ten minutes
 # make bench        this server and the reference in turns
 # make soak         mixed traffic with faults, then a count of the rest: SECONDS=180
+# make test-fleet   50 nodes of a registry killed and 20 drained under load; needs postgresql
 # make fuzz         every decoder and every method with random input: SECONDS=60
-# make everyday     our client and OpenSSH in turns; needs openssh-server
+# make everyday     our client and OpenSSH, adapters and local backends in turns; needs openssh-server
+# make adapters     the adapters in their frameworks, with the frameworks' own suites
 # make wheels       look for wheels of all dependencies for macOS, Windows and Alpine
 # make module-list  write the list of modules in docs/architecture.md
 #
@@ -25,7 +28,7 @@ STAMP := $(VENV)/dev-installed
 PYTEST_ARGS ?=
 PORT ?= 7700
 
-.PHONY: help run dev test test-all test-rest lint coverage conformance reference module-list bench soak fuzz everyday wheels clean
+.PHONY: help run dev test test-all test-rest lint coverage conformance reference versions module-list bench soak fuzz test-fleet everyday adapters wheels clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -88,6 +91,14 @@ reference:
 conformance: $(STAMP) reference
 	$(VENV)/bin/python -m pytest tests/conformance $(PYTEST_ARGS)
 
+# ADAPTERS="fsspec inspect" selects some.
+adapters: $(STAMP)
+	$(VENV)/bin/python scripts/adapter_suites.py "$(PYTHON)" $(ADAPTERS)
+
+# Prints the matrix of docs/compatibility.md.
+versions: $(STAMP)
+	$(VENV)/bin/python -m tests.versions $(VERSIONS_ARGS)
+
 # Asks the package index; says so if it does not answer.
 wheels: $(STAMP)
 	$(VENV)/bin/python scripts/check_wheels.py
@@ -97,13 +108,18 @@ module-list:
 	python3 scripts/module_list.py
 
 bench: $(STAMP)
-	$(VENV)/bin/python -m bench $(BENCH_ARGS)
+	$(VENV)/bin/python -m bench --markdown - $(BENCH_ARGS)
+	$(VENV)/bin/python -m bench.registry
 
 soak: $(STAMP)
 	$(VENV)/bin/python -m soak --seconds $(or $(SECONDS),180) $(SOAK_ARGS)
 
 fuzz: $(STAMP)
 	$(VENV)/bin/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(FUZZ_ARGS)
+
+test-fleet: $(STAMP)
+	EXEC_SERVER_FLEET_KILLS=50 EXEC_SERVER_FLEET_DRAINS=20 $(VENV)/bin/python -m pytest \
+		tests/integration/test_registry_fleet.py $(PYTEST_ARGS)
 
 everyday: $(STAMP)
 	$(VENV)/bin/python -m bench.everyday

@@ -15,13 +15,14 @@ from bench.servers import (
     INSTALL_HELP,
     OURS,
     REFERENCE,
+    compile_sources,
     custom_server,
     default_servers,
     reference_cache,
 )
 from bench.workloads import WORKLOADS, Workload
 
-_ROUNDS, _QUICK_ROUNDS = 7, 2
+_ROUNDS, _QUICK_ROUNDS = 5, 2
 
 
 def main() -> int:
@@ -32,6 +33,7 @@ def main() -> int:
     # A thousand connections need more descriptors than the usual soft limit.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    compile_sources()
     servers = {server.label: server for server in default_servers()}
     servers |= {server.label: server for server in options.server}
     if REFERENCE not in servers:
@@ -53,12 +55,16 @@ def main() -> int:
     rows = [report.Row(result) for result in results]
     # This server is the first column of the tables, although the reference runs first.
     labels = sorted(servers, key=lambda label: (label != OURS, label != REFERENCE))
-    print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
-    print(report.text_table(rows, labels))
+    text = report.markdown(rows, labels, facts)
+    if options.markdown == "-":
+        print(text, end="")
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
+        print(report.text_table(rows, labels))
     if options.json:
         report.write_json(options.json, rows, facts)
-    if options.markdown:
-        Path(options.markdown).write_text(report.markdown(rows, labels, facts))
+    if options.markdown not in (None, "-"):
+        Path(options.markdown).write_text(text)
     return int(any(result.failed for result in results))
 
 
@@ -86,7 +92,9 @@ def _parse() -> argparse.Namespace:
         help="add a server, or replace `ours` or `reference`; it must print its ws:// URL",
     )
     parser.add_argument("--json", metavar="FILE", help="write all results as JSON")
-    parser.add_argument("--markdown", metavar="FILE", help="write the table as Markdown")
+    parser.add_argument(
+        "--markdown", metavar="FILE", help="write the tables as Markdown; - is stdout"
+    )
     return parser.parse_args()
 
 

@@ -1,11 +1,14 @@
 """The client compared with OpenSSH on loopback: `python -m bench.everyday`.
 
 Both have one connection that stays open (for ssh a multiplexed one, without a password or a
-configuration of the machine) and take turns at the same jobs: a command that does nothing, and
-one large file in both directions. The memory of our two sides is sampled meanwhile.
+configuration of the machine) and take turns at the same jobs: a command that does nothing, one
+large file in both directions, and a tree of small files, which is in memory (/dev/shm) so that the
+journal of a disk is not measured. The memory of our two sides is sampled meanwhile.
 
-The commands are compared too, each a process and a connection of its own: `exec-server exec`, ssh,
-and ssh with the connection that stays open (ControlMaster).
+The commands are compared too, each a process and a connection of its own: `exec-server exec` and
+others, ssh, and ssh with the connection that stays open (ControlMaster). At last a step of an agent
+goes through every adapter of `bench.agent_steps` whose framework is installed. All of it takes some
+four minutes.
 """
 
 import argparse
@@ -25,21 +28,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench import agent_steps
 from bench.servers import stop
 from exec_server import Environment, connect
 from exec_server.host import libc
 
-COMMANDS = 200
+COMMANDS = 60
 # Starts of each command line program; the quickest ones show its own time on a busy machine.
 STARTS = 20
 # How much longer than a bare interpreter `exec-server exec TARGET true` may take.
 START_SECONDS = 0.1
-FILE_BYTES = 1 << 30
+FILE_BYTES = 1 << 29
 ROUNDS = 3
-# How many times slower than scp a copy may be; commands may not be slower than ssh at all.
-BULK_RATIO = 1.5
+# How many times faster than scp copies have to be: of one large file, of many small ones.
+BULK_RATIO = 1.0
+SMALL_RATIO = 10.0
+SMALL_FILES = 1000
+SMALL_BYTES = 1000
+FILES_IN_DIRECTORY = 50
 _SAMPLE_SECONDS = 0.05
-_HELP = "OpenSSH's server is not installed; on Debian: apt-get install openssh-server"
+_PROGRAMS = ("sshd", "ssh", "scp", "ssh-keygen")
+_HELP = "there are no rows for ssh and copies without {}; on Debian: apt-get install openssh-server"
 
 
 class Ssh:
@@ -71,7 +80,8 @@ class Ssh:
     @contextmanager
     def running(self) -> Iterator["Ssh"]:
         """Starts the server and the shared connection; both end with the block."""
-        server = shutil.which("sshd") or "/usr/sbin/sshd"
+        server = _find("sshd")
+        assert server is not None
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # the directory that sshd changes its root to
         process = subprocess.Popen(
@@ -130,10 +140,15 @@ class Ssh:
         _quietly("ssh", *self._options(), "-o", "ControlPath=none", self._where, "true")
 
     def copy(self, source: Path, target: Path, *, up: bool) -> None:
-        """Copies one file up or down."""
+        """Copies a file or a tree up or down."""
         remote = f"{self._where}:"
         words = [str(source), remote + str(target)] if up else [remote + str(source), str(target)]
-        _quietly("scp", "-q", *self._options(), *words)
+        _quietly("scp", "-q", "-r", *self._options(), *words)
+
+
+def _find(program: str) -> str | None:
+    """The path of a program; sshd is often not on the path of a user."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 def _quietly(*argv: str) -> None:
@@ -200,24 +215,53 @@ async def _commands(env: Environment, ssh: Ssh) -> tuple[list[float], list[float
 
 
 async def _transfers(
-    env: Environment, ssh: Ssh, folder: Path, size: int, *, up: bool
+    env: Environment, ssh: Ssh, source: Path, *, up: bool
 ) -> tuple[list[float], list[float]]:
-    source = folder / "source"
+    """The times of copies of a file or a tree, ours and those of scp."""
+    target = source.parent / "target"
+    whole = _size(source)
     ours, theirs = [], []
     for _ in range(ROUNDS):
         for copy, taken in (("ours", ours), ("theirs", theirs)):
-            target = folder / "target"
-            target.unlink(missing_ok=True)
+            _remove(target)
             os.sync()  # so that this copy does not wait for the dirty pages of the previous one
             if copy == "theirs":
-                taken.append(_timed_blocking(lambda: ssh.copy(source, target, up=up)))  # noqa: B023
+                taken.append(_timed_blocking(lambda: ssh.copy(source, target, up=up)))
             elif up:
-                taken.append(await _timed(lambda: env.files.upload(source, str(target))))  # noqa: B023
+                taken.append(await _timed(lambda: env.files.upload(source, str(target))))
             else:
-                taken.append(await _timed(lambda: env.files.download(str(source), target)))  # noqa: B023
-            if target.stat().st_size != size:
+                taken.append(await _timed(lambda: env.files.download(str(source), target)))
+            if _size(target) != whole:
                 raise SystemExit(f"{copy}: the copy is not whole")
+    _remove(target)
     return ours, theirs
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+async def _copy_small_files(env: Environment, ssh: Ssh) -> None:
+    memory = Path("/dev/shm")
+    where = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="exec-server-bench-", dir=where) as name:
+        tree = Path(name) / "tree"
+        for number in range(SMALL_FILES):
+            path = tree / str(number // FILES_IN_DIRECTORY) / str(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(os.urandom(SMALL_BYTES))
+        for title, up in (("upload", True), ("download", False)):
+            taken = await _transfers(env, ssh, tree, up=up)
+            middle = [statistics.median(samples) * 1e3 for samples in taken]
+            print(_row(f"{title} of {SMALL_FILES:,} files", *middle, "ms", SMALL_RATIO))
 
 
 def _row(title: str, ours: float, theirs: float, unit: str, target: float) -> str:
@@ -235,6 +279,9 @@ def _starts(url: str, ssh: Ssh | None) -> str:
     jobs: dict[str, Callable[[], object]] = {
         "a bare interpreter": lambda: _quietly(sys.executable, "-c", "pass"),
         "exec-server exec": lambda: _quietly(program, "exec", "-n", url, "true"),
+        "exec-server exec -t": lambda: _quietly(program, "exec", "-t", "-n", url, "true"),
+        "exec-server ls": lambda: _quietly(program, "ls", f"{url}:/"),
+        "exec-server version": lambda: _quietly(program, "version"),
     }
     if ssh is not None:
         jobs |= {"ssh": ssh.run_alone, "ssh with ControlMaster": ssh.run}
@@ -270,10 +317,11 @@ async def _measure(size: int) -> None:
                 print(f"\n{_starts(url, ssh)}\n")
                 with Memory({"client": os.getpid(), "server": pid}) as memory:
                     for title, up in (("upload", True), ("download", False)):
-                        taken = await _transfers(env, ssh, folder, size, up=up)
+                        taken = await _transfers(env, ssh, folder / "source", up=up)
                         rates = [size / statistics.median(samples) / 1e6 for samples in taken]
                         whole = f"{title} of {size >> 20} MiB"
-                        print(_row(whole, *rates, "MB/s", 1 / BULK_RATIO))
+                        print(_row(whole, *rates, "MB/s", BULK_RATIO))
+                await _copy_small_files(env, ssh)
                 for side, most in memory.most.items():
                     print(f"most memory of our {side} meanwhile: {most / 1e6:.1f} MB")
 
@@ -283,13 +331,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.everyday", description=__doc__)
     parser.add_argument("--mebibytes", type=int, default=FILE_BYTES >> 20, help="size of the file")
     options = parser.parse_args()
-    if not (shutil.which("sshd") or os.path.exists("/usr/sbin/sshd")):
+    missing = [program for program in _PROGRAMS if _find(program) is None]
+    if missing:
         with _our_server() as (url, _):
             print(_starts(url, None))
-        print(_HELP, file=sys.stderr)
+            agent_steps.print_rows(url)
+        print(_HELP.format(", ".join(missing)), file=sys.stderr)
         return 1
     libc.keep_freed_memory()  # as `exec-server cp` does, the counterpart of scp
     asyncio.run(_measure(options.mebibytes << 20))
+    with _our_server() as (url, _):
+        agent_steps.print_rows(url)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Workloads about connections and processes."""
 
 import base64
+import os
 
 from bench.client import uri
 from bench.stage import Stage, expect, sample, shared_file
@@ -8,6 +9,7 @@ from bench.stage import Stage, expect, sample, shared_file
 PARALLEL = 32
 PIPELINED = 5000
 SMALL_WRITES = 20_000
+PROFILE_SECONDS = 0.2
 LINE = b"hello, terminal\n"
 
 # One output file of this size is written by `cat` as often as the workload needs.
@@ -73,6 +75,39 @@ def _spawn(stage: Stage, *, tty: bool) -> list[float]:
     for _ in range(stage.samples):
         name = stage.fresh_name("spawn")
         params = start_params(name, ["/bin/true"], stage.folder, tty=tty)
+        request, _answer = connection.prepare("process/start", params)
+        calls.append((request, _CLOSED % name.encode()))
+    return sample(stage, lambda number: connection.exchange(*calls[number]))
+
+
+def login_first(stage: Stage) -> list[float]:
+    """The first command of a thread in a login shell: its slow start-up files run."""
+    return _login(stage, [stage.fresh_name("scope") for _ in range(stage.samples)])
+
+
+def login_again(stage: Stage) -> list[float]:
+    """A further command of the thread, which restores the state of the shell."""
+    scope = stage.fresh_name("scope")
+    samples, stage.samples = stage.samples, 1
+    _login(stage, [scope])
+    stage.samples = samples
+    return _login(stage, [scope] * samples)
+
+
+def _login(stage: Stage, scopes: list[str]) -> list[float]:
+    """From process/start to process/closed of a login shell that does nothing."""
+    home = os.path.join(stage.folder, "login-home")
+    os.makedirs(home, exist_ok=True)
+    with open(os.path.join(home, ".bash_profile"), "w") as profile:
+        profile.write(f"sleep {PROFILE_SECONDS}; export READY=1\n")
+    connection = stage.connection
+    calls = []
+    for scope in scopes:
+        name = stage.fresh_name("login")
+        params = start_params(name, ["/bin/bash", "-lc", "true"], home)
+        params["env"] = {"HOME": home, "PATH": "/usr/bin:/bin"}
+        shell = {"name": "bash", "path": "/bin/bash"}
+        params["shellSnapshot"] = {"scopeId": scope, "shell": shell}
         request, _answer = connection.prepare("process/start", params)
         calls.append((request, _CLOSED % name.encode()))
     return sample(stage, lambda number: connection.exchange(*calls[number]))

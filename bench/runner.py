@@ -7,6 +7,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 
 from bench.awake import cores_awake
+from bench.busy import core_busy
 from bench.client import BenchError, HangError
 from bench.remote import Executor, Service, executor, service
 from bench.servers import Running, Server, running
@@ -60,6 +61,7 @@ class Runner:
         stages |= {server.label: self._stage(server.label, server) for server in self._servers}
         rounds = min(self._rounds, workload.rounds or self._rounds)
         awake = self._awake and workload.awake
+        surroundings = core_busy if workload.busy else cores_awake if awake else nullcontext
         # Round 0 warms up: pages, caches and the server's lazy parts.
         for number in range(rounds + 1):
             for label, stage in list(stages.items()):
@@ -69,7 +71,7 @@ class Runner:
                 else:
                     stage.seconds = QUICK_SECONDS if self._quick else FULL_SECONDS
                 try:
-                    with cores_awake() if awake else nullcontext():
+                    with surroundings():
                         taken = self._turn(workload, stage)
                 except (BenchError, OSError) as error:
                     self._fail(result, label, error)

@@ -34,6 +34,8 @@ _LAUNCHER = "exec-launcher"
 _SLEEPER = ["/bin/sleep", "60"]
 # Long enough to prebuild a sandbox after a command, and for helpers to end after a request.
 _SETTLE_SECONDS = 0.3
+# Between two commands of a client that thinks; longer than it takes to prebuild a sandbox.
+_PAUSE_SECONDS = 0.1
 
 
 # ---- policies ---------------------------------------------------------------------------
@@ -265,14 +267,19 @@ def spawn_pty(stage: Stage) -> list[float]:
     return _spawn(stage, tty=True)
 
 
-def _spawn(stage: Stage, *, tty: bool) -> list[float]:
+def spawn_paused(stage: Stage) -> list[float]:
+    """The same on pipes, by a client that thinks between two commands."""
+    return _spawn(stage, tty=False, pause=_PAUSE_SECONDS)
+
+
+def _spawn(stage: Stage, *, tty: bool, pause: float = 0.0) -> list[float]:
     connection, workspace = stage.connection, _workspace(stage)
     _expect_confined(stage, workspace, tty=tty)
     calls = []
     for _ in range(stage.samples):
         params = _start(stage, ["/bin/true"], workspace, tty=tty)
         calls.append(connection.prepare("process/start", params)[0])
-    return sample(stage, lambda number: connection.exchange(calls[number], _CLOSED))
+    return sample(stage, lambda number: connection.exchange(calls[number], _CLOSED), pause)
 
 
 def _start(stage: Stage, argv: list[str], workspace: str, *, tty: bool = False) -> Params:
@@ -299,8 +306,7 @@ def launcher_memory(stage: Stage) -> list[float]:
     """Proportional memory of the process that forks confined ones; 0 if there is none."""
     assert stage.server is not None
     with running(stage.server, stage.folder) as server:
-        time.sleep(_SETTLE_SECONDS)
-        found = [pid for pid in _descendants(server.process.pid) if _name(pid) == _LAUNCHER]
+        found = [pid for pid in _prepared(server) if _name(pid) == _LAUNCHER]
         expect(bool(found) or stage.server.label != OURS, f"no process is named {_LAUNCHER}")
         return [_proportional(found)]
 
@@ -342,7 +348,7 @@ def init_memory(stage: Stage) -> list[float]:
     assert stage.server is not None
     workspace = _workspace(stage)
     with running(stage.server, stage.folder) as server:
-        before = _settled(server)
+        before = _prepared(server)
         connection = _connected(server)
         connection.call("process/start", _start(stage, _SLEEPER, workspace))
         time.sleep(_SETTLE_SECONDS)
@@ -359,7 +365,7 @@ def _kept(stage: Stage, use: Callable[[Stage, Connection], None]) -> list[float]
     """Proportional memory of the processes that some use has added to a server."""
     assert stage.server is not None
     with running(stage.server, stage.folder) as server:
-        before = _settled(server)
+        before = _prepared(server)
         connection = _connected(server)
         use(stage, connection)
         memory = _proportional(set(_settled(server)) - set(before))
@@ -381,6 +387,14 @@ def _use_files(connection: Connection, workspace: str) -> None:
 def _use_command(stage: Stage, connection: Connection, workspace: str) -> None:
     params = _start(stage, ["/bin/true"], workspace)
     connection.exchange(connection.prepare("process/start", params)[0], _CLOSED)
+
+
+def _prepared(server: Running) -> list[int]:
+    """The processes of a server that has had a request with a policy, but none to confine."""
+    connection = _connected(server)
+    connection.call("fs/getMetadata", {"path": uri("/"), "sandbox": _read_only()})
+    connection.close()
+    return _settled(server)
 
 
 def _settled(server: Running) -> list[int]:

@@ -1,5 +1,6 @@
 """The servers to compare: finding, starting and ending them, and measuring their memory."""
 
+import compileall
 import os
 import select
 import shlex
@@ -16,6 +17,7 @@ from bench.client import RECEIVE_BYTES, BenchError, Connection
 
 OURS = "ours"
 REFERENCE = "reference"
+DISTRIBUTION = "distribution"
 
 INSTALL_HELP = (
     "the reference server is not installed, so only ours is measured; `make conformance` "
@@ -26,6 +28,9 @@ INSTALL_HELP = (
 _START_SECONDS = 20.0
 # After SIGTERM a server may take this long before it is killed.
 _STOP_SECONDS = 5.0
+
+# The Python of the distribution: how it was built differs from one built by hand.
+_DISTRIBUTION_PYTHON = "/usr/bin/python3"
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,6 +90,14 @@ def reference_cache() -> Path:
     return Path(cache) / "exec-server-reference"
 
 
+def compile_sources() -> None:
+    """Compiles the package of this checkout, as the installation of a wheel does.
+
+    Without it a server compiles its modules at every start where PYTHONDONTWRITEBYTECODE is set.
+    """
+    compileall.compile_dir(_ROOT / "src", quiet=2)
+
+
 def default_servers() -> list[Server]:
     """The reference, if it is installed, and the server of this checkout."""
     listen = ["--listen", "ws://127.0.0.1:0"]
@@ -93,9 +106,22 @@ def default_servers() -> list[Server]:
     for binary in sorted(reference_cache().glob(pattern))[:1]:
         servers.append(Server(REFERENCE, [str(binary), "exec-server", *listen], _codex_home()))
     search = os.pathsep.join(filter(None, [str(_ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "exec_server", *listen]
-    servers.append(Server(OURS, command, {"PYTHONPATH": search}))
+    arguments = ["-m", "exec_server", *listen]
+    servers.append(Server(OURS, [sys.executable, *arguments], {"PYTHONPATH": search}))
+    if _can_serve(_DISTRIBUTION_PYTHON):
+        command = [_DISTRIBUTION_PYTHON, *arguments]
+        servers.append(Server(DISTRIBUTION, command, {"PYTHONPATH": search}))
     return servers
+
+
+def _can_serve(interpreter: str) -> bool:
+    """Whether there is such an interpreter, another one than this, with all dependencies."""
+    if not os.path.exists(interpreter) or os.path.samefile(interpreter, sys.executable):
+        return False
+    code = "import cryptography, msgspec, pybase64, uvloop, websockets"
+    return (
+        subprocess.run([interpreter, "-c", code], capture_output=True, check=False).returncode == 0
+    )
 
 
 def custom_server(text: str) -> Server:

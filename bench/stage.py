@@ -42,14 +42,19 @@ class Stage:
         return f"{kind}-{next(self.numbers)}"
 
 
-def sample(stage: Stage, operation: Callable[[int], object]) -> list[float]:
-    """Times the operation until the stage's samples or seconds are used up."""
+def sample(stage: Stage, operation: Callable[[int], object], pause: float = 0.0) -> list[float]:
+    """Times the operation until the stage's samples or seconds are used up.
+
+    `pause` is the time before each operation, which does not count.
+    """
     if stage.link is not None:
         stage.link.deadline = time.monotonic() + TURN_SECONDS
     clock = time.perf_counter
     deadline = clock() + stage.seconds
     taken = []
     for number in range(stage.samples):
+        if pause:
+            time.sleep(pause)
         began = clock()
         operation(number)
         ended = clock()

@@ -14,10 +14,12 @@ class Workload:
     """One row of the table.
 
     `ratio` is how many times better than the reference this server must be, `bare_ratio` how
-    many times the bare kernel's time it may take, `limit` a bound in the unit of the row. An
+    many times the bare kernel's time it may take, `limit` a bound in the unit of the row: the
+    least rate, the most of anything else. An
     `isolated` workload gets a server of its own for each turn; one with `rounds` starts servers
-    itself and takes at most so many turns. `awake` ones are timed with idle cores kept awake.
-    `relayed` ones reach a server in remote mode through a relay.
+    itself and takes at most so many turns. `awake` ones are timed with idle cores kept awake,
+    `busy` ones while another program keeps a core busy. `relayed` ones reach a server in remote
+    mode through a relay.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Workload:
     hang_is_result: bool = False
     awake: bool = False
     relayed: bool = False
+    busy: bool = False
 
     @property
     def more_is_better(self) -> bool:
@@ -86,18 +89,31 @@ def _relayed(name: str, title: str, unit: str, turn: Turn, samples: int) -> Work
 
 
 WORKLOADS = [
-    _request("round-trip", "round trip", processes.round_trip, 1.3, bare.loopback),
+    _request("round-trip", "round trip", processes.round_trip, 1.5, bare.loopback),
+    Workload(
+        "busy-round-trip",
+        "busy machine: round trip",
+        "µs",
+        processes.round_trip,
+        1000,
+        bare.loopback,
+        1.2,
+        busy=True,
+    ),
     Workload("connect", "connect and initialize", "ms", processes.connect, 100),
     Workload(
         "pipelined",
         "5,000 pipelined requests",
         "thousand/s",
         processes.pipelined,
+        limit=80,
         isolated=True,
         hang_is_result=True,
     ),
-    Workload("spawn-pipe", "spawn on pipes", "ms", processes.spawn_pipe, 200, bare.spawn, 10, 1.7),
-    Workload("spawn-pty", "spawn on a PTY", "ms", processes.spawn_pty, 200, bare.spawn, 10, 1.7),
+    Workload("spawn-pipe", "spawn on pipes", "ms", processes.spawn_pipe, 200, bare.spawn, 25, 1.7),
+    Workload("spawn-pty", "spawn on a PTY", "ms", processes.spawn_pty, 200, bare.spawn, 25, 1.7),
+    Workload("login-first", "first login shell, slow profile", "ms", processes.login_first, 3),
+    Workload("login-again", "next login shell, slow profile", "ms", processes.login_again, 20),
     Workload(
         "spawn-parallel",
         "32 parallel spawns",
@@ -107,8 +123,10 @@ WORKLOADS = [
         bare.spawn_parallel,
         3,
     ),
-    Workload("stream-pipe", "output stream", "MB/s", processes.stream_pipe, 1, bare.stream_pipe, 2),
-    Workload("stream-pty", "PTY stream", "MB/s", processes.stream_pty, 3, bare.stream_pty, 1.2),
+    Workload(
+        "stream-pipe", "output stream", "MB/s", processes.stream_pipe, 1, bare.stream_pipe, 2.6
+    ),
+    Workload("stream-pty", "PTY stream", "MB/s", processes.stream_pty, 3, bare.stream_pty, 1.05),
     Workload(
         "small-chunks",
         "20,000 one-line writes",
@@ -116,30 +134,33 @@ WORKLOADS = [
         processes.small_chunks,
         5,
         bare.small_chunks,
+        1.5,
     ),
     _request("echo", "stdin to output", processes.echo, 100, bare.echo),
-    _request("read-small", "read 1 KiB", files.read_small, 1.5),
-    _request("metadata", "metadata", files.metadata, 1.5),
-    _request("write-over", "overwrite 1 KiB", files.write_over, 1.3),
-    _request("write-new", "create 1 KiB", files.write_new, 1.3),
+    _request("read-small", "read 1 KiB", files.read_small, 1.45),
+    _request("metadata", "metadata", files.metadata, 1.45),
+    _request("write-over", "overwrite 1 KiB", files.write_over, 2.8),
+    _request("write-new", "create 1 KiB", files.write_new, 1.2),
     Workload("read-large", "read 32 MiB", "MB/s", files.read_large, 5, bare.read_large, 1.5),
     Workload("read-blocks", "32 MiB in blocks", "MB/s", files.read_blocks, 5, bare.read_large),
-    Workload("directory", "directory of 2,000", "ms", files.directory, 50, ratio=1.5),
-    Workload("walk", "walk of 5,000", "ms", files.walk, 20, ratio=1.5),
-    _resource("listen", "start until URL", "ms", resources.listen, limit=200),
-    _resource("first-answer", "start until first answer", "ms", resources.first_answer),
-    _resource("idle-rss", "idle memory, RSS", "MB", resources.idle_resident, limit=40, rounds=3),
-    _resource("idle-pss", "idle memory, PSS", "MB", resources.idle_proportional, rounds=3),
+    Workload("directory", "directory of 2,000", "ms", files.directory, 50, ratio=1.6),
+    Workload("walk", "walk of 5,000", "ms", files.walk, 20, ratio=2.7),
+    _resource("listen", "start until URL", "ms", resources.listen, limit=75),
+    _resource("first-answer", "start until first answer", "ms", resources.first_answer, limit=200),
+    _resource("idle-rss", "idle memory, RSS", "MB", resources.idle_resident, limit=38, rounds=3),
+    _resource(
+        "idle-pss", "idle memory, PSS", "MB", resources.idle_proportional, limit=23, rounds=3
+    ),
     _resource("used-rss", "memory after first use, RSS", "MB", resources.used_resident, rounds=3),
     _resource(
         "idle-connection",
         "memory per idle connection",
         "KiB",
         resources.idle_connections,
-        limit=40,
+        limit=10,
         rounds=2,
     ),
-    _confined("write", "confined overwrite 1 KiB", sandbox.write, 25),
+    _confined("write", "confined overwrite 1 KiB", sandbox.write, 60),
     _confined("create", "confined create 1 KiB", sandbox.create, 25),
     _confined("copy", "confined copy 1 KiB", sandbox.copy, 25),
     _confined("remove", "confined remove", sandbox.remove, 25),
@@ -150,8 +171,16 @@ WORKLOADS = [
     _request("sandbox-direct-metadata", "direct metadata", sandbox.direct_metadata, 1.2),
     _request("sandbox-direct-path", "direct canonicalize", sandbox.direct_canonicalize, 1.2),
     _request("sandbox-direct-directory", "direct directory of 20", sandbox.direct_directory, 1.2),
-    Workload("sandbox-spawn-pipe", "confined spawn on pipes", "ms", sandbox.spawn_pipe, 6, ratio=8),
-    Workload("sandbox-spawn-pty", "confined spawn on a PTY", "ms", sandbox.spawn_pty, 6, ratio=8),
+    Workload("sandbox-spawn-pipe", "confined spawn on pipes", "ms", sandbox.spawn_pipe, 6, ratio=7),
+    Workload("sandbox-spawn-pty", "confined spawn on a PTY", "ms", sandbox.spawn_pty, 6, ratio=7),
+    Workload(
+        "sandbox-spawn-paused",
+        "confined spawn on pipes, with pauses",
+        "ms",
+        sandbox.spawn_paused,
+        4,
+        ratio=9,
+    ),
     Workload(
         "sandbox-first",
         "first write of a policy, above the next",

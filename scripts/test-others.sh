@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the quick tests with each supported interpreter of this machine but one, each in a virtual
+# Runs unit and fuzz tests with each supported interpreter of this machine but one, each in a virtual
 # environment of its own. Faults of an interpreter show in the tests that need no other process.
 # usage: scripts/test-others.sh INTERPRETER [pytest arguments]
 tested=$1
@@ -14,10 +14,8 @@ for python in $(sh scripts/interpreters.sh); do
         sh scripts/setup-venv.sh "$python" "$venv" '.[dev]' || exit 1
         touch "$venv/dev-installed"
     fi
-    # Unit tests have a run of their own: some reap every child of their process, and the servers
-    # that other tests share would be among them.
+    # Unit tests have a run of their own: some reap every child of their process.
     sh scripts/run-pytest.sh "$venv" -n auto --dist loadfile "$@" tests/unit || status=1
-    sh scripts/run-pytest.sh "$venv" -n auto --dist loadfile -m "quick and not reference" \
-        "$@" tests/fuzz tests/integration tests/conformance || status=1
+    sh scripts/run-pytest.sh "$venv" -n auto --dist loadfile "$@" tests/fuzz || status=1
 done
 exit $status

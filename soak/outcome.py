@@ -44,7 +44,7 @@ class Outcome:
     world: World
     traffic_seconds: float = 0.0
     scenarios_run: int = 0
-    fresh: Footprint | None = None  # before the first client
+    fresh: Footprint | None = None  # after one request
     warm: Footprint | None = None
     end: Footprint | None = None
     drained: Footprint | None = None

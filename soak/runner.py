@@ -114,6 +114,9 @@ class Soak:
             for scenario in plan.scenarios:
                 await self._one(scenario, plan.case, outcome)
             return
+        # The launcher is started by the first request with a policy, and is then kept.
+        async with world.environment() as env:
+            await env.files.sandboxed("read-only").stat("/")
         await asyncio.sleep(_FRESH_SECONDS)
         outcome.fresh = footprint.measure(world.pid)
         await self._traffic("warm-up", plan.warm_up_seconds, outcome)

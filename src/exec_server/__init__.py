@@ -6,9 +6,10 @@ The names of the client are imported on first use, so that the daemon starts wit
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # not that of typing, whose import takes long
 if TYPE_CHECKING:
+    from exec_server.client.collected_output import OutputLimit
     from exec_server.client.connect import connect
     from exec_server.client.detached import DetachedProcess
     from exec_server.client.environment import Environment
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         CommandFailed,
         NotAllCopied,
         PatternNotFound,
+        PortError,
         SandboxDenied,
         Timeout,
     )
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from exec_server.client.file_watch import FileWatch
     from exec_server.client.files import Files
     from exec_server.client.local_server import RunningServer, serve
+    from exec_server.client.network_requests import NetworkRequest
     from exec_server.client.port_forwarding import PortForward, ReversePort
     from exec_server.client.process import Process
     from exec_server.client.results import (
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
         DiskUsage,
         Entry,
         FileChange,
+        FileContent,
         Found,
         GrepMatch,
         Line,
@@ -99,6 +103,7 @@ __all__ = [
     "Environment",
     "ExecServerError",
     "FileChange",
+    "FileContent",
     "FileError",
     "FileWatch",
     "Files",
@@ -113,14 +118,17 @@ __all__ = [
     "MalformedAnswer",
     "MethodNotFound",
     "NameTooLong",
+    "NetworkRequest",
     "NoSpace",
     "NotADirectory",
     "NotAllCopied",
     "NotCopied",
     "NotEmpty",
     "NotFound",
+    "OutputLimit",
     "PatternNotFound",
     "PermissionDenied",
+    "PortError",
     "PortForward",
     "Process",
     "ProcessLost",
@@ -154,6 +162,7 @@ _FAILURES = (
     "CommandFailed",
     "NotAllCopied",
     "PatternNotFound",
+    "PortError",
     "SandboxDenied",
     "Timeout",
 )
@@ -180,6 +189,7 @@ _RESULTS = (
     "DiskUsage",
     "Entry",
     "FileChange",
+    "FileContent",
     "Found",
     "GrepMatch",
     "Line",
@@ -197,6 +207,8 @@ _MODULES = {
     "Environment": "client.environment",
     "FileWatch": "client.file_watch",
     "Files": "client.files",
+    "OutputLimit": "client.collected_output",
+    "NetworkRequest": "client.network_requests",
     "PortForward": "client.port_forwarding",
     "Process": "client.process",
     "ReversePort": "client.port_forwarding",

@@ -34,8 +34,9 @@ from tests.support.client import (
 )
 
 # The name only selects the tools that the client offers: plain calls and free-form patches.
+MODEL = "gpt-5.5"
 _CONFIGURATION = """
-model = "gpt-5.5"
+model = "{name}"
 model_provider = "scripted"
 approval_policy = "never"
 sandbox_mode = "{sandbox}"
@@ -51,6 +52,7 @@ persistence = "none"
 apps = false
 plugins = false
 remote_plugin = false
+{features}
 
 [model_providers.scripted]
 name = "scripted"
@@ -197,14 +199,22 @@ def start_codex(
     variables: Mapping[str, str] | None = None,
     mcp: str = "",
     sandbox: str = "danger-full-access",
+    features: Sequence[str] = (),
+    name: str = MODEL,
 ) -> Iterator[Codex]:
-    """Runs the client with the server at `url`, those of an environments.toml, or by variables."""
+    """Runs the client with the server at `url`, those of an environments.toml, or by variables.
+
+    `features` are switched on, `mcp` is appended to the configuration, `name` is that of the model.
+    """
     variables = {"CODEX_EXEC_SERVER_URL": url} if variables is None else variables
     with _home() as home:
         if environments:
             (home / "environments.toml").write_text(environments)
         with model.serve(script) as scripted:
-            configuration = _CONFIGURATION.format(model=scripted.url, sandbox=sandbox)
+            switched = "\n".join(f"{feature} = true" for feature in features)
+            configuration = _CONFIGURATION.format(
+                model=scripted.url, sandbox=sandbox, features=switched, name=name
+            )
             (home / "config.toml").write_text(configuration + mcp)
             client = Codex(scripted, home, workspace, variables)
             try:
@@ -214,13 +224,24 @@ def start_codex(
 
 
 @contextlib.contextmanager
-def start_app_server(variables: Mapping[str, str]) -> Iterator[Client]:
-    """Runs the client as a server for editors, on its standard streams, past its handshake."""
+def start_app_server(
+    variables: Mapping[str, str],
+    *,
+    url: str = "http://127.0.0.1:9",
+    sandbox: str = "read-only",
+    features: Sequence[str] = (),
+) -> Iterator[Client]:
+    """Runs the client as a server for editors, on its standard streams, past its handshake.
+
+    `url` is that of a model, if one is asked.
+    """
     binary = reference_binary()
     assert binary is not None
     with _home() as home:
-        # No model is asked for anything here.
-        text = _CONFIGURATION.format(model="http://127.0.0.1:9", sandbox="read-only")
+        switched = "\n".join(f"{each} = true" for each in features if each != "plugins")
+        text = _CONFIGURATION.format(model=url, sandbox=sandbox, features=switched, name=MODEL)
+        if "plugins" in features:
+            text = text.replace("\nplugins = false", "\nplugins = true")
         (home / "config.toml").write_text(text)
         process = subprocess.Popen(
             [str(binary), "app-server"],

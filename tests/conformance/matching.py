@@ -144,6 +144,12 @@ def _unordered(expected: Any, actual: Any, variables: Variables, where: str) -> 
     return None
 
 
+def _toml(expected: Any, actual: Any, variables: Variables, where: str) -> str | None:
+    import tomli  # the reader of the server, which a machine may lack
+
+    return mismatch(expected, tomli.loads(actual), variables, where)
+
+
 _MATCHERS: Mapping[str, Callable[[Any, Any, Variables, str], str | None]] = {
     "$any": _any,
     "$uuid": _uuid,
@@ -152,4 +158,5 @@ _MATCHERS: Mapping[str, Callable[[Any, Any, Variables, str], str | None]] = {
     "$has": _has,
     "$one_of": _one_of,
     "$unordered": _unordered,
+    "$toml": _toml,
 }

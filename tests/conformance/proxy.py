@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import select
 import socket
 import threading
@@ -11,12 +12,15 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from exec_server.net.websocket.frames import FrameReader, Opcode
+
 
 class Proxy:
     """A TCP proxy on loopback that can cut its connections, refuse new ones, and turn away."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, record: bool = False) -> None:
         self.target = url
+        self._sent: list[bytearray] | None = [] if record else None  # of each connection
         self.accepted = 0
         self._refusing_until = 0.0
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -59,7 +63,23 @@ class Proxy:
             far = socket.create_connection((address.hostname or "", address.port or 0))
             self.accepted += 1
             self._pairs.append((near, far))
-            self._start(_relay, near, far)
+            sent = None
+            if self._sent is not None:
+                sent = bytearray()
+                self._sent.append(sent)
+            self._start(_relay, near, far, sent)
+
+    def methods(self) -> list[str]:
+        """The methods of all messages that clients have sent, if they are recorded."""
+        assert self._sent is not None
+        methods = []
+        for sent in self._sent:
+            reader = FrameReader()
+            reader.feed(bytes(sent).partition(b"\r\n\r\n")[2])
+            while (event := reader.next_event()) is not None:
+                if event.opcode is Opcode.TEXT:
+                    methods.append(json.loads(event.payload).get("method"))
+        return methods
 
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=work, args=arguments)
@@ -67,11 +87,13 @@ class Proxy:
         thread.start()
 
 
-def _relay(near: socket.socket, far: socket.socket) -> None:
+def _relay(near: socket.socket, far: socket.socket, sent: bytearray | None) -> None:
     """Copies both directions until one of them ends, and closes both."""
     with near, far, contextlib.suppress(OSError):
         while True:
             for source in select.select([near, far], [], [])[0]:
                 if not (data := source.recv(65536)):
                     return
+                if source is near and sent is not None:
+                    sent += data
                 (far if source is near else near).sendall(data)

@@ -42,7 +42,7 @@ def place(folder: Path, files: Mapping[str, Any]) -> None:
         elif "size" in options:
             path.write_bytes(b"x" * options["size"])
         elif options.get("text") is not None:
-            path.write_text(options["text"])
+            path.write_text(options["text"].replace("{dir}", str(folder)))
         if "mode" in options:
             path.chmod(int(options["mode"], 8))
         if "mtime" in options:
@@ -114,6 +114,10 @@ class Scene:
         elif "error" in step:
             code, message = step["error"]
             self._compare({"error": {"code": code, "message": message}, "id": request_id}, answer)
+        elif "denied" in step:
+            code, message = step["denied"]
+            error = {"$has": {"code": code, "message": message}}
+            self._compare({"error": error, "id": request_id}, answer)
         else:
             self._compare({"id": request_id, "result": step.get("result", {})}, answer)
 

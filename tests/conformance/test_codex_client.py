@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-import struct
 import sys
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +37,7 @@ from tests.support.client import (
     start_server,
     survivors,
 )
+from tests.support.pictures import PICTURE
 from tests.support.server_internals import is_kept_for_later
 
 pytestmark = pytest.mark.reference
@@ -285,21 +284,10 @@ def test_patch_of_a_large_file(stage: Stage) -> None:
     assert (stage.folder / "large.txt").read_text() == "changed\n" + filler * 100_000
 
 
-def _png() -> bytes:
-    def chunk(name: bytes, data: bytes) -> bytes:
-        check = zlib.crc32(name + data)
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", check)
-
-    header = struct.pack(">IIBBBBB", 4, 4, 8, 2, 0, 0, 0)
-    rows = zlib.compress((b"\0" + b"\x10\x20\x30" * 4) * 4)
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + parts
-
-
 def test_image(stage: Stage) -> None:
-    (stage.folder / "image.png").write_bytes(_png())
+    (stage.folder / "image.png").write_bytes(PICTURE)
     model = stage.play([ToolCall("i", "view_image", {"path": "image.png"})])
-    assert model.images["i"] == "data:image/png;base64," + base64.b64encode(_png()).decode()
+    assert model.images["i"] == "data:image/png;base64," + base64.b64encode(PICTURE).decode()
 
 
 def test_project_files(stage: Stage) -> None:

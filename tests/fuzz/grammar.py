@@ -27,7 +27,7 @@ from tests.fuzz.mutation import mutate_value
 
 from exec_server import protocol
 from exec_server.errors import RpcError
-from exec_server.protocol import process, session
+from exec_server.protocol import network, process, session
 from exec_server.protocol.decoding import Base64, Params, Uuid
 from exec_server.protocol.method import Call
 from exec_server.protocol.paths import PathUri
@@ -293,10 +293,11 @@ def _special(kind: str) -> Json:
 
 
 def all_calls() -> dict[str, Call[Any, Any]]:
-    """Every call of the protocol but `initialize`, which belongs to the connection."""
+    """Every call of a client but `initialize`, which belongs to the connection."""
+    others = (session.INITIALIZE.name, network.POLICY_REQUEST.name)  # the server sends the latter
     found = {}
     for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, Call) and value.name != session.INITIALIZE.name:
+            if isinstance(value, Call) and value.name not in others:
                 found[value.name] = value
     return found

@@ -19,8 +19,7 @@ from exec_server.host import http_url
 from exec_server.net import auth, http_client
 from exec_server.net.dial import parse_url
 from exec_server.net.lines import LineSplitter
-from exec_server.net.websocket import client as websocket_client
-from exec_server.net.websocket import handshake
+from exec_server.net.websocket import handshake, upgrade
 from exec_server.net.websocket.frames import FrameReader
 from exec_server.protocol.url_host import parse_host
 from exec_server.relay import frames
@@ -71,7 +70,7 @@ _AUTHENTICATORS: Final = (
 
 def _response_head(data: bytes) -> None:
     with suppress(ConnectFailed):
-        websocket_client._check_answer(data, b"AAAAAAAAAAAAAAAAAAAAAA==")
+        upgrade.check_answer(data, b"AAAAAAAAAAAAAAAAAAAAAA==")
 
 
 class _Transport(asyncio.Transport):

@@ -61,9 +61,9 @@ def _params(data: bytes) -> None:
     if isinstance(message, dict):
         method = METHODS.get(str(message.get("method")))
         if method is not None:
-            for accepts_legacy in (False, True):
+            for server_cwd in (None, "file:///s"):
                 with suppress(RpcError):
-                    method.decode_params(message.get("params"), accepts_legacy)
+                    method.decode_params(message.get("params"), server_cwd)
 
 
 _RESULTS: Final = (

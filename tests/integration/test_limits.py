@@ -31,7 +31,7 @@ from tests.support.client import (
     start_server,
     uri,
 )
-from tests.support.server_internals import own_processes, stat_fields
+from tests.support.server_internals import load_sandboxes, own_processes, stat_fields
 
 pytestmark = pytest.mark.alone
 
@@ -42,7 +42,12 @@ _READY = b'{"id":9,"result":{"status":"ready"}}'
 
 @pytest.fixture
 def server(fresh_server: Server) -> Server:
-    """A server for each test: its memory and its connections are counted."""
+    """A server for each test: its memory and its connections are counted.
+
+    Its sandboxes are loaded, which it would otherwise do when it is idle, in the middle of a test.
+    """
+    with fresh_server.connect() as client:
+        load_sandboxes(client)
     return fresh_server
 
 
@@ -119,13 +124,21 @@ def _is_responsive(other: Client) -> None:
 # ---- the idle server ------------------------------------------------------------------
 
 
-def test_idle_memory(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    with server.connect() as client:
+def test_idle_memory(fresh_server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with fresh_server.connect() as client:
         client.run(["true"])
-    sizes = {pid: _resident(pid) / 1e6 for pid in own_processes(server)}
+        before = _sizes(fresh_server)
+        load_sandboxes(client)
+        after = _sizes(fresh_server)
     with capsys.disabled():
-        print("\nidle memory of each process in MB:", [round(size, 1) for size in sizes.values()])
-    assert max(sizes.values()) < 40
+        print("\nidle memory in MB, before and with sandboxes:", before, after)
+    assert [len(before), len(after)] == [2, 3]  # the launcher is started on first need
+    assert sum(before) < 50
+    assert max(after) < 40
+
+
+def _sizes(server: Server) -> list[float]:
+    return [round(_resident(pid) / 1e6, 1) for pid in own_processes(server)]
 
 
 def test_idle_connections(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,9 @@ def test_cgroup_is_removed_after_an_orderly_end() -> None:
         if cgroup is None:
             pytest.skip("no cgroup can be created")
         with server.connect() as client:
-            assert client.run(["/bin/cat", "/proc/self/cgroup"]).stdout.count(b"exec-server.") == 1
+            shown = client.run(["/bin/cat", "/proc/self/cgroup"]).stdout.decode()
+            assert _paths(shown) == _paths(Path(f"/proc/{server.process.pid}/cgroup").read_text())
+            assert os.path.basename(_paths(shown)["0"]) == cgroup.name
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
         eventually("the cgroup is removed", lambda: not cgroup.exists())
@@ -144,7 +146,13 @@ def _cgroup_of(server: Server) -> Path | None:
     pid = server.process.pid
     text = Path(f"/proc/{pid}/cgroup").read_text()
     directory = own_directory(text, Path(f"/proc/{pid}/mountinfo").read_text())
-    return None if directory is None or "exec-server." not in directory else Path(directory)
+    own = f"exec-server.{pid}."
+    return Path(directory) if directory and os.path.basename(directory).startswith(own) else None
+
+
+def _paths(cgroups: str) -> dict[str, str]:
+    """The path in each hierarchy, by its number, from the text of /proc/PID/cgroup."""
+    return {number: path for number, _, path in (line.split(":", 2) for line in cgroups.split())}
 
 
 # ---- owners that cannot be told apart -------------------------------------------------

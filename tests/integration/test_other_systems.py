@@ -34,8 +34,12 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("system", "packages", "exceptions"),
     [
-        (MACOS, ["client", "sync", "relay", "registry", "cli.commands"], []),
-        (WINDOWS, ["client", "sync", "relay", "registry"], ["client.transfer.posix_directory"]),
+        (MACOS, ["client", "sync", "notebook", "relay", "registry", "cli.commands"], []),
+        (
+            WINDOWS,
+            ["client", "sync", "notebook", "relay", "registry"],
+            ["client.transfer.posix_directory"],
+        ),
     ],
 )
 def test_every_module_can_be_imported(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import socket
@@ -19,7 +20,7 @@ from tests.support.client import Message, Server, start_server
 from tests.support.client_targets import LOOPS, ClientTarget, Proxy, Run, bounded, machine, web
 from tests.support.server_internals import eventually
 
-from exec_server import Environment, RpcError, connect, sync
+from exec_server import Environment, PortError, RpcError, connect, sync
 from exec_server.net.port_stream import WINDOW_BYTES, PortStream
 from exec_server.protocol.port import PROBE, ProbeParams
 from exec_server.server.port_table import MAX_STREAMS
@@ -431,8 +432,11 @@ def test_ports_work_again_after_reconnecting(server: Server) -> None:
 def test_a_probe_of_a_local_port_in_use(server: Server) -> None:
     async def scene() -> None:
         async with connect(server.url) as env, program(echo) as port:
-            with pytest.raises(RpcError, match=r"cannot listen on port .*Address in use"):
+            with pytest.raises(
+                PortError, match=r"cannot listen on port .*Address in use"
+            ) as caught:
                 await env.reverse_port(port, remote_port=port).__aenter__()
+            assert caught.value.errno == errno.EADDRINUSE
             with pytest.raises(OSError, match="in use"):
                 await env.forward_port(port, local_port=port).__aenter__()
 

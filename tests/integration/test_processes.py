@@ -208,7 +208,7 @@ def test_relative_program_is_looked_up_in_the_childs_directory(
 def test_terminate_during_the_start_cancels_it(tmp_path: Path) -> None:
     """A start takes as long as the program's file system: here until we let it go on."""
     slow = (
-        "import exec_server.server.handlers.process as processes\n"
+        "import exec_server.server.process_launch as processes\n"
         "real = processes.spawn\n"
         "def spawn(command, tag):\n"
         f"    open({str(tmp_path / 'fifo')!r}).read()\n"

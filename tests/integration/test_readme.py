@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.cli import run_client
 from tests.support.client import DEFAULT_TIMEOUT, Server, scaled, start_server
+from tests.support.registry import start_node
 
 _ROOT = Path(__file__).resolve().parents[2]
 _README = _ROOT / "README.md"
 _URL = "ws://127.0.0.1:7700"
+_REGISTRY = "http://127.0.0.1:7800"
 _ESCAPES = re.compile(r"\x1b(?:[78]|\[[0-9]*[A-Z])")
 
 
@@ -151,6 +154,36 @@ def test_shell_and_python_work_as_printed(server: Server) -> None:
     (script,) = _blocks("python")
     assert "0 -rw" in _run([sys.executable, "-"], server, script)
     assert Path("/tmp/notes.txt").read_bytes() == b"it works"
+
+
+def test_a_machine_behind_a_nat_is_reached_as_printed(tmp_path: Path) -> None:
+    blocks = [block.splitlines() for block in _blocks("sh") if _REGISTRY in block]
+    assert [[line.split()[1] for line in block] for block in blocks] == [
+        ["login", "up"],
+        ["login", "exec"],
+    ]
+    machine, client = ({"XDG_CONFIG_HOME": str(tmp_path / name)} for name in ("machine", "client"))
+    with start_node(tmp_path / "data") as node:
+
+        def words(line: str) -> list[str]:
+            return shlex.split(line.replace(_REGISTRY, node.url))[1:]
+
+        for (login, _), variables, token in (
+            (blocks[0], machine, node.site.executor_token),
+            (blocks[1], client, node.site.client_token),
+        ):
+            ended = run_client(*words(login), env=variables, input=token.encode())
+            assert ended.returncode == 0, ended.stderr
+        up = Server("ours", words(blocks[0][1]), env=machine)
+        try:
+            up.read_url()
+            assert up.url == "This machine is reachable. On a client that has logged in:"
+            ended = run_client(*words(blocks[1][1]), env=client)
+            assert (ended.returncode, ended.stdout[:5]) == (0, b"Linux"), ended
+        finally:
+            up.process.terminate()
+            assert up.process.wait(scaled(DEFAULT_TIMEOUT)) == 0, up.stderr()
+            up.release()
 
 
 def test_figures_are_those_that_the_benchmark_printed() -> None:

@@ -45,7 +45,9 @@ _AS_NOBODY = """
 import ctypes, os
 # Nobody may not read the files of the interpreter, so everything is loaded before.
 import encodings.idna, shutil, exec_server.cli.main, exec_server.cli.watchdog
-import exec_server.cli.serve_command, exec_server.cli.remote_mode
+import exec_server.cli.serve_command, exec_server.cli.server_run, exec_server.cli.remote_mode
+import exec_server.sandbox.command_sandbox, exec_server.sandbox.file_sandbox
+from exec_server.filesystem.operation_table import load_all; load_all()
 from exec_server.relay.noise import Identity, Initiator, Responder, prologue
 identity, context = Identity.generate(), prologue("e", "r", "s")
 initiator, responder = Initiator(identity, identity.public, context), Responder(identity, context)

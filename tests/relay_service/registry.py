@@ -167,7 +167,9 @@ class Registry:
             raise Refused(403, "plaintext_disabled")
         form = self._executor_form if call.family == "executor" else Form.RELAY
         registration = self._directory.register(call.environment_id, form, None, call.subject)
-        return {
+        # The first executors send a body and require an id of their registration.
+        first = {"id": registration.id} if call.request.body else {}
+        return first | {
             f"{call.family}_id": call.environment_id,
             "url": self.socket_base + self._tickets.for_executor(registration),
         }

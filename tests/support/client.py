@@ -216,7 +216,8 @@ class Client:
         self.messages.append(message)
         if "method" in message:
             (self.requests if "id" in message else self.notifications).append(message)
-        elif message["id"] == -1:
+            return message
+        if message["id"] == -1:
             self.malformed.append(message)
         self._answers.setdefault(repr(message.get("id")), deque()).append(message)
         return message
@@ -312,7 +313,12 @@ class Client:
         count = closed["seq"]
 
         def mine() -> list[Message] | None:
-            notices = [n for n in self.notifications if n["params"].get("processId") == process_id]
+            notices = [
+                notice
+                for notice in self.notifications
+                if notice["method"].startswith("process/")
+                and notice["params"].get("processId") == process_id
+            ]
             return notices if len(notices) >= count else None
 
         run = assemble(process_id, self._receive_until(mine, timeout, "events missing"))

@@ -58,6 +58,14 @@ LAYERS = [
         ("errors", "protocol", "host", "patching"),
         frozenset({"websockets"}),
     ),
+    # Reads the files of Codex; the server alone knows what they are for.
+    Layer(
+        2,
+        "codex",
+        ("codex", "codex.*"),
+        ("errors", "protocol", "host", "filesystem"),
+        frozenset({"websockets"}),
+    ),
     # A policy is compiled without looking at the machine.
     Layer(
         3,
@@ -81,6 +89,25 @@ LAYERS = [
         frozenset({"websockets", "msgspec", *_IO}),
     ),
     Layer(4, "net", ("net", "net.*"), ("errors", "url host", "relay", "stream")),
+    # The rules of a process's network are applied without looking at the machine.
+    Layer(
+        4,
+        "network policy",
+        (
+            *("proxy.hosts", "proxy.domain_patterns", "proxy.policy", "proxy.environment"),
+            *("proxy.credentials", "proxy.credential_destinations", "proxy.datagrams"),
+            *("proxy.credential_patterns", "proxy.credential_providers"),
+        ),
+        ("errors", "protocol"),
+        _PURE,
+    ),
+    Layer(
+        4,
+        "proxy",
+        ("proxy", "proxy.*"),
+        ("errors", "protocol", "host", "network policy"),
+        frozenset({"websockets", "subprocess"}),
+    ),
     Layer(4, "registry", ("registry", "registry.*"), ("errors", "relay", "net")),
     Layer(5, "remote", ("server.remote",), ("errors", "relay", "stream", "net", "registry")),
     # Builds the parts of a server; the one module that knows both transports and connections.
@@ -88,7 +115,17 @@ LAYERS = [
         5,
         "serve",
         ("server.serve",),
-        (*_BELOW_SANDBOX, "sandbox", "stream", "server", "net", "registry", "remote"),
+        (
+            *_BELOW_SANDBOX,
+            "output",
+            "sandbox",
+            "stream",
+            "server",
+            "net",
+            "registry",
+            "remote",
+            "proxy",
+        ),
     ),
     # Lanes count and queue; they run nothing.
     Layer(5, "lanes", ("server.lanes",), ("protocol", "server"), _PURE),
@@ -96,8 +133,32 @@ LAYERS = [
         5,
         "server",
         ("server", "server.*"),
-        (*_BELOW_SANDBOX, "output", "sandbox", "stream", "lanes"),
+        (
+            *(*_BELOW_SANDBOX, "codex", "output", "sandbox", "stream", "lanes"),
+            *("network policy", "proxy"),
+        ),
         frozenset({"websockets", "subprocess", "socket"}),
+    ),
+    # The decisions of the hosted service, and the SQL text of its storage.
+    Layer(
+        5,
+        "hosting rules",
+        tuple(
+            f"hosting.{name}"
+            for name in (
+                *("rules", "tickets", "envelope", "bodies", "metrics", "schema", "statements"),
+                "http_messages",
+            )
+        ),
+        ("errors", "relay"),
+        _PURE,
+    ),
+    Layer(
+        5,
+        "hosting",
+        ("hosting", "hosting.*"),
+        ("errors", "relay", "net", "hosting rules"),
+        frozenset({"websockets", "subprocess"}),
     ),
     Layer(5, "handle", ("client.handle",), ()),
     Layer(5, "local server", ("client.local_server",), ("errors", "handle", "portable")),
@@ -116,6 +177,13 @@ LAYERS = [
         ("sync", "sync.*"),
         ("errors", "protocol", "handle", "client", "local server", "portable"),
     ),
+    # Each module imports its framework. `exec-server mcp` imports one of them, on demand.
+    Layer(
+        6,
+        "adapters",
+        ("adapters", "adapters.*"),
+        ("errors", "protocol", "patching", "client", "sync", "local server", "version"),
+    ),
     Layer(6, "logs", ("cli.logs",), ("errors",)),
     Layer(
         6,
@@ -124,6 +192,7 @@ LAYERS = [
             "cli.argument_parser",
             "cli.server_arguments",
             "cli.forward_arguments",
+            "cli.up_arguments",
             "cli.sandbox_arguments",
         ),
         ("logs", "version"),
@@ -136,12 +205,38 @@ LAYERS = [
         ("process", "filesystem", "host"),
         frozenset({"asyncio", "msgspec"}),
     ),
+    # The one command that runs a service: it starts no processes and knows no methods.
+    Layer(
+        6,
+        "registry command",
+        (
+            "cli.commands.registry_command",
+            "cli.commands.registry_flags",
+            "cli.commands.registry_location",
+            "cli.commands.registry_node",
+            "cli.commands.registry_verbs",
+        ),
+        (
+            *("errors", "host", "portable", "net", "hosting rules", "hosting"),
+            *("arguments", "logs", "commands"),
+        ),
+    ),
     # The client commands know the client, and of the server only its flags.
     Layer(
         6,
         "commands",
         ("cli.commands", "cli.commands.*"),
-        ("errors", "protocol", "net", "client", "arguments", "portable", "version"),
+        (
+            *("errors", "protocol", "net", "registry", "client", "adapters", "arguments"),
+            *("portable", "version"),
+        ),
+    ),
+    # The magics for notebooks: a front end beside the command. `jupyter` alone imports IPython.
+    Layer(
+        6,
+        "notebook",
+        ("notebook", "notebook.*", "jupyter"),
+        ("errors", "client", "sync", "adapters", "arguments", "commands"),
     ),
     Layer(
         6,

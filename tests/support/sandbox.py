@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.support.barriers import User, mount, start_server_as, unmount, user_id
-from tests.support.client import Client, RpcFailure, Server, uri
+from tests.support.client import Client, RpcFailure, Server, b64, uri
 
 Json = dict[str, Any]
 
@@ -373,3 +373,16 @@ def guarded(base: Path, *names: str) -> dict[str, tuple[object, ...]]:
     """A snapshot of the files that no policy of a stage lets change, and of more names."""
     names = (".git", *PROTECTED, *names)
     return snapshot(base / "outside", *(base / "ws" / name for name in names))
+
+
+def assert_serves(client: Client, workspace: Path) -> None:
+    """Commands and file operations work, with and without a sandbox."""
+    argv = ["sh", "-c", "readlink /proc/self/fd/0; ls /proc/self/fd | head -n 3; echo bad >&2"]
+    run = client.run(argv)
+    assert (run.stdout, run.stderr) == (b"/dev/null\n0\n1\n2\n", b"bad\n")
+    sandbox = workspace_write(workspace)
+    run = client.run(["sh", "-c", "echo good; echo bad >&2"], sandbox=sandbox)
+    assert (run.stdout, run.stderr) == (b"good\n", b"bad\n")
+    written = {"path": uri(workspace / "file"), "dataBase64": b64("text"), "sandbox": sandbox}
+    assert client.call("fs/writeFile", written) == {}
+    assert (workspace / "file").read_text() == "text"

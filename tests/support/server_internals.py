@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 from unittest import mock
 
-from tests.support.client import DEFAULT_TIMEOUT, Server, scaled, start_server
+from tests.support.client import DEFAULT_TIMEOUT, Client, Server, scaled, start_server
 
 T = TypeVar("T")
 
@@ -20,7 +20,9 @@ AS_NOBODY = """
 import ctypes, os
 # The user nobody may not read the files of the interpreter, so everything is loaded before.
 import exec_server.cli.main, exec_server.cli.serve_command, exec_server.cli.watchdog, shutil
-import exec_server.registry.secrets
+import exec_server.registry.secrets, exec_server.cli.server_run
+import exec_server.sandbox.command_sandbox, exec_server.sandbox.file_sandbox
+from exec_server.filesystem.operation_table import load_all; load_all()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, as every program of a user is at its start
 """
@@ -97,6 +99,18 @@ def launcher_pid(server: Server) -> int:
             if b"exec_server.sandbox.runtime.launcher" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
     return 0
+
+
+def load_sandboxes(client: Client) -> None:
+    """Have the server load its sandboxes and start the launcher, which it does on first need.
+
+    The server itself reads under this policy, so this works on every machine.
+    """
+    entries = [{"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"}]
+    file_system = {"type": "restricted", "entries": entries}
+    permissions = {"type": "managed", "file_system": file_system, "network": "restricted"}
+    sandbox = {"permissions": permissions, "windowsSandboxLevel": "disabled"}
+    client.call("fs/getMetadata", {"path": "file:///", "sandbox": sandbox})
 
 
 def is_kept_for_later(pid: int) -> bool:

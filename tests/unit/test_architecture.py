@@ -7,22 +7,32 @@ one, may close a cycle.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from scripts import module_list
 from tests.support.layers import LAYERS, layer_of
 
 from exec_server.filesystem.operation_table import OPERATIONS
+from exec_server.host.environment import describe
 from exec_server.server.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "exec_server"
-UNIT_TESTS = ROOT / "tests" / "unit"
+TESTS = ROOT / "tests"
+UNIT_TESTS = TESTS / "unit"
 # About the package as a whole: its structure, and its types as a user's type checker sees them.
-UNIT_TESTS_OF_NO_MODULE = {"test_architecture.py", "test_prose.py", "client/test_types.py"}
+UNIT_TESTS_OF_NO_MODULE = {
+    "test_adapter_suites.py",
+    "test_architecture.py",
+    "test_prose.py",
+    "client/test_types.py",
+    "test_versions.py",
+}
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60  # with its signature and docstring; the guide says 40 of code
 
@@ -67,7 +77,12 @@ def _own_imports(module: str) -> set[str]:
 def test_there_is_something_to_check() -> None:
     some = {"errors", "protocol.jsonrpc", "process.spawn", "server.connection", "cli.main"}
     assert some <= set(MODULES)
-    commands = {"cli.serve_command", "cli.sandbox_command", "cli.commands.dispatch"}
+    commands = {
+        "cli.serve_command",
+        "cli.up_command",
+        "cli.sandbox_command",
+        "cli.commands.dispatch",
+    }
     commands |= {"cli.commands.table", "cli.commands.routing"}
     host = {"host.libc", "host.platform", "host.secret_variables", "host.standard_streams"}
     below = {"process.descendants", "cli.watchdog", "registry.secrets"} | host | commands
@@ -117,6 +132,12 @@ def test_modules_are_short_and_say_what_they_are(module: str) -> None:
     assert ast.get_docstring(ast.parse(text)), "it has no docstring"
 
 
+def test_test_modules_are_short() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in TESTS.rglob("*.py")}
+    assert UNIT_TESTS / "test_architecture.py" in lengths
+    assert {str(path) for path, length in lengths.items() if length > MAX_LINES} == set()
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_functions_are_short(module: str) -> None:
     long = [
@@ -140,6 +161,25 @@ def test_documented_methods_are_the_methods() -> None:
     documented = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert documented, "docs/protocol.md has no table of methods"
     assert sorted(documented) == sorted(METHODS)
+
+
+def test_documented_capabilities_are_those_that_are_reported() -> None:
+    """Each flag that is true names a test that exists; flags of extensions have a section."""
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    section = text.partition("\n### Capabilities\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (yes|no) \| (yes|no) \| (.+) \|$", section, re.MULTILINE)
+    reported = msgspec.to_builtins(describe({}).capabilities)
+    assert {name: here == "yes" for name, _, here, _ in rows} == {
+        name: reported[name] for name, *_ in rows
+    }
+    newest = json.loads((ROOT / "tests/vectors/handshakes.json").read_text())["0.166.0"]
+    recorded = newest["initialize"]["result"]["environmentInfo"]["capabilities"]
+    assert {name: reference == "yes" for name, reference, *_ in rows} == recorded
+    undocumented = reported.keys() - {name for name, *_ in rows}
+    assert [name for name in undocumented if f"`{name}`" not in text] == []
+    tests = [shown.strip("`") for _, _, here, shown in rows if here == "yes"]
+    assert len(tests) > 10
+    assert [path for path in tests if not (ROOT / path).is_file()] == []
 
 
 def test_every_file_operation_is_a_method() -> None:

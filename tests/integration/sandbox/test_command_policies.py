@@ -68,7 +68,7 @@ def test_file_with_a_request(command: SandboxCommand) -> None:
             "unknown variant `zz`, expected one of `managed`, `disabled`, `external`",
         ),
         (
-            policy({"path": {"type": "path", "path": "/tmp"}, "access": "read"}),
+            policy({"path": {"type": "path", "path": "tmp"}, "access": "read"}),
             "invalid URI: relative URL without a base",
         ),
         (policy(special("root", "zz")), "unknown variant `zz`, expected one of `read`, `write`"),

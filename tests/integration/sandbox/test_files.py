@@ -411,6 +411,20 @@ def test_a_grant_on_a_symbolic_link_is_one_on_its_target(stage: Stage, client: C
         assert not (stage.base / "real" / name).exists()
 
 
+def test_a_policy_beside_a_native_path_confines(stage: Stage, client: Client) -> None:
+    """As in the server of 0.120, whose clients had native paths."""
+    path = str(stage.ws / "a.txt")
+    policy = {"sandboxPolicy": {"type": "read-only"}}
+    assert client.call("fs/readFile", {"path": path} | policy)["dataBase64"] == b64("hello")
+    write = {"path": path, "dataBase64": b64("new")}
+    assert isinstance(_answer(client, "fs/writeFile", write | policy), tuple)
+    assert isinstance(_answer(client, "fs/remove", {"path": path} | policy), tuple)
+    copy = {"sourcePath": path, "destinationPath": f"{path}.copy", "recursive": False}
+    assert isinstance(_answer(client, "fs/copy", copy | policy), tuple)
+    assert sorted(each.name for each in stage.ws.glob("a.txt*")) == ["a.txt"]
+    assert (stage.ws / "a.txt").read_text() == "hello"
+
+
 @pytest.mark.parametrize("method", ["fs/writeFile", "fs/readFile", "process/start"])
 def test_a_policy_in_the_place_of_long_ago_is_not_ignored(
     stage: Stage, client: Client, method: str

@@ -11,7 +11,7 @@ import pytest
 from tests.support.barriers import User
 from tests.support.client import Client, Server, b64, uri
 from tests.support.sandbox import USERS, Stage, finish, start_process, start_stage
-from tests.support.server_internals import children, eventually, stat_fields
+from tests.support.server_internals import children, eventually, load_sandboxes, stat_fields
 
 
 @pytest.fixture(params=USERS)
@@ -49,6 +49,8 @@ def _named(server: Server, name: str) -> list[int]:
 
 def _stopped_launcher(server: Server) -> int:
     """The launcher, after SIGSTOP."""
+    with server.connect() as client:
+        load_sandboxes(client)
     # It has its name once it has loaded its modules.
     (pid,) = eventually("the launcher runs", lambda: _named(server, "exec-launcher"))
     _stop(pid)
