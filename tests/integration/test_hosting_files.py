@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import http.server
+import json
 import re
+import ssl
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.support.cli import run_client
+from tests.support.client import scaled
 from tests.support.client_targets import bounded
 from tests.support.postgres import programs, start_postgres
 from tests.support.registry import Node, free_port, start_executor, start_node
 from tests.support.reverse_proxy import FOLDER, is_installed, start_proxy
+from tests.support.server_internals import eventually
 
 from exec_server import connect
 
@@ -76,6 +84,104 @@ def test_several_nodes_work_behind_a_proxy(file: str, certificate: Path, tmp_pat
         stack.enter_context(start_node(database.where, *second, site=first.site))
         for _ in range(2):  # the balancer takes the nodes in turns
             _check(first, front, certificate)
+
+
+# ---- nodes that do not answer -----------------------------------------------------------
+
+PROXIES = {
+    "nginx.conf": ("nginx", 1),
+    "nginx-several.conf": ("nginx", 2),
+    "Caddyfile": ("caddy", 1),
+    "Caddyfile.several": ("caddy", 2),
+    "Caddyfile.compose": ("caddy", 2),
+}
+TRY_AGAIN = (502, "authentication_service_unavailable")
+
+
+def _register(port: int, certificate: Path) -> tuple[int, str]:
+    """The status and the code of an answer through the proxy."""
+    tls = ssl.create_default_context(cafile=str(certificate))
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=tls, timeout=scaled(10))
+    with contextlib.closing(connection):
+        connection.request("POST", "/cloud/environment/box/register", b" " * 2000)
+        answer = connection.getresponse()
+        body = json.loads(answer.read() or b"{}")
+    return answer.status, body.get("error", {}).get("code", "")
+
+
+@pytest.mark.parametrize("file", PROXIES)
+def test_a_proxy_without_a_node_asks_executors_to_try_again(
+    file: str, certificate: Path, tmp_path: Path
+) -> None:
+    program, count = PROXIES[file]
+    if not is_installed(program):
+        pytest.skip("the proxy is not installed")
+    nodes = [free_port() for _ in range(count)]
+    key = certificate.with_name("key.pem")
+    with start_proxy(file, tmp_path, nodes, certificate, key) as front:
+        assert _register(front, certificate) == TRY_AGAIN
+
+
+class _Node(http.server.BaseHTTPRequestHandler):
+    """Is ready, reads requests, and answers them unless it dies."""
+
+    dies: ClassVar[bool] = False
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if not self.dies:
+            self._answer()
+
+    def _answer(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+class _DyingNode(_Node):
+    dies = True
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("nginx-several.conf", {(200, "")}),  # repeats the request on the other node
+        ("Caddyfile.several", {(200, ""), TRY_AGAIN}),
+    ],
+)
+def test_a_node_that_ends_without_an_answer_ends_no_executor(
+    file: str, expected: set[tuple[int, str]], certificate: Path, tmp_path: Path
+) -> None:
+    if not is_installed(PROXIES[file][0]):
+        pytest.skip("the proxy is not installed")
+    key = certificate.with_name("key.pem")
+    with contextlib.ExitStack() as stack:
+        ports = [stack.enter_context(_serve(kind)) for kind in (_DyingNode, _Node)]
+        front = stack.enter_context(start_proxy(file, tmp_path, ports, certificate, key))
+
+        def is_ready() -> bool:
+            return _register(front, certificate)[0] == 200
+
+        eventually("a node is known to be ready", is_ready)
+        assert {_register(front, certificate) for _ in range(6)} <= expected
+
+
+@contextlib.contextmanager
+def _serve(kind: type[_Node]) -> Iterator[int]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 # ---- compose.yaml -----------------------------------------------------------------------
