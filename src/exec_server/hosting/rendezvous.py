@@ -54,6 +54,7 @@ class Rendezvous:
         # Nodes that refused a connection, with the end of the renewal that named them.
         self._dead: dict[str, float] = {}
         self.passages: set[Passage] = set()
+        self.connecting = 0  # passages that have no connection to the holder yet
 
     async def admit(self, request: Request) -> tuple[str, TakeOver]:
         """The role and the protocol to take over; raises Rejection or DatabaseUnavailable."""
@@ -133,6 +134,7 @@ class Rendezvous:
         if PASSED_ON in request.headers or is_dead:
             raise Rejection(503, "route_unavailable")
         passage = Passage(self.passages)
+        self.connecting += 1
         try:
             url = parse_url(facts.node_url, frozenset({"http", "https"}))
             await passage.connect(url, self._environ, CONNECT_SECONDS)
@@ -142,6 +144,8 @@ class Rendezvous:
             while len(self._dead) > 64:
                 self._dead.popitem()
             raise Rejection(503, "route_unavailable") from None
+        finally:
+            self.connecting -= 1
         return passage
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from exec_server.errors import StartupError
 from exec_server.hosting import endpoints
 from exec_server.hosting.bodies import plaintext_disabled
+from exec_server.hosting.capacity import SOCKETS
 from exec_server.hosting.database import Database, DatabaseUnavailable
 from exec_server.hosting.endpoints import Endpoints, NodeFacts, Policy, endpoint_of
 from exec_server.hosting.exchange import Exchange
@@ -36,8 +37,6 @@ from exec_server.net.tls_acceptor import TlsAcceptor
 
 log = logging.getLogger(__name__)
 
-# Open sockets of a node, upgraded or not. Beyond it a new one is answered 503.
-SOCKETS: Final = 8192
 # How long links may take to hang up at the end.
 END_SECONDS: Final = 0.5
 FIRST_TENANT: Final = "default"
@@ -57,6 +56,7 @@ class Options:
     drain_seconds: float = 20.0
     takeover: bool = True
     trusted: Networks = ()
+    sockets: int = SOCKETS
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -259,8 +259,8 @@ class Service:
 
     def has_room(self) -> bool:
         upgraded = len(self.exchange.executors) + len(self.exchange.clients)
-        passed_on = 2 * len(self.rendezvous.passages)
-        return len(self._fronts) + upgraded + passed_on < SOCKETS
+        passed_on = 2 * len(self.rendezvous.passages) + self.rendezvous.connecting
+        return len(self._fronts) + upgraded + passed_on < self._options.sockets
 
     def refuse(self, refusal: Refusal) -> Answer:
         self._metrics.requests.add("unreadable", str(refusal.status))
