@@ -268,6 +268,21 @@ def test_no_plaintext_and_no_secret_reaches_the_service(tmp_path: Path) -> None:
             assert secret not in place
 
 
+@pytest.mark.parametrize("words", [("--listen", "127.0.0.1:0"), ("status",)])
+def test_the_list_of_processes_shows_no_password(words: tuple[str, ...]) -> None:
+    pytest.importorskip("asyncpg")
+    with socket.create_server(("127.0.0.1", 0)) as database:
+        database.settimeout(scaled(20))
+        url = f"postgresql://me:hush@127.0.0.1:{database.getsockname()[1]}/x"
+        with start_client("registry", *words, f"--database={url}") as process:
+            connection, _ = database.accept()
+            shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            connection.close()
+            assert process.wait(scaled(20)) == 1
+    assert b"registry" in shown
+    assert b"hush" not in shown
+
+
 def test_tls_of_its_own_is_read_again_on_sighup(tmp_path: Path) -> None:
     first = make_pair(tmp_path, "first", "127.0.0.1")
     second = make_pair(tmp_path, "second", "127.0.0.1")

@@ -85,6 +85,26 @@ def erase_environment_values(names: Collection[str]) -> None:
             ctypes.memset(address + len(name) + 1, 0, len(value))
 
 
+def erase_argument(text: str) -> bool:
+    """Overwrite a text, wherever it is in the arguments that the kernel shows in /proc/PID/cmdline.
+
+    Returns whether it was found. The copy in sys.argv remains.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # from the third one on
+    except OSError:
+        return False
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
+    secret = os.fsencode(text)
+    found = ctypes.string_at(start, end - start).find(secret)
+    is_found = found >= 0
+    while found >= 0:
+        ctypes.memset(start + found, ord("*"), len(secret))
+        found = ctypes.string_at(start, end - start).find(secret)
+    return is_found
+
+
 def sigset(numbers: set[int]) -> ctypes.Array[ctypes.c_char]:
     """A C sigset_t."""
     bits = sum(1 << (number - 1) for number in numbers)

@@ -15,6 +15,12 @@ def check_database_url(url: str) -> None:
         raise StartupError("--database: expected a URL that begins with postgresql://")
 
 
+def may_hold_password(url: str) -> bool:
+    """Whether a --database URL has a password, as far as its text shows; True if in doubt."""
+    user = url.partition("://")[2].rpartition("@")[0]
+    return ":" in user or "password" in url.lower()
+
+
 def open_database(url: str | None, directory: Path) -> Database:
     """The engine for a --database URL, None for SQLite in a directory; raises StartupError."""
     if url is None:

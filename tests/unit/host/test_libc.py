@@ -108,3 +108,22 @@ def test_erased_values_are_gone_from_the_environment_of_the_process() -> None:
     assert copies == "hush-1 hush-2"
     assert {"SECRETS=loud=1", "EMPTY=", "secret="} <= set(inherited)
     assert not any(line.startswith("SECRET=") for line in inherited)
+
+
+_ERASED_ARGUMENT = """
+import sys
+from exec_server.host import libc
+print(libc.erase_argument("hush"), libc.erase_argument("absent-" + "word"))
+with open("/proc/self/cmdline", "rb") as file:
+    print(file.read().split(b"\\0")[-5:-1])
+print(sys.argv[1:])
+"""
+
+
+def test_an_erased_argument_is_gone_from_the_list_of_processes() -> None:
+    argv = [sys.executable, "-I", "-c", _ERASED_ARGUMENT, "--a", "hush", "--b=a hush", "husch"]
+    ended = subprocess.run(argv, check=True, capture_output=True)
+    outcome, shown, kept = ended.stdout.decode().splitlines()
+    assert outcome == "True False"
+    assert shown == str([b"--a", b"****", b"--b=a ****", b"husch"])
+    assert kept == str(["--a", "hush", "--b=a hush", "husch"])

@@ -16,6 +16,7 @@ from exec_server.cli.commands.registry_flags import (
     check_verb,
     verb_parser,
 )
+from exec_server.cli.commands.registry_location import hide_password
 from exec_server.cli.server_arguments import add_logging_flags
 
 _DESCRIPTION: Final = """\
@@ -87,6 +88,7 @@ def build_parser() -> CommandParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a node or one of the verbs; returns the exit code."""
+    hide_password(arguments)
     words = arguments.words
     if not words:
         check_node(arguments)

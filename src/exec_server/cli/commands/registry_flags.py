@@ -159,7 +159,8 @@ def add_database_flags(parser: CommandParser) -> None:
     where.add_argument(
         "--database",
         metavar="URL",
-        help="postgresql://…, shared by all nodes; keep the password in PGPASSFILE or PGPASSWORD",
+        help="postgresql://…, shared by all nodes; keep the password in PGPASSFILE or PGPASSWORD "
+        "(one in the URL is readable in the list of processes for the first moment)",
     )
     where.add_argument(
         "--database-url-file", metavar="FILE", help="read the URL of --database from a file"

@@ -9,7 +9,7 @@ from typing import Final
 
 from exec_server.cli.commands.errors import UsageError
 from exec_server.errors import StartupError
-from exec_server.hosting.engines import check_database_url
+from exec_server.hosting.engines import check_database_url, may_hold_password
 
 DEFAULT_LISTEN: Final = "127.0.0.1:7800"
 
@@ -20,6 +20,29 @@ def data_directory(arguments: argparse.Namespace) -> Path:
         return Path(arguments.data).absolute()
     base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return Path(base) / "exec-server" / "registry"
+
+
+def hide_password(arguments: argparse.Namespace) -> None:
+    """Erase a --database with a password from the list of processes, which all users can read.
+
+    Raises UsageError where this is not possible.
+    """
+    url: str | None = arguments.database
+    if url is None or not may_hold_password(url):
+        return
+    if not _erase_argument(url):
+        raise UsageError(
+            "--database: other users could read its password in the list of processes; use "
+            "--database-url-file, or keep the password in PGPASSFILE"
+        )
+
+
+def _erase_argument(text: str) -> bool:
+    try:
+        from exec_server.host.libc import erase_argument
+    except (ImportError, OSError, AttributeError):  # not Linux
+        return False
+    return erase_argument(text)
 
 
 def database_url(arguments: argparse.Namespace) -> str | None:

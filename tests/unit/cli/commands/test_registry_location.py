@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from exec_server.cli.commands import registry_location
 from exec_server.cli.commands.errors import UsageError
 from exec_server.cli.commands.registry_command import build_parser
-from exec_server.cli.commands.registry_location import data_directory, database_url
+from exec_server.cli.commands.registry_location import (
+    data_directory,
+    database_url,
+    hide_password,
+)
 
 
 def test_the_directory_of_the_flag_or_of_the_user(
@@ -37,3 +42,14 @@ def test_the_url_of_the_flag_or_of_a_file(tmp_path: Path) -> None:
     assert "secret" not in str(refused.value)
     with pytest.raises(UsageError, match="--database-url-file"):
         database_url(parser.parse_words(["--database-url-file", str(tmp_path / "none")]))
+
+
+def test_a_password_that_cannot_be_erased_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = build_parser()
+    monkeypatch.setattr(registry_location, "_erase_argument", lambda _: False)
+    for words in ([], ["--database", "postgresql://user@host/name"]):
+        hide_password(parser.parse_words(words))
+    for url in ("postgresql://user:secret@host/name", "postgresql://host/name?password=secret"):
+        with pytest.raises(UsageError, match="--database-url-file") as refused:
+            hide_password(parser.parse_words(["--database", url]))
+        assert "secret" not in str(refused.value)
