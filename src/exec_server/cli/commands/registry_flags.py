@@ -180,7 +180,10 @@ def add_node_flags(parser: CommandParser) -> None:
         help="what clients and executors use (default: http://LISTEN, https with --tls-cert)",
     )
     group.add_argument(
-        "--node-url", metavar="URL", help="how other nodes reach this one (default: as --listen)"
+        "--node-url",
+        metavar="URL",
+        help="how other nodes reach this one (default: as --listen; needed with --database and "
+        "a --listen on all addresses)",
     )
     group.add_argument(
         "--tls-cert", metavar="FILE", help="certificate chain; SIGHUP reads it again"

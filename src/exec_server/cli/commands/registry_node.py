@@ -165,9 +165,7 @@ def _bind(arguments: argparse.Namespace, certificate: ServerCertificate | None) 
     address = _address("--listen", arguments.listen or DEFAULT_LISTEN)
     public = _checked_url("--public-url", arguments.public_url)
     _check_exposure(arguments, address, certificate, public)
-    node = _checked_url("--node-url", arguments.node_url)
-    if node is not None and _is_wildcard(node.host):
-        raise UsageError(f"--node-url {arguments.node_url}: other nodes cannot connect to it")
+    _check_node_url(arguments, address)
     metrics = arguments.metrics_listen
     metrics_address = None if metrics is None else _address("--metrics-listen", metrics)
     bound = _listen("--listen", address)
@@ -215,6 +213,19 @@ def _is_wildcard(host: str) -> bool:
         return ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+def _check_node_url(arguments: argparse.Namespace, address: TcpAddress) -> None:
+    """Refuse a URL of this node by which the other nodes of its site could not reach it."""
+    node = _checked_url("--node-url", arguments.node_url)
+    if node is not None and _is_wildcard(node.host):
+        raise UsageError(f"--node-url {arguments.node_url}: other nodes cannot connect to it")
+    may_have_others = arguments.database is not None or arguments.database_url_file is not None
+    if node is None and may_have_others and _is_wildcard(address.host):
+        raise UsageError(
+            f"--listen {arguments.listen} with a --database needs --node-url: the address by which "
+            "other nodes reach this one, such as http://10.0.0.5:7800"
+        )
 
 
 def _check_exposure(

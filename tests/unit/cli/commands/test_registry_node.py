@@ -70,6 +70,15 @@ def test_an_exposed_address_may_be_wanted() -> None:
     assert _place("--listen", "127.0.0.1:0", "--node-url", "http://node-1:1").node_url
 
 
+@pytest.mark.parametrize("flag", ["--database", "--database-url-file"])
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
+def test_nodes_of_one_database_have_addresses_for_each_other(flag: str, listen: str) -> None:
+    words = ("--listen", listen, "--insecure-listen", flag, "postgresql://x")
+    with pytest.raises(UsageError, match="needs --node-url"):
+        _place(*words)
+    assert _place(*words, "--node-url", "http://node-1:1").node_url == "http://node-1:1"
+
+
 def test_networks_of_proxies() -> None:
     assert len(registry_node._networks(["10.0.0.0/8", "::1"])) == 2
     with pytest.raises(UsageError, match="--trust-forwarded"):
