@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.support.client import scaled, server_command
 from tests.support.registry import Node, start_node
 
+RETRIED = "authentication_service_unavailable"
 REQUEST = b"GET /livez HTTP/1.1\r\nhost: registry\r\n\r\n"
 
 
@@ -35,14 +37,18 @@ def test_a_node_raises_the_usual_limit(tmp_path: Path, monkeypatch: pytest.Monke
 def test_every_connection_is_answered_also_without_free_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _limit(monkeypatch, "128:128")
+    _limit(monkeypatch, "256:256")
     with start_node(tmp_path) as node, contextlib.ExitStack() as stack:
-        assert "at most 96 sockets instead of 8192" in node.server.stderr()
-        idle = [_dial(node, stack) for _ in range(96)]
-        for _ in range(40):
-            with _dial(node, stack) as late:
-                late.sendall(REQUEST)
-                assert late.recv(4096).startswith(b"HTTP/1.1 503 ")
+        assert "at most 64 sockets instead of 8192" in node.server.stderr()
+        idle = [_dial(node, stack) for _ in range(64)]
+        for _ in range(10):
+            register = node.ask("register", {}, node.site.executor_token)
+            assert register.status == 502
+            assert json.loads(register.body)["error"]["code"] == RETRIED
+            assert node.get("/livez").status == 503
+        late = [_dial(node, stack) for _ in range(150)]
+        for connection in late:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 503 ")
         idle[0].sendall(REQUEST)
         assert idle[0].recv(4096).startswith(b"HTTP/1.1 200 ")
 

@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
-# Open sockets of a node, upgraded or not. Beyond it a new one is answered 503.
+# Open sockets of a node, upgraded or not. Beyond it the request of a new one is refused.
 SOCKETS: Final = 8192
-# Descriptors for everything else: the database, listeners, TLS handshakes (256), closing links, and
-# connections that are being refused. Without a free descriptor the event loop closes connections
-# without an answer, for which a client gives its session up; so 503 has to come before that.
-RESERVED_DESCRIPTORS: Final = 1280
-# Where descriptors are few, this part of them is reserved instead.
-_RESERVED_PART: Final = 4
-WANTED_DESCRIPTORS: Final = SOCKETS + RESERVED_DESCRIPTORS
+# Sockets beyond it whose request is read, so that each kind of peer gets the refusal after which it
+# comes back. Beyond the sum a new one is answered 503 at once, and closed.
+REFUSED_SOCKETS: Final = 640
+# Descriptors for everything else: the database, listeners, TLS handshakes (256), closing links.
+# Without a free descriptor the event loop closes connections without an answer, for which a client
+# gives its session up; so the refusal has to come before that.
+OTHER_DESCRIPTORS: Final = 640
+WANTED_DESCRIPTORS: Final = SOCKETS + REFUSED_SOCKETS + OTHER_DESCRIPTORS
+# Where descriptors are few, this part of them is for refused sockets, and as many for the rest, but
+# not fewer than the event loop accepts at once (its backlog of 100) beside those that are open.
+_PART: Final = 8
+LEAST_OTHER_DESCRIPTORS: Final = 160
 
 
-def socket_limit(descriptors: int) -> int:
-    """The limit of sockets of a node that may have so many open descriptors."""
-    reserved = min(RESERVED_DESCRIPTORS, descriptors // _RESERVED_PART)
-    return min(SOCKETS, descriptors - reserved)
+class Room(Enum):
+    """What becomes of a new socket."""
+
+    SERVED = auto()
+    REFUSED = auto()
+    TURNED_AWAY = auto()  # before its request is read
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The limits of a node."""
+
+    sockets: int = SOCKETS
+    refused: int = REFUSED_SOCKETS
+
+    def room(self, used: int) -> Room:
+        """What becomes of one more socket."""
+        if used < self.sockets:
+            return Room.SERVED
+        return Room.REFUSED if used < self.sockets + self.refused else Room.TURNED_AWAY
+
+
+def capacity_of(descriptors: int) -> Capacity:
+    """The limits of a node that may have so many open descriptors."""
+    refused = min(REFUSED_SOCKETS, descriptors // _PART)
+    others = min(OTHER_DESCRIPTORS, max(LEAST_OTHER_DESCRIPTORS, descriptors // _PART))
+    return Capacity(max(1, min(SOCKETS, descriptors - refused - others)), refused)

@@ -208,11 +208,11 @@ class Endpoints:
         return self._policy.websocket_url + sign(ticket, kid, key)
 
 
-def unavailable(name: str) -> Refusal:
+def unavailable(name: str, message: str = "try again") -> Refusal:
     """The answer that makes a peer come back: a database that is away, drain, overload."""
     if name == REGISTER:
-        return Refusal(502, "authentication_service_unavailable", "try again")
-    return Refusal(503, "unavailable", "try again")
+        return Refusal(502, "authentication_service_unavailable", message)
+    return Refusal(503, "unavailable", message)
 
 
 def _too_many(wait: float) -> Refusal:

@@ -15,13 +15,15 @@ from typing import Any, Final, Protocol, cast
 import h11
 
 from exec_server.hosting.bodies import BODY_BYTES
+from exec_server.hosting.capacity import Room
 from exec_server.hosting.http_messages import Answer, Networks, Request, peer_address
 from exec_server.hosting.rules import Refusal
 
 log = logging.getLogger(__name__)
 
-# From accept to a complete request.
+# From accept to a complete request, and to the head of one that is refused for want of room.
 REQUEST_SECONDS: Final = 10.0
+REFUSED_SECONDS: Final = 2.0
 HEAD_BYTES: Final = 65_536
 # Each header line and each chunk costs h11 some microseconds, and may be a few bytes long: without
 # these limits a stranger could keep the event loop for a second with one request.
@@ -55,8 +57,12 @@ class RequestHandler(Protocol):
 
     trusted: Networks
 
-    def has_room(self) -> bool:
-        """Whether one more socket may be opened."""
+    def room(self) -> Room:
+        """What becomes of one more socket."""
+        ...
+
+    def crowded(self, path: str) -> Answer:
+        """The answer for want of room to a request for this path, empty if it is not known."""
         ...
 
     async def answer(self, request: Request) -> Answer | TakeOver:
@@ -79,6 +85,7 @@ class Front(asyncio.Protocol):
         "_head",
         "_http",
         "_is_answered",
+        "_is_refused",
         "_lingering",
         "_received",
         "_start_task",
@@ -98,6 +105,7 @@ class Front(asyncio.Protocol):
         self._body = bytearray()
         self._chunks = 0
         self._is_answered = False
+        self._is_refused = False  # for want of room, as soon as its path is known
         self._lingering = 0
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -108,12 +116,14 @@ class Front(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         raw = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(REQUEST_SECONDS, self._give_up)
-        has_room = self._handler.has_room()
+        room = self._handler.room()
         self._fronts.add(self)
-        if not has_room:
-            self._refuse(503, "unavailable", "too many connections")
+        if room is Room.TURNED_AWAY:
+            self._turn_away()
+            return
+        self._is_refused = room is Room.REFUSED
+        seconds = REFUSED_SECONDS if self._is_refused else REQUEST_SECONDS
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._give_up)
 
     def data_received(self, data: bytes) -> None:
         if self._http is None:
@@ -140,7 +150,9 @@ class Front(asyncio.Protocol):
 
     def _give_up(self) -> None:
         """The request is not complete in time. A client retries 408, but not a lost connection."""
-        if self._received and self._transport is not None:
+        if self._is_refused:
+            self._write(self._handler.crowded("").encode(), 0)
+        elif self._received and self._transport is not None:
             self._refuse(408, "request_timeout", f"a request may take {REQUEST_SECONDS:.0f} s")
         elif self._transport is not None:
             self._transport.abort()
@@ -185,6 +197,8 @@ class Front(asyncio.Protocol):
         self._head = head
         if len(self._received) > HEAD_BYTES:
             self._refuse(431, "invalid_request", f"a request head has at most {HEAD_BYTES} bytes")
+        elif self._is_refused:
+            self._write(self._handler.crowded(_path(head)).encode(), 0)
         return self._http is not None
 
     def _dispatch(self) -> None:
@@ -224,6 +238,14 @@ class Front(asyncio.Protocol):
         answer = self._handler.refuse(Refusal(status, code, message))
         self._write(answer.encode(), 0)
 
+    def _turn_away(self) -> None:
+        """Answer and close at once, so that the descriptor is free again."""
+        assert self._transport is not None
+        self._is_answered = True
+        self._http = None
+        self._transport.write(self._handler.crowded("").encode())
+        self._transport.close()
+
     def _write(self, answer: bytes, cut: int) -> None:
         """Write the answer without its last `cut` bytes, and wait until the peer hangs up."""
         transport = self._transport
@@ -255,8 +277,12 @@ def _request(head: h11.Request, body: bytes, raw: bytes) -> Request:
         key = name.decode("latin-1")
         is_ambiguous = key == "authorization" and key in headers
         headers[key] = "" if is_ambiguous else headers.get(key, value.decode("latin-1"))
-    path, _, query = head.target.decode("latin-1").partition("?")
-    return Request(head.method.decode("latin-1"), path, query, headers, body, "", raw)
+    _, _, query = head.target.decode("latin-1").partition("?")
+    return Request(head.method.decode("latin-1"), _path(head), query, headers, body, "", raw)
+
+
+def _path(head: h11.Request) -> str:
+    return head.target.decode("latin-1").partition("?")[0]
 
 
 def _with_peer(request: Request, peer: str) -> Request:

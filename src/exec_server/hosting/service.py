@@ -13,7 +13,7 @@ from typing import Any, Final
 from exec_server.errors import StartupError
 from exec_server.hosting import endpoints
 from exec_server.hosting.bodies import plaintext_disabled
-from exec_server.hosting.capacity import SOCKETS
+from exec_server.hosting.capacity import Capacity, Room
 from exec_server.hosting.database import Database, DatabaseUnavailable
 from exec_server.hosting.endpoints import Endpoints, NodeFacts, Policy, endpoint_of
 from exec_server.hosting.exchange import Exchange
@@ -56,7 +56,7 @@ class Options:
     drain_seconds: float = 20.0
     takeover: bool = True
     trusted: Networks = ()
-    sockets: int = SOCKETS
+    capacity: Capacity = field(default_factory=Capacity)
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -257,17 +257,27 @@ class Service:
 
     # ---- requests ---------------------------------------------------------------------
 
-    def has_room(self) -> bool:
+    def room(self) -> Room:
         upgraded = len(self.exchange.executors) + len(self.exchange.clients)
         passed_on = 2 * len(self.rendezvous.passages) + self.rendezvous.connecting
-        return len(self._fronts) + upgraded + passed_on < self._options.sockets
+        return self._options.capacity.room(len(self._fronts) + upgraded + passed_on)
+
+    def crowded(self, path: str) -> Answer:
+        path = self._below_prefix(path)
+        if path.startswith(PATH):
+            self._metrics.upgrades.add("unknown", "route_unavailable")
+            return rejection_answer(Rejection(503, "route_unavailable"))
+        name, _ = endpoint_of(path) or ("other", "")
+        refusal = endpoints.unavailable(name, "too many connections")
+        self._metrics.requests.add(name, str(refusal.status))
+        return refusal_answer(refusal)
 
     def refuse(self, refusal: Refusal) -> Answer:
         self._metrics.requests.add("unreadable", str(refusal.status))
         return refusal_answer(refusal)
 
     async def answer(self, request: Request) -> Answer | TakeOver:
-        path = request.path.removeprefix(self._prefix) if self._prefix else request.path
+        path = self._below_prefix(request.path)
         started = time.monotonic()
         if path.startswith(PATH):
             return await self._upgrade(_at(request, path))
@@ -275,6 +285,9 @@ class Service:
         self._metrics.requests.add(name, str(answer.status))
         self._metrics.request_seconds.observe(name, time.monotonic() - started)
         return answer
+
+    def _below_prefix(self, path: str) -> str:
+        return path.removeprefix(self._prefix)
 
     async def _answer_named(self, path: str, request: Request) -> tuple[str, Answer]:
         """The label of an endpoint, and its answer."""
@@ -351,8 +364,11 @@ class _MetricsHandler:
         self._service = service
         self.trusted: Networks = ()
 
-    def has_room(self) -> bool:
-        return self._service.has_room()
+    def room(self) -> Room:
+        return self._service.room()
+
+    def crowded(self, path: str) -> Answer:
+        return self._service.crowded("")
 
     def refuse(self, refusal: Refusal) -> Answer:
         return refusal_answer(refusal)

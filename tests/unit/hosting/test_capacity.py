@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.hosting.capacity import SOCKETS, WANTED_DESCRIPTORS, socket_limit
+from exec_server.hosting.capacity import (
+    REFUSED_SOCKETS,
+    SOCKETS,
+    WANTED_DESCRIPTORS,
+    Capacity,
+    Room,
+    capacity_of,
+)
 
 
 @pytest.mark.parametrize(
-    ("descriptors", "sockets"),
+    ("descriptors", "sockets", "refused"),
     [
-        (128, 96),
-        (1024, 768),
-        (4096, 3072),
-        (WANTED_DESCRIPTORS - 1, SOCKETS - 1),
-        (WANTED_DESCRIPTORS, SOCKETS),
-        (500_000, SOCKETS),
+        (128, 1, 16),
+        (256, 64, 32),
+        (1024, 736, 128),
+        (4096, 3072, 512),
+        (WANTED_DESCRIPTORS - 1, SOCKETS - 1, REFUSED_SOCKETS),
+        (WANTED_DESCRIPTORS, SOCKETS, REFUSED_SOCKETS),
+        (500_000, SOCKETS, REFUSED_SOCKETS),
     ],
 )
-def test_descriptors_are_left_for_the_rest(descriptors: int, sockets: int) -> None:
-    assert socket_limit(descriptors) == sockets
+def test_descriptors_are_left_for_the_rest(descriptors: int, sockets: int, refused: int) -> None:
+    assert capacity_of(descriptors) == Capacity(sockets, refused)
+
+
+def test_sockets_are_served_then_refused_then_turned_away() -> None:
+    rooms = [Capacity(2, 1).room(used) for used in range(5)]
+    assert rooms == [
+        Room.SERVED,
+        Room.SERVED,
+        Room.REFUSED,
+        Room.TURNED_AWAY,
+        Room.TURNED_AWAY,
+    ]

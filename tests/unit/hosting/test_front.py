@@ -10,6 +10,7 @@ import pytest
 from tests.support.memory_transport import MemoryTransport
 
 from exec_server.hosting import front as front_module
+from exec_server.hosting.capacity import Room
 from exec_server.hosting.front import BODY_CHUNKS, HEAD_LINES, LINGER_BYTES, Front, TakeOver
 from exec_server.hosting.http_messages import Answer, Networks, Request, refusal_answer
 from exec_server.hosting.rules import Refusal
@@ -36,12 +37,15 @@ class Handler:
 
     def __init__(self) -> None:
         self.trusted: Networks = ()
-        self.room = True
+        self.has_room = Room.SERVED
         self.requests: list[Request] = []
         self.outcome: Answer | TakeOver = Answer(200, b"yes", "text/plain")
 
-    def has_room(self) -> bool:
-        return self.room
+    def room(self) -> Room:
+        return self.has_room
+
+    def crowded(self, path: str) -> Answer:
+        return Answer(502 if path == "/register" else 503, b"crowded")
 
     async def answer(self, request: Request) -> Answer | TakeOver:
         self.requests.append(request)
@@ -54,9 +58,9 @@ class Handler:
 class Scene:
     """A front with its transport; requests are answered when `run` is awaited."""
 
-    def __init__(self, *, is_tls: bool = False, room: bool = True) -> None:
+    def __init__(self, *, is_tls: bool = False, room: Room = Room.SERVED) -> None:
         self.handler = Handler()
-        self.handler.room = room
+        self.handler.has_room = room
         self.tasks: list[Coroutine[Any, Any, None]] = []
         self.fronts: set[Front] = set()
         front = Front(self.handler, self.tasks.append, self.fronts)
@@ -182,10 +186,39 @@ def test_a_request_that_takes_too_long_is_answered(
 
 
 @on_loop
-async def test_without_room_a_connection_is_told_so() -> None:
-    scene = Scene(room=False)
+async def test_without_room_the_path_decides_about_the_answer() -> None:
+    for path, status in ((b"/register", b"502"), (b"/other?x", b"503")):
+        scene = Scene(room=Room.REFUSED)
+        assert scene.transport.written == b""
+        scene.transport.receive(b"POST " + path + b" HTTP/1.1\r\nhost: x\r\n")
+        assert scene.transport.written == b""
+        scene.transport.receive(b"content-length: 3\r\n\r\nbo")
+        assert scene.transport.written.startswith(b"HTTP/1.1 " + status)
+        assert scene.transport.has_written_eof
+        scene.transport.receive(b"d")
+        assert (scene.handler.requests, scene.tasks) == ([], [])
+        scene.transport.lose()
+
+
+def test_without_room_a_silent_peer_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        scene = Scene(room=Room.REFUSED)
+        while not scene.transport.written:
+            await asyncio.sleep(0)
+        assert scene.transport.written.startswith(b"HTTP/1.1 503 ")
+        scene.transport.lose()
+
+    monkeypatch.setattr(front_module, "REFUSED_SECONDS", 0.0)
+    asyncio.run(run())
+
+
+@on_loop
+async def test_beyond_that_a_connection_is_answered_and_closed_at_once() -> None:
+    scene = Scene(room=Room.TURNED_AWAY)
     assert scene.transport.written.startswith(b"HTTP/1.1 503 ")
+    assert scene.transport.is_closing()
     scene.transport.lose()
+    assert scene.fronts == set()
 
 
 @on_loop

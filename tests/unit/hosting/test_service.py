@@ -14,6 +14,7 @@ from tests.support.memory_transport import MemoryTransport
 from tests.support.raw_links import frame_bytes
 
 from exec_server.hosting import service as service_module
+from exec_server.hosting.capacity import Room
 from exec_server.hosting.database import DatabaseUnavailable
 from exec_server.hosting.engines import open_database
 from exec_server.hosting.front import TakeOver
@@ -251,11 +252,26 @@ def test_paths_methods_and_health(tmp_path: Path) -> None:
         assert (await site.get("/readyz")).body == b"draining\n"
         assert code(await site.ask("register")) == (502, "authentication_service_unavailable")
         handler = service_module._MetricsHandler(site.service)
-        assert handler.has_room()
+        assert handler.room() is Room.SERVED
+        assert code(handler.crowded("/metrics")) == (503, "unavailable")
         for path, status in (("/metrics", 200), ("/livez", 404)):
             answer = await handler.answer(Request("GET", path, "", {}))
             assert isinstance(answer, Answer)
             assert answer.status == status
+
+    play(tmp_path, scene)
+
+
+def test_a_crowded_node_gives_the_answer_that_each_peer_retries(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        of = {
+            "/base/cloud/environment/x/register": (502, "authentication_service_unavailable"),
+            "/cloud/environment/x/connect": (503, "unavailable"),
+            "/base/rendezvous/x": (503, "route_unavailable"),
+            "/livez": (503, "unavailable"),
+            "": (503, "unavailable"),
+        }
+        assert {path: code(site.service.crowded(path)) for path in of} == of
 
     play(tmp_path, scene)
 

@@ -23,7 +23,7 @@ from exec_server.cli.commands.registry_location import (
 from exec_server.errors import StartupError
 from exec_server.host.descriptor_limit import raise_descriptor_limit
 from exec_server.host.event_loop import run as run_loop
-from exec_server.hosting.capacity import SOCKETS, WANTED_DESCRIPTORS, socket_limit
+from exec_server.hosting.capacity import SOCKETS, WANTED_DESCRIPTORS, Capacity, capacity_of
 from exec_server.hosting.engines import open_database
 from exec_server.hosting.http_messages import Networks
 from exec_server.hosting.service import Listening, Options, Signals, serve
@@ -63,7 +63,7 @@ def run_node(arguments: argparse.Namespace) -> int:
             arguments.drain_seconds,
             arguments.takeover == "allow",
             trusted,
-            _socket_limit(),
+            _capacity(),
             dict(os.environ),
         )
 
@@ -95,17 +95,17 @@ def run_node(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _socket_limit() -> int:
-    """Raise the limit of descriptors; the limit of sockets that follows from it."""
+def _capacity() -> Capacity:
+    """Raise the limit of descriptors; the limits of sockets that follow from it."""
     descriptors = raise_descriptor_limit(WANTED_DESCRIPTORS)
-    sockets = socket_limit(descriptors)
-    if sockets < SOCKETS:
+    capacity = capacity_of(descriptors)
+    if capacity.sockets < SOCKETS:
         print_status(
-            f"this node serves at most {sockets} sockets instead of {SOCKETS}: its limit of open "
-            f"files is {descriptors}; raise it to {WANTED_DESCRIPTORS} with `ulimit -Hn`, or "
-            "LimitNOFILE= of systemd"
+            f"this node serves at most {capacity.sockets} sockets instead of {SOCKETS}: its limit "
+            f"of open files is {descriptors}; raise it to {WANTED_DESCRIPTORS} with `ulimit -Hn`, "
+            "or LimitNOFILE= of systemd"
         )
-    return sockets
+    return capacity
 
 
 def _hide_memory() -> None:
