@@ -37,6 +37,9 @@ from exec_server.net.tls_acceptor import TlsAcceptor
 
 log = logging.getLogger(__name__)
 
+# From a request to its answer, whatever the database does: peers wait 10 s, and a client gives its
+# session up without an answer.
+ANSWER_SECONDS: Final = 6.0
 # How long links may take to hang up at the end.
 END_SECONDS: Final = 0.5
 FIRST_TENANT: Final = "default"
@@ -300,11 +303,12 @@ class Service:
                 raise Refusal(405, "method_not_allowed", "use POST", allow="POST")
             if self.node.is_draining:
                 raise endpoints.unavailable(name)
-            return name, await self._endpoints.answer(name, environment_id, request)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return name, await self._endpoints.answer(name, environment_id, request)
         except Refusal as refusal:
             return name, refusal_answer(refusal)
-        except DatabaseUnavailable as error:
-            log.warning("%s cannot be answered: %s", name, error)
+        except (DatabaseUnavailable, TimeoutError) as error:
+            log.warning("%s cannot be answered: %s", name, str(error) or "it took too long")
         except Exception:  # an edge: a defect must not end the service
             log.exception("defect while answering %s", name)
         return name, refusal_answer(endpoints.unavailable(name))
@@ -341,14 +345,15 @@ class Service:
     async def _upgrade(self, request: Request) -> Answer | TakeOver:
         role = "unknown"
         try:
-            role, granted = await self.rendezvous.admit(request)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                role, granted = await self.rendezvous.admit(request)
             self._metrics.upgrades.add(role, "accepted")
             return granted
         except Rejection as rejection:
             log.info("%s: upgrade refused: %s", request.peer, rejection.reason)
             refused = rejection
-        except DatabaseUnavailable as error:
-            log.warning("an upgrade cannot be answered: %s", error)
+        except (DatabaseUnavailable, TimeoutError) as error:
+            log.warning("an upgrade cannot be answered: %s", str(error) or "it took too long")
             refused = Rejection(503, "route_unavailable")
         except Exception:  # an edge: a defect must not end the service
             log.exception("defect while answering an upgrade")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -15,8 +17,12 @@ from typing import Any, Final, TypeVar
 from exec_server.errors import StartupError
 from exec_server.hosting.database import DatabaseUnavailable, Row, Step, newer_database
 
-# How long a call waits for the token commands, which write beside a running node.
-BUSY_SECONDS: Final = 3.0
+# The longest time for a transaction, with the wait for those before it and for other programs that
+# have locked the file: the token commands write beside a running node. Peers wait 10 s for an
+# answer, which may take several transactions.
+STATEMENT_SECONDS: Final = 3.0
+# The lock is waited for until the end of that time, in steps, because each new one is a statement.
+_BUSY_STEP_SECONDS: Final = 0.5
 # The first version with RETURNING.
 LEAST_VERSION: Final = (3, 35, 0)
 
@@ -35,9 +41,15 @@ class SqliteDatabase:
         self._path = path
         self._thread = ThreadPoolExecutor(1, "registry-database")
         self._connection: sqlite3.Connection | None = None
+        self._busy_seconds = STATEMENT_SECONDS
 
     async def run(self, steps: Sequence[Step], *, durable: bool = False) -> list[list[Row]]:
-        return await self._call(lambda connection: _run(connection, steps, durable=durable))
+        try:
+            # A call whose time is over while it waits for its turn is not made at all.
+            async with asyncio.timeout(STATEMENT_SECONDS):
+                return await self._call(lambda connection: _run(connection, steps, durable=durable))
+        except TimeoutError:
+            raise DatabaseUnavailable("SQLite: another program has locked it") from None
 
     async def migrate(self, migrations: Sequence[Sequence[str]]) -> None:
         await self._call(lambda connection: _migrate(connection, migrations))
@@ -53,15 +65,26 @@ class SqliteDatabase:
             self._connection = None
 
     async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._work, work)
+        loop = asyncio.get_running_loop()
+        deadline = time.monotonic() + STATEMENT_SECONDS
+        return await loop.run_in_executor(self._thread, self._work, work, deadline)
 
-    def _work(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _work(self, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
         try:
             if self._connection is None:
                 self._connection = _connect(self._path)
+            self._limit_wait(self._connection, deadline - time.monotonic())
             return work(self._connection)
         except sqlite3.Error as error:
             raise DatabaseUnavailable(f"SQLite: {error}") from None
+
+    def _limit_wait(self, connection: sqlite3.Connection, seconds: float) -> None:
+        """Wait for a lock no longer than the call that has been waiting for its turn may take."""
+        steps = max(math.ceil(seconds / _BUSY_STEP_SECONDS), 1)
+        busy_seconds = steps * _BUSY_STEP_SECONDS
+        if busy_seconds != self._busy_seconds:
+            connection.execute(f"PRAGMA busy_timeout = {busy_seconds * 1000:.0f}")
+            self._busy_seconds = busy_seconds
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -72,7 +95,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     except OSError as error:
         raise StartupError(f"cannot open {path}: {error.strerror}") from None
     connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        path, timeout=STATEMENT_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
         connection.execute("PRAGMA journal_mode = WAL")

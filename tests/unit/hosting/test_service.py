@@ -294,6 +294,25 @@ def test_a_failure_makes_peers_come_back(tmp_path: Path, error: Exception) -> No
     play(tmp_path, scene)
 
 
+def test_a_database_without_an_answer_costs_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(site: Site) -> None:
+        url = (await site.url("register"))["url"]
+
+        async def hang(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        for name in ("caller", "admission"):
+            monkeypatch.setattr(site.store, name, hang)
+        monkeypatch.setattr(service_module, "ANSWER_SECONDS", 0.001)
+        assert code(await site.ask("register")) == (502, "authentication_service_unavailable")
+        assert code(await site.ask("connect")) == (503, "unavailable")
+        assert await site.refusal(url) == (503, "route_unavailable")
+
+    play(tmp_path, scene)
+
+
 def test_a_drain_closes_executors_one_after_the_other(tmp_path: Path) -> None:
     async def scene(site: Site) -> None:
         executor = await site.join((await site.url("register"))["url"])
