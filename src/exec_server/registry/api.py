@@ -96,29 +96,23 @@ class Registry:
 
     # ---- executor ---------------------------------------------------------------------
 
-    async def register(self, key: PublicKey, *, is_serving: bool = False) -> Registration:
-        """Register once; raises RegistryUnavailable for transient errors, else RegistryError.
-
-        For an executor that serves already every outage is transient: its end would kill the
-        processes of its sessions.
-        """
+    async def register(self, key: PublicKey) -> Registration:
+        """Register once; raises RegistryUnavailable for transient errors, else RegistryError."""
         body = {"security_profile": SECURITY_PROFILE, "executor_public_key": key_object(key)}
         exchange = await self._post_registration(
-            _ENVIRONMENT, "register", msgspec.json.encode(body), is_serving=is_serving
+            _ENVIRONMENT, "register", msgspec.json.encode(body)
         )
         registered = self._decode_registration(exchange, responses.RegistrationResponse)
         self._check_id(registered.environment_id, _ENVIRONMENT)
         _check_profile(registered.security_profile)
         return Registration(registered.url, registered.executor_registration_id)
 
-    async def register_until_accepted(
-        self, key: PublicKey, *, is_serving: bool = False
-    ) -> Registration:
+    async def register_until_accepted(self, key: PublicKey) -> Registration:
         """Register, and retry after transient errors; raises RegistryError."""
         attempt = 0
         while True:
             try:
-                return await self.register(key, is_serving=is_serving)
+                return await self.register(key)
             except RegistryUnavailable as error:
                 delay = retry_delay(attempt, random.random)
                 level = logging.ERROR if attempt == TOLD_ATTEMPT else logging.INFO
@@ -185,23 +179,17 @@ class Registry:
             log.warning("client refused by the registry")
         return response.valid
 
-    async def _post_registration(
-        self, noun: str, action: str, body: bytes, *, is_serving: bool = False
-    ) -> _Exchange:
+    async def _post_registration(self, noun: str, action: str, body: bytes) -> _Exchange:
         """Register, with a 2xx response; raises RegistryError or RegistryUnavailable."""
         try:
             exchange = await self._post(noun, action, body)
         except HttpFailed as failure:
-            if is_serving:
-                raise responses.no_response_error(failure, noun) from None
             raise RegistryError(responses.failure_text(failure, noun)) from None
         if exchange.ok:
             return exchange
         response = exchange.error_response()
         text = response.text(noun, hides_responses=self._credential.hides_responses)
-        errors = responses.TRANSIENT_REGISTRATION_ERRORS
-        is_outage = is_serving and _is_transient(response)
-        if is_outage or (response.status, response.code) in errors:
+        if (response.status, response.code) in responses.TRANSIENT_REGISTRATION_ERRORS:
             raise RegistryUnavailable(text)
         raise RegistryError(text)
 
@@ -292,7 +280,7 @@ def _connection_bundle(registered: responses.ConnectionResponse) -> ConnectionBu
 
 
 def _is_transient(response: ErrorResponse) -> bool:
-    """Whether a client, or an executor that serves already, should retry."""
+    """Whether a client should retry."""
     if response.status == 409:
         return response.code == "environment_offline"
     return response.status in (408, 429) or 500 <= response.status < 600

@@ -15,7 +15,7 @@ from exec_server.registry.keys import KeyObject
 # Of an error body, in an error text.
 SHOWN_CHARACTERS = 4096
 
-# Errors of the first registration after which an executor retries; all others end it.
+# Errors of a registration after which an executor retries; all others end it.
 TRANSIENT_REGISTRATION_ERRORS = {
     (502, "authentication_service_unavailable"),
     (503, "registration_conflict"),

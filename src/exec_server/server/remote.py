@@ -1,8 +1,7 @@
 """Executors: register with a registry, keep a link open, serve the clients that use the link.
 
 Refusals of the registry are fatal, because repeating the request would not help. Errors of the
-link, and outages of the registry once the executor has served, are retried with backoff for as long
-as the program runs.
+link are retried with backoff for as long as the program runs.
 """
 
 from __future__ import annotations
@@ -118,11 +117,7 @@ class RelayExecutor:
 
     async def _register(self) -> Registration:
         if self._security == "noise":
-            registration = await self._registry.register_until_accepted(
-                self._identity.public, is_serving=self._is_registered
-            )
-            self._is_registered = True
-            return registration
+            return await self._registry.register_until_accepted(self._identity.public)
         is_text = self._security == "text"
         registration = await self._registry.register_plain(
             form="text" if is_text else "relay-plain"

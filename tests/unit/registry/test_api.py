@@ -341,23 +341,6 @@ def test_register_until_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(500 Internal Server Error, c)" in str(error)
 
 
-@pytest.mark.parametrize(
-    "given", [answer(503, b"<html>"), answer(500, _OTHER), answer(429, _OTHER), b"HTTP/1.1 2"]
-)
-def test_an_executor_that_serves_waits_for_the_end_of_an_outage(
-    given: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api, "retry_delay", lambda attempt, uniform: 0.0)
-
-    def again(registry: Registry) -> Awaitable[Registration]:
-        return registry.register_until_accepted(_KEY, is_serving=True)
-
-    result, server = _ask(again, given, answer(200, _REGISTERED))
-    assert result == Registration("wss://r/x", "reg-1")
-    assert len(server.requests) == 2
-    assert "(403 Forbidden)" in str(_error(again, answer(403, _OTHER)))
-
-
 # ---- direct and historical forms ------------------------------------------------------
 
 
