@@ -222,14 +222,24 @@ class Executor(_End):
             self.link.abort()
         self._unsent_before = unsent
 
+    def close(self, code: int, reason: str) -> None:
+        """End the link after its streams: the clients look for the executor elsewhere first."""
+        self._leave_clients()
+        self.link.close(code, reason)
+
     def link_lost(self) -> None:
         self._leave()
         if self._exchange.executors.get(self.key) is self:
             del self._exchange.executors[self.key]
-        for client in list(self.clients):
+        self._leave_clients()
+        self._lost(self.holding)
+
+    def _leave_clients(self) -> None:
+        clients, self.clients = self.clients, set()
+        self.streams.clear()
+        for client in clients:
             client.executor_left()
         flush_links()
-        self._lost(self.holding)
 
 
 class Client(_End):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final
 
 from exec_server.hosting.database import DatabaseUnavailable
@@ -30,7 +30,9 @@ NOTICE_SECONDS: Final = 2.0
 # Counters of executors that one renewal writes, each by a statement. More of them could take so
 # long that the node counted as dead; they follow with the next renewals, in turn.
 COUNTS_A_RENEWAL: Final = 500
-# A drain closes no more executors at once than this, so that they do not all come back together.
+# The longest time between two executors that a drain closes. They are spread over half of the
+# drain, so that they do not all come back together. Few of them take less: 20 a second are no
+# burden for the other nodes, and each is back sooner.
 DRAIN_STEP_SECONDS: Final = 0.05
 
 
@@ -208,23 +210,30 @@ class Node:
 
     # ---- the drain --------------------------------------------------------------------
 
-    async def drain(self, seconds: float) -> None:
-        """Move all executors to other nodes: close their sockets one after the other."""
+    async def drain(self, seconds: float, passages: Collection[object]) -> None:
+        """Move all executors to other nodes: close their sockets one after the other.
+
+        `passages` are connections that this node passes on; their clients need notice too.
+        """
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         self.is_draining = True
         try:
             await self._renew()
         except DatabaseUnavailable:
             pass
-        # Without executors there is nothing to move, and no balancer to wait for.
-        if self._exchange.executors or self._exchange.clients:
-            await asyncio.sleep(min(NOTICE_SECONDS, seconds / 2))
+        # Without sockets there is nothing to move, and no balancer to wait for.
+        if self._exchange.executors or self._exchange.clients or passages:
+            await _sleep_until(started + min(NOTICE_SECONDS, seconds / 2))
         self.is_closed = True
         executors = list(self._exchange.executors.values())
-        pause = min(DRAIN_STEP_SECONDS, seconds / 2 / max(len(executors), 1))
-        for executor in executors:
-            executor.link.close(RESTARTING, "the node is restarting")
+        begun = loop.time()
+        left = max(min(seconds / 2, started + seconds - begun), 0.0)
+        pause = min(DRAIN_STEP_SECONDS, left / max(len(executors), 1))
+        for number, executor in enumerate(executors):
+            await _sleep_until(begun + number * pause)
+            executor.close(RESTARTING, "the node is restarting")
             flush_links()
-            await asyncio.sleep(pause)
 
     async def leave(self) -> None:
         """Remove the row of this node, so that others need not wait for its end."""
@@ -232,3 +241,7 @@ class Node:
             await self._store.remove_node(self.id)
         except DatabaseUnavailable:
             pass
+
+
+async def _sleep_until(when: float) -> None:
+    await asyncio.sleep(max(when - asyncio.get_running_loop().time(), 0.0))

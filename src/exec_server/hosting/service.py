@@ -16,7 +16,7 @@ from exec_server.hosting.bodies import plaintext_disabled
 from exec_server.hosting.capacity import Capacity, Room
 from exec_server.hosting.database import Database, DatabaseUnavailable
 from exec_server.hosting.endpoints import Endpoints, NodeFacts, Policy, endpoint_of
-from exec_server.hosting.exchange import Exchange
+from exec_server.hosting.exchange import RESTARTING, Exchange
 from exec_server.hosting.front import Front, TakeOver
 from exec_server.hosting.http_messages import (
     Answer,
@@ -238,7 +238,8 @@ class Service:
             await asyncio.wait([drain, stop], return_when=asyncio.FIRST_COMPLETED)
             if not stop.done():
                 log.info("draining")
-                moving = tasks.create_task(self.node.drain(self._options.drain_seconds))
+                passages = self.rendezvous.passages
+                moving = tasks.create_task(self.node.drain(self._options.drain_seconds, passages))
                 await asyncio.wait([moving, stop], return_when=asyncio.FIRST_COMPLETED)
                 moving.cancel()
             drain.cancel()
@@ -249,12 +250,12 @@ class Service:
         self.node.is_draining = self.node.is_closed = True
         for server in self._servers:
             server.close()
+        for executor in list(self.exchange.executors.values()):
+            executor.close(RESTARTING, "the node is restarting")
+        for client in list(self.exchange.clients):
+            client.link.close(RESTARTING, "the node is restarting")
         for passage in list(self.rendezvous.passages):
             passage.close()
-        for executor in list(self.exchange.executors.values()):
-            executor.link.close(1012, "the node is restarting")
-        for client in list(self.exchange.clients):
-            client.link.close(1012, "the node is restarting")
         await self.node.leave()
         await asyncio.sleep(END_SECONDS if self._fronts or self.rendezvous.passages else 0)
 

@@ -13,6 +13,7 @@ import pytest
 from tests.support.memory_transport import MemoryTransport
 from tests.support.raw_links import frame_bytes
 
+from exec_server.hosting import node as node_module
 from exec_server.hosting import service as service_module
 from exec_server.hosting.capacity import Room
 from exec_server.hosting.database import DatabaseUnavailable
@@ -21,6 +22,7 @@ from exec_server.hosting.front import TakeOver
 from exec_server.hosting.http_messages import Answer, Request
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.node import QUEUED_BYTES
+from exec_server.hosting.relay_link import RelayLink
 from exec_server.hosting.rules import secret_hash
 from exec_server.hosting.service import FIRST_TENANT, Options, Service
 from exec_server.hosting.store import NewToken, Store
@@ -316,12 +318,85 @@ def test_a_database_without_an_answer_costs_no_answer(
 def test_a_drain_closes_executors_one_after_the_other(tmp_path: Path) -> None:
     async def scene(site: Site) -> None:
         executor = await site.join((await site.url("register"))["url"])
-        await site.service.node.drain(0.02)
+        await site.service.node.drain(0.02, ())
         assert b"\x03\xf4" in executor.take_written()  # 1012
         _, [node] = await site.store.status()
         assert node[2] == 1  # draining
         await site.service.node.leave()
         assert (await site.store.status())[1] == []
+
+    play(tmp_path, scene)
+
+
+def test_a_drain_tells_clients_before_their_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[tuple[RelayLink, int]] = []
+    close = RelayLink.close
+
+    def note(self: RelayLink, code: int, reason: str) -> None:
+        closed.append((self, code))
+        close(self, code, reason)
+
+    async def scene(site: Site) -> None:
+        await site.join((await site.url("register"))["url"])
+        transport = await site.join((await site.url("connect"))["url"])
+        [executor] = site.service.exchange.executors.values()
+        [client] = site.service.exchange.clients
+        transport.receive(frame_bytes(2, encode(Frame("s", Kind.DATA, b"x"))))
+        monkeypatch.setattr(RelayLink, "close", note)
+        await site.service.node.drain(0.0, ())
+        assert closed == [(client.link, 1001), (executor.link, 1012)]
+        assert transport.take_written().count(b"executor_disconnected") == 1
+
+    play(tmp_path, scene)
+
+
+def test_a_drain_gives_notice_to_sockets_that_are_passed_on_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def scene(site: Site) -> None:
+        node = site.service.node
+        now = asyncio.get_running_loop().time()
+
+        async def sleep_until(when: float) -> None:
+            assert not node.is_closed
+            waits.append(when - now)
+
+        monkeypatch.setattr(node_module, "_sleep_until", sleep_until)
+        await node.drain(20.0, ())
+        assert waits == []
+        node.is_closed = False
+        await node.drain(20.0, [object()])
+        assert node.is_closed
+        assert len(waits) == 1
+        assert waits[0] >= 2.0
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(("seconds", "count", "last"), [(20.0, 3, 0.1), (0.12, 3, 0.04)])
+def test_a_drain_spreads_executors_over_half_of_its_time_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, count: int, last: float
+) -> None:
+    async def scene(site: Site) -> None:
+        loop = asyncio.get_running_loop()
+        for number in range(count):
+            answer = await site.ask("register", name=f"env-{number}")
+            await site.join(json.loads(answer.body)["url"])
+        waits: list[float] = []
+
+        async def sleep_until(when: float) -> None:
+            waits.append(when)
+
+        monkeypatch.setattr(node_module, "_sleep_until", sleep_until)
+        monkeypatch.setattr(loop, "time", lambda: 100.0)
+        await site.service.node.drain(seconds, ())
+        monkeypatch.undo()
+        assert waits[0] == 100.0 + min(2.0, seconds / 2)
+        assert waits[1:] == pytest.approx([100.0, 100.0 + last / 2, 100.0 + last])
 
     play(tmp_path, scene)
 
