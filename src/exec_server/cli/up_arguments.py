@@ -16,6 +16,7 @@ Every client that the registry lets connect can run commands as the user who run
 examples:
   exec-server up                                   the registry of the only login
   exec-server up https://registry.example.net --environment-id build-7
+  exec-server up --pin sha256:2f05…                a registry with a new self-signed certificate
   exec-server up --install                         as a systemd service of this user, from now on
   exec-server up --uninstall
 """
@@ -35,6 +36,7 @@ def build_parser() -> ServerParser:
         metavar="ID",
         help="the id by which clients find this machine (default: its host name)",
     )
+    _add_certificate_checks(parser)
     service = parser.add_mutually_exclusive_group()
     service.add_argument(
         "--install",
@@ -45,3 +47,21 @@ def build_parser() -> ServerParser:
     # Its user wants to know that the registry cannot be reached.
     add_logging_flags(parser, level="warning")
     return parser
+
+
+def _add_certificate_checks(parser: ServerParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="root certificates to trust for the registry and its relay, in PEM format "
+        "(default: as `exec-server login` was told)",
+    )
+    group.add_argument(
+        "--pin",
+        metavar="SHA256",
+        action="append",
+        default=[],
+        help="accept exactly the certificate with this fingerprint; may be repeated (default: as "
+        "`exec-server login` was told)",
+    )

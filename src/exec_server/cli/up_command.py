@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from exec_server.cli import server_arguments
@@ -27,9 +29,10 @@ def up(words: list[str], dog: Watchdog) -> int:
             return _manage_service(uninstall=True)
         login = _choose_login(arguments.url)
         environment_id = arguments.environment_id or machine_id()
+        flags = _certificate_flags(arguments.ca_file, arguments.pin)
         if arguments.install:
-            return _manage_service(login.url, environment_id)
-        _serve(arguments, login, environment_id, dog)
+            return _manage_service(login.url, environment_id, flags)
+        _serve(arguments, login, environment_id, flags, dog)
     except SystemExit as end:  # argparse: --help and usage errors
         return end.code if isinstance(end.code, int) else 1
     except (StartupError, RegistryError, UsageError, CommandError) as error:
@@ -60,22 +63,34 @@ def _choose_login(url: str | None) -> logins.Login:
     )
 
 
-def _manage_service(url: str = "", environment_id: str = "", *, uninstall: bool = False) -> int:
+def _certificate_flags(ca_file: str | None, pins: Sequence[str]) -> list[str]:
+    """The flags that say which certificate of the registry is accepted."""
+    words = [] if ca_file is None else ["--ca-file", os.path.abspath(ca_file)]
+    return words + [word for pin in pins for word in ("--pin", pin)]
+
+
+def _manage_service(
+    url: str = "", environment_id: str = "", flags: Sequence[str] = (), *, uninstall: bool = False
+) -> int:
     from exec_server.cli import user_service
 
-    text = user_service.uninstall() if uninstall else user_service.install(url, environment_id)
-    print(text)
+    if uninstall:
+        print(user_service.uninstall())
+    else:
+        print(user_service.install(url, environment_id, flags))
     return 0
 
 
 def _serve(
-    arguments: argparse.Namespace, login: logins.Login, environment_id: str, dog: Watchdog
+    arguments: argparse.Namespace,
+    login: logins.Login,
+    environment_id: str,
+    flags: Sequence[str],
+    dog: Watchdog,
 ) -> None:
     words = ["--remote", login.url, "--environment-id", environment_id]
     words += ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
-    words += [] if login.ca_file is None else ["--ca-file", login.ca_file]
-    for pin in login.pins:
-        words += ["--pin", pin]
+    words += flags or _certificate_flags(login.ca_file, login.pins)
     settings = server_arguments.parse(words)
     settings.registry_token = login.read_token("executor")
     settings.on_ready = _Announcement(login.url, environment_id)

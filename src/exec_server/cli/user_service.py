@@ -36,9 +36,9 @@ _NO_MANAGER: Final = (
 )
 
 
-def unit_text(url: str, environment_id: str, command: Sequence[str]) -> str:
-    """The unit file of the service; `command` is the one that runs exec-server."""
-    words = [*command, "up", url, "--environment-id", environment_id]
+def unit_text(url: str, environment_id: str, flags: Sequence[str], command: Sequence[str]) -> str:
+    """The unit file of the service; `command` runs exec-server, `flags` are more ones of `up`."""
+    words = [*command, "up", url, "--environment-id", environment_id, *flags]
     return _TEMPLATE.format(url=_escaped(url), command=" ".join(map(_quoted, words)))
 
 
@@ -63,14 +63,17 @@ def own_command() -> list[str]:
     return [sys.executable, "-m", "exec_server"]
 
 
-def install(url: str, environment_id: str) -> str:
-    """Write the unit file and start the service; returns a text for the user."""
+def install(url: str, environment_id: str, flags: Sequence[str] = ()) -> str:
+    """Write the unit file and start the service; returns a text for the user.
+
+    `flags` are more ones of `exec-server up`.
+    """
     systemctl = _systemctl()
     path = unit_path()
     is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(unit_text(url, environment_id, own_command()))
+        path.write_text(unit_text(url, environment_id, flags, own_command()))
     except OSError as error:
         raise StartupError(f"cannot write {path}: {error.strerror}") from None
     try:

@@ -65,17 +65,39 @@ def test_one_of_several_logins_is_named(
     assert (arguments.environment_id, arguments.ca_file) == ("box", "/ca.pem")
 
 
+def test_flags_replace_the_certificate_checks_of_the_login(
+    served: list[argparse.Namespace], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    old, new = ("sha256:" + digit * 64 for digit in "ab")
+    logins.save(Login("https://r", {"executor": "secret"}, None, (old,)), "file")
+    assert up(["--pin", new, "--pin", old], DOG) == 0
+    assert up(["--ca-file", "ca.pem"], DOG) == 0
+    assert [(each.ca_file, each.pin) for each in served] == [
+        (None, [new, old]),
+        (str(tmp_path / "ca.pem"), None),
+    ]
+    [login] = logins.load().values()
+    assert login.pins == (old,)
+    installed: list[tuple[object, ...]] = []
+    monkeypatch.setattr(user_service, "install", lambda *words: installed.append(words))
+    assert up(["--install", "--environment-id", "box", "--ca-file", "ca.pem"], DOG) == 0
+    assert installed == [("https://r", "box", ["--ca-file", str(tmp_path / "ca.pem")])]
+
+
 def test_the_service_is_managed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logins.save(Login("https://r", {"executor": "secret"}), "file")
-    monkeypatch.setattr(user_service, "install", lambda *words: " ".join(words))
+    monkeypatch.setattr(user_service, "install", lambda *words: " ".join(map(str, words)))
     monkeypatch.setattr(user_service, "uninstall", lambda: "removed")
     assert up(["--install", "--environment-id", "box"], DOG) == 0
     assert up(["--uninstall"], DOG) == 0
-    assert capsys.readouterr().out == "https://r box\nremoved\n"
+    assert capsys.readouterr().out == "https://r box []\nremoved\n"
 
 
 def test_wrong_arguments_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert up(["--no-such"], DOG) == 2
     assert "unrecognized arguments" in capsys.readouterr().err
+    assert up(["--ca-file", "x", "--pin", "y"], DOG) == 2
+    assert "not allowed with" in capsys.readouterr().err

@@ -26,10 +26,12 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_service_is_installed_and_removed(calls: Path) -> None:
-    text = user_service.install("https://r", "box")
+    text = user_service.install("https://r", "box", ["--ca-file", "/my ca.pem"])
     assert "journalctl --user -u exec-server-up.service" in text
     unit = user_service.unit_path()
-    assert '"up" "https://r" "--environment-id" "box"' in unit.read_text()
+    assert (
+        '"up" "https://r" "--environment-id" "box" "--ca-file" "/my ca.pem"\n' in unit.read_text()
+    )
     assert "is stopped and removed" in user_service.uninstall()
     assert not unit.exists()
     assert calls.read_text().splitlines() == [
@@ -43,14 +45,14 @@ def test_a_service_is_installed_and_removed(calls: Path) -> None:
 
 
 def test_words_of_the_command_are_quoted_for_systemd() -> None:
-    text = user_service.unit_text("https://r/%41", "b", ["/opt/my $dir/python", 'a"b\\'])
+    text = user_service.unit_text("https://r/%41", "b", [], ["/opt/my $dir/python", 'a"b\\'])
     assert 'ExecStart="/opt/my $$dir/python" "a\\"b\\\\" "up" "https://r/%%41"' in text
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / user_service.UNIT
-    unit.write_text(user_service.unit_text("https://r", "box", user_service.own_command()))
+    unit.write_text(user_service.unit_text("https://r", "box", [], user_service.own_command()))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--user", "--man=no", str(unit)],
         capture_output=True,
