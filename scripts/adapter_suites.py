@@ -155,7 +155,7 @@ ROWS = (
     _on_reference(_HARBOR, 3),
     _TRIAL,
     _PYDANTIC,
-    Row("pydantic-ai", "pydantic-ai-slim==2.66.0 anyio", 1, ("run_pydantic_ai",)),
+    Row("pydantic-ai", "pydantic-ai-slim==2.66.0 anyio", 3, ("run_pydantic_ai",)),
     _on_reference(_PYDANTIC, 36, f"{NEEDS_LINKS} {NEEDS_ORDINARY_USER}"),
     _MINI,
     _on_reference(_MINI, 5),

@@ -26,7 +26,7 @@ from exec_server.client.environment import Environment
 from exec_server.client.exceptions import Timeout
 from exec_server.client.file_errors import ProgramNotFound, WorkingDirectoryNotFound
 from exec_server.client.files import Files
-from exec_server.client.paths import native
+from exec_server.client.paths import PathResolver, native
 from exec_server.client.results import Result
 from exec_server.errors import InvalidRequest
 
@@ -190,7 +190,7 @@ class ExecServerWorkspace:
             removed = posixpath.normpath(posixpath.join(above, name))
             if f"{directory}/".startswith(f"{removed.rstrip('/')}/"):
                 raise ValueError(f"{path} is the working directory, or above it")
-            await files.remove(whole, recursive=True)
+            await files.remove(removed, recursive=True)
 
     async def exists(self, path: str) -> bool:
         async with self._files(path) as (files, whole):
@@ -204,13 +204,14 @@ class ExecServerWorkspace:
 
     @asynccontextmanager
     async def _files(self, path: str) -> AsyncIterator[tuple[Files, str]]:
-        """The files of the machine, and the path with its directory; `~` is left to the client."""
+        """The files of the machine, and the absolute path without `..`."""
         async with self._opened() as (environment, directory):
             files = self._own_files(environment)
             if self._sandbox is not None:
                 files = files.sandboxed(self._sandbox, cwd=directory)
-            is_whole = path.startswith(("/", "~", "file:"))
-            yield files, path if is_whole else posixpath.join(directory, path)
+            paths = PathResolver(environment.info)
+            paths.cwd = directory
+            yield files, await _without_dotdot(files, paths.absolute(path))
 
     def _own_files(self, environment: Environment) -> Files:
         files = environment.files
@@ -246,6 +247,18 @@ class ExecServerWorkspace:
             return await environment.files.realpath(path)
         except FileNotFoundError:
             raise _gone(path) from None
+
+
+async def _without_dotdot(files: Files, path: str) -> str:
+    """The path with each `..` resolved as the kernel does: behind a link, from its target.
+
+    The client would remove it as text, and so change another file than the one that was checked.
+    """
+    before, dotdot, after = f"{path}/".rpartition("/../")
+    if not dotdot:
+        return path
+    real = await files.realpath(f"{before}/..", strict=False)
+    return posixpath.join(real, after).rstrip("/") or "/"
 
 
 def _gone(directory: str) -> WorkspaceUnavailableError:
