@@ -328,9 +328,9 @@ class Service:
 
     def _readiness(self) -> Answer:
         if self.node.is_draining:
-            return Answer(503, b"draining\n", _TEXT)
+            return refusal_answer(Refusal(503, "draining", "the node is restarting"))
         if not self.node.has_database:
-            return Answer(503, b"the database is away\n", _TEXT)
+            return refusal_answer(Refusal(503, "unavailable", "the database is away"))
         return Answer(200, b"ok\n", _TEXT)
 
     def metrics_answer(self) -> Answer:

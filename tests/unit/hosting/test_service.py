@@ -249,10 +249,12 @@ def test_paths_methods_and_health(tmp_path: Path) -> None:
         )
         assert code(await site.get("/nothing")) == (404, "not_found")
         site.service.node.has_database = False
-        assert (await site.get("/readyz")).status == 503
+        assert code(await site.get("/readyz")) == (503, "unavailable")
         site.service.node.is_draining = True
-        assert (await site.get("/readyz")).body == b"draining\n"
+        assert code(await site.get("/readyz")) == (503, "draining")
         assert code(await site.ask("register")) == (502, "authentication_service_unavailable")
+        for verb in ("connect", "validate"):
+            assert code(await site.ask(verb, {})) == (503, "unavailable")
         handler = service_module._MetricsHandler(site.service)
         assert handler.room() is Room.SERVED
         assert code(handler.crowded("/metrics")) == (503, "unavailable")
