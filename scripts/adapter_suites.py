@@ -61,7 +61,7 @@ EVERYWHERE = (
     "test_a_connection_lost_in_the_middle",
     "test_a_cancelled_command_is_killed",
 )
-EVERY_TESTS = 9
+EVERY_TESTS = 10
 
 
 class Row(NamedTuple):

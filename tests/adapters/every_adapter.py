@@ -128,6 +128,18 @@ def test_an_environment_of_a_registry(
         play(repair(driver, place))
 
 
+def test_a_machine_that_is_named_in_part(driver: DriverModule, tmp_path: Path) -> None:
+    """Without its registry, an environment is an error and not this machine."""
+
+    async def scene() -> None:
+        async with opened(driver, Place(str(tmp_path), environment_id="machine")) as made:
+            await (call(made.read, "/x") if driver.LACKS == "commands" else call(made.run, "true"))
+
+    with pytest.raises(Exception) as caught:
+        play(scene())
+    assert "no target: pass a URL" in _texts(caught.value)
+
+
 class Misspelled(Place):
     """A place with an option that does not exist."""
 

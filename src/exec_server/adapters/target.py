@@ -39,6 +39,10 @@ class ConnectOptions(TypedDict, total=False):
     reconnect: bool
 
 
+# The options of `connect` that say nothing about the machine.
+_OPTIONS_OF_ALL: Final = frozenset({"client_name", "reconnect"})
+
+
 class StoredMachine(Protocol):
     """A machine in a configuration that a framework stores, so without its token."""
 
@@ -71,17 +75,29 @@ def token_of_variable(name: str | None) -> str | None:
 
 
 def make_environment(target: str | None, options: ConnectOptions) -> Environment:
-    """An environment to open; a server of this machine if there is no target and no registry."""
-    if target is None and options.get("registry") is None:
+    """An environment to open; a server of this machine if no option names another one.
+
+    Raises StartupError if the options name a machine in part, such as a token without a target.
+    """
+    if _is_local(target, options):
         return Environment.local()
     return connect(target, **options)
 
 
 def open_environment(target: str | None, options: ConnectOptions) -> sync.Environment:
     """The same without async, opened."""
-    if target is None and options.get("registry") is None:
+    if _is_local(target, options):
         return sync.Environment.local()
     return sync.connect(target, **options)
+
+
+def _is_local(target: str | None, options: ConnectOptions) -> bool:
+    """Whether there is no target and no option about a machine but this one.
+
+    A command for a machine whose target was forgotten must not run here.
+    """
+    given = {name for name, value in options.items() if value not in (None, False)}
+    return target is None and given <= _OPTIONS_OF_ALL
 
 
 def framework_missing(framework: str, extra: str, cause: ImportError) -> ImportError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from types import SimpleNamespace
 
@@ -54,6 +55,34 @@ def test_a_target_or_a_registry_is_connected_to() -> None:
 
 def test_without_both_it_is_this_machine() -> None:
     assert target.make_environment(None, {})._address is None
+    options: target.ConnectOptions = {
+        "token": None,
+        "registry": None,
+        "allow_insecure_token": False,
+        "client_name": "name",
+        "reconnect": True,
+    }
+    assert target.make_environment(None, options)._address is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"environment_id": "e"},
+        {"token": "t"},
+        {"executor_key": "k"},
+        {"account_id": "a"},
+        {"ca_file": os.devnull},
+        {"pin": "a" * 64},
+        {"allow_insecure_token": True},
+    ],
+    ids=str,
+)
+def test_a_machine_that_is_named_in_part_is_not_this_one(options: target.ConnectOptions) -> None:
+    with pytest.raises(StartupError):
+        target.make_environment(None, options)
+    with pytest.raises(StartupError):
+        target.open_environment(None, options)
 
 
 def test_the_token_of_a_stored_machine_is_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
