@@ -57,6 +57,7 @@ class NodeFacts:
     keys: Callable[[], Mapping[str, bytes]]  # that sign URLs, the newest first
     is_full: Callable[[], bool]
     tenant_sockets: Callable[[str], int]
+    holds: Callable[[str, str], bool]  # tenant, environment
     superseded: Callable[[str, str, str], None]  # tenant, environment, the new registration
     used_tokens: set[str]
 
@@ -110,17 +111,15 @@ class Endpoints:
         key = bodies.read_registration(request.body)
         if self._node.is_full():
             raise unavailable(REGISTER)
+        has_socket = self._node.holds(caller.tenant, environment_id)
+        if not has_socket and self._has_all_sockets(caller):
+            raise self._conflict(environment_id, request)
         registration_id = f"reg-{secrets.token_hex(16)}"
         now = await self._store.register(
             caller, environment_id, registration_id, key.text, takeover=self._policy.takeover
         )
         if now is None:
-            log.info("%s: registration of %s refused", request.peer, environment_id)
-            raise Refusal(
-                503,
-                "registration_conflict",
-                "another executor is online, or the tenant has its limit of environments",
-            )
+            raise self._conflict(environment_id, request)
         self._node.superseded(caller.tenant, environment_id, registration_id)
         log.info(
             "%s: %s registered as %s by %s",
@@ -140,7 +139,7 @@ class Endpoints:
         key = bodies.read_connection(request.body)
         if self._node.is_full():
             raise unavailable(CONNECT)
-        if self._node.tenant_sockets(caller.tenant) >= caller.limits.sockets:
+        if self._has_all_sockets(caller):
             raise _too_many(1.0)
         secret = secret_text(secrets.token_bytes(SECRET_BYTES))
         grant = await self._store.authorize(
@@ -168,6 +167,18 @@ class Endpoints:
                 "executor_public_key": json.loads(grant.executor_key),
                 "harness_key_authorization": secret,
             }
+        )
+
+    def _has_all_sockets(self, caller: Caller) -> bool:
+        return self._node.tenant_sockets(caller.tenant) >= caller.limits.sockets
+
+    def _conflict(self, environment_id: str, request: Request) -> Refusal:
+        """An executor waits after this answer; 429 would end it."""
+        log.info("%s: registration of %s refused", request.peer, environment_id)
+        return Refusal(
+            503,
+            "registration_conflict",
+            "another executor is online, or the tenant has its limit of environments or sockets",
         )
 
     async def _absent(self, tenant: str, environment_id: str) -> Refusal:

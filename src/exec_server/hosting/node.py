@@ -188,6 +188,9 @@ class Node:
         if executor is not None and executor.holding.registration_id != registration_id:
             executor.link.close(REPLACED, "superseded by a new registration")
 
+    def holds(self, tenant: str, environment_id: str) -> bool:
+        return (tenant, environment_id) in self._exchange.executors
+
     def tenant_sockets(self, tenant: str) -> int:
         found = self._exchange.tenants.get(tenant)
         return 0 if found is None else found.sockets

@@ -187,7 +187,12 @@ class Service:
             options.takeover,
         )
         facts = NodeFacts(
-            node.keys, node.is_full, node.tenant_sockets, node.superseded, node.used_tokens
+            node.keys,
+            node.is_full,
+            node.tenant_sockets,
+            node.holds,
+            node.superseded,
+            node.used_tokens,
         )
         self._endpoints = Endpoints(store, metrics, policy, facts, time.monotonic)
         state = NodeState(

@@ -220,6 +220,19 @@ def test_upgrades_are_refused_for_the_right_reason(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_a_tenant_without_a_free_socket_registers_only_what_has_one(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        await site.join((await site.url("register"))["url"])
+        await site.store.limit_tenant(FIRST_TENANT, (None, 1, None))
+        refused = await site.ask("register", name="other")
+        assert code(refused) == (503, "registration_conflict")
+        assert code(await site.ask("connect")) == (429, "too_many_requests")
+        # Its own socket becomes free.
+        await site.join((await site.url("register"))["url"])
+
+    play(tmp_path, scene)
+
+
 def test_a_holder_that_cannot_be_reached_counts_as_dead(tmp_path: Path) -> None:
     async def scene(site: Site) -> None:
         await site.store.renew(
