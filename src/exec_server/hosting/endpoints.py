@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from exec_server.hosting import bodies
+from exec_server.hosting.database import DatabaseUnavailable
 from exec_server.hosting.http_messages import Answer, Request, json_answer
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.rules import (
@@ -96,7 +97,7 @@ class Endpoints:
     async def answer(self, name: str, environment_id: str, request: Request) -> Answer:
         """Raises Refusal or DatabaseUnavailable."""
         token = bearer_token(request.headers.get("authorization"))
-        caller = await self._store.caller(secret_hash(token))
+        caller = await self._caller(token, is_retried=name == VALIDATE)
         if caller is None:
             raise invalid_token()
         self._node.used_tokens.add(caller.token_id)
@@ -106,6 +107,15 @@ class Endpoints:
         if name == CONNECT:
             return await self._connect(caller, environment_id, request)
         return await self._validate(caller, environment_id, request)
+
+    async def _caller(self, token: str, *, is_retried: bool) -> Caller | None:
+        """The owner of a token. Executors do not repeat a validation, so it is retried here."""
+        try:
+            return await self._store.caller(secret_hash(token))
+        except DatabaseUnavailable:
+            if not is_retried:
+                raise
+        return await self._store.caller(secret_hash(token))
 
     async def _register(self, caller: Caller, environment_id: str, request: Request) -> Answer:
         key = bodies.read_registration(request.body)

@@ -311,6 +311,34 @@ def test_a_failure_makes_peers_come_back(tmp_path: Path, error: Exception) -> No
     play(tmp_path, scene)
 
 
+def test_the_token_of_a_validation_is_looked_up_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(site: Site) -> None:
+        caller, failures = site.store.caller, 1
+
+        async def fail_once(token_hash: str) -> Any:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise DatabaseUnavailable("away")
+            return await caller(token_hash)
+
+        asked = {
+            "executor_registration_id": "reg-x",
+            "harness_public_key": KEY,
+            "harness_key_authorization": "x",
+        }
+        monkeypatch.setattr(site.store, "caller", fail_once)
+        assert json.loads((await site.ask("validate", asked)).body) == {"valid": False}
+        failures = 2
+        assert code(await site.ask("validate", asked)) == (503, "unavailable")
+        failures = 1
+        assert code(await site.ask("connect")) == (503, "unavailable")
+
+    play(tmp_path, scene)
+
+
 def test_a_database_without_an_answer_costs_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
