@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -236,3 +237,45 @@ def test_light_tools(server_url: str, tmp_path: Path) -> None:
     assert (tmp_path / "app.py").read_text() == FIXED
     assert (tmp_path / "new/file").read_text().strip() == "text"
     assert not (tmp_path / "test_app.py").exists()
+
+
+def test_the_editor_stays_below_its_root(server_url: str, tmp_path: Path) -> None:
+    """Also if the last component is a link; and a file that exists is not created."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.write_text("theirs\n")
+    (root / "inside").write_text("ours\n")
+    (root / "out").symlink_to(outside)
+    (root / "nowhere").symlink_to(tmp_path / "new")
+    (root / "alias").symlink_to("inside")
+    diff = "@@\n-theirs\n+changed\n"
+
+    async def scene(env: Environment) -> None:
+        editor = ExecServerEditor(env, str(root))
+        for path in ("out", "nowhere", "../x", "alias/../../x"):
+            for change in (
+                editor.create_file(ApplyPatchOperation("create_file", path, "+text\n")),
+                editor.update_file(ApplyPatchOperation("update_file", path, diff)),
+                editor.update_file(
+                    ApplyPatchOperation("update_file", "inside", "@@\n-ours\n+1\n", move_to=path)
+                ),
+            ):
+                with pytest.raises(ValueError, match="is not below"):
+                    await change
+        with pytest.raises(FileExistsError):
+            await editor.create_file(ApplyPatchOperation("create_file", "inside", "+text\n"))
+        with pytest.raises(ValueError, match="not the name of a file"):
+            await editor.delete_file(ApplyPatchOperation("delete_file", ".."))
+        alias = ApplyPatchOperation("update_file", "alias", "@@\n-ours\n+changed\n")
+        await editor.update_file(alias)
+        for path in ("out", "nowhere", "alias"):
+            await editor.delete_file(ApplyPatchOperation("delete_file", path))
+
+    async def connected() -> None:
+        async with connect(server_url) as env:
+            await scene(env)
+
+    asyncio.run(connected())
+    assert outside.read_text() == "theirs\n"
+    assert [(each.name, each.read_text()) for each in root.iterdir()] == [("inside", "changed\n")]
+    assert sorted(os.listdir(tmp_path)) == ["outside", "root"]

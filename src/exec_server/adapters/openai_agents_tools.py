@@ -77,33 +77,44 @@ class ExecServerEditor:
 
     async def create_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
         text = apply_diff("", operation.diff or "", mode="create")
-        path = await self._path(operation.path)
-        await self._files.write_text(path, text, parents=True)
+        path = await self._file(operation.path)
+        await self._files.write(path, text.encode(), parents=True, exclusive=True)
         return ApplyPatchResult(status="completed", output=f"created {operation.path}")
 
     async def update_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
-        path = await self._path(operation.path)
+        path = await self._file(operation.path)
         text = apply_diff(await self._files.read_text(path), operation.diff or "")
         target = path
         if operation.move_to is not None:
-            target = await self._path(operation.move_to)
+            target = await self._file(operation.move_to)
         await self._files.write_text(target, text, parents=True)
         if target != path:
-            await self._files.remove(path)
+            await self._files.remove(await self._entry(operation.path))
         return ApplyPatchResult(status="completed", output=f"updated {operation.path}")
 
     async def delete_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
-        await self._files.remove(await self._path(operation.path))
+        await self._files.remove(await self._entry(operation.path))
         return ApplyPatchResult(status="completed", output=f"deleted {operation.path}")
 
-    async def _path(self, path: str) -> str:
-        """A path whose directory is below the root, wherever its links lead."""
+    async def _file(self, path: str) -> str:
+        """The file below the root that a path leads to, links included."""
         root = await self._files.realpath(self._root)
-        wanted = posixpath.join(root, path)
-        parent = await self._files.realpath(posixpath.dirname(wanted), strict=False)
-        if not f"{parent}/".startswith(f"{root.rstrip('/')}/"):
+        real = await self._files.realpath(posixpath.join(root, path), strict=False)
+        return self._below(root, real, path)
+
+    async def _entry(self, path: str) -> str:
+        """The entry of a directory below the root that a path names: a link is the link itself."""
+        root = await self._files.realpath(self._root)
+        directory, name = posixpath.split(posixpath.join(root, path))
+        if name in ("", ".", ".."):
+            raise ValueError(f"{path} is not the name of a file")
+        real = await self._files.realpath(directory, strict=False)
+        return self._below(root, posixpath.join(real, name), path)
+
+    def _below(self, root: str, real: str, path: str) -> str:
+        if not real.startswith(f"{root.rstrip('/')}/"):
             raise ValueError(f"{path} is not below {self._root}")
-        return posixpath.join(parent, posixpath.basename(wanted))
+        return real
 
 
 def _output(command: str, done: Result, outcome: ShellCallOutcome) -> ShellCommandOutput:
