@@ -298,6 +298,6 @@ def _welcome(url: str, facts: Listening) -> list[str]:
         "then `exec-server up` on the machine to be reached.",
         "",
         "The registry hands out the keys of both sides, so it is trusted with them. A client that",
-        "knows the executor's fingerprint, which the executor logs, trusts the registry for",
-        "reachability only: executor_key in targets.toml.",
+        "knows the executor's fingerprint (executor_key in targets.toml) trusts the registry for",
+        "reachability only. `exec-server up` prints it; --log-level info lets the executor log it.",
     ]
