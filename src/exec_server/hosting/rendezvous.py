@@ -119,13 +119,18 @@ class Rendezvous:
             return await self._pass_on(facts, request)
         if executor is None or executor.holding.registration_id != ticket.registration_id:
             raise Rejection(503, "route_unavailable")
+        self._client_room(ticket, facts, executor)  # a refused ticket is not spent
         if not await self._store.spend(ticket):
             raise Rejection(401, "expired")
         # No await from here until the link is open: these limits are exact.
-        tenant = self._tenant(ticket, facts)
+        tenant = self._client_room(ticket, facts, executor)
+        return _NewClient(self._exchange, tenant, ticket, executor)
+
+    def _client_room(self, ticket: Ticket, facts: Admission, executor: Executor) -> Tenant:
+        """The tenant, if it and the executor have room for one more client."""
         if len(executor.clients) >= STREAMS or not executor.link.is_open:
             raise Rejection(503, "route_unavailable")
-        return _NewClient(self._exchange, tenant, ticket, executor)
+        return self._tenant(ticket, facts)
 
     async def _pass_on(self, facts: Admission, request: Request) -> TakeOver:
         assert facts.node is not None

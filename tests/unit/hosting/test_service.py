@@ -14,6 +14,7 @@ from tests.support.memory_transport import MemoryTransport
 from tests.support.raw_links import frame_bytes
 
 from exec_server.hosting import node as node_module
+from exec_server.hosting import rendezvous
 from exec_server.hosting import service as service_module
 from exec_server.hosting.capacity import Room
 from exec_server.hosting.database import DatabaseUnavailable
@@ -229,6 +230,24 @@ def test_a_tenant_without_a_free_socket_registers_only_what_has_one(tmp_path: Pa
         assert code(await site.ask("connect")) == (429, "too_many_requests")
         # Its own socket becomes free.
         await site.join((await site.url("register"))["url"])
+
+    play(tmp_path, scene)
+
+
+def test_a_ticket_that_is_refused_for_want_of_room_is_not_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(site: Site) -> None:
+        await site.join((await site.url("register"))["url"])
+        url = (await site.url("connect"))["url"]
+        await site.store.limit_tenant(FIRST_TENANT, (None, 1, None))
+        assert await site.refusal(url) == (503, "route_unavailable")
+        await site.store.limit_tenant(FIRST_TENANT, (None, 9, None))
+        monkeypatch.setattr(rendezvous, "STREAMS", 0)
+        assert await site.refusal(url) == (503, "route_unavailable")
+        monkeypatch.undo()
+        await site.join(url)
+        assert await site.refusal(url) == (401, "expired")
 
     play(tmp_path, scene)
 
