@@ -56,9 +56,8 @@ class Rendezvous:
         self.passages: set[Passage] = set()
         self.connecting = 0  # passages that have no connection to the holder yet
 
-    async def admit(self, request: Request) -> tuple[str, TakeOver]:
-        """The role and the protocol to take over; raises Rejection or DatabaseUnavailable."""
-        ticket = await self._ticket(request)
+    async def admit(self, ticket: Ticket, request: Request) -> TakeOver:
+        """The protocol to take over; raises Rejection or DatabaseUnavailable."""
         if self._node.is_closed():
             raise Rejection(503, "pod_draining")
         if self._node.is_full():
@@ -74,10 +73,11 @@ class Rendezvous:
         if not facts.is_current:
             raise Rejection(401, "unexpected_executor_registration_id")
         if ticket.is_executor:
-            return ticket.role, await self._admit_executor(ticket, facts)
-        return ticket.role, await self._admit_client(ticket, facts, request)
+            return await self._admit_executor(ticket, facts)
+        return await self._admit_client(ticket, facts, request)
 
-    async def _ticket(self, request: Request) -> Ticket:
+    async def ticket(self, request: Request) -> Ticket:
+        """The signed ticket of a request; raises Rejection or DatabaseUnavailable."""
         keys = self._node.keys()
         now = asyncio.get_running_loop().time()
         is_unknown = tickets.key_id(request.query) not in keys

@@ -27,6 +27,7 @@ from exec_server.hosting.http_messages import (
 )
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.node import Node
+from exec_server.hosting.passage import Passage
 from exec_server.hosting.rendezvous import NodeState, Rendezvous
 from exec_server.hosting.rules import SECRET_BYTES, Refusal, secret_hash, token_text
 from exec_server.hosting.store import NewToken, Store
@@ -352,8 +353,12 @@ class Service:
         role = "unknown"
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                role, granted = await self.rendezvous.admit(request)
-            self._metrics.upgrades.add(role, "accepted")
+                ticket = await self.rendezvous.ticket(request)
+                role = ticket.role
+                granted = await self.rendezvous.admit(ticket, request)
+            # Of a connection that is passed on the holder counts whether it is accepted.
+            is_passed_on = isinstance(granted, Passage)
+            self._metrics.upgrades.add(role, "passed_on" if is_passed_on else "accepted")
             return granted
         except Rejection as rejection:
             log.info("%s: upgrade refused: %s", request.peer, rejection.reason)

@@ -23,6 +23,7 @@ from exec_server.hosting.front import TakeOver
 from exec_server.hosting.http_messages import Answer, Request
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.node import QUEUED_BYTES
+from exec_server.hosting.passage import Passage
 from exec_server.hosting.relay_link import RelayLink
 from exec_server.hosting.rules import secret_hash
 from exec_server.hosting.service import FIRST_TENANT, Options, Service
@@ -248,6 +249,58 @@ def test_a_ticket_that_is_refused_for_want_of_room_is_not_spent(
         monkeypatch.undo()
         await site.join(url)
         assert await site.refusal(url) == (401, "expired")
+
+    play(tmp_path, scene)
+
+
+def test_upgrades_are_counted_by_role_and_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(site: Site) -> None:
+        url = (await site.url("register"))["url"]
+        await site.join(url)
+        client = (await site.url("connect"))["url"]
+        await site.join(client)
+        await site.refusal(client)  # is used
+        await site.refusal(url.replace("kid=", "kid=x"))
+        passage = Passage(set())
+
+        async def pass_on(*_: object) -> Passage:
+            return passage
+
+        monkeypatch.setattr(site.service.rendezvous, "_admit_client", pass_on)
+        assert await site.upgrade(client) is passage
+        site.service.node.is_closed = True
+        await site.refusal(url)
+        lines = (await site.get("/metrics")).body.decode().splitlines()
+        name = "exec_server_registry_upgrades_total"
+        assert [line for line in lines if line.startswith(name)] == [
+            f'{name}{{role="environment",outcome="accepted"}} 1',
+            f'{name}{{role="environment",outcome="pod_draining"}} 1',
+            f'{name}{{role="harness",outcome="accepted"}} 1',
+            f'{name}{{role="harness",outcome="expired"}} 1',
+            f'{name}{{role="harness",outcome="passed_on"}} 1',
+            f'{name}{{role="unknown",outcome="invalid_signature"}} 1',
+        ]
+
+    play(tmp_path, scene)
+
+
+def test_the_metrics_have_their_names(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        lines = (await site.get("/metrics")).body.decode().splitlines()
+        types = dict(line.split()[2:] for line in lines if line.startswith("# TYPE "))
+        prefix = "exec_server_registry_"
+        gauges = ("executors", "clients", "streams", "passed_on", "queued_bytes")
+        counters = (
+            *("relayed_bytes_total", "relayed_frames_total", "requests_total"),
+            *("upgrades_total", "resets_total", "validations_total"),
+        )
+        assert types == {
+            **{prefix + name: "gauge" for name in gauges},
+            **{prefix + name: "counter" for name in counters},
+            **{prefix + name: "histogram" for name in ("request_seconds", "database_seconds")},
+        }
 
     play(tmp_path, scene)
 
