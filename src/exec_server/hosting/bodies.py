@@ -44,8 +44,6 @@ def read_registration(body: bytes) -> Key:
         # The historical forms have no body; they speak plaintext.
         raise plaintext_disabled()
     members = _members(body)
-    if "executor_public_key" not in members and "security_profile" not in members:
-        raise plaintext_disabled()
     if members.get("security_profile") != SECURITY_PROFILE:
         raise _invalid(f"security_profile must be {SECURITY_PROFILE}")
     return _key(members.get("executor_public_key"))
