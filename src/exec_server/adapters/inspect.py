@@ -11,7 +11,7 @@ import shlex
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, overload
+from typing import Any, Final, Literal, overload
 
 from exec_server.adapters.target import (
     UNREACHABLE,
@@ -23,11 +23,12 @@ from exec_server.adapters.target import (
 from exec_server.client.collected_output import OutputLimit
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import Timeout
-from exec_server.client.file_errors import ProgramNotFound
+from exec_server.client.file_errors import NotEmpty, ProgramNotFound
 from exec_server.client.files import Files
 from exec_server.client.paths import native
 from exec_server.client.results import Result
 from exec_server.errors import InvalidParams, InvalidRequest, Unsupported
+from exec_server.protocol.process import TERMINATE, TerminateParams
 
 try:
     from inspect_ai.util import (
@@ -43,6 +44,10 @@ try:
     from pydantic import BaseModel, ConfigDict
 except ImportError as error:
     raise framework_missing("inspect-ai", "inspect", error) from error
+
+# Attempts to delete the directory of a sample. A child that is just being killed, or one of a
+# command that the server has forgotten, can create a file meanwhile: the first attempt fails then.
+DELETIONS: Final = 20
 
 _NOT_FOUND = 127
 
@@ -123,11 +128,32 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
     async def close(self) -> None:
         """Kill the processes, delete the directory, end the connection."""
         try:
-            await self._environment.files.remove(self._directory, recursive=True, missing_ok=True)
+            await self._kill_processes()
+            await self._delete_directory()
         except UNREACHABLE:
             pass  # the machine is gone
         finally:
             await self._environment.aclose()
+
+    async def _kill_processes(self) -> None:
+        """Kill the commands and their children, which could create files in the directory."""
+        environment = self._environment
+        if environment.capabilities.process_list:  # otherwise they end with the connection
+            for each in await environment.processes():
+                params = TerminateParams(each.process_id)
+                await environment.call(TERMINATE, params, is_retryable=True)
+
+    async def _delete_directory(self) -> None:
+        files, attempt = self._environment.files, 0
+        while True:
+            try:
+                await files.remove(self._directory, recursive=True, missing_ok=True)
+            except NotEmpty:
+                attempt += 1
+                if attempt == DELETIONS:
+                    raise
+            else:
+                return
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
         target = self._config.target

@@ -1,0 +1,46 @@
+"""What the self check of Inspect does not ask: the end of a sample."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+
+from tests.support.server_internals import eventually
+
+
+def play(config: dict[str, Any], scene: Callable[[Any], Awaitable[None]]) -> None:
+    """Run a scene in the sandbox of a sample, which is cleaned up."""
+    kind = registry_find_sandboxenv("exec-server")
+    settings = kind.config_deserialize(config)
+
+    async def run() -> None:
+        made = await kind.sample_init("task", settings, {})
+        try:
+            async with asyncio.timeout(60):
+                await scene(made["default"])
+        finally:
+            await kind.sample_cleanup("task", settings, made, False)
+
+    asyncio.run(run())
+
+
+def test_the_directory_of_a_busy_sample_is_deleted(server_url: str) -> None:
+    """Processes in the background create files in it, and some have closed their output."""
+    folders = []
+
+    async def scene(sandbox: Any) -> None:
+        folders.append(Path((await sandbox.exec(["pwd"])).stdout.strip()))
+        loop = "while :; do i=$((i+1)); : > $0-$i; done"
+        for name in ("a", "b", "c"):
+            await sandbox.exec(["sh", "-c", f"sh -c '{loop}' {name} &"])
+            await sandbox.exec(["sh", "-c", f"sh -c '{loop}' closed-{name} >/dev/null 2>&1 &"])
+        begun = [folders[0] / f"closed-{name}-1" for name in ("a", "b", "c")]
+        await asyncio.to_thread(eventually, "they begin", lambda: all(map(Path.exists, begun)))
+
+    play({"target": server_url}, scene)
+    (folder,) = folders
+    assert not folder.exists()
