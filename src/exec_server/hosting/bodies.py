@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 import hashlib
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ _MEMBERS: Final = {"suite", *_SIZES}
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A checked public key: its JSON text as it is handed on, and the hash of its bytes."""
+    """A checked public key: its JSON text, one for all spellings, and the hash of its bytes."""
 
     text: str
     hash: str
@@ -85,9 +85,12 @@ def _key(value: object) -> Key:
     if not isinstance(value, dict) or set(value) != _MEMBERS or value["suite"] != SUITE:
         raise _invalid_key()
     digest = hashlib.sha256()
+    members = {"suite": SUITE}
     for name, size in _SIZES.items():
-        digest.update(_decoded(value[name], size))
-    return Key(msgspec.json.encode(value).decode(), digest.hexdigest())
+        data = _decoded(value[name], size)
+        digest.update(data)
+        members[name] = b64encode(data).decode()
+    return Key(msgspec.json.encode(members).decode(), digest.hexdigest())
 
 
 def _decoded(text: object, size: int) -> bytes:

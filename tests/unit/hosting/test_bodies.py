@@ -41,6 +41,18 @@ def test_the_three_bodies_are_read() -> None:
     )
 
 
+def test_a_key_has_one_text_whatever_its_spelling() -> None:
+    text = base64.b64encode(bytes(32)).decode()
+    assert text.endswith("AA=")
+    # The last character but one has two bits that no byte uses.
+    other = {**dict(reversed(KEY.items())), "x25519_public_key": text[:-2] + "B="}
+    spellings = [
+        bodies.read_connection(json.dumps({"harness_public_key": key}).encode())
+        for key in (KEY, other)
+    ]
+    assert spellings[0] == spellings[1]
+
+
 @pytest.mark.parametrize("body", [b"{", b"", b"[]", b"null", b"\xff", b"[" * 5000])
 def test_a_body_is_a_json_object(body: bytes) -> None:
     assert _refusal(bodies.read_connection, body) == "400 invalid_body"
