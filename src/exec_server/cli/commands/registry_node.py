@@ -182,8 +182,8 @@ def _bind(arguments: argparse.Namespace, certificate: ServerCertificate | None) 
         bound,
         metrics_bound,
         listen,
-        (arguments.public_url or own).rstrip("/"),
-        (arguments.node_url or own).rstrip("/"),
+        _normalised(arguments.public_url or own),
+        _normalised(arguments.node_url or own),
     )
 
 
@@ -206,6 +206,12 @@ def _checked_url(flag: str, text: str | None) -> Url | None:
     if "?" in text or "#" in text:
         raise UsageError(f"{flag}: the URL must not have a query")
     return url
+
+
+def _normalised(url: str) -> str:
+    """Rendezvous URLs begin with `ws` and the rest of the scheme, so it is in lower case."""
+    scheme, separator, rest = url.partition("://")
+    return scheme.lower() + separator + rest.rstrip("/")
 
 
 def _is_wildcard(host: str) -> bool:

@@ -36,6 +36,9 @@ def test_the_urls_follow_from_the_address() -> None:
     assert place.public_url == "https://r.example.net/x"
     assert place.node_url == "http://10.0.0.1:1"
     assert place.metrics is not None
+    words = ("--public-url", "HTTPS://R.example.net/X", "--node-url", "Http://node:1/")
+    place = _place("--listen", "127.0.0.1:0", *words)
+    assert (place.public_url, place.node_url) == ("https://R.example.net/X", "http://node:1")
 
 
 @pytest.mark.parametrize(
