@@ -38,6 +38,7 @@ class Handle(ABC):
 
     def __init__(self) -> None:
         self.__state = _State.NEW
+        self.__loop: asyncio.AbstractEventLoop | None = None  # from opening on
         self.__settled = asyncio.Event()  # not OPENING and not CLOSING, from then on
 
     @abstractmethod
@@ -66,7 +67,16 @@ class Handle(ABC):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close, as leaving the block does; in any task, and as often as you like."""
+        """Close, as leaving the block does; in any task, and as often as you like.
+
+        Raises RuntimeError in another event loop than that of the opening, unless that loop is
+        closed: its end has closed the handle too.
+        """
+        if self.__loop is not None and self.__loop is not asyncio.get_running_loop():
+            if not self.__loop.is_closed():
+                noun = type(self).__name__
+                raise RuntimeError(f"this {noun} belongs to another event loop: close it there")
+            self.__state = _State.CLOSED
         while self.__state in (_State.OPENING, _State.CLOSING):
             await self.__settled.wait()
         if self.__state not in _USABLE:
@@ -89,6 +99,7 @@ class Handle(ABC):
             noun = type(self).__name__
             raise RuntimeError(f"this {noun} can be opened only once: make another one instead")
         self.__state = _State.OPENING
+        self.__loop = asyncio.get_running_loop()
         try:
             await self._open()
         except BaseException:

@@ -311,6 +311,7 @@ class Process(Handle):
 
     async def _wait_for_change(self) -> None:
         self._changed.clear()
+        self._session.check_loop()
         await self._changed.wait()
 
     # ---- input and signals ------------------------------------------------------------
@@ -400,6 +401,7 @@ class Process(Handle):
     async def kill(self) -> None:
         """Kill the process at once with all its descendants, unless it is over."""
         remote = self._started()
+        self._session.check_loop()
         if not self.is_over:
             await asyncio.wait([self._processes.kill(remote)])
 

@@ -67,8 +67,8 @@ def test_it_is_opened_once() -> None:
     play(run())
 
 
-async def _awaited(door: Door) -> None:
-    await door
+async def _awaited(door: Door) -> Door:
+    return await door
 
 
 def test_it_is_closed_once_and_each_caller_waits_for_that() -> None:
@@ -85,6 +85,19 @@ def test_it_is_closed_once_and_each_caller_waits_for_that() -> None:
         assert door.closed == 1
 
     play(run())
+
+
+def test_it_is_closed_in_its_own_event_loop() -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        door = loop.run_until_complete(_awaited(Door()))
+        with pytest.raises(RuntimeError, match="this Door belongs to another event loop"):
+            asyncio.run(door.aclose())
+        assert door.is_open
+    finally:
+        loop.close()
+    asyncio.run(door.aclose())  # the end of the loop has closed it
+    assert (door.is_open, door.closed) == (False, 0)
 
 
 def test_closing_waits_for_an_opening() -> None:

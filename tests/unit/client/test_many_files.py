@@ -131,6 +131,20 @@ def test_each_file_has_its_error(binary: bool) -> None:
         asyncio.run(machine.read_many(["a", "b"], limit=2))
 
 
+@pytest.mark.parametrize("bad", ["/w/nul\0", "/w/lone\ud800"])
+def test_a_path_that_is_none_fails_alone(bad: str) -> None:
+    machine = Machine()
+    machine.contents = {"/w/a": b"1", "/w/b": b"2"}
+    found = asyncio.run(machine.read_many(["a", bad, "b"], check=False))
+    assert [each.data for each in found] == [b"1", b"", b"2"]
+    assert [type(each.error) for each in found] == [type(None), NotFound, type(None)]
+    assert machine.requests == ["fs/readFiles", f"read {bad}"]
+    machine.directories.add(bad)  # so that it cannot be written
+    done = asyncio.run(machine.write_many({"a": b"3", bad: b"", "b": b"4"}, check=False))
+    assert [each.path for each in done.failed] == [bad]
+    assert machine.contents == {"/w/a": b"3", "/w/b": b"4"}
+
+
 def test_a_sandbox_confines_each_file() -> None:
     machine = Machine(sandbox={"type": "read-only"})
     machine.contents = {"/w/a": b"1", "/w/b": b"2"}

@@ -11,7 +11,7 @@ import pytest
 from exec_server.client.engine.messages import decode_environment
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.paths import AnyPath, PathResolver, decoded, encoded, native, path_error
-from exec_server.errors import InvalidRequest
+from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.protocol.sandbox import Denial
 
 
@@ -42,6 +42,12 @@ THERE = resolver(cwd="file:///work%20shop", userHomeDir="file:///home/me")
 )
 def test_paths_become_uris(path: AnyPath, uri: str) -> None:
     assert THERE.uri(path).uri == uri
+
+
+@pytest.mark.parametrize("path", ["/nul\0", "/lone\ud800", "lone\ud800", "file:///lone\ud800"])
+def test_a_path_that_no_machine_has_is_invalid(path: str) -> None:
+    with pytest.raises(InvalidParams):
+        THERE.uri(path)
 
 
 @pytest.mark.parametrize(

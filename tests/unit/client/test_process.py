@@ -163,6 +163,14 @@ async def test_nobody_reads_and_nobody_is_held_up(scene: Scene) -> None:
 
 
 @in_environment
+async def test_a_process_is_not_used_in_another_event_loop(scene: Scene) -> None:
+    process = await scene.started()
+    for use in (process.wait, process.read_some, process.kill):
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            await asyncio.to_thread(asyncio.run, use())
+
+
+@in_environment
 async def test_leaving_kills_whoever_is_cancelled(scene: Scene) -> None:
     """Also when the one that leaves is cancelled while it waits for that."""
 

@@ -30,6 +30,14 @@ def refuse(work: Coroutine[Any, Any, T], error: Exception) -> asyncio.Future[T]:
     return future
 
 
+def other_loop_error(noun: str) -> RuntimeError:
+    """The error of a use in another event loop, where the caller would wait for ever."""
+    return RuntimeError(
+        f"this {noun} belongs to another event loop: connect in each loop, or use "
+        "exec_server.sync, which works in all threads"
+    )
+
+
 async def _settle(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
     try:
         result = await work

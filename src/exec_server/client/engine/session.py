@@ -112,7 +112,7 @@ class ClientSession:
         self._reconnects = reconnect
         self.resumed: SessionId | None = None  # entering resumes it instead of opening a new one
         self._tasks = asyncio.TaskGroup()
-        self._is_entered = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # from entering on
         self._is_closed = False
         self._recovery: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
@@ -126,9 +126,9 @@ class ClientSession:
     # ---- lifetime ---------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._is_entered:
+        if self._loop is not None:
             raise RuntimeError("a session can be entered only once: connect again instead")
-        self._is_entered = True
+        self._loop = asyncio.get_running_loop()
         await self._tasks.__aenter__()
         try:
             if self.resumed is None:
@@ -165,10 +165,13 @@ class ClientSession:
         Raises ConnectFailed, RegistryError or RpcError if the server cannot be reached within
         RECOVERY_SECONDS, and SessionLost after `close`.
         """
+        if self._is_closed or self._loop is None:
+            raise SessionLost("the session is not open")
+        self.check_loop()
         if self._recovery is not None:
             await asyncio.wait([self._recovery])
-        if self._is_closed or not self._is_entered:
-            raise SessionLost("the session is not open")
+            if self._is_closed:
+                raise SessionLost("the session was closed")
         if self._end_reason is not None:
             await asyncio.wait([self._begin_renewal()])
             if self._end_reason is not None:
@@ -186,6 +189,11 @@ class ClientSession:
         """Whether there is a connection now; without one, notifications may be missed."""
         return self._connection is not None
 
+    def check_loop(self) -> None:
+        """Raise RuntimeError in another event loop than that of the session."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise background.other_loop_error("session")
+
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Start a task that outlives the caller's cancellation; cancelling the future ends it.
 
@@ -193,6 +201,8 @@ class ClientSession:
         """
         if self._is_closed:
             return background.refuse(work, SessionLost("the environment was closed"))
+        if asyncio.get_running_loop() is not self._loop:
+            return background.refuse(work, background.other_loop_error("session"))
         return background.start(self._tasks, work)
 
     # ---- calls ------------------------------------------------------------------------
@@ -279,8 +289,9 @@ class ClientSession:
             self._enqueue(PendingCall(body, is_retryable=False, is_bound=True))
 
     def _body(self, method: str, params: object) -> bytes:
-        if not self._is_entered:
+        if self._loop is None:
             raise RuntimeError("the session is not open: use it inside of its `async with`")
+        self.check_loop()
         body = request_body(method, params, has_uri_paths=self.features.sends_uris)
         if len(body) + 32 > MESSAGE_BYTES:
             raise InvalidRequest(f"the request has {len(body)} bytes; a message may have 64 MiB")

@@ -355,6 +355,19 @@ async def test_calls_wait_while_the_server_takes_nothing(
     assert call.result() == Size(1)
 
 
+@in_session
+async def test_a_call_in_another_event_loop_is_refused(
+    session: ClientSession, dialer: MemoryDialer, stream: MemoryStream
+) -> None:
+    async def spawn() -> None:
+        await session.spawn(asyncio.sleep(0))
+
+    for use in (lambda: session.call(MEASURE, Name("x")), spawn, session.reconnect):
+        with pytest.raises(RuntimeError, match="this session belongs to another event loop"):
+            await asyncio.to_thread(asyncio.run, use())
+    assert stream.is_quiet
+
+
 def test_a_request_that_no_server_takes_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MESSAGE_BYTES", 200)
 
