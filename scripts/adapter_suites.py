@@ -125,7 +125,7 @@ _INSPECT = _adapter("inspect", "inspect-ai==0.3.285 anyio", 44, "suite_inspect")
 _DEEPAGENTS = _adapter(
     "deepagents",
     f"deepagents==0.7.32 {_LANGCHAIN}",
-    80,
+    81,
     "suite_deepagents",
     (*_AUTO, "--without", CONTRADICTIONS),
 )
@@ -142,8 +142,8 @@ ROWS = (
     _on_reference(_INSPECT, 40, NEEDS_USERS),
     Row("inspect", "inspect-ai==0.3.285 anyio", 1, ("run_inspect",)),
     _DEEPAGENTS,
-    _on_reference(_DEEPAGENTS, 80),
-    _adapter("deepagents-0.6", f"deepagents==0.6.12 {_LANGCHAIN}", 87, "suite_deepagents", _AUTO),
+    _on_reference(_DEEPAGENTS, 81),
+    _adapter("deepagents-0.6", f"deepagents==0.6.12 {_LANGCHAIN}", 88, "suite_deepagents", _AUTO),
     _OPENHANDS,
     _on_reference(_OPENHANDS, 5),
     _FSSPEC,

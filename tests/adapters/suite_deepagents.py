@@ -49,3 +49,17 @@ def test_a_cancelled_coroutine_kills_its_command(server_url: str, tmp_path: Path
     with ExecServerSandbox(server_url, cwd=str(tmp_path)) as sandbox:
         asyncio.run(scene(sandbox))
         assert nothing_is_left(server_url)
+
+
+def test_a_path_that_is_none_spoils_no_other_one(server_url: str, tmp_path: Path) -> None:
+    good = [str(tmp_path / "a"), str(tmp_path / "new/b")]
+    bad = [f"{tmp_path}/nul\0", f"{tmp_path}/lone\ud800", "relative"]
+    paths = [good[0], *bad, good[1]]
+    with ExecServerSandbox(server_url) as sandbox:
+        written = sandbox.upload_files([(path, b"text") for path in paths])
+        read = sandbox.download_files(paths)
+    errors = [None, *["invalid_path"] * 3, None]
+    assert [each.error for each in written] == errors
+    assert [(each.error, each.content) for each in read] == [
+        (error, None if error else b"text") for error in errors
+    ]

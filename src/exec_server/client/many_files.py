@@ -15,7 +15,7 @@ from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import NotAllCopied, SandboxDenied
 from exec_server.client.file_changes import check_bytes
 from exec_server.client.file_searches import FileSearches
-from exec_server.client.paths import AnyPath, path_text
+from exec_server.client.paths import AnyPath, encoded, path_text
 from exec_server.client.results import FileContent, NotCopied, Progress, Transfer
 from exec_server.client.transfer import batches
 from exec_server.client.transfer.open_file import READ_BYTES, too_large_error
@@ -226,6 +226,16 @@ async def _write_batches(session: ClientSession, contents: Mapping[str, bytes]) 
 
 
 def _item(path: str, size: int) -> Item:
-    """A file that may be copied together with others, unless it has another form of path."""
+    """A file that may be copied together with others, unless it has another form of path.
+
+    A path that no request can contain would be an error of the whole batch.
+    """
     is_plain = path.startswith("/") and not path.startswith("//")
-    return Item(path[1:], "f" if is_plain else "?", None, size, "")
+    return Item(path[1:], "f" if is_plain and _is_possible(path) else "?", None, size, "")
+
+
+def _is_possible(path: str) -> bool:
+    try:
+        return b"\0" not in encoded(path)
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return False

@@ -12,7 +12,7 @@ import msgspec
 
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.file_errors import error_number, file_error
-from exec_server.errors import ExecServerError, RpcError
+from exec_server.errors import ExecServerError, InvalidParams, RpcError
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Denial
 from exec_server.protocol.session import EnvironmentInfo
@@ -58,7 +58,10 @@ class PathResolver:
         text = self.absolute(path)
         if _windows_path(text):
             text = "file:///" + quote(text.replace("\\", "/"), safe="/:")
-        return PathUri.from_text(text)
+        try:
+            return PathUri.from_text(text)
+        except UnicodeEncodeError:
+            raise InvalidParams(f"{text!a} has a surrogate that stands for no byte") from None
 
 
 def path_text(path: AnyPath) -> str:
@@ -93,7 +96,7 @@ def native(uri: str) -> str:
         return uri
     try:
         return PathUri.from_text(uri).native()
-    except RpcError:
+    except (RpcError, UnicodeEncodeError):
         return uri
 
 
