@@ -59,6 +59,7 @@ class NodeFacts:
     is_full: Callable[[], bool]
     tenant_sockets: Callable[[str], int]
     holds: Callable[[str, str], bool]  # tenant, environment
+    is_dead: Callable[[str | None, float], bool]  # another node, the end of its renewal
     superseded: Callable[[str, str, str], None]  # tenant, environment, the new registration
     used_tokens: set[str]
 
@@ -161,6 +162,8 @@ class Endpoints:
         )
         if grant is None:
             raise await self._absent(caller.tenant, environment_id)
+        if self._node.is_dead(grant.node, grant.node_expires):
+            raise _offline()
         pair = (caller.token_id, caller.tenant, environment_id)
         wait = self._handshakes.take(pair, self._clock())
         if wait:
@@ -193,7 +196,7 @@ class Endpoints:
 
     async def _absent(self, tenant: str, environment_id: str) -> Refusal:
         if await self._store.is_known(tenant, environment_id):
-            return Refusal(409, "environment_offline", "the executor is not connected")
+            return _offline()
         return Refusal(404, "environment_not_found", "no such environment is registered")
 
     async def _validate(self, caller: Caller, environment_id: str, request: Request) -> Answer:
@@ -234,6 +237,10 @@ def unavailable(name: str, message: str = "try again") -> Refusal:
     if name == REGISTER:
         return Refusal(502, "authentication_service_unavailable", message)
     return Refusal(503, "unavailable", message)
+
+
+def _offline() -> Refusal:
+    return Refusal(409, "environment_offline", "the executor is not connected")
 
 
 def _too_many(wait: float) -> Refusal:

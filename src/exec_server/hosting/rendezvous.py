@@ -132,11 +132,14 @@ class Rendezvous:
             raise Rejection(503, "route_unavailable")
         return self._tenant(ticket, facts)
 
+    def is_dead(self, node: str | None, expires: float) -> bool:
+        """Whether a node has refused a connection since the renewal that ends then."""
+        return node is not None and self._dead.get(node) == expires
+
     async def _pass_on(self, facts: Admission, request: Request) -> TakeOver:
         assert facts.node is not None
         assert facts.node_url is not None
-        is_dead = self._dead.get(facts.node) == facts.node_expires
-        if PASSED_ON in request.headers or is_dead:
+        if PASSED_ON in request.headers or self.is_dead(facts.node, facts.node_expires):
             raise Rejection(503, "route_unavailable")
         passage = Passage(self.passages)
         self.connecting += 1

@@ -181,6 +181,16 @@ class Service:
         self.trusted = options.trusted
         self.exchange = Exchange(metrics, options.stall_seconds)
         self.node = node = Node(options.node_url, store, self.exchange, start_task)
+        state = NodeState(
+            node.id,
+            node.keys,
+            node.refresh_keys,
+            lambda: node.is_closed,
+            node.is_full,
+            node.released,
+            node.claiming,
+        )
+        self.rendezvous = Rendezvous(store, self.exchange, state, dict(options.environ))
         policy = Policy(
             _websocket_url(options.public_url),
             options.ticket_seconds,
@@ -192,20 +202,11 @@ class Service:
             node.is_full,
             node.tenant_sockets,
             node.holds,
+            self.rendezvous.is_dead,
             node.superseded,
             node.used_tokens,
         )
         self._endpoints = Endpoints(store, metrics, policy, facts, time.monotonic)
-        state = NodeState(
-            node.id,
-            node.keys,
-            node.refresh_keys,
-            lambda: node.is_closed,
-            node.is_full,
-            node.released,
-            node.claiming,
-        )
-        self.rendezvous = Rendezvous(store, self.exchange, state, dict(options.environ))
 
     # ---- listening --------------------------------------------------------------------
 

@@ -107,7 +107,8 @@ AUTHORIZE: Final = Statement(
 )
 ENVIRONMENT: Final = Statement(
     "environment",
-    "SELECT registration_id, executor_key FROM environments WHERE tenant = $1 AND id = $2",
+    "SELECT registration_id, executor_key, nodes.id, nodes.expires FROM environments"
+    f" LEFT JOIN nodes ON {_LIVE_HOLDER} WHERE environments.tenant = $1 AND environments.id = $2",
 )
 CONSUME: Final = Statement(
     "consume",

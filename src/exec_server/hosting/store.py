@@ -63,11 +63,13 @@ class NewToken:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """An authorization was stored: the registration it is for, and the time."""
+    """An authorization was stored: the registration it is for, the time, and the holder."""
 
     registration_id: str
     executor_key: str
     now: float
+    node: str | None
+    node_expires: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,8 @@ class Store:
         # its executor is not here yet.
         if current[0][0] != registration_id:
             return None
-        return Grant(registration_id, current[0][1], now)
+        _, key, node, expires = current[0]
+        return Grant(registration_id, key, now, node, expires or 0.0)
 
     async def is_known(self, tenant: str, environment_id: str) -> bool:
         """Whether the environment is registered, online or not."""

@@ -319,6 +319,12 @@ def test_a_holder_that_cannot_be_reached_counts_as_dead(tmp_path: Path) -> None:
         assert await site.refusal(client["url"]) == (503, "route_unavailable")
         passed = {"x-exec-server-passed-on": "1"}
         assert await site.refusal(client["url"], **passed) == (503, "route_unavailable")
+        assert code(await site.ask("connect")) == (409, "environment_offline")
+        # It proves that it lives.
+        await site.store.renew(
+            "node-other", "ftp://x", draining=False, since=0.0, counts=[], used_tokens=[]
+        )
+        assert (await site.ask("connect")).status == 200
 
     play(tmp_path, scene)
 
