@@ -8,8 +8,10 @@ import gc
 import os
 import shlex
 import signal
+import stat
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import Final
 
 from exec_server.cli import logs
@@ -51,6 +53,8 @@ def run_node(arguments: argparse.Namespace) -> int:
     certificate = _certificate(arguments)
     trusted = _networks(arguments.trust_forwarded)
     url = database_url(arguments)
+    if url is None:
+        _warn_about_modes(data_directory(arguments))
     _hide_memory()
     place = _bind(arguments, certificate)
     try:
@@ -143,6 +147,19 @@ def _certificate(arguments: argparse.Namespace) -> ServerCertificate | None:
         key = shlex.quote(arguments.tls_key)
         print_status(f"other users can read --tls-key {arguments.tls_key}: run `chmod 600 {key}`")
     return certificate
+
+
+def _warn_about_modes(directory: Path) -> None:
+    """Name what other users may open. Its mode is kept: other programs may need the directory."""
+    for path, mode in ((directory, 0o700), (directory / "registry.db", 0o600)):
+        try:
+            is_exposed = bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
+        except OSError:
+            continue  # a missing one is created with its mode
+        if is_exposed:
+            print_status(
+                f"other users may open {path}: run `chmod {mode:o} {shlex.quote(str(path))}`"
+            )
 
 
 def _networks(texts: list[str]) -> Networks:

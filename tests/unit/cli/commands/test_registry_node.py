@@ -104,6 +104,27 @@ def test_a_certificate_has_a_key(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert "chmod 600" in capfd.readouterr().err
 
 
+def test_data_that_other_users_may_open_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "my data"
+    registry_node._warn_about_modes(directory)
+    directory.mkdir(0o700)
+    database = directory / "registry.db"
+    database.touch(0o600)
+    registry_node._warn_about_modes(directory)
+    assert capfd.readouterr().err == ""
+    directory.chmod(0o755)
+    database.chmod(0o640)
+    registry_node._warn_about_modes(directory)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.partition("run ")[2] for line in lines] == [
+        f"`chmod 700 '{directory}'`",
+        f"`chmod 600 '{database}'`",
+    ]
+    assert directory.stat().st_mode & 0o777 == 0o755
+
+
 def test_the_first_lines(capfd: pytest.CaptureFixture[str]) -> None:
     place = _place("--listen", "127.0.0.1:0")
     arguments = build_parser().parse_words([])
