@@ -147,8 +147,9 @@ class Node:
             self._keys = await self._store.rotate_keys(renewal.now, secret)
 
     def _close_revoked(self, revoked: frozenset[str]) -> None:
-        links = [executor.link for executor in self._exchange.executors.values()]
-        links += [client.link for client in self._exchange.clients]
+        # Clients first: the end of their executor would close them with another code.
+        links = [client.link for client in self._exchange.clients]
+        links += [executor.link for executor in self._exchange.executors.values()]
         for link in links:
             if link.token_id in revoked:
                 link.close(POLICY, "the token was revoked")

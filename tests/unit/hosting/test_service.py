@@ -189,12 +189,29 @@ def test_a_revoked_token_ends_sockets_and_addresses(tmp_path: Path) -> None:
     async def scene(site: Site) -> None:
         registered = await site.url("register")
         executor = await site.join(registered["url"])
-        unused = await site.url("connect")
+        used, unused = await site.url("connect"), await site.url("connect")
+        client = await site.join(used["url"])
         await site.store.revoke_token("tok-1")
         await site.service.node._renew()
-        assert b"\x03\xf0" in executor.take_written()  # 1008
-        assert await site.refusal(unused["url"]) == (401, "invalid_secret")
+        for transport in (executor, client):
+            assert b"\x03\xf0" in transport.take_written()  # 1008
+        for url in (registered["url"], used["url"], unused["url"]):
+            assert await site.refusal(url) == (401, "invalid_secret")
         assert code(await site.ask("connect")) == (401, "invalid_token")
+
+    play(tmp_path, scene)
+
+
+def test_addresses_live_for_their_time(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        now = await site.store.now()
+        registered = await site.url("register")
+        await site.join(registered["url"])
+        client = await site.url("connect")
+        for url, seconds in ((registered["url"], 86_400), (client["url"], 60)):
+            path, _, query = url.partition("/base")[2].partition("?")
+            expires = check(path, query, site.service.node.keys()).expires
+            assert 0 <= expires - now - seconds < 30  # the test may be slow, the address not short
 
     play(tmp_path, scene)
 
