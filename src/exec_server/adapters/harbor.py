@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -49,8 +49,11 @@ class ExecServerEnvironment(BaseEnvironment):
         registry: str | None = None,
         environment_id_at_registry: str | None = None,
         executor_key: str | None = None,
+        account_id: str | None = None,
         token_env: str | None = None,
         ca_file: str | None = None,
+        pin: str | Sequence[str] | None = None,
+        allow_insecure_token: bool = False,
         sandbox: AnySandbox | None = None,
         workdir: str | None = None,
         **options: Any,
@@ -67,7 +70,10 @@ class ExecServerEnvironment(BaseEnvironment):
             "registry": registry,
             "environment_id": environment_id_at_registry,
             "executor_key": executor_key,
+            "account_id": account_id,
             "ca_file": ca_file,
+            "pin": pin,
+            "allow_insecure_token": allow_insecure_token,
             "reconnect": True,
         }
         self._environment: Environment | None = None

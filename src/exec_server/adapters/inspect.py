@@ -15,7 +15,6 @@ from typing import Any, Final, Literal, overload
 
 from exec_server.adapters.target import (
     UNREACHABLE,
-    ConnectOptions,
     framework_missing,
     make_environment,
     stored_options,
@@ -66,15 +65,13 @@ class ExecServerSandboxConfig(BaseModel):
     registry: str | None = None
     environment_id: str | None = None
     executor_key: str | None = None
+    account_id: str | None = None
     token_env: str | None = None
     ca_file: str | None = None
-    pin: str | None = None
+    pin: str | tuple[str, ...] | None = None
+    allow_insecure_token: bool = False
     user: str | None = None
     sandbox: Literal["read-only", "workspace-write"] | None = None
-
-    def options(self) -> ConnectOptions:
-        """The options of `connect`."""
-        return {**stored_options(self), "pin": self.pin}
 
 
 @sandboxenv(name="exec-server")
@@ -97,7 +94,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
     ) -> dict[str, SandboxEnvironment]:
         settings = _settings(config)
         with _reaching():
-            environment = await make_environment(settings.target, settings.options())
+            environment = await make_environment(settings.target, stored_options(settings))
         try:
             parent = await environment.files.realpath(native(environment.info.temp_dir))
             directory = f"{parent.rstrip('/')}/inspect-{uuid.uuid4().hex}"

@@ -40,8 +40,11 @@ class ExecServerEnvironmentConfig(BaseModel):
     registry: str | None = None
     environment_id: str | None = None
     executor_key: str | None = None
+    account_id: str | None = None
     token_env: str | None = None
     ca_file: str | None = None
+    pin: str | tuple[str, ...] | None = None
+    allow_insecure_token: bool = False
     user: str | None = None
     sandbox: str | None = None
 

@@ -12,7 +12,7 @@ from exec_server.adapters.openai_agents_session import (
     ExecServerSandboxSession,
     ExecServerSandboxSessionState,
 )
-from exec_server.adapters.target import framework_missing, token_of_variable
+from exec_server.adapters.target import framework_missing, stored_options
 
 try:
     from agents.sandbox.manifest import Manifest
@@ -54,8 +54,11 @@ class ExecServerSandboxClientOptions(BaseSandboxClientOptions):
     registry: str | None = None
     environment_id: str | None = None
     executor_key: str | None = None
+    account_id: str | None = None
     token_env: str | None = None
     ca_file: str | None = None
+    pin: str | tuple[str, ...] | None = None
+    allow_insecure_token: bool = False
     user: str | None = None
     sandbox: Literal["read-only", "workspace-write"] | None = None
     exposed_ports: tuple[int, ...] = ()
@@ -112,5 +115,5 @@ class ExecServerSandboxClient(BaseSandboxClient[ExecServerSandboxClientOptions |
         return self._deserialize_session_state_payload(payload, ExecServerSandboxSessionState)
 
     def _session(self, state: ExecServerSandboxSessionState) -> SandboxSession:
-        inner = ExecServerSandboxSession(state, token_of_variable(state.token_env))
+        inner = ExecServerSandboxSession(state, stored_options(state))
         return self._wrap_session(inner, instrumentation=self._instrumentation)

@@ -10,7 +10,12 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from exec_server.adapters.target import UNREACHABLE, framework_missing, make_environment
+from exec_server.adapters.target import (
+    UNREACHABLE,
+    ConnectOptions,
+    framework_missing,
+    make_environment,
+)
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import Timeout
 from exec_server.client.file_errors import ProgramNotFound
@@ -56,8 +61,11 @@ class ExecServerSandboxSessionState(SandboxSessionState):
     registry: str | None = None
     environment_id: str | None = None
     executor_key: str | None = None
+    account_id: str | None = None
     token_env: str | None = None
     ca_file: str | None = None
+    pin: str | tuple[str, ...] | None = None
+    allow_insecure_token: bool = False
     user: str | None = None
     sandbox: Literal["read-only", "workspace-write"] | None = None
     workspace_root_owned: bool = False
@@ -68,9 +76,9 @@ class ExecServerSandboxSession(BaseSandboxSession):
 
     state: ExecServerSandboxSessionState
 
-    def __init__(self, state: ExecServerSandboxSessionState, token: str | None) -> None:
+    def __init__(self, state: ExecServerSandboxSessionState, options: ConnectOptions) -> None:
         self.state = state
-        self._token = token
+        self._options = options
         self._environment: Environment | None = None
         self._terminals: dict[int, tuple[Process, bool]] = {}
         self._forwards: dict[int, PortForward] = {}
@@ -116,18 +124,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
 
     async def _connected(self) -> Environment:
         if self._environment is None:
-            state = self.state
-            environment = make_environment(
-                state.target,
-                {
-                    "token": self._token,
-                    "registry": state.registry,
-                    "environment_id": state.environment_id,
-                    "executor_key": state.executor_key,
-                    "ca_file": state.ca_file,
-                    "reconnect": True,
-                },
-            )
+            environment = make_environment(self.state.target, self._options)
             try:
                 await environment
             except ExecServerError as error:

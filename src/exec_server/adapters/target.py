@@ -49,8 +49,11 @@ class StoredMachine(Protocol):
     registry: str | None
     environment_id: str | None
     executor_key: str | None
+    account_id: str | None
     token_env: str | None
     ca_file: str | None
+    pin: str | tuple[str, ...] | None
+    allow_insecure_token: bool
 
 
 def stored_options(machine: StoredMachine) -> ConnectOptions:
@@ -60,7 +63,10 @@ def stored_options(machine: StoredMachine) -> ConnectOptions:
         "registry": machine.registry,
         "environment_id": machine.environment_id,
         "executor_key": machine.executor_key,
+        "account_id": machine.account_id,
         "ca_file": machine.ca_file,
+        "pin": machine.pin,
+        "allow_insecure_token": machine.allow_insecure_token,
         "reconnect": True,
     }
 

@@ -90,8 +90,11 @@ def test_the_token_of_a_stored_machine_is_in_a_variable(monkeypatch: pytest.Monk
         registry="https://registry.test",
         environment_id="env-1",
         executor_key="key",
+        account_id="account",
         token_env="MACHINE_TOKEN",
         ca_file="ca.pem",
+        pin=("a" * 64, "b" * 64),
+        allow_insecure_token=True,
     )
     monkeypatch.delenv("MACHINE_TOKEN", raising=False)
     with pytest.raises(ValueError, match="token_env: the variable MACHINE_TOKEN is not set"):
@@ -102,7 +105,10 @@ def test_the_token_of_a_stored_machine_is_in_a_variable(monkeypatch: pytest.Monk
         "registry": "https://registry.test",
         "environment_id": "env-1",
         "executor_key": "key",
+        "account_id": "account",
         "ca_file": "ca.pem",
+        "pin": ("a" * 64, "b" * 64),
+        "allow_insecure_token": True,
         "reconnect": True,
     }
     machine.token_env = None
