@@ -6,6 +6,7 @@ The command is `bash -c`, the only one that the reference masks.
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -135,3 +136,38 @@ def test_dummies_fit_the_pattern(client: Client, pattern: str, fits: str) -> Non
 def test_copies_in_other_variables_are_masked(client: Client) -> None:
     shown = _run(client, "echo $MY_TOKEN; echo $OTHER", "https://a.test/").split("\n")
     assert shown[1] == f"a {shown[0]} b"
+
+
+_RANDOM = "Ab3dEf6hIj9l" * 8
+
+
+def test_tokens_of_github_and_openai_are_found_in_any_variable(client: Client) -> None:
+    token, key = f"ghp_{_RANDOM[:36]}", f"sk-proj-{_RANDOM[:43]}"
+    env = {
+        "PATH": PATH,
+        "GH_TOKEN": "a-token-of-another-kind",
+        "A": f"https://x:{token}@github.com/a.git",
+        "B": key,
+        "C": "x a-token-of-another-kind",
+        "SHORT": token[:-1],
+        "LOW": "sk-proj-" + "a" * 40,
+        "OTHER": f"sk-ant-{_RANDOM[:80]}",
+    }
+    names = "A B C GH_TOKEN SHORT LOW OTHER CODEX_NETWORK_PROXY_BROKERED_CREDENTIALS"
+    script = f"for each in {names}; do echo ${{!each}}; done"
+    proxy = network_proxy(credentialMasking=True)
+    ended = client.run(["/bin/bash", "-c", script], env=env, networkProxy=proxy)
+    *values, brokered = ended.stdout.decode().splitlines()
+    dummy = values[0][len("https://x:") : -len("@github.com/a.git")]
+    assert re.fullmatch("ghp_masked[A-Za-z0-9]{30}", dummy)
+    assert re.fullmatch("sk-proj-masked[A-Za-z0-9]{37}", values[1])
+    assert values[2] == f"x {values[3]}"
+    assert "masked" in values[3]
+    assert values[4:] == [env["SHORT"], env["LOW"], env["OTHER"]]
+    assert json.loads(brokered) == sorted(
+        [
+            *(["@alias:A", dummy], ["@alias:B", values[1]]),
+            *(["@alias:C", values[3]], ["@alias:GH_TOKEN", values[3]]),
+            *(["GH_TOKEN", dummy], ["GH_TOKEN", values[3]], ["OPENAI_API_KEY", values[1]]),
+        ]
+    )

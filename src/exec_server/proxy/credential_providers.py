@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Final, NamedTuple
 
 from exec_server.errors import InvalidParams
@@ -27,6 +28,22 @@ _is_header = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
 # Headers that decide where a request goes or where it ends, so a secret has no business there.
 _FRAMING: Final = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
+_GITHUB_VARIABLES: Final = ("GH_TOKEN", "GITHUB_TOKEN")
+_ENTERPRISE_VARIABLES: Final = ("GH_ENTERPRISE_TOKEN", "GITHUB_ENTERPRISE_TOKEN")
+_OPENAI_VARIABLES: Final = ("OPENAI_API_KEY",)
+_BUILT_IN_VARIABLES: Final = frozenset(
+    (*_GITHUB_VARIABLES, *_ENTERPRISE_VARIABLES, *_OPENAI_VARIABLES)
+)
+_GITHUB_HOSTS: Final = (
+    *("github.com", "api.github.com", "uploads.github.com", "gist.github.com"),
+    *("codeload.github.com", "raw.githubusercontent.com", "ghcr.io"),
+    *("npm.pkg.github.com", "maven.pkg.github.com", "rubygems.pkg.github.com"),
+)
+# Tokens in any variable, with the lengths of the reference: at least 40 and 51 characters. Keys of
+# Anthropic and OpenRouter also begin with `sk-`; they belong to other hosts.
+_GITHUB_TOKEN: Final = "gh[pousr]_[A-Za-z0-9_-]{36,}|github_pat_[A-Za-z0-9_-]{29,}"
+_OPENAI_KEY: Final = "sk-(?!ant-|or-)[A-Za-z0-9_-]{48,}"
+
 
 class Usage(NamedTuple):
     """The requests that may contain a secret, and the places in them."""
@@ -42,8 +59,9 @@ class Provider(NamedTuple):
 
     variables: tuple[str, ...]
     usage: Usage
-    patterns: SecretPatterns | None = None  # None: the values of the variables are secrets
+    patterns: SecretPatterns
     prefix_variable: str | None = None  # names a URL prefix, or a host of the user's own
+    is_built_in: bool = False  # then the values of the variables are secrets, whatever they are
 
     def usage_in(self, env: Mapping[str, str]) -> Usage:
         """The usage with the URL prefix that a variable names; one without a meaning counts not."""
@@ -57,27 +75,22 @@ class Provider(NamedTuple):
         return self.usage._replace(destinations=(*self.usage.destinations, further))
 
 
-def _built_in(
-    variables: tuple[str, ...], hosts: tuple[str, ...], prefix_variable: str | None = None
-) -> Provider:
-    destinations = tuple(Destination("https", host, 443) for host in hosts)
-    usage = Usage(destinations, frozenset({b"bearer", b"token", b"basic"}))
-    return Provider(variables, usage, None, prefix_variable)
-
-
-BUILT_IN: Final = (
-    _built_in(
-        ("GH_TOKEN", "GITHUB_TOKEN"),
-        (
-            *("github.com", "api.github.com", "uploads.github.com", "gist.github.com"),
-            *("codeload.github.com", "raw.githubusercontent.com", "ghcr.io"),
-            *("npm.pkg.github.com", "maven.pkg.github.com", "rubygems.pkg.github.com"),
+@cache
+def built_in_providers() -> tuple[Provider, ...]:
+    """The providers of every start; made when they are needed, because they need `regex`."""
+    tokens, keys = SecretPatterns([_GITHUB_TOKEN]), SecretPatterns([_OPENAI_KEY])
+    return (
+        Provider(_GITHUB_VARIABLES, _built_in_usage(*_GITHUB_HOSTS), tokens, None, True),
+        Provider(_ENTERPRISE_VARIABLES, _built_in_usage(), tokens, "GH_HOST", True),
+        Provider(
+            *(_OPENAI_VARIABLES, _built_in_usage("api.openai.com"), keys, "OPENAI_BASE_URL", True)
         ),
-    ),
-    _built_in(("GH_ENTERPRISE_TOKEN", "GITHUB_ENTERPRISE_TOKEN"), (), "GH_HOST"),
-    _built_in(("OPENAI_API_KEY",), ("api.openai.com",), "OPENAI_BASE_URL"),
-)
-_BUILT_IN_VARIABLES: Final = frozenset(name for each in BUILT_IN for name in each.variables)
+    )
+
+
+def _built_in_usage(*hosts: str) -> Usage:
+    destinations = tuple(Destination("https", host, 443) for host in hosts)
+    return Usage(destinations, frozenset({b"bearer", b"token", b"basic"}))
 
 
 def custom_providers(given: Mapping[str, CredentialProvider] | None) -> tuple[Provider, ...]:

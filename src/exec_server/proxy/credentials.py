@@ -12,12 +12,12 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from exec_server.proxy.credential_destinations import Scheme
 from exec_server.proxy.credential_patterns import Draw, SearchTime
-from exec_server.proxy.credential_providers import BUILT_IN, Provider, Usage
+from exec_server.proxy.credential_providers import Provider, Usage, built_in_providers
 
 Header = tuple[bytes, bytes]
 
@@ -26,10 +26,13 @@ Header = tuple[bytes, bytes]
 _SHORTEST_COPY: Final = 8
 # Secrets of one environment; one with more has a pattern that matches ordinary text.
 MAX_SECRETS: Final = 256
-_DUMMY_CHARACTERS: Final = 36
+# Random characters of a dummy, which is as long as its secret if possible. The fewest make up the
+# 40 characters of a token of GitHub; keys of OpenAI have less than 200 characters.
+_FEWEST_RANDOM: Final = 30
+_MOST_RANDOM: Final = 256
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # The beginnings by which programs tell the kinds of tokens.
-_PREFIX: Final = re.compile(r"github_pat_|gh[a-z]_|sk-proj-|sk-svcacct-|sk-")
+_PREFIX: Final = re.compile(r"github_pat_|gh[a-z]_|sk-proj-|sk-svcacct-|sk-admin-|sk-")
 
 ACTIVE: Final = "CODEX_NETWORK_PROXY_CREDENTIAL_BROKER_ACTIVE"
 BROKERED: Final = "CODEX_NETWORK_PROXY_BROKERED_CREDENTIALS"
@@ -68,20 +71,23 @@ class CredentialMask:
         self._secrets: dict[str, _Secret] = {}
         self._usages: list[Usage] = []  # one for each provider with a secret
         self._dummies: dict[str, str] = {}  # of the values
-        self._named: dict[tuple[str, str], None] = {}  # labels of variables with dummies, in order
+        self._labels: set[tuple[str, str]] = set()  # a variable of its provider for each dummy
         self._holders: set[tuple[str, str]] = set()  # the variables with their secrets
-        for provider in (*BUILT_IN, *custom):
+        providers = (*built_in_providers(), *custom)
+        values = {value for each in providers for _, value in _named_values(each, env)}
+        for provider in providers:
+            usage = provider.usage_in(env)
             number = len(self._usages)
-            for name, value in _found(provider, env, search_time):
+            for name, value in _found(provider, usage, env, values, search_time):
                 if number == len(self._usages):
-                    self._usages.append(provider.usage_in(env))
+                    self._usages.append(usage)
                 dummy = self._dummies.get(value)
                 if dummy is None:
                     dummy = self._new_dummy(value, provider, env, search_time)
                 known = self._secrets.get(dummy, _Secret(value, frozenset()))
                 self._secrets[dummy] = _Secret(value, known.usages | {number})
-                label = name if name in provider.variables else f"@alias:{name}"
-                self._named[label, dummy] = None
+                label = name if name in provider.variables else provider.variables[0]
+                self._labels.add((label, dummy))
                 self._holders.add((name, value))
 
     def _new_dummy(
@@ -91,12 +97,13 @@ class CredentialMask:
             raise TooManySecrets
         draw = _draw(value, self._key)
         dummy = None
-        if provider.patterns is not None:
+        if not provider.is_built_in:
             dummy = provider.patterns.dummy(value, draw, search_time)
         if dummy is None or dummy in self._secrets or _occurs(dummy, env.values()):
             prefix = _PREFIX.match(value)
-            random = "".join(draw(_ALPHABET) for _ in range(_DUMMY_CHARACTERS))
-            dummy = f"{prefix[0] if prefix else ''}masked{random}"
+            start = f"{prefix[0] if prefix else ''}masked"
+            length = min(max(len(value) - len(start), _FEWEST_RANDOM), _MOST_RANDOM)
+            dummy = start + "".join(draw(_ALPHABET) for _ in range(length))
         self._dummies[value] = dummy
         return dummy
 
@@ -115,8 +122,19 @@ class CredentialMask:
                 short = own.get(name)
                 whole = (self._replacement([*common, *short]) if short else replace)(text)
             result[name] = whole
-        brokered = json.dumps(list(self._named), separators=(",", ":"))
+        changed = {name: text for name, text in result.items() if text != env[name]}
+        brokered = json.dumps(self._brokered(changed), separators=(",", ":"))
         return result | {ACTIVE: "1", BROKERED: brokered}
+
+    def _brokered(self, changed: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Names and dummies for programs that look for them: providers' variables and aliases."""
+        aliases = {
+            (f"@alias:{name}", dummy)
+            for name, text in changed.items()
+            for dummy in self._secrets
+            if dummy in text
+        }
+        return sorted(self._labels | aliases)
 
     def _replacement(self, values: Sequence[str]) -> Callable[[str], str]:
         """Replaces all values in a text in one pass, the longest of those at the same place."""
@@ -185,18 +203,34 @@ class CredentialMask:
         return secret.value.encode(errors="surrogateescape")
 
 
+def _named_values(provider: Provider, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The values of the variables of a built-in provider, which are secrets as they are."""
+    for name in provider.variables if provider.is_built_in else ():
+        # Programs ignore blanks around a token, and no header can have a line break.
+        if value := env.get(name, "").strip():
+            yield name, value
+
+
 def _found(
-    provider: Provider, env: Mapping[str, str], search_time: SearchTime
+    provider: Provider,
+    usage: Usage,
+    env: Mapping[str, str],
+    named: Collection[str],
+    search_time: SearchTime,
 ) -> Iterator[tuple[str, str]]:
-    """The variables with secrets of a provider, and the secrets."""
-    if provider.patterns is None:
-        for name in provider.variables:
-            if value := env.get(name):
-                yield name, value
+    """The variables with secrets of a provider, and the secrets.
+
+    A token that a variable of a built-in provider names belongs to that one alone, even if it looks
+    like a token of another. A service of the user's own without a known host has no others.
+    """
+    yield from _named_values(provider, env)
+    if provider.is_built_in and not usage.destinations:
         return
     for name, text in env.items():
         is_named = name in provider.variables
         for value in provider.patterns.find(text, search_time, is_named=is_named):
+            if provider.is_built_in and value in named:
+                continue
             if is_named or len(value) >= _SHORTEST_COPY:
                 yield name, value
 

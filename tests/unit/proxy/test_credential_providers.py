@@ -11,12 +11,12 @@ from exec_server.protocol.decoding import decode
 from exec_server.protocol.network import CredentialProvider
 from exec_server.proxy.credential_destinations import Destination, parse_destination
 from exec_server.proxy.credential_providers import (
-    BUILT_IN,
     MAX_CHARACTERS,
     MAX_ITEMS,
     MAX_PROVIDERS,
     Provider,
     Usage,
+    built_in_providers,
     custom_providers,
 )
 
@@ -55,7 +55,7 @@ def test_a_prefix_that_a_variable_names() -> None:
 
 
 def test_built_in_providers_of_ones_own_hosts() -> None:
-    _, enterprise, openai = BUILT_IN
+    _, enterprise, openai = built_in_providers()
     expected = (Destination("https", "git.example", 443, "/"),)
     assert enterprise.usage_in({"GH_HOST": "Git.example"}).destinations == expected
     further = openai.usage_in({"OPENAI_BASE_URL": "https://a.example/v1"}).destinations

@@ -53,7 +53,77 @@ def test_secrets_are_masked_wherever_they_occur() -> None:
     assert masked["COPY"] == f"token {token}, {key}"
     assert masked["OTHER"] == "plain"
     assert masked[ACTIVE] == "1"
-    assert json.loads(masked[BROKERED]) == [["GITHUB_TOKEN", token], ["OPENAI_API_KEY", key]]
+    assert json.loads(masked[BROKERED]) == [
+        ["@alias:COPY", token],
+        ["@alias:COPY", key],
+        ["@alias:GITHUB_TOKEN", token],
+        ["@alias:OPENAI_API_KEY", key],
+        ["GITHUB_TOKEN", token],
+        ["OPENAI_API_KEY", key],
+    ]
+
+
+_RANDOM = "Ab3dEf6hIj9l" * 8
+
+
+@pytest.mark.parametrize(
+    ("secret", "prefix"),
+    [
+        *((f"gh{kind}_{_RANDOM[:36]}", f"gh{kind}_") for kind in "pousr"),
+        (f"github_pat_{_RANDOM[:22]}_{_RANDOM[:59]}", "github_pat_"),
+        (f"sk-{_RANDOM[:48]}", "sk-"),
+        (f"sk-proj-{_RANDOM[:20]}-{_RANDOM[:22]}", "sk-proj-"),
+        (f"sk-svcacct-{_RANDOM[:40]}", "sk-svcacct-"),
+        (f"sk-admin-{_RANDOM[:42]}", "sk-admin-"),
+    ],
+)
+def test_tokens_are_masked_in_any_variable(secret: str, prefix: str) -> None:
+    env = {"A": secret, "URL": f"https://x:{secret}@host/a.git", "B": f"a {secret},b"}
+    mask, masked = _mask(env)
+    dummy = masked["A"]
+    assert dummy.startswith(f"{prefix}masked")
+    assert masked["URL"] == f"https://x:{dummy}@host/a.git"
+    assert masked["B"] == f"a {dummy},b"
+    variable, host = ("GH_TOKEN", "github.com")
+    if prefix.startswith("sk-"):
+        variable, host = ("OPENAI_API_KEY", "api.openai.com")
+    aliases = [[f"@alias:{name}", dummy] for name in ("A", "B", "URL")]
+    assert json.loads(masked[BROKERED]) == [*aliases, [variable, dummy]]
+    assert _restored(mask, host, f"Bearer {dummy}".encode()) == f"Bearer {secret}".encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"ghp_{_RANDOM[:35]}",
+        f"ghx_{_RANDOM[:36]}",
+        f"GHP_{_RANDOM[:36]}",
+        f"github_pat_{_RANDOM[:28]}",
+        f"sk-{_RANDOM[:47]}",
+        "sk-proj-" + "a" * 40,
+        f"sk-ant-{_RANDOM[:80]}",
+        f"sk-or-v1-{_RANDOM[:64]}",
+        f"/opt/task-{_RANDOM[:40]}",
+    ],
+)
+def test_texts_that_are_no_tokens(text: str) -> None:
+    _, masked = _mask({"A": text})
+    assert masked["A"] == text
+    assert masked[BROKERED] == "[]"
+
+
+def test_dummies_are_as_long_as_tokens_but_not_longer() -> None:
+    for length in (36, 80):
+        secret = f"ghp_{_RANDOM[:length]}"
+        assert len(_mask({"A": secret})[1]["A"]) == len(secret)
+    assert len(_mask({"GH_TOKEN": "x" * 1000})[1]["GH_TOKEN"]) == len("masked") + 256
+
+
+def test_blanks_around_a_secret_are_no_part_of_it() -> None:
+    mask, masked = _mask({"GH_TOKEN": " secret-text\n", "A": "secret-text"})
+    assert masked["GH_TOKEN"] == f" {masked['A']}\n"
+    sent = b"Bearer " + masked["A"].encode()
+    assert _restored(mask, "github.com", sent) == b"Bearer secret-text"
 
 
 def test_dummies_depend_on_the_value_and_on_the_server() -> None:
@@ -93,7 +163,12 @@ def test_enterprise_hosts() -> None:
     assert not mask.is_intercepted("github.com", 443)
     dummy = masked["GH_ENTERPRISE_TOKEN"].encode()
     assert _restored(mask, "git.example", b"Bearer " + dummy) == b"Bearer " + _TOKEN.encode()
+    found = {"A": _TOKEN, "GH_HOST": "git.example"}
+    mask = CredentialMask(found, b"key", _time())
+    assert mask.is_intercepted("git.example", 443)
+    assert mask.is_intercepted("github.com", 443)
     alone = {"GH_ENTERPRISE_TOKEN": _TOKEN}
+    assert not CredentialMask(alone, b"key", _time()).is_intercepted("github.com", 443)
     assert _TOKEN not in CredentialMask(alone, b"key", _time()).masked(alone).values()
 
 
@@ -163,9 +238,11 @@ def test_secrets_of_a_client_are_masked_wherever_they_occur() -> None:
     assert masked["SHORT"] == "tok_"
     assert masked["GH_TOKEN"].startswith("ghp_masked")
     assert json.loads(masked[BROKERED]) == [
+        ["@alias:GH_TOKEN", masked["GH_TOKEN"]],
+        ["@alias:MY_TOKEN", dummy],
+        ["@alias:OTHER", dummy],
         ["GH_TOKEN", masked["GH_TOKEN"]],
         ["MY_TOKEN", dummy],
-        ["@alias:OTHER", dummy],
     ]
 
 
