@@ -140,7 +140,7 @@ _REX = _adapter("swe-rex", "swe-rex==1.4.0", 5, "run_swe_rex")
 ROWS = (
     _INSPECT,
     _on_reference(_INSPECT, 40, NEEDS_USERS),
-    Row("inspect", "inspect-ai==0.3.285 anyio", 1, ("run_inspect",)),
+    Row("inspect", "inspect-ai==0.3.285 anyio", 2, ("run_inspect",)),
     _DEEPAGENTS,
     _on_reference(_DEEPAGENTS, 81),
     _adapter("deepagents-0.6", f"deepagents==0.6.12 {_LANGCHAIN}", 88, "suite_deepagents", _AUTO),

@@ -24,6 +24,7 @@ import pytest
 from exec_server import sync
 from exec_server.client.engine import session as client_session
 from exec_server.errors import ExecServerError
+from exec_server.protocol.presets import preset
 from tests.adapters.coding_task import (
     EDIT,
     FIXED,
@@ -222,9 +223,10 @@ def test_the_example(request: pytest.FixtureRequest) -> None:
 def test_confined(driver: DriverModule, server: Server, tmp_path: Path) -> None:
     """A read-only sandbox: reading works, and neither commands nor files write."""
     folder = make_repository(tmp_path)
+    policy = preset("read-only", cwd=f"file://{folder}", roots=[f"file://{folder}"])
 
-    async def scene() -> None:
-        async with opened(driver, Place(folder, server.url, sandbox="read-only")) as made:
+    async def scene(sandbox: str | dict[str, Any]) -> None:
+        async with opened(driver, Place(folder, server.url, sandbox=sandbox)) as made:
             if driver.LACKS != "commands":
                 assert (await call(made.run, READ))[0] == 0
                 assert (await call(made.run, "touch by-command"))[0] != 0
@@ -234,7 +236,8 @@ def test_confined(driver: DriverModule, server: Server, tmp_path: Path) -> None:
                     await call(made.write, f"{folder}/by-file", b"text")
                 assert re.search(r"(?i)denied|read-only|sandbox", _texts(caught.value))
 
-    play(scene())
+    play(scene("read-only"))
+    play(scene(policy))
     assert sorted(os.listdir(folder)) == ["app.py", "test_app.py"]
 
 

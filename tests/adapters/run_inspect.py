@@ -1,4 +1,4 @@
-"""What the self check of Inspect does not ask: the end of a sample."""
+"""What the self check of Inspect does not ask: configurations, and the end of a sample."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 
+from exec_server.adapters.inspect import ExecServerSandboxConfig
 from tests.support.server_internals import eventually
 
 
@@ -26,6 +27,13 @@ def play(config: dict[str, Any], scene: Callable[[Any], Awaitable[None]]) -> Non
             await kind.sample_cleanup("task", settings, made, False)
 
     asyncio.run(run())
+
+
+def test_a_configuration_with_a_policy_is_hashable() -> None:
+    """Inspect has the configurations of all samples in a set."""
+    policies = [{"permissions": {"type": "disabled"}}, {"permissions": {"type": "external"}}]
+    configs = {ExecServerSandboxConfig(sandbox=policy) for policy in [*policies, policies[0]]}
+    assert len(configs) == 2
 
 
 def test_the_directory_of_a_busy_sample_is_deleted(server_url: str) -> None:

@@ -208,7 +208,7 @@ def test_a_session_is_resumed_from_its_snapshot(server_url: str, tmp_path: Path)
     asyncio.run(scene())
 
 
-def test_light_tools(server_url: str, tmp_path: Path) -> None:
+def test_light_tools(server_url: str, tmp_path: Path, ordinary_user: str | None) -> None:
     folder = make_repository(tmp_path)
 
     async def scene(env: Environment) -> None:
@@ -227,6 +227,15 @@ def test_light_tools(server_url: str, tmp_path: Path) -> None:
         await editor.delete_file(ApplyPatchOperation(type="delete_file", path="test_app.py"))
         with pytest.raises(ValueError, match="is not below"):
             await editor.delete_file(ApplyPatchOperation(type="delete_file", path="../x"))
+        if ordinary_user is not None:
+            as_user = ExecServerShell(env, user=ordinary_user)
+            action = ShellActionRequest(commands=["id -un"])
+            request = ShellCommandRequest(ctx_wrapper=None, data=ShellCallData("2", action))
+            (third,) = (await as_user(request)).output
+            assert third.stdout.strip() == ordinary_user
+            denied = ExecServerEditor(env, folder, user=ordinary_user)
+            with pytest.raises(PermissionError):
+                await denied.create_file(ApplyPatchOperation("create_file", "theirs", "+text\n"))
         Agent("a", tools=[ShellTool(executor=shell), ApplyPatchTool(editor=editor)])
 
     async def connected() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, overload
 
 from exec_server.adapters.target import (
     UNREACHABLE,
+    StoredSandbox,
     framework_missing,
     make_environment,
     stored_options,
@@ -56,7 +57,7 @@ class ExecServerSandboxConfig(BaseModel):
 
     `token_env` names the environment variable with the token, because Inspect logs this. `user` is
     the user of commands and files, for a server with the rights of root; `sandbox` confines both:
-    "read-only" or "workspace-write".
+    "read-only", "workspace-write" or a `sandbox` object of the protocol.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,7 +72,11 @@ class ExecServerSandboxConfig(BaseModel):
     pin: str | tuple[str, ...] | None = None
     allow_insecure_token: bool = False
     user: str | None = None
-    sandbox: Literal["read-only", "workspace-write"] | None = None
+    sandbox: StoredSandbox | None = None
+
+    def __hash__(self) -> int:
+        """Inspect has configurations in sets; a `sandbox` object cannot be hashed by itself."""
+        return hash(self.model_dump_json())
 
 
 @sandboxenv(name="exec-server")

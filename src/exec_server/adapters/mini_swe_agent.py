@@ -8,7 +8,12 @@ from __future__ import annotations
 import platform
 from typing import Any, Final
 
-from exec_server.adapters.target import framework_missing, open_environment, stored_options
+from exec_server.adapters.target import (
+    StoredSandbox,
+    framework_missing,
+    open_environment,
+    stored_options,
+)
 from exec_server.client.exceptions import Timeout
 from exec_server.client.results import Result
 from exec_server.errors import ExecServerError
@@ -46,7 +51,7 @@ class ExecServerEnvironmentConfig(BaseModel):
     pin: str | tuple[str, ...] | None = None
     allow_insecure_token: bool = False
     user: str | None = None
-    sandbox: str | None = None
+    sandbox: StoredSandbox | None = None
 
 
 class ExecServerEnvironment:

@@ -12,7 +12,7 @@ from exec_server.adapters.openai_agents_session import (
     ExecServerSandboxSession,
     ExecServerSandboxSessionState,
 )
-from exec_server.adapters.target import framework_missing, stored_options
+from exec_server.adapters.target import StoredSandbox, framework_missing, stored_options
 
 try:
     from agents.sandbox.manifest import Manifest
@@ -43,8 +43,8 @@ class ExecServerSandboxClientOptions(BaseSandboxClientOptions):
 
     `token_env` names the environment variable with the token, because the state of a session is
     stored. `user` is the user of commands and files, for a server with the rights of root;
-    `sandbox` confines both: "read-only" or "workspace-write". `exposed_ports` are ports of the
-    machine, which are forwarded when the SDK asks for them.
+    `sandbox` confines both: "read-only", "workspace-write" or a `sandbox` object of the protocol.
+    `exposed_ports` are ports of the machine, which are forwarded when the SDK asks for them.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -60,7 +60,7 @@ class ExecServerSandboxClientOptions(BaseSandboxClientOptions):
     pin: str | tuple[str, ...] | None = None
     allow_insecure_token: bool = False
     user: str | None = None
-    sandbox: Literal["read-only", "workspace-write"] | None = None
+    sandbox: StoredSandbox | None = None
     exposed_ports: tuple[int, ...] = ()
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from exec_server.adapters.target import (
     UNREACHABLE,
     ConnectOptions,
+    StoredSandbox,
     framework_missing,
     make_environment,
 )
@@ -67,7 +68,7 @@ class ExecServerSandboxSessionState(SandboxSessionState):
     pin: str | tuple[str, ...] | None = None
     allow_insecure_token: bool = False
     user: str | None = None
-    sandbox: Literal["read-only", "workspace-write"] | None = None
+    sandbox: StoredSandbox | None = None
     workspace_root_owned: bool = False
 
 

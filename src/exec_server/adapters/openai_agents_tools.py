@@ -33,11 +33,17 @@ class ExecServerShell:
     """`ShellTool(executor=ExecServerShell(env))`: runs the commands of the model on a machine."""
 
     def __init__(
-        self, environment: Environment, *, cwd: str | None = None, sandbox: AnySandbox | None = None
+        self,
+        environment: Environment,
+        *,
+        cwd: str | None = None,
+        sandbox: AnySandbox | None = None,
+        user: str | None = None,
     ) -> None:
         self._environment = environment
         self._cwd = cwd
         self._sandbox = sandbox
+        self._user = user
 
     async def __call__(self, request: ShellCommandRequest) -> ShellResult:
         action = request.data.action
@@ -56,6 +62,7 @@ class ExecServerShell:
                 command,
                 cwd=self._cwd,
                 sandbox=self._sandbox,
+                user=self._user,
                 timeout=seconds,
                 output_limit=OUTPUT,
             )
@@ -69,9 +76,14 @@ class ExecServerEditor:
     """`ApplyPatchTool(editor=ExecServerEditor(env, root))`: edits files below a directory."""
 
     def __init__(
-        self, environment: Environment, root: str, *, sandbox: AnySandbox | None = None
+        self,
+        environment: Environment,
+        root: str,
+        *,
+        sandbox: AnySandbox | None = None,
+        user: str | None = None,
     ) -> None:
-        files = environment.files
+        files = environment.files if user is None else environment.files.as_user(user)
         self._files: Files = files if sandbox is None else files.sandboxed(sandbox, cwd=root)
         self._root = root
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from exec_server.adapters.target import (
     UNREACHABLE,
+    StoredSandbox,
     framework_missing,
     open_environment,
     stored_options,
@@ -55,7 +56,7 @@ class ExecServerWorkspace(LocalWorkspace):
     pin: str | tuple[str, ...] | None = None
     allow_insecure_token: bool = False
     user: str | None = None
-    sandbox: str | None = None
+    sandbox: StoredSandbox | None = None
 
     _environment: Environment | None = PrivateAttr(default=None)
 
@@ -81,8 +82,8 @@ class ExecServerWorkspace(LocalWorkspace):
         files = self.environment.files
         if self.user is not None:
             files = files.as_user(self.user)
-        sandbox: Any = self.sandbox
-        return files if sandbox is None else files.sandboxed(sandbox, cwd=self.working_dir)
+        confined = self.sandbox
+        return files if confined is None else files.sandboxed(confined, cwd=self.working_dir)
 
     def execute_command(
         self, command: str, cwd: str | Path | None = None, timeout: float = 30.0
@@ -106,13 +107,12 @@ class ExecServerWorkspace(LocalWorkspace):
         return _command_result(command, done)
 
     def _run(self, argv: list[str], cwd: str | Path | None, timeout: float | None) -> Result:
-        sandbox: Any = self.sandbox
         return self.environment.run(
             argv,
             cwd=posixpath.join(self.working_dir, str(cwd or "")),
             timeout=timeout,
             user=self.user,
-            sandbox=sandbox,
+            sandbox=self.sandbox,
         )
 
     def file_upload(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Sequence
-from typing import Final, Protocol, TypedDict
+from typing import Any, Final, Protocol, TypedDict
 
 from exec_server import sync
 from exec_server.client.connect import connect
@@ -17,6 +17,7 @@ from exec_server.errors import (
     RegistryError,
     SessionLost,
 )
+from exec_server.protocol.presets import PresetName
 
 # The errors of a machine that is out of reach, which frameworks have a word of their own for. They
 # are raised in time: a lost session is given up after RECOVERY_SECONDS of the client.
@@ -38,6 +39,9 @@ class ConnectOptions(TypedDict, total=False):
     client_name: str
     reconnect: bool
 
+
+# A sandbox in a configuration: the name of a preset, or a `sandbox` object of the protocol.
+StoredSandbox = PresetName | dict[str, Any]
 
 # The options of `connect` that say nothing about the machine.
 _OPTIONS_OF_ALL: Final = frozenset({"client_name", "reconnect"})

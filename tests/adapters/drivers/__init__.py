@@ -42,7 +42,7 @@ class Place:
     target: str | None = None
     registry: str | None = None
     environment_id: str | None = None
-    sandbox: str | None = None
+    sandbox: str | dict[str, Any] | None = None
     user: str | None = None
 
     def options(self, *, stores_token: bool = True) -> dict[str, Any]:
