@@ -90,11 +90,11 @@ class FileChanges:
                 raise Unsupported(
                     "fsRename", "rename with replace=True, after a look at the target"
                 )
-            argv = ["mv", "-fT", "--", self._absolute(old), self._absolute(new)]
+            argv = ["mv", "-fT", "--", self._absolute(old, "old"), self._absolute(new, "new")]
             await self._run(argv, old, target=new)
             return
         params = wire.RenameParams(
-            self._paths.uri(old), self._paths.uri(new), replace, self._sandbox
+            self._paths.uri(old, "old"), self._paths.uri(new, "new"), replace, self._sandbox
         )
         await self._call(wire.RENAME, params, old, target=new, is_retryable=False)
 
@@ -159,7 +159,7 @@ class FileChanges:
             raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
         if not self._capabilities.fs_glob:
             raise Unsupported("fsGlob", "walk the tree with files.walk() and match its paths")
-        params = wire.GlobParams(self._paths.uri(root), pattern, limit, self._sandbox)
+        params = wire.GlobParams(self._paths.uri(root, "root"), pattern, limit, self._sandbox)
         found = await self._call(wire.GLOB, params, root)
         return Found(found.paths, truncated=found.truncated)
 
@@ -192,7 +192,7 @@ class FileChanges:
             raise TypeError(f"patch must be str, not {type(patch).__name__}")
         if not self._capabilities.fs_apply_patch:
             return await self._patch_here(patch, root)
-        params = wire.ApplyPatchParams(self._paths.uri(root), patch, self._sandbox)
+        params = wire.ApplyPatchParams(self._paths.uri(root, "root"), patch, self._sandbox)
         done = await self._call(wire.APPLY_PATCH, params, root, is_retryable=False)
         return [ChangedFile(change.path, change.kind) for change in done.changes]
 
@@ -228,8 +228,8 @@ class FileChanges:
         from exec_server.patching.patch import parse_patch, plan  # slow to import
 
         files = self._text_files()
+        base = self._absolute(root, "root").rstrip("/") or "/"
         parsed = parse_patch(patch)
-        base = self._absolute(root).rstrip("/") or "/"
         named = [path for file in parsed for path in (file.path, file.new_path) if path]
         contents: dict[str, bytes] = {}
         for path in dict.fromkeys(f"{base.rstrip('/')}/{name}" for name in named):
@@ -278,8 +278,8 @@ class FileChanges:
 
     # ---- calls ------------------------------------------------------------------------
 
-    def _absolute(self, path: AnyPath) -> str:
-        return self._paths.absolute(path)
+    def _absolute(self, path: AnyPath, name: str = "path") -> str:
+        return self._paths.absolute(path, name)
 
     async def _call(
         self,

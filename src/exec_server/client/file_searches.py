@@ -60,7 +60,7 @@ class FileSearches(FileChanges):
         if not isinstance(pattern, str):
             raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
         params = wire.GrepParams(
-            self._paths.uri(root),
+            self._paths.uri(root, "root"),
             pattern,
             literal=literal,
             ignore_case=ignore_case,
@@ -107,9 +107,9 @@ class FileSearches(FileChanges):
             raise Unsupported(
                 "fsGrep", "search for a literal text, or run a program such as rg on its machine"
             )
-        metadata = files.GetMetadataParams(self._paths.uri(root), sandbox=self._sandbox)
+        metadata = files.GetMetadataParams(self._paths.uri(root, "root"), sandbox=self._sandbox)
         is_directory = (await self._call(files.GET_METADATA, metadata, root)).is_directory
-        path = self._absolute(root)
+        path = self._absolute(root, "root")
         base = f"{path.rstrip('/')}/./" if is_directory else f"{path.rpartition('/')[0]}/"
         words = [*_grep_words(params), "--", base[:-1] if is_directory else path]
         done = await self._commands.run(

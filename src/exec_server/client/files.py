@@ -22,7 +22,7 @@ from exec_server.client.file_errors import (
     is_a_directory,
 )
 from exec_server.client.many_files import ManyFiles
-from exec_server.client.paths import AnyPath, native, path_text
+from exec_server.client.paths import AnyPath, is_dot, native, path_text
 from exec_server.client.process import Process
 from exec_server.client.results import Entry, Progress, Result, Stat, Transfer
 from exec_server.client.transfer.open_file import (
@@ -71,6 +71,7 @@ _CREATE: Final = (
     'new=$1.$$.part; dd of="$new" status=none && ln -T -- "$new" "$1"; code=$?; '
     'rm -f -- "$new"; exit $code'
 )
+_NOT_REMOVED: Final = "the server's directory is not removed, nor one that is named by . or .."
 _IS_SAME_FILE: Final = '[ "$1" -ef "$2" ]'
 
 
@@ -372,12 +373,15 @@ class Files(ManyFiles):
 
         Raises InvalidRequest if both are the same file, which some servers would truncate.
         """
+        params = wire.CopyParams(
+            self._paths.uri(source, "source"),
+            self._paths.uri(target, "target"),
+            recursive,
+            sandbox=self._sandbox,
+        )
         if await self._are_same(source, target):
             names = f"{path_text(source)} to {path_text(target)}"
             raise InvalidRequest(f"{names}: they are the same file")
-        params = wire.CopyParams(
-            self._paths.uri(source), self._paths.uri(target), recursive, sandbox=self._sandbox
-        )
         await self._call(wire.COPY, params, source, target=target, is_retryable=False)
 
     async def _are_same(self, source: AnyPath, target: AnyPath) -> bool:
@@ -403,10 +407,15 @@ class Files(ManyFiles):
     async def remove(
         self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False
     ) -> None:
-        """Remove a file, a link, an empty directory, or with `recursive` any directory."""
-        params = wire.RemoveParams(
-            self._paths.uri(path), recursive, missing_ok, sandbox=self._sandbox
-        )
+        """Remove a file, a link, an empty directory, or with `recursive` any directory.
+
+        A directory is removed by its name: `.` and `..` are refused, as `rm` does, and so is the
+        server's directory.
+        """
+        uri = self._paths.uri(path)
+        if is_dot(path) or uri == self._paths.uri(self._paths.cwd):
+            raise InvalidRequest(f"{path_text(path)}: {_NOT_REMOVED}")
+        params = wire.RemoveParams(uri, recursive, missing_ok, sandbox=self._sandbox)
         await self._call(wire.REMOVE, params, path, is_retryable=missing_ok)
 
     async def mkdir(self, path: AnyPath, *, parents: bool = False, exist_ok: bool = False) -> None:
@@ -460,7 +469,7 @@ class Files(ManyFiles):
             CopyOptions(keep_times, sync),
             session=self._batch_session(),
         )
-        done = await upload.copy(_local_path(local), self._paths.absolute(remote))
+        done = await upload.copy(_local_path(local), self._paths.absolute(remote, "remote"))
         return _checked(done) if check else done
 
     async def download(
@@ -484,7 +493,7 @@ class Files(ManyFiles):
             CopyOptions(keep_times, sync),
             session=self._batch_session(),
         )
-        done = await download.copy(self._paths.absolute(remote), _local_path(local))
+        done = await download.copy(self._paths.absolute(remote, "remote"), _local_path(local))
         return _checked(done) if check else done
 
 

@@ -159,7 +159,7 @@ class ManyFiles(FileSearches):
             self._sandbox,
             session=self._batch_session(),
         )
-        done = await upload.unpack(archive, self._absolute(directory), limit)
+        done = await upload.unpack(archive, self._absolute(directory, "directory"), limit)
         if done.failed and check:
             raise NotAllCopied(done)
         return done

@@ -37,31 +37,40 @@ class PathResolver:
         self.cwd = (info.cwd and native(info.cwd)) or self.home or "/"
         self.temporary = native(info.temp_dir)
 
-    def absolute(self, path: AnyPath) -> str:
+    def absolute(self, path: AnyPath, name: str = "path") -> str:
         """The absolute path; `~` at the start is the user's home.
 
-        A URI becomes a path, if the path is one of this platform.
+        A URI becomes a path, if the path is one of this platform. It begins with `file://`: other
+        texts that begin with `file:` are names. Raises ValueError with the argument's `name` for an
+        empty path, which a program gets by mistake and which would be the server's directory.
         """
         text = path_text(path)
-        if text.startswith("file:"):
+        if not text:
+            raise ValueError(f'{name} must not be empty: "." is the directory of the server')
+        if text.startswith("file://"):
             return native(text)
         if text.startswith("/") or _windows_path(text):
             return text
         if self.home and (text == "~" or text.startswith("~/")):
             return self.home + text[1:]
-        if text in ("", "."):
+        if text == ".":
             return self.cwd
         return f"{self.cwd.rstrip('/')}/{text}"
 
-    def uri(self, path: AnyPath) -> PathUri:
-        """The URI of a path; raises InvalidParams if the path is invalid."""
-        text = self.absolute(path)
+    def uri(self, path: AnyPath, name: str = "path") -> PathUri:
+        """The URI of a path; raises InvalidParams if the path is invalid, ValueError if empty."""
+        text = self.absolute(path, name)
         if _windows_path(text):
             text = "file:///" + quote(text.replace("\\", "/"), safe="/:")
         try:
             return PathUri.from_text(text)
         except UnicodeEncodeError:
             raise InvalidParams(f"{text!a} has a surrogate that stands for no byte") from None
+
+
+def is_dot(path: AnyPath) -> bool:
+    """Whether a path ends in `.` or `..`, and so is a directory without its name."""
+    return path_text(path).rstrip("/").rpartition("/")[2] in (".", "..")
 
 
 def path_text(path: AnyPath) -> str:

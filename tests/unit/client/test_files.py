@@ -272,3 +272,31 @@ async def test_a_file_above_the_limit_is_not_read(scene: Scene) -> None:
         scene, scene.env.files.read("a", limit=10), ("fs/getMetadata", FILE), content
     )
     assert isinstance(error, InvalidRequest)
+
+
+@in_environment
+async def test_a_change_of_the_empty_path_is_refused_by_its_argument(scene: Scene) -> None:
+    files = scene.env.files
+    for work, name in (
+        (files.remove("", recursive=True), "path"),
+        (files.write(b"", b"1"), "path"),
+        (files.mkdir("", parents=True, exist_ok=True), "path"),
+        (files.copy("", "b", recursive=True), "source"),
+        (files.copy("a", ""), "target"),
+        (files.rename("a", ""), "new"),
+        (files.upload("a", ""), "remote"),
+        (files.apply_patch("", ""), "root"),
+        (files.write_tar(b"", ""), "directory"),
+        (scene.env.run(["true"], cwd=""), "cwd"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must not be empty"):
+            await work
+    assert scene.stream.is_quiet
+
+
+@in_environment
+async def test_the_working_directory_is_not_removed(scene: Scene) -> None:
+    for path in (".", "./", "..", "a/..", "/home", "../home/"):
+        with pytest.raises(InvalidRequest, match=r"is not removed"):
+            await scene.env.files.remove(path, recursive=True, missing_ok=True)
+    assert scene.stream.is_quiet

@@ -10,7 +10,15 @@ import pytest
 
 from exec_server.client.engine.messages import decode_environment
 from exec_server.client.exceptions import SandboxDenied
-from exec_server.client.paths import AnyPath, PathResolver, decoded, encoded, native, path_error
+from exec_server.client.paths import (
+    AnyPath,
+    PathResolver,
+    decoded,
+    encoded,
+    is_dot,
+    native,
+    path_error,
+)
 from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.protocol.sandbox import Denial
 
@@ -29,7 +37,7 @@ THERE = resolver(cwd="file:///work%20shop", userHomeDir="file:///home/me")
         ("/a/b", "file:///a/b"),
         (Path("/a"), "file:///a"),
         (PurePosixPath("c"), "file:///work%20shop/c"),
-        ("", "file:///work%20shop"),
+        ("file:x", "file:///work%20shop/file:x"),
         (".", "file:///work%20shop"),
         ("../x", "file:///x"),
         ("~", "file:///home/me"),
@@ -57,13 +65,30 @@ def test_a_path_that_no_machine_has_is_invalid(path: str) -> None:
         ("file:///a%2520b/", "/a%20b"),
         ("file://localhost/a", "/a"),
         ("file:///C:/a", "file:///C:/a"),
-        ("file:", "/"),
+        ("file:", "/work shop/file:"),
+        ("file:/a", "/work shop/file:/a"),
         ("/a%20b", "/a%20b"),
         ("file", "/work shop/file"),
     ],
 )
 def test_uris_stand_for_paths(path: AnyPath, absolute: str) -> None:
     assert THERE.absolute(path) == absolute
+
+
+@pytest.mark.parametrize("path", ["", b""])
+def test_an_empty_path_is_refused_by_the_name_of_its_argument(path: AnyPath) -> None:
+    with pytest.raises(ValueError, match=r"^path must not be empty"):
+        THERE.uri(path)
+    with pytest.raises(ValueError, match=r"^root must not be empty"):
+        THERE.absolute(path, "root")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [(".", True), ("..", True), ("a/./", True), (b"/a/..", True), ("/a/.b", False), ("/", False)],
+)
+def test_paths_without_a_name(path: AnyPath, expected: bool) -> None:
+    assert is_dot(path) == expected
 
 
 def test_a_server_that_says_little() -> None:

@@ -123,7 +123,7 @@ class StartParamsBuilder:
         return StartParams(
             process_id=ProcessId(""),
             argv=argv,
-            cwd=self._paths.uri(self._paths.cwd if cwd is None else cwd),
+            cwd=self._paths.uri(self._paths.cwd if cwd is None else cwd, "cwd"),
             env_policy=None if clean_env else INHERIT_ALL,
             env=self._defaults(tty=tty, clean_env=clean_env) | _environment(env or {}),
             tty=tty,
@@ -158,7 +158,7 @@ def sandbox_object(
     if isinstance(sandbox, str):
         if sandbox not in PRESETS:
             raise InvalidParams(f"unknown sandbox {sandbox!r}: use one of {', '.join(PRESETS)}")
-        workspace = str(paths.uri(paths.cwd if cwd is None else cwd))
+        workspace = str(paths.uri(paths.cwd if cwd is None else cwd, "cwd"))
         sandbox = preset(sandbox, cwd=workspace, roots=[workspace])
     # msgspec encodes a mapping without looking at its members.
     return cast(Sandbox | None, sandbox)
