@@ -279,6 +279,13 @@ def test_scoped_and_invalid_literals(proxies: Proxies, origin: WebOrigin, host: 
         assert exchange(proxies.socks, _named(scoped, origin.port))[2:4] == b"\x05\x02"
 
 
+@pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f000001", "[::ffff:127.0.0.1]"])
+def test_a_denied_address_in_every_spelling(client: Client, origin: WebOrigin, host: str) -> None:
+    rules = network_proxy(domains={"*": "allow", "127.0.0.1": "deny"}, allowLocalBinding=True)
+    received = exchange(start_proxies(client, rules).http, _get(f"{host}:{origin.port}"))
+    assert b"blocked-by-denylist" in received
+
+
 def test_numeric_addresses_of_socks(proxies: Proxies, origin: WebOrigin) -> None:
     assert proxies.socks is not None
     mapped = bytes(10) + b"\xff\xff\x7f\0\0\x01"

@@ -92,8 +92,10 @@ class Decider:
         return await self._checked(request.host, allowed)
 
     async def _checked(self, host: str, allowed: Decision) -> Decision:
-        """An allowing decision with its addresses, or a denial if one of them is not public."""
+        """An allowing decision with its addresses, or a denial because of one of them."""
         addresses = await self._look_up(host)
+        if self.policy.denies(addresses):
+            return Decision("deny", "baseline_policy", "denied")
         # A name without addresses may be a name of a network that is only known elsewhere.
         is_known = bool(addresses) or self.policy.may_be_local(host)
         if not is_known or not self.policy.may_dial(host, addresses):

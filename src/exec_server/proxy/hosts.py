@@ -92,6 +92,13 @@ def _embedded(address: IPv6Address) -> list[IPv4Address]:
     return [each for each in found if each is not None]
 
 
+def address_forms(address: str) -> tuple[str, ...]:
+    """An address of the resolver without its scope, and the IPv4 addresses in it."""
+    parsed = ip_address(address.partition("%")[0])
+    embedded = _embedded(parsed) if isinstance(parsed, IPv6Address) else []
+    return (str(parsed), *map(str, embedded))
+
+
 def split_authority(text: str, default_port: int | None) -> tuple[str, int] | None:
     """Host and port of `HOST[:PORT]`; None if either is missing or invalid."""
     if text.startswith("["):

@@ -125,6 +125,18 @@ class NetworkPolicy:
         """Whether all addresses that were found for an allowed host may be connected to."""
         return self.may_be_local(host) or all(map(hosts.is_public, addresses))
 
+    def denies(self, addresses: Iterable[str]) -> bool:
+        """Whether a `deny` matches an address that would be dialled.
+
+        `127.1`, `2130706433` and `::ffff:127.0.0.1` are other spellings of 127.0.0.1, and a name
+        may lead there, too.
+        """
+        return any(
+            self._denied.match(form)
+            for address in addresses
+            for form in hosts.address_forms(address)
+        )
+
     def mode_refusal(self, protocol: Protocol, method: str | None, port: int) -> Reason | None:
         """Why the limited mode refuses a request, whatever its host is."""
         if not self.is_limited:

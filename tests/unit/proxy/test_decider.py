@@ -102,6 +102,33 @@ def test_names_with_local_addresses_are_refused(addresses: list[str]) -> None:
     assert decision == Decision("deny", "baseline_policy", "not_allowed_local")
 
 
+@pytest.mark.parametrize(
+    ("host", "addresses"),
+    [
+        ("127.1", ["127.0.0.1"]),
+        ("a.test", ["::1", "127.0.0.1"]),
+        ("::ffff:127.0.0.1", []),
+        ("::ffff:7f00:1", []),
+        ("a.test", ["fe80::1%lo"]),
+    ],
+)
+def test_a_denied_address_is_refused_in_any_spelling(host: str, addresses: list[str]) -> None:
+    domains = {"*": "allow", "127.0.0.1": "deny", "fe80::1": "deny"}
+    client = FakeClient(_allow(), addresses)
+    decision = client.decide(host, domains=domains, allowLocalBinding=True)
+    assert decision == Decision("deny", "baseline_policy", "denied")
+    del domains["*"]
+    decision = client.decide(host, domains=domains, allowLocalBinding=True, timeout=1000)
+    assert decision == Decision("deny", "baseline_policy", "denied")
+
+
+def test_a_pattern_denies_addresses() -> None:
+    client = FakeClient(addresses=["10.1.2.3"])
+    domains = {"*": "allow", "10.*": "deny"}
+    decision = client.decide("a.test", domains=domains, allowLocalBinding=True)
+    assert decision.reason == "denied"
+
+
 def test_silent_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOKUP_SECONDS", 0.01)
     assert FakeClient(addresses=["slow"]).decide("a.test").reason == "not_allowed_local"

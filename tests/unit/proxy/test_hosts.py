@@ -108,3 +108,19 @@ def test_a_port_may_be_required() -> None:
 def test_authority_of_a_host() -> None:
     assert hosts.authority("a", 1) == "a:1"
     assert hosts.authority("::1", 1) == "[::1]:1"
+
+
+@pytest.mark.parametrize(
+    ("address", "forms"),
+    [
+        ("8.8.8.8", ("8.8.8.8",)),
+        ("2001:4860::0", ("2001:4860::",)),
+        ("fe80::1%lo", ("fe80::1",)),
+        ("::ffff:8.8.8.8", ("::ffff:8.8.8.8", "8.8.8.8")),
+        ("64:ff9b::808:808", ("64:ff9b::808:808", "8.8.8.8")),
+    ],
+)
+def test_forms_of_an_address(address: str, forms: tuple[str, ...]) -> None:
+    assert tuple(map(hosts.normalize, hosts.address_forms(address))) == tuple(
+        map(hosts.normalize, forms)
+    )
