@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from exec_server.codex.capability_files import (
@@ -11,6 +10,12 @@ from exec_server.codex.capability_files import (
     ResponseBudget,
     error_text,
     is_denied,
+)
+from exec_server.codex.manifest import (
+    JsonObject,
+    ManifestFault,
+    declared_servers,
+    parse_members,
 )
 from exec_server.errors import RpcError
 from exec_server.protocol.capability_roots import (
@@ -124,12 +129,11 @@ class _Bundle:
         return skills
 
     def _plugin(self, manifest: CapabilityFile) -> PluginFiles:
-        members = _members(manifest.contents)
-        servers = members.get("mcpServers")
+        servers, apps = _declarations(manifest.contents)
         mcp_config = None
-        if not isinstance(servers, dict):  # the servers are in the manifest itself
+        if not isinstance(servers, JsonObject):  # the servers are in the manifest itself
             mcp_config = self._declared(manifest, "mcpServers", servers, ".mcp.json")
-        apps_config = self._declared(manifest, "apps", members.get("apps"), ".app.json")
+        apps_config = self._declared(manifest, "apps", apps, ".app.json")
         return PluginFiles(manifest, mcp_config, apps_config)
 
     def _declared(
@@ -150,10 +154,10 @@ class _Bundle:
         return self._files.read(f"{self._uri}/{default}")
 
 
-def _members(text: str) -> dict[str, Any]:
-    """The members of a JSON object, none if the text is something else."""
+def _declarations(manifest: str) -> tuple[Any, Any]:
+    """The servers and the apps that a manifest declares; nothing if it is not valid."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        members = parse_members(manifest)
+        return declared_servers(members), members.get("apps")
+    except ManifestFault:
+        return None, None

@@ -13,14 +13,18 @@ class ManifestFault(Exception):
     """A manifest is not valid."""
 
 
-class _Object(list[tuple[str, Any]]):
+class JsonObject(list[tuple[str, Any]]):
     """A JSON object with its members in order; some may be repeated."""
 
     def get(self, name: str, default: Any = None) -> Any:
+        """The value of a member; raises ManifestFault if it is repeated or is no valid text."""
         values = [value for key, value in self if key == name]
         if len(values) > 1:
             raise ManifestFault(f"duplicate field `{name}`")
-        return values[0] if values else default
+        value = values[0] if values else default
+        if isinstance(value, str):
+            _refuse_surrogates(value)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +40,25 @@ class _Servers(msgspec.Struct):
     mcp_servers: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="mcpServers")
 
 
+def parse_members(contents: str) -> JsonObject:
+    """The members of the JSON object in a text; raises ManifestFault."""
+    try:
+        members = json.loads(contents, object_pairs_hook=JsonObject, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise ManifestFault(str(error)) from None
+    if not isinstance(members, JsonObject):
+        raise ManifestFault("not an object")
+    for key, _ in members:
+        _refuse_surrogates(key)
+    return members
+
+
 def parse_manifest(contents: str, directory: str) -> Manifest:
     """The manifest in a text; its directory names a plugin without a name.
 
     Raises ManifestFault.
     """
-    try:
-        members = json.loads(contents, object_pairs_hook=_Object, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise ManifestFault(str(error)) from None
-    if not isinstance(members, _Object):
-        raise ManifestFault("not an object")
+    members = parse_members(contents)
     name = members.get("name", "")
     if not isinstance(name, str) or not isinstance(members.get("apps"), str | None):
         raise ManifestFault("a member has the wrong type")
@@ -54,15 +66,34 @@ def parse_manifest(contents: str, directory: str) -> Manifest:
     return Manifest(name, _display_name(members) or name, _servers(contents, members))
 
 
+def declared_servers(members: JsonObject) -> Any:
+    """The member `mcpServers`: a file name, a JsonObject, or something else; raises ManifestFault.
+
+    The servers of an object become a file, so all their texts have to be valid.
+    """
+    servers = members.get("mcpServers")
+    if isinstance(servers, JsonObject):
+        _refuse_surrogates(json.dumps(servers, ensure_ascii=False))
+    return servers
+
+
+def _refuse_surrogates(text: str) -> None:
+    """Refuse half of a pair such as `\\ud800`, which JSON can write and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ManifestFault("lone surrogate") from None
+
+
 def _refuse(constant: str) -> None:
     raise ManifestFault(f"`{constant}` is not JSON")
 
 
-def _display_name(members: _Object) -> str:
+def _display_name(members: JsonObject) -> str:
     interface = members.get("interface")
     if interface is None:
         return ""
-    if not isinstance(interface, _Object):
+    if not isinstance(interface, JsonObject):
         raise ManifestFault("a member has the wrong type")
     shown = interface.get("displayName")
     if not isinstance(shown, str | None):
@@ -70,9 +101,9 @@ def _display_name(members: _Object) -> str:
     return (shown or "").strip()
 
 
-def _servers(contents: str, members: _Object) -> str | None:
+def _servers(contents: str, members: JsonObject) -> str | None:
     """The servers that are written in the manifest, with the numbers as they are written."""
-    if not isinstance(members.get("mcpServers"), _Object):
+    if not isinstance(declared_servers(members), JsonObject):
         return None
     try:
         raw = msgspec.json.decode(contents.encode(), type=_Servers).mcp_servers

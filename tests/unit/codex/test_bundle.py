@@ -123,6 +123,12 @@ def test_declared_files(
         ('{"mcpServers":{},"apps":{}}', None, "a"),
         ("nope", "m", "a"),
         ("[]", "m", "a"),
+        ('{"mcpServers":"./\\ud800"}', "m", "a"),
+        ('{"mcpServers":{"a":"\\ud800"}}', "m", "a"),
+        ('{"mcpServers":{},"apps":"./\\ud800"}', "m", "a"),
+        ('{"mcpServers":{"a":NaN}}', "m", "a"),
+        ('{"mcpServers":{},"mcpServers":{}}', "m", "a"),
+        ('{"mcpServers":{},"x":1,"x":2}', None, "a"),
         ("[" * 100_000, "m", "a"),
     ],
 )

@@ -41,9 +41,19 @@ def test_manifests(text: str, expected: Manifest) -> None:
         '{"name":"a","name":"b"}',
         '{"x":NaN}',
         '{"mcpServers":{"a":"\\ud800"}}',
+        '{"mcpServers":"./\\ud800"}',
+        '{"apps":"./\\ud800"}',
+        '{"name":"\\ud800"}',
+        '{"interface":{"displayName":"\\udc00"}}',
+        '{"\\ud800":1}',
         "[" * 100_000,
     ],
 )
 def test_faults(text: str) -> None:
     with pytest.raises(ManifestFault):
         parse_manifest(text, "dir")
+
+
+def test_members_that_are_not_looked_at_may_be_anything() -> None:
+    text = '{"name":"a","x":"\\ud800","y":1e999,"z":1,"z":2,"interface":{"x":"\\ud800"}}'
+    assert parse_manifest(text, "dir").name == "a"
