@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -11,7 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.cli import next_line, run_client, start_client, stderr_text, wait_gone
+from tests.support.cli import (
+    client_environment,
+    next_line,
+    run_client,
+    start_client,
+    stderr_text,
+    wait_gone,
+)
 from tests.support.client import (
     DEFAULT_TIMEOUT,
     KINDS,
@@ -21,7 +29,7 @@ from tests.support.client import (
     server_environment,
     start_server,
 )
-from tests.support.client_targets import ClientTarget
+from tests.support.client_targets import ClientTarget, Proxy, bounded
 from tests.support.server_internals import eventually, stat_fields
 
 # ---- streams and exit codes -----------------------------------------------------------
@@ -364,3 +372,58 @@ def test_a_client_needs_no_watchdog(ours: ClientTarget) -> None:
     with start_client("exec", ours.url, "--", "sh", "-c", "echo begun; sleep 1000") as client:
         assert next_line(client) == b"begun\n"
         assert descendants(client.pid) == {}
+
+
+def test_an_interrupted_connection_is_reported(ours: ClientTarget) -> None:
+    async def scene() -> None:
+        async with Proxy(ours.url).running() as proxy:
+            client = await asyncio.create_subprocess_exec(
+                *(*server_command("ours"), "exec", proxy.url, "--", "sh", "-c"),
+                "echo begun; read -r line; echo $line",
+                env=client_environment(None),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            try:
+                assert client.stdin is not None
+                assert client.stdout is not None
+                assert client.stderr is not None
+                assert await client.stdout.readline() == b"begun\n"
+                proxy.is_open = False
+                proxy.cut()
+                lost = f"exec-server: {proxy.url}: connection lost; reconnecting\n"
+                assert (await client.stderr.readline()).decode() == lost
+                proxy.is_open = True
+                back = f"exec-server: {proxy.url}: reconnected\n"
+                assert (await client.stderr.readline()).decode() == back
+                client.stdin.write(b"on\n")
+                assert await client.communicate() == (b"on\n", b"")
+                assert client.returncode == 0
+            finally:
+                if client.returncode is None:
+                    client.kill()
+                    await client.wait()
+
+    bounded(scene(), patience=2)
+
+
+def test_who_insists_gets_an_end_without_a_server(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with start_server("ours", "--listen", f"unix:{path}") as server:
+        words = ("exec", f"unix:{path}", "--", "sh", "-c", "echo $$; exec sleep 1000")
+        with start_client(*words) as client:
+            assert client.stderr is not None
+            pid = int(next_line(client))
+            server.process.kill()
+            server.process.wait()
+            # The client knows of it, and keeps the signals for the resumed session.
+            assert b"connection lost; reconnecting" in client.stderr.readline()
+            client.send_signal(signal.SIGINT)
+            # A signal that is still pending would be the same one.
+            status = Path(f"/proc/{client.pid}/status")
+            none = "ShdPnd:\t0000000000000000\n"
+            eventually("the signal is received", lambda: none in status.read_text())
+            client.send_signal(signal.SIGINT)
+            assert client.wait(scaled(DEFAULT_TIMEOUT)) == 130
+            wait_gone(pid)

@@ -107,17 +107,20 @@ async def open_environment(
     about a registry that is not there, and about a lost and a restored connection.
     """
     print_log_records()
+    monitor = _ConnectionMonitor(lambda text: on_status(f"{target.label}: {text}"))
     async with AsyncExitStack() as stack:
         try:
             dialer = make_dialer(target, on_stderr, on_status)
             environment = Environment(dialer, resume=resume)
+            unsubscribe = environment.session.subscribe(monitor)
+            if resume is not None:
+                monitor.on_disconnected()  # until `on_resumed`, or `on_lost` if entering fails
             await stack.enter_async_context(environment)
         except StartupError as error:
             raise UsageError(f"{target.label}: {error}") from None
         except ExecServerError as error:
             raise LostConnection(describe_error(error, target)) from None
-        monitor = _ConnectionMonitor(lambda text: on_status(f"{target.label}: {text}"))
-        stack.callback(environment.session.subscribe(monitor))
+        stack.callback(unsubscribe)
         stack.callback(monitor.stop)
         try:
             yield environment

@@ -27,7 +27,13 @@ from exec_server.cli.commands.errors import (
 from exec_server.cli.commands.handover import Handover
 from exec_server.cli.commands.policy_file import command_sandbox, load_policy
 from exec_server.cli.commands.printing import print_error, print_status
-from exec_server.cli.commands.signals import FORWARDED, SignalForwarder, unignored
+from exec_server.cli.commands.signals import (
+    FORWARDED,
+    HANGUP_GRACE_SECONDS,
+    Interrupts,
+    SignalForwarder,
+    unignored,
+)
 from exec_server.cli.commands.streams import OutputWriter, StdinReader
 from exec_server.cli.commands.targets import Target
 from exec_server.cli.commands.terminal import Terminal, window_size
@@ -41,7 +47,8 @@ from exec_server.printable import printable
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.session import SessionId
 
-# Time for the server to terminate an abandoned command; the server may be unreachable.
+# Time for the server to terminate an abandoned command; the server may be unreachable. A session
+# that is being resumed has the same time, if the user wants to leave.
 TERMINATE_SECONDS: Final = 2.0
 # Signals kept for a command whose session is being resumed. A user who sends more wants to leave.
 MAX_HELD_SIGNALS: Final = 3
@@ -87,6 +94,8 @@ class _Execution:
         self._screen = ScreenModes()
         self._has_input = not arguments.no_stdin and not is_null_device(0)
         self._startup_exit_code: int | None = None
+        self._startup_timers: list[asyncio.TimerHandle] = []
+        self._startup_interrupts = Interrupts()
 
     # ---- start to end -----------------------------------------------------------------
 
@@ -97,6 +106,8 @@ class _Execution:
         assert main is not None
         for number in unignored(FORWARDED):
             self._loop.add_signal_handler(number, self._signal_during_startup, number, main)
+        for held in self._handover.signals if self._handover is not None else ():
+            self._limit_startup(*held, main)
         try:
             async with open_environment(
                 self._target,
@@ -113,9 +124,27 @@ class _Execution:
     def _signal_during_startup(self, number: int, main: asyncio.Task[Any]) -> None:
         """Leave if the command does not run yet; otherwise it gets the signal soon."""
         if self._handover is not None and len(self._handover.signals) < MAX_HELD_SIGNALS:
-            self._handover.signals.append(number)
+            self._handover.hold_signal(number)
+            self._limit_startup(*self._handover.signals[-1], main)
+        else:
+            self._leave_startup(128 + number, main)
+
+    def _limit_startup(self, number: int, received: float, main: asyncio.Task[Any]) -> None:
+        """Leave soon if a held signal ends the client, even if the session is not resumed.
+
+        If it is resumed before, the SignalForwarder gets the signal and ends the command too.
+        """
+        if number == signal.SIGINT and self._startup_interrupts.is_second(received):
+            delay = TERMINATE_SECONDS
+        elif number == signal.SIGHUP:
+            delay = HANGUP_GRACE_SECONDS
+        else:
             return
-        self._startup_exit_code = 128 + number
+        timer = self._loop.call_later(delay, self._leave_startup, 128 + number, main)
+        self._startup_timers.append(timer)
+
+    def _leave_startup(self, code: int, main: asyncio.Task[Any]) -> None:
+        self._startup_exit_code = code
         main.cancel()
 
     async def _start(self, environment: Environment) -> int:
@@ -157,8 +186,10 @@ class _Execution:
             if self._terminal is not None:
                 self._terminal.make_raw()
                 signals.resize()  # the size may have changed since the start request
-            for number in self._handover.signals if self._handover is not None else ():
-                signals.deliver(signal.Signals(number))
+            for timer in self._startup_timers:
+                timer.cancel()
+            for number, received in self._handover.signals if self._handover is not None else ():
+                signals.deliver(signal.Signals(number), received)
             copying = [tasks.create_task(self._copy_output(process))]
             if self._has_input:
                 copying.append(tasks.create_task(self._copy_input(process)))

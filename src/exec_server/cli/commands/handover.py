@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 
 class Handover:
     """A running command of a session that has no connection any more."""
@@ -19,4 +21,9 @@ class Handover:
         self.writes = 0  # pieces of stdin that the server has acknowledged
         self.pending_input = b""  # the piece that it has not
         self.is_input_over = False
-        self.signals: list[int] = []  # received and not forwarded
+        # Received and not forwarded: numbers and the monotonic times of their arrival.
+        self.signals: list[tuple[int, float]] = []
+
+    def hold_signal(self, number: int, _frame: object = None) -> None:
+        """Keep a signal for the command; also a handler for `signal.signal`."""
+        self.signals.append((number, time.monotonic()))

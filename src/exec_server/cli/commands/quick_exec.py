@@ -195,7 +195,7 @@ class _RunningCommand:
         self._link.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        for received in self.handover.signals:
+        for received, _ in self.handover.signals:
             os.kill(os.getpid(), received)
 
     def _collect_signals(self) -> int:
@@ -204,10 +204,8 @@ class _RunningCommand:
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer)
         numbers = [each for each in _SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
-        signals = self.handover.signals
         self._handlers = {
-            number: signal.signal(number, lambda received, _: signals.append(received))
-            for number in numbers
+            number: signal.signal(number, self.handover.hold_signal) for number in numbers
         }
         return reader
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.support import jumping_loop
+from tests.support.memory_session import GREETING, SESSION, MemoryDialer, MemoryStream, Message
 
 from exec_server.cli.commands import connection
 from exec_server.cli.commands.connection import (
@@ -30,6 +32,7 @@ from exec_server.errors import (
     RegistryUnavailable,
     SessionLost,
 )
+from exec_server.protocol.session import SessionId
 
 _WEBSOCKET = Target(label="build", url="ws://h:1")
 _WITH_TOKEN = Target(label="build", url="wss://h", access=AccessOptions(token="t"))
@@ -203,6 +206,30 @@ def test_only_long_interruptions_are_reported(monkeypatch: pytest.MonkeyPatch) -
         assert monitor.may_have_raised(lost)
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.5, []), (1.5, ["build: connection lost; reconnecting", "build: reconnected"])],
+)
+def test_a_session_that_is_resumed_late_is_reported(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[str]
+) -> None:
+    def answer_late(stream: MemoryStream, request: Message) -> None:
+        asyncio.get_running_loop().call_later(seconds, stream.answer, request, GREETING)
+
+    reported: list[str] = []
+
+    async def work() -> None:
+        dialer = MemoryDialer()
+        dialer.greet = answer_late
+        monkeypatch.setattr(connection, "make_dialer", lambda *_: dialer)
+        session = SessionId(SESSION)
+        async with open_environment(_WEBSOCKET, on_status=reported.append, resume=session):
+            pass
+
+    jumping_loop.run(work())
+    assert reported == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -153,7 +153,7 @@ def test_a_refused_start_is_left_to_the_whole_command() -> None:
     running, link = _command({"id": 2, "error": {"code": -32603, "message": "no"}})
     with pytest.raises(quick_exec._NotPlainError):
         running.to_end()
-    running.handover.signals.append(signal.SIGUSR1)
+    running.handover.hold_signal(signal.SIGUSR1)
     running.leave()
     assert link.is_closed
     assert received == [signal.SIGUSR1]
@@ -170,7 +170,7 @@ def test_a_signal_is_handed_over() -> None:
 
     link.receive = receive_and_signal  # type: ignore[method-assign]
     assert running.to_end() is None
-    assert running.handover.signals == [signal.SIGUSR2]
+    assert [number for number, _ in running.handover.signals] == [signal.SIGUSR2]
     assert running.handover.is_paused
 
 
