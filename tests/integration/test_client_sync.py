@@ -215,6 +215,37 @@ def test_a_program_that_just_ends_leaves_nothing_running(there: ClientTarget) ->
     assert not is_running(word)
 
 
+@pytest.mark.quick
+def test_the_child_of_a_fork_leaves_the_connection_to_its_parent(there: ClientTarget) -> None:
+    program = (
+        "import os, sys\n"
+        "from exec_server import sync\n"
+        "env = sync.connect(sys.argv[1])\n"
+        "process = env.start(['sleep', '60'])\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try:\n"
+        "        env.run(['true'])\n"
+        "    except RuntimeError as error:\n"
+        "        print(error)\n"
+        "    env.close()\n"
+        "    sys.exit(7)\n"  # with all destructors, those of libuv too
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "print(process.exit_code, env.run(['echo', 'alive']).text)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, there.url],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scaled(20),
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    error, *others = ended.stdout.splitlines()
+    assert error.endswith("connect again after a fork")
+    assert others == ["7", "None alive", ""]
+
+
 def test_within_a_running_loop(there: ClientTarget) -> None:
     """Notebooks have one in their main thread."""
 

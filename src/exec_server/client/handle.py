@@ -18,6 +18,8 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from exec_server.client.engine.forks import ForkGuard
+
 T = TypeVar("T")
 
 
@@ -38,6 +40,7 @@ class Handle(ABC):
 
     def __init__(self) -> None:
         self.__state = _State.NEW
+        self.__fork = ForkGuard()
         self.__loop: asyncio.AbstractEventLoop | None = None  # from opening on
         self.__settled = asyncio.Event()  # not OPENING and not CLOSING, from then on
 
@@ -70,8 +73,10 @@ class Handle(ABC):
         """Close, as leaving the block does; in any task, and as often as you like.
 
         Raises RuntimeError in another event loop than that of the opening, unless that loop is
-        closed: its end has closed the handle too.
+        closed: its end has closed the handle too. The child of a fork leaves closing to its parent.
         """
+        if self.__fork.is_forked:
+            return
         if self.__loop is not None and self.__loop is not asyncio.get_running_loop():
             if not self.__loop.is_closed():
                 noun = type(self).__name__
@@ -135,6 +140,7 @@ class ContextTask(Generic[T]):
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context
+        self._fork = ForkGuard()
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -167,10 +173,13 @@ class ContextTask(Generic[T]):
                 self._task.result()
 
     def close_in_stopped_loop(self) -> None:
-        """Run the loop until the context is left, unless the loop is running or closed."""
+        """Run the loop until the context is left, unless the loop is running or closed.
+
+        In the child of a fork the loop and the context are those of the parent.
+        """
         assert self._task is not None
         loop = self._task.get_loop()
-        if not loop.is_running() and not loop.is_closed():
+        if not self._fork.is_forked and not loop.is_running() and not loop.is_closed():
             loop.run_until_complete(self.close())
 
     async def _keep(self, opened: asyncio.Future[T]) -> None:

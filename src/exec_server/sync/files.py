@@ -50,7 +50,8 @@ class FileWriter(BlockingHandle[open_file.FileWriter]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._thread.call(self._inner.__aexit__, kind, error, traceback)
+        if not self._thread.is_forked:
+            self._thread.call(self._inner.__aexit__, kind, error, traceback)
 
     def _abandon(self) -> None:
         """Leave the file as it was."""
@@ -58,7 +59,7 @@ class FileWriter(BlockingHandle[open_file.FileWriter]):
 
     def close(self) -> None:
         """Put the new content in place; SessionLost if the environment was closed before."""
-        if self.is_open:
+        if self.is_open and not self._thread.is_forked:
             self._thread.call(self._inner.aclose)
 
     @property

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 from exec_server.client.engine.flow_control import share_consumer
+from exec_server.client.engine.forks import ForkGuard
 from exec_server.client.handle import Handle
 from exec_server.errors import SessionLost
 from exec_server.host import event_loop
@@ -99,8 +100,10 @@ class LoopThread(Generic[T]):
         `has_children` must be set for a context that starts programs: a uvloop that did so
         outside of the main thread cannot be closed safely.
         """
+        self._fork = ForkGuard()
         self._make = make
-        self._loop = asyncio.new_event_loop() if has_children else event_loop.new_event_loop()
+        new_loop = asyncio.new_event_loop if has_children else event_loop.new_event_loop_for_forks
+        self._loop = new_loop()
         self._stop = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
         self._calls: asyncio.TaskGroup | None = None
@@ -164,10 +167,12 @@ class LoopThread(Generic[T]):
     ) -> A:
         """Run a coroutine on the loop and wait for its result.
 
-        Wrong arguments raise TypeError here. Raises SessionLost if the context was left. An
-        exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine, and is
-        raised when that has cleaned up or CANCEL_SECONDS have passed.
+        Wrong arguments raise TypeError here. Raises SessionLost if the context was left, and
+        RuntimeError in the child of a fork, which has no such thread. An exception in the waiting
+        thread, such as KeyboardInterrupt, cancels the coroutine, and is raised when that has
+        cleaned up or CANCEL_SECONDS have passed.
         """
+        self._fork.check()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a callback of the client must not call the client")
         share_consumer()
@@ -195,6 +200,7 @@ class LoopThread(Generic[T]):
         self, work: Callable[P, Coroutine[Any, Any, A]], *args: P.args, **kwargs: P.kwargs
     ) -> A:
         """The same for a coroutine of another loop, which does not block; cancelling cancels."""
+        self._fork.check()
         call = _Call(work(*args, **kwargs))
         try:
             self._register(call)
@@ -249,8 +255,12 @@ class LoopThread(Generic[T]):
         """Leave the context, cancelling running calls, and end the thread.
 
         After Ctrl-C, which `is_interrupted` tells, this takes CANCEL_SECONDS at most. An
-        unreachable server could not be told anything in a longer time either.
+        unreachable server could not be told anything in a longer time either. The child of a fork
+        leaves everything to its parent.
         """
+        if self._fork.is_forked:
+            _OPEN.discard(self)
+            return
         if threading.current_thread() is self._thread:
             raise RuntimeError("a callback of the client must not close the client")
         self.is_interrupted = self.is_interrupted or is_interrupted
@@ -259,6 +269,11 @@ class LoopThread(Generic[T]):
         self._thread.join(CANCEL_SECONDS if is_interrupted else None)
         if not self._thread.is_alive():
             _OPEN.discard(self)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is the child of a fork, which has no such thread."""
+        return self._fork.is_forked
 
     def _request_stop(self) -> None:
         self._stop.set()
@@ -344,7 +359,7 @@ class BlockingHandle(Blocking[H]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is not KeyboardInterrupt:
+        if kind is not KeyboardInterrupt or self._thread.is_forked:
             self.close()
             return
         with contextlib.suppress(SessionLost):  # the environment was closed
@@ -357,7 +372,12 @@ class BlockingHandle(Blocking[H]):
                 await self._inner.aclose()
 
     def close(self) -> None:
-        """Close, as leaving the block does; closing the environment does it, too."""
+        """Close, as leaving the block does; closing the environment does it, too.
+
+        The child of a fork leaves that to its parent.
+        """
+        if self._thread.is_forked:
+            return
         with contextlib.suppress(SessionLost):  # the environment was closed
             self._thread.call(self._inner.aclose)
 

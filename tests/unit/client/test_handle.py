@@ -10,6 +10,7 @@ import pytest
 from tests.support.memory_session import outcome, play
 
 from exec_server.client import handle as handle_module
+from exec_server.client.engine import forks
 from exec_server.client.handle import ContextTask, Handle
 
 
@@ -98,6 +99,18 @@ def test_it_is_closed_in_its_own_event_loop() -> None:
         loop.close()
     asyncio.run(door.aclose())  # the end of the loop has closed it
     assert (door.is_open, door.closed) == (False, 0)
+
+
+def test_the_child_of_a_fork_does_not_close_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        door = await Door()
+        with monkeypatch.context() as child:
+            child.setattr(forks, "_forks", [forks._forks[0] + 1])
+            await door.aclose()
+        assert door.is_open
+        await door.aclose()
+
+    asyncio.run(run())
 
 
 def test_closing_waits_for_an_opening() -> None:
@@ -208,7 +221,7 @@ def test_the_end_of_the_loop_leaves_the_context() -> None:
     assert not handle_module._OPEN
 
 
-def test_the_end_of_the_program_leaves_the_context() -> None:
+def test_the_end_of_the_program_leaves_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """For loops that were not run by `asyncio.run`; not for those of other threads."""
     loop = asyncio.new_event_loop()
     try:
@@ -221,6 +234,10 @@ def test_the_end_of_the_program_leaves_the_context() -> None:
 
         loop.run_until_complete(run())
         assert len(room.tasks) == 1
+        with monkeypatch.context() as child:  # of a fork: the context is that of its parent
+            child.setattr(forks, "_forks", [forks._forks[0] + 1])
+            handle_module._close_open()
+            assert len(room.tasks) == 1
         handle_module._close_open()
         assert len(room.tasks) == 2
     finally:

@@ -18,8 +18,10 @@ import uvloop
 from tests.support.client import DEFAULT_TIMEOUT, scaled
 
 from exec_server import sync
+from exec_server.client.engine import forks
 from exec_server.client.handle import Handle
 from exec_server.errors import SessionLost
+from exec_server.host import event_loop
 from exec_server.sync import thread as thread_module
 from exec_server.sync.thread import (
     Blocking,
@@ -156,6 +158,28 @@ def test_a_coroutine_of_another_loop_calls() -> None:
         gc.collect()  # Python warns of a coroutine that was never awaited
 
     asyncio.run(scene())
+
+
+def test_the_child_of_a_fork_calls_and_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_forks", [0])
+    thread = LoopThread(Counter)
+    counter = BlockingCounter(thread, thread.value)
+    handle = BlockingHandle(thread, Door())
+    with monkeypatch.context() as child:
+        child.setattr(forks, "_forks", [1])
+        with pytest.raises(RuntimeError, match="connect again after a fork"):
+            counter.add()
+        with pytest.raises(RuntimeError, match="connect again after a fork"):
+            asyncio.run(thread.call_from_loop(Counter.add, thread.value))
+        for kind in (None, KeyboardInterrupt):
+            handle.__exit__(kind, None, None)
+        thread.close()
+        assert thread not in thread_module._OPEN
+        assert not thread.value.left.is_set()
+    assert handle.is_open
+    assert counter.add() == 1
+    thread.close()
+    assert thread.value.left.is_set()
 
 
 def test_a_callback_cannot_call_the_client() -> None:
@@ -402,7 +426,7 @@ def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
 
     loop = uvloop.new_event_loop()
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr(uvloop, "new_event_loop", lambda: loop)
+    monkeypatch.setattr(event_loop, "new_event_loop_for_forks", lambda: loop)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         LoopThread(Counter)
     assert loop.is_closed()

@@ -32,6 +32,7 @@ from exec_server.client.engine.connection import Connection
 from exec_server.client.engine.dialers import Dialer, is_transient
 from exec_server.client.engine.discovery import discover
 from exec_server.client.engine.flow_control import FlowControl
+from exec_server.client.engine.forks import ForkGuard
 from exec_server.client.engine.inbound import ServerRequests, Subscriber, deliver, notify
 from exec_server.client.engine.messages import (
     Envelope,
@@ -107,6 +108,7 @@ class ClientSession:
         self.on_renewed: Callable[[], None] = lambda: None
         # What is done instead of calls, by the names of methods that the server lacks.
         self.fallbacks: Mapping[str, Callable[[Any], Awaitable[Any]]] = {}
+        self._fork = ForkGuard()
         self._dialer = dialer
         self._client_name = client_name
         self._reconnects = reconnect
@@ -190,7 +192,8 @@ class ClientSession:
         return self._connection is not None
 
     def check_loop(self) -> None:
-        """Raise RuntimeError in another event loop than that of the session."""
+        """Raise RuntimeError in another event loop, or process, than that of the session."""
+        self._fork.check()
         if asyncio.get_running_loop() is not self._loop:
             raise background.other_loop_error("session")
 
