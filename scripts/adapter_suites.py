@@ -129,7 +129,7 @@ _DEEPAGENTS = _adapter(
     "suite_deepagents",
     (*_AUTO, "--without", CONTRADICTIONS),
 )
-_OPENAI = _adapter("openai-agents", "openai-agents==0.24.0", 8, "run_openai_agents")
+_OPENAI = _adapter("openai-agents", "openai-agents==0.24.0", 10, "run_openai_agents")
 _HARBOR = _adapter("harbor", "harbor==0.24.0", 3, "run_harbor")
 _TRIAL = Row("harbor", "harbor==0.24.0", 2, ("run_harbor_trial",))
 _OPENHANDS = _adapter("openhands", "openhands-sdk==1.58.0", 5, "run_openhands")
@@ -151,7 +151,7 @@ ROWS = (
     Row("fsspec", "fsspec==2026.9.0", 4, ("run_fsspec",)),
     _adapter("fsspec-2026.6", "fsspec==2026.6.0", 137, "suite_fsspec"),
     _OPENAI,
-    _on_reference(_OPENAI, 8),
+    _on_reference(_OPENAI, 10),
     _HARBOR,
     _on_reference(_HARBOR, 3),
     _TRIAL,

@@ -17,6 +17,7 @@ from agents.sandbox import SandboxAgent, SandboxRunConfig
 from agents.sandbox.errors import (
     ExecTimeoutError,
     InvalidManifestPathError,
+    WorkspaceArchiveWriteError,
     WorkspaceReadNotFoundError,
 )
 from agents.sandbox.manifest import Manifest
@@ -206,6 +207,54 @@ def test_a_session_is_resumed_from_its_snapshot(server_url: str, tmp_path: Path)
         await client.delete(resumed)
 
     asyncio.run(scene())
+
+
+def test_a_snapshot_has_links_and_no_special_files(server_url: str, tmp_path: Path) -> None:
+    """And what is in the directory gives way to it, a link that leads out of it too."""
+
+    async def scene() -> None:
+        client = ExecServerSandboxClient()
+        options = ExecServerSandboxClientOptions(target=server_url)
+        spec = LocalSnapshotSpec(base_path=tmp_path / "snapshots")
+        session = await client.create(snapshot=spec, options=options)
+        root = Path(session.state.manifest.root)
+        async with session:
+            await session.write(Path("kept"), io.BytesIO(b"content"))
+            await session.exec("mkfifo pipe; ln -s kept link", shell=True)
+        (root / "out").symlink_to(tmp_path)
+        (root / "kept").write_text("changed")
+        async with await client.resume(session.state) as resumed:
+            assert (await resumed.read(Path("kept"))).read() == b"content"
+            assert sorted(os.listdir(root)) == ["kept", "link"]
+            assert os.readlink(root / "link") == "kept"
+        await client.delete(resumed)
+
+    asyncio.run(scene())
+    assert tmp_path.exists()
+
+
+def test_files_and_links_are_moved_and_nothing_else(server_url: str, tmp_path: Path) -> None:
+    async def scene(session: Session) -> None:
+        root = Path(session.state.manifest.root)
+        (root / "folder").mkdir()
+        os.mkfifo(root / "pipe")
+        links = {"dangling": "nowhere", "directory": "folder", "out": str(tmp_path), "self": "self"}
+        for name, target in links.items():
+            (root / name).symlink_to(target)
+            await session.mv(name, f"folder/{name}")
+            assert os.readlink(root / "folder" / name) == target
+        for name in ("folder", "pipe", "missing"):
+            with pytest.raises(WorkspaceArchiveWriteError):
+                await session.mv(name, "new")
+        with pytest.raises(InvalidManifestPathError):
+            await session.mv("folder/self", f"folder/out/{tmp_path.name}")
+        assert sorted(os.listdir(root)) == ["folder", "pipe"]
+        with pytest.raises(WorkspaceArchiveWriteError):
+            await session.mkdir("folder")
+        await session.mkdir("folder", parents=True)
+
+    play(server_url, scene)
+    assert os.listdir(tmp_path) == []
 
 
 def test_light_tools(server_url: str, tmp_path: Path, ordinary_user: str | None) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import stat
+import tarfile
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from exec_server.adapters.snapshot_archive import without_special_files
 from exec_server.adapters.target import (
     UNREACHABLE,
     ConnectOptions,
@@ -19,7 +22,7 @@ from exec_server.adapters.target import (
 )
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import Timeout
-from exec_server.client.file_errors import ProgramNotFound
+from exec_server.client.file_errors import LinkLoop, ProgramNotFound
 from exec_server.client.files import Files
 from exec_server.client.port_forwarding import PortForward
 from exec_server.client.process import Process
@@ -305,6 +308,16 @@ class ExecServerSandboxSession(BaseSandboxSession):
         context = {"resolved_path": real.rstrip("/")}
         raise InvalidManifestPathError(rel=str(path), reason="escape_root", context=context)
 
+    async def _validate_entry(self, path: Path | str) -> Path:
+        """The path of an entry to change whose directory may be changed; a link is the link itself.
+
+        The links of the directory are resolved.
+        """
+        policy = self._workspace_path_policy()
+        wanted = Path(policy.normalize_sandbox_path(path, for_write=True).as_posix())
+        parent = await self._validate_path_access(wanted.parent, for_write=True)
+        return Path(await self._realpath(parent.as_posix())) / wanted.name
+
     async def _realpath(self, path: str) -> str:
         with _reaching("realpath", path):
             return await self._opened.files.realpath(path, strict=False)
@@ -329,8 +342,13 @@ class ExecServerSandboxSession(BaseSandboxSession):
         self, path: Path, data: io.IOBase, *, user: str | User | None = None
     ) -> None:
         target = await self._validate_path_access(path, for_write=True)
-        with _writing(target):
-            await self._files(user).write(target, _payload(data), parents=True, exclusive=True)
+        try:
+            with _writing(target):
+                await self._files(user).write(target, _payload(data), parents=True, exclusive=True)
+        except WorkspaceArchiveWriteError as error:
+            if isinstance(error.__cause__, FileExistsError):  # as the SDK expects it
+                raise error.__cause__ from None
+            raise
 
     async def ls(self, path: Path | str, *, user: str | User | None = None) -> list[FileEntry]:
         target = await self._validate_path_access(path)
@@ -371,12 +389,18 @@ class ExecServerSandboxSession(BaseSandboxSession):
     async def mv(
         self, source: Path | str, destination: Path | str, *, user: str | User | None = None
     ) -> None:
-        old = await self._validate_path_access(source, for_write=True)
-        new = await self._validate_path_access(destination, for_write=True)
+        old = await self._validate_entry(source)
+        new = await self._validate_entry(destination)
+        with _writing(old):
+            if not await _is_file_or_link(self._files(user), str(old)):
+                raise OSError(errno.EINVAL, "the source must be a file or a symlink", str(old))
         with _writing(new):
-            if (await self._files(user).stat(old)).is_directory:
-                raise IsADirectoryError(21, "the source must be a file or a symlink", str(old))
             await self._files(user).rename(old, new)
+
+    async def _remove_workspace_entry_on_resume(self, path: Path) -> None:
+        entry = await self._validate_entry(path)
+        with _writing(entry):
+            await self._files().remove(entry, recursive=True, missing_ok=True)
 
     # ---- archives ---------------------------------------------------------------------
 
@@ -389,16 +413,25 @@ class ExecServerSandboxSession(BaseSandboxSession):
                     archive.write(chunk)
                     if archive.tell() > ARCHIVE_BYTES:
                         raise InvalidRequest(f"the archive exceeds {ARCHIVE_BYTES} bytes")
-        except (ExecServerError, OSError) as error:
+            return await asyncio.to_thread(without_special_files, archive)
+        except (ExecServerError, OSError, tarfile.TarError) as error:
             raise WorkspaceArchiveReadError(path=Path(self._root), cause=error) from error
-        archive.seek(0)
-        return archive
 
     async def hydrate_workspace(self, data: io.IOBase) -> None:
         try:
             await self._files().write_tar(_payload(data), self._root)
         except (ExecServerError, OSError) as error:
             raise WorkspaceArchiveWriteError(path=Path(self._root), cause=error) from error
+
+
+async def _is_file_or_link(files: Files, entry: str) -> bool:
+    """Whether an entry, whose directory has no links, is a regular file or any link."""
+    if await files.realpath(entry, strict=False) != entry:
+        return True
+    try:
+        return (await files.stat(entry)).is_file
+    except LinkLoop:
+        return True
 
 
 def _payload(data: io.IOBase) -> bytes:
@@ -431,11 +464,11 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Translate the errors of changing a path; one that exists is an error of its own."""
+    """Translate the errors of changing a path."""
     try:
         with _reaching("write", str(path)):
             yield
-    except (ExecTransportError, FileExistsError):
+    except ExecTransportError:
         raise
     except (ExecServerError, OSError) as error:
         raise WorkspaceArchiveWriteError(path=path, cause=error) from error
