@@ -151,6 +151,22 @@ def test_a_terminal_without_one_here(there: ClientTarget) -> None:
     assert b"abc" in ended.stdout
 
 
+@pytest.mark.parametrize(("flags", "stdin"), [((), "/dev/null"), ((), "-"), (("-n",), "/dev/zero")])
+def test_a_terminal_without_input_reads_the_end_at_once(
+    there: ClientTarget, flags: tuple[str, ...], stdin: str
+) -> None:
+    script = 'exec "$@" <&-' if stdin == "-" else f'exec "$@" < {stdin}'
+    words = (*server_command("ours"), "exec", "-t", *flags, there.url, "--", "cat")
+    ended = subprocess.run(
+        ["sh", "-c", script, "sh", *words],
+        env=client_environment(None),
+        capture_output=True,
+        timeout=scaled(30),
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 # ---- signals --------------------------------------------------------------------------
 
 

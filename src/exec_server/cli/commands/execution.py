@@ -191,8 +191,8 @@ class _Execution:
             for number, received in self._handover.signals if self._handover is not None else ():
                 signals.deliver(signal.Signals(number), received)
             copying = [tasks.create_task(self._copy_output(process))]
-            if self._has_input:
-                copying.append(tasks.create_task(self._copy_input(process)))
+            if self._has_input or self._arguments.tty:
+                copying.append(tasks.create_task(self._send_input(process)))
             try:
                 outcome = await self._wait_for_outcome()
             finally:
@@ -282,20 +282,11 @@ class _Execution:
         if self._terminal is not None and (after := self._screen.reset_sequence()) != before:
             self._terminal.set_reset_sequence(after)
 
-    async def _copy_input(self, process: Process) -> None:
-        """Send stdin to the command, and then its end."""
-        escapes = EscapeParser(self._arguments.escape if self._terminal is not None else None)
-        reader = StdinReader(0)
+    async def _send_input(self, process: Process) -> None:
+        """Send stdin to the command, if there is any, and then its end."""
         try:
-            if self._handover is not None and self._handover.pending_input:
-                await process.write(self._handover.pending_input)
-            is_over = self._handover is not None and self._handover.is_input_over
-            while not is_over and (data := await reader.read()):
-                for item in escapes.feed(data):
-                    if isinstance(item, bytes):
-                        await process.write(item)
-                    else:
-                        self._handle_escape(item)
+            if self._has_input:
+                await self._copy_stdin(process)
             await process.close_stdin()
         except Unsupported:
             self._print_status(
@@ -304,6 +295,19 @@ class _Execution:
             )
         except ExecServerError:
             pass  # stdin is closed; `_copy_output` reports a lost session
+
+    async def _copy_stdin(self, process: Process) -> None:
+        escapes = EscapeParser(self._arguments.escape if self._terminal is not None else None)
+        reader = StdinReader(0)
+        if self._handover is not None and self._handover.pending_input:
+            await process.write(self._handover.pending_input)
+        is_over = self._handover is not None and self._handover.is_input_over
+        while not is_over and (data := await reader.read()):
+            for item in escapes.feed(data):
+                if isinstance(item, bytes):
+                    await process.write(item)
+                else:
+                    self._handle_escape(item)
 
     def _handle_escape(self, escape: Escape) -> None:
         match escape:
