@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import pwd
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from harbor.models.task.config import EnvironmentConfig
 from harbor.models.trial.config import EnvironmentConfig as TrialEnvironmentConfig
 from harbor.models.trial.paths import TrialPaths
 
+from exec_server import NotAllCopied
 from tests.adapters.coding_task import (
     COUNT_LEFT,
     EDIT,
@@ -89,6 +93,10 @@ def test_commands(server_url: str, tmp_path: Path, ordinary_user: str | None) ->
         with pytest.raises(RuntimeError, match="begun"):
             await environment.exec(NEVER_ENDS, timeout_sec=1)
         assert (await environment.exec(COUNT_LEFT)).stdout == "0\n"
+        for own in (pwd.getpwuid(os.geteuid()).pw_name, os.geteuid()):
+            assert (await environment.exec("id -u", user=own)).stdout == f"{os.geteuid()}\n"
+            assert await environment.is_dir("/etc", user=own)
+            assert await environment.is_file("/etc/passwd", user=own)
         if ordinary_user is not None:
             with environment.with_default_user(ordinary_user):
                 assert (await environment.exec("id -un", cwd="/")).stdout.strip() == ordinary_user
@@ -109,5 +117,14 @@ def test_transfers_leave_out_special_files(server_url: str, tmp_path: Path) -> N
         assert await environment.is_file(f"{tmp_path}/a/b/file")
         assert await environment.is_dir(f"{tmp_path}/a/b")
         assert not await environment.is_file(f"{tmp_path}/missing")
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
+            listening.bind(f"{tree}/socket")
+            await environment.upload_dir(tree, f"{tmp_path}/uploaded")
+        assert sorted(os.listdir(tmp_path / "uploaded")) == ["deep"]
+        assert (tmp_path / "uploaded/deep/file").stat().st_size == 100_000
+        (tmp_path / "uploaded/deep/file").unlink()
+        (tmp_path / "uploaded/deep/file").mkdir()
+        with pytest.raises(NotAllCopied, match="deep/file"):
+            await environment.upload_dir(tree, f"{tmp_path}/uploaded")
 
     play(server_url, tmp_path, scene)

@@ -15,6 +15,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from exec_server.adapters.target import (
     UNREACHABLE,
     ConnectOptions,
@@ -24,9 +26,10 @@ from exec_server.adapters.target import (
 )
 from exec_server.client.engine.start_params import AnySandbox
 from exec_server.client.environment import Environment
-from exec_server.client.exceptions import Timeout
+from exec_server.client.exceptions import NotAllCopied, Timeout
 from exec_server.client.files import Files
-from exec_server.client.results import Chunk
+from exec_server.client.results import Chunk, Transfer
+from exec_server.client.transfer.plan import SPECIAL
 
 try:
     from harbor.environments.base import BaseEnvironment, ExecResult
@@ -123,10 +126,10 @@ class ExecServerEnvironment(BaseEnvironment):
             raise RuntimeError("the environment is not started")
         return self._environment
 
-    def _files(self, user: str | int | None = None) -> Files:
+    def _files(self, user: str | None = None) -> Files:
         files = self._opened.files
         if user is not None:
-            files = files.as_user(str(user))
+            files = files.as_user(user)
         return files if self._sandbox is None else files.sandboxed(self._sandbox, cwd=self._workdir)
 
     # ---- commands ---------------------------------------------------------------------
@@ -175,9 +178,10 @@ class ExecServerEnvironment(BaseEnvironment):
         return await self._is_kind(path, user, directory=False)
 
     async def _is_kind(self, path: str, user: str | int | None, *, directory: bool) -> bool:
+        name = await self._user_name(user)
         try:
             with _reaching():
-                found = await self._files(self._resolve_user(user)).stat(path)
+                found = await self._files(name).stat(path)
         except OSError:
             return False
         return found.is_directory if directory else found.is_file
@@ -190,9 +194,10 @@ class ExecServerEnvironment(BaseEnvironment):
             await self._files().upload(source_path, target_path)
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """Upload a directory into one that may exist; special files are left out."""
         with _reaching():
             await self._files().mkdir(target_dir, parents=True, exist_ok=True)
-            await self._files().upload(source_dir, target_dir)
+            _check_regular(await self._files().upload(source_dir, target_dir, check=False))
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         os.makedirs(os.path.dirname(target_path) or ".", exist_ok=True)
@@ -200,20 +205,20 @@ class ExecServerEnvironment(BaseEnvironment):
             await self._files().download(source_path, target_path)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Download a directory over an existing one; FIFOs and devices are left out."""
+        """Download a directory over an existing one; special files are left out."""
         os.makedirs(target_dir, exist_ok=True)
         with _reaching():
-            done = await self._files().download(source_dir, target_dir, check=False)
-            for missing in done.failed:
-                if not await self._is_special(f"{source_dir.rstrip('/')}/{missing.path}"):
-                    raise missing.error
-
-    async def _is_special(self, path: str) -> bool:
-        found = await self._files().stat(path)
-        return not found.is_file and not found.is_directory
+            _check_regular(await self._files().download(source_dir, target_dir, check=False))
 
     async def _make_parent(self, path: str) -> None:
         await self._files().mkdir(os.path.dirname(path) or "/", parents=True, exist_ok=True)
+
+
+def _check_regular(done: Transfer) -> None:
+    """Raise NotAllCopied unless only FIFOs, sockets and devices were not copied."""
+    failed = tuple(each for each in done.failed if SPECIAL not in str(each.error))
+    if failed:
+        raise NotAllCopied(structs.replace(done, failed=failed))
 
 
 @contextmanager
