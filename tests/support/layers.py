@@ -35,8 +35,8 @@ LAYERS = [
     # The server patches files, and so does the client of a server that cannot.
     Layer(1, "patching", ("patching", "patching.*"), ("errors",), _PURE),
     Layer(2, "output", ("process.output",), ("errors", "protocol"), _PURE),
-    # The client and its commands import these two modules of `host`, which need no Linux.
-    Layer(2, "portable", ("host.event_loop", "host.platform"), ()),
+    # The client and its commands import these modules of `host`, which need no Linux.
+    Layer(2, "portable", ("host.event_loop", "host.forks", "host.platform"), ()),
     Layer(
         2,
         "host",
@@ -160,7 +160,7 @@ LAYERS = [
         ("errors", "relay", "net", "hosting rules"),
         frozenset({"websockets", "subprocess"}),
     ),
-    Layer(5, "handle", ("client.handle",), ()),
+    Layer(5, "handle", ("client.handle",), ("portable",)),
     Layer(5, "local server", ("client.local_server",), ("errors", "handle", "portable")),
     Layer(
         5,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+import threading
 from collections.abc import Coroutine
+from concurrent import futures
 from typing import Any, TypeVar
-
-from exec_server.host.threads import ThreadPool
 
 T = TypeVar("T")
 
@@ -52,13 +52,24 @@ def _loop_for_forks() -> type[asyncio.AbstractEventLoop]:
             proto: int = 0,
             flags: int = 0,
         ) -> Any:
-            thread = ThreadPool(1, "lookup")
-            try:
-                return await thread.run(socket.getaddrinfo, host, port, family, type, proto, flags)
-            finally:
-                thread.close()
+            return await asyncio.wrap_future(_look_up(host, port, family, type, proto, flags))
 
     return Loop
+
+
+def _look_up(*arguments: Any) -> futures.Future[Any]:
+    """Call socket.getaddrinfo in a thread, which does not delay the exit of the program."""
+    found: futures.Future[Any] = futures.Future()
+    found.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            found.set_result(socket.getaddrinfo(*arguments))
+        except BaseException as error:  # an edge: the waiting task raises it
+            found.set_exception(error)
+
+    threading.Thread(target=work, name="lookup", daemon=True).start()
+    return found
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 from exec_server.client.engine.flow_control import share_consumer
-from exec_server.client.engine.forks import ForkGuard
 from exec_server.client.handle import Handle
 from exec_server.errors import SessionLost
 from exec_server.host import event_loop
+from exec_server.host.forks import ForkGuard
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -10,8 +10,8 @@ import pytest
 from tests.support.memory_session import outcome, play
 
 from exec_server.client import handle as handle_module
-from exec_server.client.engine import forks
 from exec_server.client.handle import ContextTask, Handle
+from exec_server.host import forks
 
 
 class Door(Handle):

@@ -35,6 +35,9 @@ def test_a_loop_for_forks_looks_up_names_in_threads_of_python() -> None:
         with mock.patch("socket.getaddrinfo", return_value=["found"]) as lookup:
             found = await loop.getaddrinfo("host", 7, type=socket.SOCK_STREAM)
         lookup.assert_called_once_with("host", 7, 0, socket.SOCK_STREAM, 0, 0)
+        failing = mock.patch("socket.getaddrinfo", side_effect=socket.gaierror("unknown"))
+        with failing, pytest.raises(socket.gaierror):
+            await loop.getaddrinfo("host", 7)
         return found
 
     with asyncio.Runner(loop_factory=event_loop.new_event_loop_for_forks) as runner:

@@ -18,10 +18,9 @@ import uvloop
 from tests.support.client import DEFAULT_TIMEOUT, scaled
 
 from exec_server import sync
-from exec_server.client.engine import forks
 from exec_server.client.handle import Handle
 from exec_server.errors import SessionLost
-from exec_server.host import event_loop
+from exec_server.host import event_loop, forks
 from exec_server.sync import thread as thread_module
 from exec_server.sync.thread import (
     Blocking,

@@ -32,7 +32,6 @@ from exec_server.client.engine.connection import Connection
 from exec_server.client.engine.dialers import Dialer, is_transient
 from exec_server.client.engine.discovery import discover
 from exec_server.client.engine.flow_control import FlowControl
-from exec_server.client.engine.forks import ForkGuard
 from exec_server.client.engine.inbound import ServerRequests, Subscriber, deliver, notify
 from exec_server.client.engine.messages import (
     Envelope,
@@ -51,6 +50,7 @@ from exec_server.errors import (
     MethodNotFound,
     SessionLost,
 )
+from exec_server.host.forks import ForkGuard
 from exec_server.net.stream import MessageStream
 from exec_server.printable import printable
 from exec_server.protocol.method import Call
