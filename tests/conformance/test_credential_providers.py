@@ -171,3 +171,21 @@ def test_tokens_of_github_and_openai_are_found_in_any_variable(client: Client) -
             *(["GH_TOKEN", dummy], ["GH_TOKEN", values[3]], ["OPENAI_API_KEY", values[1]]),
         ]
     )
+
+
+def test_limited_mode_refuses_methods_inside_of_tunnels(client: Client, origin: WebOrigin) -> None:
+    proxy = network_proxy(
+        domains={"127.0.0.1": "allow"},
+        allowLocalBinding=True,
+        mode="limited",
+        credentialMasking=True,
+    )
+    url = origin.url.replace("http:", "https:")
+    # The origin has no TLS, so a method that passes gets 502.
+    curl = f"curl -sS -m 9 --noproxy '' -x $HTTP_PROXY -w ' %{{http_code}} ' {url}/x"
+    ended = client.run(
+        ["/bin/bash", "-c", f"{curl}; {curl} -X POST"], env={"PATH": PATH}, networkProxy=proxy
+    )
+    assert ended.stdout.decode() == (
+        "mitm upstream error 502 Method not allowed in limited mode. 403 "
+    )

@@ -288,6 +288,18 @@ def test_an_origin_that_cannot_prove_its_name(client: Client, providers: Provide
     assert not [head for head in providers.heads if "Host: github.com\r\n" in head]
 
 
+def test_limited_mode_inspects_every_tunnel(client: Client, providers: Providers) -> None:
+    limited = {"proxy": _PROXY["proxy"] | {"mode": "limited"}}
+    for host in ("api.github.com", "other.test"):
+        before = len(providers.heads)
+        for proxy in ("$HTTPS_PROXY", "$ALL_PROXY"):
+            curl = f"curl -sS -m 9 -x {proxy} https://{host}/x"
+            script = f"{curl} && {curl} -d x -w ' %{{http_code}}'"
+            ended = _run(client, ["/bin/sh", "-c", script], networkProxy=limited)
+            assert ended.stdout == b"okMethod not allowed in limited mode. 403"
+        assert len(providers.heads) == before + 2
+
+
 def test_nothing_is_masked_unless_it_is_asked_for(client: Client) -> None:
     plain = network_proxy(domains={"*": "allow"})
     ended = _run(client, ["/usr/bin/env"], networkProxy=plain)

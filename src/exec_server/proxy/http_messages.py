@@ -241,10 +241,9 @@ def text_answer(
 
 def block_answer(request: Request, decision: Decision, date: bytes) -> Answer:
     """The refusal of a request."""
-    error, message = _REASONS.get(decision.reason, _OTHER_REASON)
-    headers = [(b"x-proxy-error", error)]
     if request.protocol == "https_connect":
-        return text_answer(403, message, date, headers)
+        return refusal_text(decision.reason, date)
+    error, message = _REASONS.get(decision.reason, _OTHER_REASON)
     block = Block(
         "blocked",
         request.host,
@@ -255,7 +254,14 @@ def block_answer(request: Request, decision: Decision, date: bytes) -> Answer:
         request.port,
         message,
     )
-    return _answer(403, b"application/json", msgspec.json.encode(block), date, headers)
+    body = msgspec.json.encode(block)
+    return _answer(403, b"application/json", body, date, [(b"x-proxy-error", error)])
+
+
+def refusal_text(reason: str, date: bytes) -> Answer:
+    """The refusal of a tunnel, or of a request in one, for people."""
+    error, message = _REASONS.get(reason, _OTHER_REASON)
+    return text_answer(403, message, date, [(b"x-proxy-error", error)])
 
 
 def _answer(

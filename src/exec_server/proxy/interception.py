@@ -1,4 +1,5 @@
-"""Interceptor: opens TLS connections of a process to the hosts that its masked secrets belong to.
+"""Interceptor: opens TLS connections of a process to the hosts that its masked secrets belong to,
+and in limited mode to all hosts.
 
 The process gets a certificate of the server's own authority, which only it trusts; the origin has
 to have one that the system trusts. Requests are passed on one by one, with secrets for dummies.
@@ -20,6 +21,7 @@ from exec_server.proxy.credential_destinations import Scheme
 from exec_server.proxy.credentials import CredentialMask
 from exec_server.proxy.http_exchange import HttpExchange, date
 from exec_server.proxy.http_messages import BadRequest, Head
+from exec_server.proxy.policy import SAFE_METHODS
 from exec_server.proxy.resources import ProxyResources
 from exec_server.proxy.stream import BUFFER_BYTES, SocketStream, Stream, TransportStream
 from exec_server.proxy.upstream import Upstream
@@ -41,13 +43,23 @@ class _Origin(NamedTuple):
 class Interceptor:
     """The interception of one process."""
 
-    def __init__(self, mask: CredentialMask, resources: ProxyResources, upstream: Upstream) -> None:
+    def __init__(
+        self,
+        mask: CredentialMask,
+        resources: ProxyResources,
+        upstream: Upstream,
+        *,
+        is_limited: bool = False,
+    ) -> None:
+        """In limited mode all tunnels are opened, and only safe methods pass."""
         self.mask = mask
+        self.is_limited = is_limited
         self._resources = resources
         self._upstream = upstream
 
     def wants(self, host: str, port: int) -> bool:
-        return self.mask.is_intercepted(host, port)
+        """Whether TLS to a host has to be opened."""
+        return self.is_limited or self.mask.is_intercepted(host, port)
 
     def restored(self, head: Head, target: messages.Target, scheme: Scheme) -> Head:
         """The head of a request for an origin with secrets for dummies, where they belong."""
@@ -124,6 +136,11 @@ class _InterceptedHttp(HttpExchange):
         target = messages.find_target(request, default_port=origin.port)
         if target[:2] != origin[:2]:
             raise BadRequest(400, "Host header does not match request target")
+        if self._interceptor.is_limited and request.method.decode("ascii") not in SAFE_METHODS:
+            log.info("a request to %s is refused: method_not_allowed", printable(origin.host))
+            answer = messages.refusal_text("method_not_allowed", date())
+            await self.answer(request, answer, last=True)
+            return True
         try:
             outer = await self._interceptor.open(origin)
         except OSError as error:

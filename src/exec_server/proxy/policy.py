@@ -26,7 +26,8 @@ ANSWER_GRACE_SECONDS: Final = 5.0
 MAX_ANSWER_SECONDS: Final = 86_400.0
 
 _PREFIX: Final = "invalid network proxy config: "
-_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+# All that a request may do in limited mode, on its own or in an inspected tunnel.
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _TLS_PORT: Final = 443
 
 Verdict = Literal["allow", "denied", "not_allowed_local", "not_allowed"]
@@ -93,6 +94,8 @@ class NetworkPolicy:
         self._reviewed = DomainPatterns(settings.review_domains)
         self.allows_local = settings.allow_local_binding
         self.is_limited = settings.mode == "limited"
+        # The tunnels of a limited process with masked credentials are inspected, not refused.
+        self._inspects_tunnels = bool(settings.credential_masking)
         timeout = launch.policy_decision_timeout_ms
         self.answer_seconds: float | None = None  # None: the client is not asked
         if timeout is not None:
@@ -142,9 +145,9 @@ class NetworkPolicy:
         if not self.is_limited:
             return None
         if protocol == "http":
-            return None if method in _SAFE_METHODS else "method_not_allowed"
+            return None if method in SAFE_METHODS else "method_not_allowed"
         if protocol == "https_connect" or (protocol == "socks5_tcp" and port == _TLS_PORT):
-            return "mitm_required"
+            return None if self._inspects_tunnels else "mitm_required"
         return "method_not_allowed"
 
 

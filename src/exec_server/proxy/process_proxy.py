@@ -187,6 +187,7 @@ class ProcessProxy:
         check(launch, process_id)
         policy = NetworkPolicy(launch)
         self._settings = launch.proxy
+        self._is_limited = policy.is_limited
         self._decider = Decider(process_id, policy, controller, resources.resolve)
         variables = resources.variables if launch.proxy.allow_upstream_proxy else None
         self._upstream = Upstream(variables)
@@ -215,7 +216,9 @@ class ProcessProxy:
         except TooManySecrets:
             text = f"the patterns of credential providers match more than {MAX_SECRETS} texts"
             raise InvalidParams(f"invalid network proxy config: {text}") from None
-        self._interceptor = Interceptor(mask, self._resources, self._upstream)
+        self._interceptor = Interceptor(
+            mask, self._resources, self._upstream, is_limited=self._is_limited
+        )
         bundle = self._resources.authority().bundle
         return mask.masked(env) | dict.fromkeys(CERTIFICATE_VARIABLES, bundle)
 

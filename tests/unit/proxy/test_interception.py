@@ -39,6 +39,7 @@ class World(Interceptor):
 
     def __init__(self) -> None:
         self.mask = _MASK
+        self.is_limited = False
         self.origins: asyncio.Queue[TransportStream] = asyncio.Queue()
         self.is_verified = True
         self.process, self.served = stream_pair()
@@ -127,6 +128,25 @@ def test_requests_that_reach_no_origin(sent: str) -> None:
         world.send(sent)
         head = await world.head()
         assert head.startswith("HTTP/1.1 400 Bad Request\r\n")
+        assert "connection: close\r\n" in head
+        assert world.origins.empty()
+
+    _run(scenario)
+
+
+def test_limited_tunnels_pass_safe_methods_only() -> None:
+    async def scenario(world: World) -> None:
+        world.is_limited = True
+        assert world.wants("any.test", 8443)
+        world.send(_get())
+        origin = await world.origins.get()
+        await world.head(origin)
+        origin.writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        assert (await world.head()).startswith("HTTP/1.1 204 ")
+        world.send(f"POST /user HTTP/1.1\nHost: {_HOST}\nContent-Length: 0\n\n")
+        head = await world.head()
+        assert head.startswith("HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain\r\n")
+        assert "x-proxy-error: blocked-by-method-policy\r\n" in head
         assert "connection: close\r\n" in head
         assert world.origins.empty()
 

@@ -86,6 +86,15 @@ def test_limited_mode() -> None:
     assert _policy({}).mode_refusal("http", "POST", 80) is None
 
 
+def test_tunnels_of_a_limited_process_with_masked_credentials_are_inspected() -> None:
+    policy = _policy({}, mode="limited", credentialMasking=True)
+    assert policy.mode_refusal("https_connect", "CONNECT", 443) is None
+    assert policy.mode_refusal("https_connect", "CONNECT", 8443) is None
+    assert policy.mode_refusal("socks5_tcp", None, 443) is None
+    assert policy.mode_refusal("socks5_tcp", None, 80) == "method_not_allowed"
+    assert policy.mode_refusal("http", "POST", 80) == "method_not_allowed"
+
+
 def test_time_for_an_answer() -> None:
     assert _policy({}).answer_seconds is None
     assert NetworkPolicy(launch(timeout=500)).answer_seconds == 5.5
