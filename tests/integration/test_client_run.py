@@ -99,7 +99,7 @@ def test_input_of_a_terminal(there: ClientTarget) -> None:
     there.play(scene)
 
 
-@pytest.mark.parametrize("data", [b"no newline", b"one\ntwo", b"line\n", b"line\r"])
+@pytest.mark.parametrize("data", [b"", b"no newline", b"one\ntwo", b"line\n", b"line\r"])
 def test_the_end_of_the_input_of_a_terminal(there: ClientTarget, data: bytes) -> None:
     async def scene(env: Environment) -> None:
         words = ["sh", "-c", "stty -echo; cat; echo done"]

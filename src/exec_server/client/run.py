@@ -91,6 +91,8 @@ class CommandRun(Process):
             self._delivering = self._session.spawn(self._deliver(self._delivery))
             self._delivering.add_done_callback(self._fail_with)
         writing: asyncio.Future[None] | None = None
+        if data is None and self._params.tty:
+            data = b""  # a terminal has no end of input by itself
         if data is not None and (self._params.pipe_stdin or self._params.tty):
             writing = self._session.spawn(self._write_input(data))
             writing.add_done_callback(self._fail_with)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
 import pytest
@@ -44,6 +45,19 @@ async def test_a_run_returns_when_the_command_has_exited(scene: Scene) -> None:
     scene.output(3, b"of a child")
     scene.say("closed", 4)
     assert not scene.env._processes._processes
+
+
+@in_environment
+async def test_a_terminal_without_input_gets_its_end(scene: Scene) -> None:
+    for given in (None, b""):
+        async with asyncio.TaskGroup() as tasks:
+            run = await begun(scene, tasks, tty=True, input=given)
+            request = await scene.stream.next("process/write")
+            assert request["params"]["chunk"] == base64.b64encode(b"\x04").decode()
+            scene.stream.answer(request, {"status": "accepted"})
+            scene.exited(1)
+            scene.say("closed", 2)
+        assert run.result().exit_code == 0
 
 
 @in_environment
