@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.support.cli import client_environment, next_line
+from tests.support.cli import client_environment, next_line, wait_gone
 from tests.support.client import DEFAULT_TIMEOUT, scaled, start_server
 from tests.support.client_targets import ClientTarget
 from tests.support.server_internals import eventually
@@ -124,6 +124,16 @@ def test_both_ways_look_the_same(case: Case, ours: ClientTarget, tmp_path: Path)
     whole = _run("whole", case, ours.url, tmp_path)
     assert whole.has_loop
     assert quick == whole._replace(has_loop=case.way != QUICK)
+
+
+@pytest.mark.parametrize("path", ["quick", "whole"])
+def test_background_children_end_with_the_command(
+    path: str, ours: ClientTarget, tmp_path: Path
+) -> None:
+    script = "setsid sleep 1000 < /dev/null > /dev/null 2>&1 & echo $!; exit 3"
+    seen = _run(path, Case("setsid", QUICK, [*SHELL, script]), ours.url, tmp_path)
+    assert seen.code == 3
+    wait_gone(int(seen.stdout))
 
 
 def test_unix_sockets_and_names_take_the_shortcut(tmp_path: Path) -> None:

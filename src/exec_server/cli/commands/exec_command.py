@@ -35,6 +35,10 @@ signals:
   INT, TERM, HUP, QUIT, USR1 and USR2 are sent to the command; a second INT within 2 seconds
   kills it. Ctrl-Z stops the command together with exec-server, if the server supports it.
 
+background children:
+  What the command leaves running, with nohup or setsid too, is killed when it ends. Use -d for a
+  command that goes on.
+
 with -t, at the beginning of a line:
   ~.    end the command and leave         ~^Z   suspend exec-server
   ~?    list these escapes                ~~    send ~

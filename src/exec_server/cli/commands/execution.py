@@ -44,7 +44,7 @@ from exec_server.client.environment import Environment
 from exec_server.client.process import Process, continue_start
 from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, Unsupported
 from exec_server.printable import printable
-from exec_server.protocol.process import ProcessId
+from exec_server.protocol.process import TERMINATE, ProcessId, TerminateParams
 from exec_server.protocol.session import SessionId
 
 # Time for the server to terminate an abandoned command; the server may be unreachable. A session
@@ -173,6 +173,9 @@ class _Execution:
             outcome = await self._run_process(process)
             if outcome.must_terminate:
                 await self._terminate(environment, process)
+            else:
+                # Background children of the command end with it. Nobody waits for the answer.
+                environment.session.post(TERMINATE, TerminateParams(process.id))
             return outcome.code
 
     async def _run_process(self, process: Process) -> _Outcome:

@@ -181,6 +181,8 @@ class _RunningCommand:
                 if not self._received:
                     self._wait(wakeup)
                 self._take_next()
+            # Background children of the command end with it. Nobody waits for the answer.
+            self._send("process/terminate", {})
         except _UnusualError:
             self._pause()
         except ConnectionLost:

@@ -105,7 +105,8 @@ def test_output_is_written_and_the_exit_code_returned(capfd: pytest.CaptureFixtu
     assert running.to_end() == 3
     assert capfd.readouterr() == ("out", "err")
     assert link.is_closed
-    assert [message["method"] for message in link.sent] == ["process/start"]
+    assert [message["method"] for message in link.sent] == ["process/start", "process/terminate"]
+    assert link.sent[1]["params"] == {"processId": "p"}
 
 
 @pytest.mark.parametrize(
