@@ -96,15 +96,23 @@ def _end_of(stderr: bytes) -> str:
 
 
 class Timeout(ExecServerError, TimeoutError):
-    """A command was killed after its timeout; `result` has its output so far."""
+    """A command was killed after its timeout; `result` has its output so far.
 
-    def __init__(self, seconds: float, result: Result) -> None:
+    If `is_killed` is false, its end was not reported: the server does not answer. It kills the
+    command when it gets the request, or gives up the session.
+    """
+
+    def __init__(self, seconds: float, result: Result, *, is_killed: bool = True) -> None:
         super().__init__(seconds, result)
         self.seconds = seconds
         self.result = result
+        self.is_killed = is_killed
 
     def __str__(self) -> str:
-        return f"{self.result.argv[0]} did not end within {self.seconds:g} s and was killed"
+        text = f"{self.result.argv[0]} did not end within {self.seconds:g} s"
+        if self.is_killed:
+            return f"{text} and was killed"
+        return f"{text}; it may still run, because the server did not report its end"
 
 
 class PortError(RpcError, OSError):

@@ -76,7 +76,8 @@ class CommandRun(Process):
             if isinstance(error, TimeoutError) and scope.expired():
                 assert seconds is not None
                 await self._finish_delivery()
-                raise Timeout(seconds, self._result(began)) from None
+                is_killed = self.exit_code is not None
+                raise Timeout(seconds, self._result(began), is_killed=is_killed) from None
             raise
         finally:
             if self._delivering is not None:
@@ -165,12 +166,12 @@ class CommandRun(Process):
             self._session.flow_control.end_wait(consumers, self._output)
 
     async def _kill_rest(self, remote: RemoteProcess) -> None:
-        """Kill what may run, and wait for the rest of its output."""
+        """Kill what may run, and wait for the rest of its output, for KILL_SECONDS in all."""
         if self._is_closed or not remote.may_run:
             return
-        await asyncio.wait([self._processes.kill(remote)], timeout=KILL_SECONDS)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
+                await asyncio.wait([self._processes.kill(remote)])
                 await self._wait_until_over()
 
     def _leave(self, remote: RemoteProcess) -> None:
@@ -186,7 +187,7 @@ class CommandRun(Process):
             argv=self.argv,
             stdout=output.stdout,
             stderr=output.stderr,
-            # Without an exit event the command was killed.
+            # Without an exit event a kill was requested.
             exit_code=KILLED if self.exit_code is None else self.exit_code,
             duration=asyncio.get_running_loop().time() - began,
             sandbox_denied=self.sandbox_denied,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import pickle
 from typing import Any
+from unittest import mock
 
 import pytest
 from tests.support.memory_environment import Scene, in_environment, turns
@@ -201,7 +203,25 @@ async def test_a_timeout_has_what_was_delivered(scene: Scene) -> None:
         scene.exited(2, 137)
         scene.say("closed", 3)
     assert isinstance(run.result(), Timeout)
+    assert run.result().is_killed
     assert (run.result().result.stdout, len(seen)) == (b"one", 1)
+
+
+@pytest.mark.alone
+@in_environment
+async def test_a_server_that_does_not_answer_delays_a_timeout_once(scene: Scene) -> None:
+    loop = asyncio.get_running_loop()
+    with mock.patch.object(run_module, "KILL_SECONDS", 0.2):
+        began = loop.time()
+        async with asyncio.TaskGroup() as tasks:
+            run = await begun(scene, tasks, timeout=0.01)
+            await scene.stream.next("process/terminate")
+        assert loop.time() - began < 0.4
+    late = run.result()
+    assert isinstance(late, Timeout)
+    assert not late.is_killed
+    assert str(late).endswith("it may still run, because the server did not report its end")
+    assert str(pickle.loads(pickle.dumps(late))) == str(late)
 
 
 @in_environment
