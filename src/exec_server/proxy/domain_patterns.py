@@ -63,7 +63,7 @@ def _parse(pattern: str) -> tuple[bool, bool, str]:
     text = pattern.strip()
     if not text:
         raise InvalidParams(f"{_PREFIX}domain pattern is empty")
-    if re.search(r"[\s/]", text):
+    if re.search(r"[\s/\\{}]", text):
         raise InvalidParams(f"{_PREFIX}unsupported domain pattern syntax: {pattern}")
     if "[" in text or "]" in text:
         inner = re.fullmatch(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*|\*)\](?::[0-9]*)?", text)
