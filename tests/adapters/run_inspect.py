@@ -1,12 +1,16 @@
-"""What the self check of Inspect does not ask: configurations, and the end of a sample."""
+"""What the self check of Inspect does not ask: configurations, users, and the end of a sample."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from inspect_ai.util import SandboxUserUnsupportedError
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 
 from exec_server.adapters.inspect import ExecServerSandboxConfig
@@ -34,6 +38,36 @@ def test_a_configuration_with_a_policy_is_hashable() -> None:
     policies = [{"permissions": {"type": "disabled"}}, {"permissions": {"type": "external"}}]
     configs = {ExecServerSandboxConfig(sandbox=policy) for policy in [*policies, policies[0]]}
     assert len(configs) == 2
+
+
+def test_the_own_user_of_the_server(server_url: str) -> None:
+    """Every server can run commands as its own user, under a sandbox too; as others it may not."""
+    own = [pwd.getpwuid(os.geteuid()).pw_name, str(os.geteuid())]
+
+    async def scene(sandbox: Any) -> None:
+        for user in own:
+            done = await sandbox.exec(["id", "-u"], user=user)
+            assert done.stdout == f"{os.geteuid()}\n"
+        await sandbox.write_file("file", "text")
+        assert await sandbox.read_file("file") == "text"
+
+    async def confined(sandbox: Any) -> None:
+        await scene(sandbox)
+        with pytest.raises(SandboxUserUnsupportedError, match="nobody"):
+            await sandbox.exec(["id", "-u"], user="nobody")
+
+    play({"target": server_url}, scene)
+    play({"target": server_url, "user": own[0]}, scene)
+    play({"target": server_url, "sandbox": "workspace-write"}, confined)
+
+
+def test_a_connection_has_the_user(server_url: str) -> None:
+    async def scene(sandbox: Any) -> None:
+        connection = await sandbox.connection(user="nobody")
+        begin = f"exec-server exec -t --user nobody {server_url} -- sh -c "
+        assert connection.command.startswith(begin)
+
+    play({"target": server_url}, scene)
 
 
 def test_the_directory_of_a_busy_sample_is_deleted(server_url: str) -> None:

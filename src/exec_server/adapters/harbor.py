@@ -20,6 +20,7 @@ from msgspec import structs
 from exec_server.adapters.target import (
     UNREACHABLE,
     ConnectOptions,
+    ServerUser,
     framework_missing,
     make_environment,
     token_of_variable,
@@ -80,7 +81,7 @@ class ExecServerEnvironment(BaseEnvironment):
             "reconnect": True,
         }
         self._environment: Environment | None = None
-        self._own_names: list[str] = []  # the server's user, if it knows no other
+        self._server_user = ServerUser()
         known = signature(BaseEnvironment.__init__).parameters
         if unknown := sorted(options.keys() - known.keys()):  # Harbor would ignore it
             raise TypeError(f"exec-server has no option {', '.join(unknown)}")
@@ -165,11 +166,9 @@ class ExecServerEnvironment(BaseEnvironment):
         name = None if resolved is None else str(resolved)
         if name is None or self._opened.capabilities.other_users:
             return name
-        if not self._own_names:
-            with _reaching():
-                shown = await self._opened.run(["sh", "-c", "id -un; id -u"], cwd="/")
-            self._own_names = shown.text.split()
-        return None if name in self._own_names else name
+        with _reaching():
+            is_own = await self._server_user.has_name(self._opened, name)
+        return None if is_own else name
 
     async def is_dir(self, path: str, user: str | int | None = None) -> bool:
         return await self._is_kind(path, user, directory=True)

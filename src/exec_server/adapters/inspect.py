@@ -15,7 +15,9 @@ from typing import Any, Final, Literal, overload
 
 from exec_server.adapters.target import (
     UNREACHABLE,
+    ServerUser,
     StoredSandbox,
+    exec_words,
     framework_missing,
     make_environment,
     stored_options,
@@ -90,6 +92,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         self._environment = environment
         self._directory = directory
         self._config = config
+        self._server_user = ServerUser()
 
     # ---- life -------------------------------------------------------------------------
 
@@ -101,6 +104,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         with _reaching():
             environment = await make_environment(settings.target, stored_options(settings))
         try:
+            settings = await _without_own_user(environment, settings)
             parent = await environment.files.realpath(native(environment.info.temp_dir))
             directory = f"{parent.rstrip('/')}/inspect-{uuid.uuid4().hex}"
             await _files(environment, settings.user).mkdir(directory)
@@ -158,10 +162,9 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
                 return
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        target = self._config.target
-        if target is None:
-            raise NotImplementedError("only a sandbox with a target can be connected to")
-        words = ["exec-server", "exec", "-t", target, "--"]
+        config = self._config
+        name = await self._command_user(user)
+        words = exec_words(config.target, config, name)
         shell = f"cd {shlex.quote(self._directory)} && exec sh"
         return SandboxConnection(
             type="exec-server", command=shlex.join([*words, "sh", "-c", shell])
@@ -181,6 +184,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         concurrency: bool = True,
     ) -> ExecResult[str]:
         limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        name = await self._command_user(user)
         try:
             with _reaching():
                 done = await self._environment.run(
@@ -189,7 +193,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
                     env=env,
                     input=input.encode() if isinstance(input, str) else input,
                     timeout=timeout,
-                    user=user or self._config.user,
+                    user=name,
                     sandbox=self._config.sandbox,
                     output_limit=OutputLimit(head=limit),
                     leave_running=True,
@@ -207,6 +211,21 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
                 return ExecResult(False, 1, "", f"{error}\n")
             raise
         return _exec_result(done)
+
+    async def _command_user(self, user: str | None) -> str | None:
+        """The user of a command, None for that of the server itself.
+
+        Raises SandboxUserUnsupportedError if a sandbox, which has the server's user, excludes it.
+        """
+        name = user or self._config.user
+        is_confined = self._config.sandbox is not None
+        if name is None or (self._environment.capabilities.other_users and not is_confined):
+            return name
+        with _reaching():
+            is_own = await self._server_user.has_name(self._environment, name)
+        if not is_own and is_confined:
+            raise SandboxUserUnsupportedError(f"the sandbox excludes commands as {name}")
+        return None if is_own else name
 
     def _path(self, path: str) -> str:
         return posixpath.join(self._directory, path)
@@ -260,6 +279,18 @@ def _settings(config: Any) -> ExecServerSandboxConfig:
         return ExecServerSandboxConfig(target=config)
     assert isinstance(config, ExecServerSandboxConfig)
     return config
+
+
+async def _without_own_user(
+    environment: Environment, settings: ExecServerSandboxConfig
+) -> ExecServerSandboxConfig:
+    """Remove the user if it is that of a server which knows no other one."""
+    if settings.user is None or environment.capabilities.other_users:
+        return settings
+    if not await ServerUser().has_name(environment, settings.user):
+        return settings
+    changed: ExecServerSandboxConfig = settings.model_copy(update={"user": None})
+    return changed
 
 
 def _files(environment: Environment, user: str | None) -> Files:

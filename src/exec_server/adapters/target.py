@@ -75,6 +75,43 @@ def stored_options(machine: StoredMachine) -> ConnectOptions:
     }
 
 
+def exec_words(target: str | None, machine: StoredMachine, user: str | None) -> list[str]:
+    """The words before a command that is run on a terminal of a stored machine, as a user.
+
+    Raises NotImplementedError if `exec-server exec` cannot reach the machine.
+    """
+    if target is None and machine.registry is not None:
+        target = f"relay:{machine.registry.rstrip('/')}/{machine.environment_id}"
+    if target is None or machine.account_id is not None:
+        raise NotImplementedError("only a machine with a target or a registry can be connected to")
+    values = {
+        "--user": user,
+        "--token-env": machine.token_env,
+        "--ca-file": machine.ca_file,
+        "--executor-key": machine.executor_key,
+    }
+    options = [word for name, value in values.items() if value for word in (name, value)]
+    pins = (machine.pin,) if isinstance(machine.pin, str) else machine.pin or ()
+    options += [word for pin in pins for word in ("--pin", pin)]
+    if machine.allow_insecure_token:
+        options.append("--allow-insecure-token")
+    return ["exec-server", "exec", "-t", *options, target, "--"]
+
+
+class ServerUser:
+    """The user of a server, which needs no other rights to act as this one."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    async def has_name(self, environment: Environment, name: str) -> bool:
+        """Whether this is the name or the number of the server's own user."""
+        if not self._names:
+            shown = await environment.run(["/bin/sh", "-c", "id -un; id -u"], cwd="/")
+            self._names = shown.text.split()
+        return name in self._names
+
+
 def token_of_variable(name: str | None) -> str | None:
     """The token in an environment variable; raises ValueError if the variable is not set."""
     if name is None:

@@ -6,10 +6,12 @@ import importlib
 import os
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from exec_server.adapters import target
+from exec_server.cli.commands import exec_command
 from exec_server.errors import StartupError
 
 FRAMEWORKS = {
@@ -85,8 +87,13 @@ def test_a_machine_that_is_named_in_part_is_not_this_one(options: target.Connect
         target.open_environment(None, options)
 
 
+def stored(**options: Any) -> SimpleNamespace:
+    """A machine in a configuration."""
+    return SimpleNamespace(**dict.fromkeys(target.StoredMachine.__annotations__) | options)
+
+
 def test_the_token_of_a_stored_machine_is_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = SimpleNamespace(
+    machine = stored(
         registry="https://registry.test",
         environment_id="env-1",
         executor_key="key",
@@ -113,3 +120,31 @@ def test_the_token_of_a_stored_machine_is_in_a_variable(monkeypatch: pytest.Monk
     }
     machine.token_env = None
     assert target.stored_options(machine)["token"] is None
+
+
+def test_a_stored_machine_as_words_of_a_command() -> None:
+    direct = stored(token_env="TOKEN", pin=("a" * 64, "b" * 64), allow_insecure_token=True)
+    words = target.exec_words("wss://host", direct, "agent")
+    found = exec_command.build_parser().parse_words([*words[2:], "sh", "-c", "exec sh"])
+    assert (found.target, found.user) == ("wss://host", "agent")
+    assert found.argv == ["sh", "-c", "exec sh"]
+    assert (found.tty, found.token_env, found.pin) == (True, "TOKEN", ["a" * 64, "b" * 64])
+    assert found.allow_insecure_token
+    relayed = stored(
+        registry="https://registry.test/",
+        environment_id="env-1",
+        executor_key="c" * 64,
+        ca_file="ca.pem",
+        pin="a" * 64,
+    )
+    assert target.exec_words(None, relayed, None) == [
+        *("exec-server", "exec", "-t", "--ca-file", "ca.pem"),
+        *("--executor-key", "c" * 64, "--pin", "a" * 64),
+        *("relay:https://registry.test/env-1", "--"),
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"registry": "https://x.test", "account_id": "a"}])
+def test_a_machine_that_no_command_reaches(options: dict[str, str]) -> None:
+    with pytest.raises(NotImplementedError):
+        target.exec_words(None, stored(**options), None)
