@@ -516,14 +516,17 @@ def _terminate(client: Client, proxies: Proxies) -> None:
 
 def test_upstream_proxy(origin: WebOrigin) -> None:
     """Names go through the proxy of the server, addresses of this machine do not."""
-    variables = {"HTTP_PROXY": origin.url, "HTTPS_PROXY": origin.url}
+    url = origin.url.replace("://", "://me:secret@")
+    variables = {"HTTP_PROXY": url, "HTTPS_PROXY": url}
     with start_server("ours", env=variables) as server, server.connect() as client:
         rules: dict[str, Any] = {"domains": {"8.8.8.8": "allow", "127.0.0.1": "allow"}}
         proxies = start_proxies(client, network_proxy(allowUpstreamProxy=True, **rules))
         assert status(exchange(proxies.http, _get("8.8.8.8"))) == 200
         assert origin.requests[-1].startswith("GET http://8.8.8.8/ HTTP/1.1\n")
+        assert "Proxy-Authorization: Basic bWU6c2VjcmV0\n" in origin.requests[-1]
         assert status(exchange(proxies.http, _get(f"127.0.0.1:{origin.port}"))) == 200
         assert origin.requests[-1].startswith("GET / HTTP/1.1\n")
+        assert "Proxy-Authorization" not in origin.requests[-1]
         # The origin does not know CONNECT.
         assert status(exchange(proxies.http, _connect("8.8.8.8:443"))) == 502
 

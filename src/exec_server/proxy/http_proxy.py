@@ -94,6 +94,8 @@ class HttpProxy(HttpExchange):
             return
         try:
             forwarded = messages.forwarded_request(request, target, absolute=route.is_proxy)
+            if route.authorization is not None:
+                forwarded.headers.append((b"Proxy-Authorization", route.authorization))
             if self._interceptor is not None and not route.is_proxy:
                 # Only destinations on loopback may get secrets without TLS.
                 forwarded = self._interceptor.restored(forwarded, target, "http")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from exec_server.proxy import hosts
 from exec_server.proxy.policy import is_local
@@ -15,6 +16,7 @@ from exec_server.proxy.stream import SocketStream, Stream
 CONNECT_SECONDS = 30.0
 # The head of the answer to CONNECT of the server's own proxy.
 _ANSWER_BYTES: Final = 8192
+_HTTP_PORT: Final = 80
 
 
 class Route(NamedTuple):
@@ -23,6 +25,7 @@ class Route(NamedTuple):
     addresses: Sequence[str]
     port: int
     is_proxy: bool = False
+    authorization: bytes | None = None  # for another proxy
 
 
 class Upstream:
@@ -31,15 +34,15 @@ class Upstream:
     def __init__(self, variables: Mapping[str, str] | None) -> None:
         """`variables` are the server's own; None if its proxies must not be used."""
         variables = variables or {}
-        self._http_proxy = _proxy(variables, "HTTP_PROXY")
-        self._tunnel_proxy = _proxy(variables, "HTTPS_PROXY")
+        self._http_proxy = _proxy(variables, "HTTP_PROXY", "ALL_PROXY")
+        self._tunnel_proxy = _proxy(variables, "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 
     def route(self, host: str, port: int, addresses: Sequence[str], *, tunnel: bool) -> Route:
         """The next hop for an allowed host; local ones are always dialled."""
         proxy = self._tunnel_proxy if tunnel else self._http_proxy
         if proxy is None or is_local(host):
             return Route(addresses, port)
-        return Route((proxy[0],), proxy[1], is_proxy=True)
+        return proxy
 
     async def connect(self, route: Route) -> Stream:
         """Connect to the first address that accepts; raises OSError."""
@@ -62,15 +65,18 @@ class Upstream:
         if route.is_proxy:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    await _ask_for_tunnel(stream, hosts.authority(host, port))
+                    await _ask_for_tunnel(stream, hosts.authority(host, port), route)
             except BaseException:
                 stream.abort()
                 raise
         return stream
 
 
-async def _ask_for_tunnel(stream: Stream, authority: str) -> None:
-    await stream.send(f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())
+async def _ask_for_tunnel(stream: Stream, authority: str, proxy: Route) -> None:
+    request = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n".encode()
+    if proxy.authorization is not None:
+        request += b"Proxy-Authorization: %b\r\n" % proxy.authorization
+    await stream.send(request + b"\r\n")
     head = b""
     while not head.endswith((b"\r\n\r\n", b"\n\n")):
         # One byte at a time: the next ones may be from the other end of the tunnel.
@@ -83,12 +89,31 @@ async def _ask_for_tunnel(stream: Stream, authority: str) -> None:
         raise OSError("the upstream proxy refused the connection")
 
 
-def _proxy(variables: Mapping[str, str], name: str) -> tuple[str, int] | None:
-    """The HTTP proxy that a variable names, or else ALL_PROXY."""
-    for each in (name, name.lower(), "ALL_PROXY", "all_proxy"):
-        if variables.get(each):
-            parts = urlsplit(variables[each])
-            if parts.scheme == "http":
-                return hosts.split_authority(parts.netloc.rpartition("@")[2], 80)
-            return None
+def _proxy(variables: Mapping[str, str], *names: str) -> Route | None:
+    """The HTTP proxy that the first usable one of the variables names."""
+    for name in names:
+        value = variables.get(name, "").strip() or variables.get(name.lower(), "").strip()
+        proxy = _parse_proxy(value)
+        if proxy is not None:
+            return proxy
     return None
+
+
+def _parse_proxy(value: str) -> Route | None:
+    """The proxy of a URL, or of `HOST:PORT`; None for other schemes, and for no URL."""
+    try:
+        parts = urlsplit(value if "://" in value else f"http://{value}")
+    except ValueError:
+        return None
+    userinfo, _, place = parts.netloc.rpartition("@")
+    authority = hosts.split_authority(place, _HTTP_PORT)
+    if parts.scheme != "http" or authority is None:
+        return None
+    return Route((authority[0],), authority[1], True, _basic(userinfo) if userinfo else None)
+
+
+def _basic(userinfo: str) -> bytes:
+    """The user and password of a URL as the value of a header (RFC 7617)."""
+    user, _, password = userinfo.partition(":")
+    pair = f"{unquote(user)}:{unquote(password)}"
+    return b"Basic " + base64.b64encode(pair.encode(errors="surrogateescape"))

@@ -75,19 +75,37 @@ def test_connecting_is_limited_for_all_addresses_together(monkeypatch: pytest.Mo
     ("variables", "host", "tunnel", "route"),
     [
         (None, "a.test", False, Route(("8.8.8.8",), 80)),
-        (_PROXY, "a.test", False, Route(("proxy.test",), 3128, is_proxy=True)),
+        (_PROXY, "a.test", False, Route(("proxy.test",), 3128, True, b"Basic dXNlcjo=")),
         (_PROXY, "a.test", True, Route(("8.8.4.4",), 80, is_proxy=True)),
         (_PROXY, "localhost", True, Route(("8.8.8.8",), 80)),
         (_PROXY, "10.0.0.1", False, Route(("8.8.8.8",), 80)),
         ({"ALL_PROXY": "http://p.test"}, "a.test", True, Route(("p.test",), 80, is_proxy=True)),
         ({"ALL_PROXY": "socks5://p.test"}, "a.test", True, Route(("8.8.8.8",), 80)),
+        ({"HTTP_PROXY": "http://p.test"}, "a.test", True, Route(("p.test",), 80, True)),
+        ({"HTTP_PROXY": " p.test:3128\n"}, "a.test", False, Route(("p.test",), 3128, True)),
+        ({"HTTP_PROXY": " ", "http_proxy": "p.test"}, "a.test", True, Route(("p.test",), 80, True)),
+        (
+            {"HTTPS_PROXY": "socks5://a.test", "HTTP_PROXY": "http://[", "ALL_PROXY": "p.test"},
+            *("a.test", True, Route(("p.test",), 80, True)),
+        ),
+        (
+            {"HTTP_PROXY": "http://me:p%40%3Ax@p.test", "HTTPS_PROXY": "http://q.test"},
+            *("a.test", False, Route(("p.test",), 80, True, b"Basic bWU6cEA6eA==")),
+        ),
     ],
 )
 def test_routes(variables: Mapping[str, str] | None, host: str, tunnel: bool, route: Route) -> None:
     assert Upstream(variables).route(host, 80, ("8.8.8.8",), tunnel=tunnel) == route
 
 
-def _ask(monkeypatch: pytest.MonkeyPatch, answer: bytes, *, ends: bool = True) -> float:
+def _ask(
+    monkeypatch: pytest.MonkeyPatch,
+    answer: bytes,
+    *,
+    ends: bool = True,
+    variables: Mapping[str, str] = _PROXY,
+    authorization: bytes = b"",
+) -> float:
     """Ask the server's own proxy for a tunnel; returns how long that has taken."""
 
     async def run() -> float:
@@ -102,11 +120,12 @@ def _ask(monkeypatch: pytest.MonkeyPatch, answer: bytes, *, ends: bool = True) -
             proxy.writer.write_eof()
         loop = asyncio.get_running_loop()
         try:
-            tunnel = await Upstream(_PROXY).tunnel("a.test", 443, ("8.8.8.8",))
+            tunnel = await Upstream(variables).tunnel("a.test", 443, ("8.8.8.8",))
             assert isinstance(tunnel, TransportStream)
             assert await tunnel.receive() == b"SSH-2.0"
             sent = await proxy.reader.readuntil(b"\r\n\r\n")
-            assert sent == b"CONNECT a.test:443 HTTP/1.1\r\nHost: a.test:443\r\n\r\n"
+            head = b"CONNECT a.test:443 HTTP/1.1\r\nHost: a.test:443\r\n"
+            assert sent == head + authorization + b"\r\n"
         finally:
             for end in (one, proxy):
                 end.close()
@@ -117,6 +136,15 @@ def _ask(monkeypatch: pytest.MonkeyPatch, answer: bytes, *, ends: bool = True) -
 
 def test_bytes_after_the_answer_belong_to_the_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
     _ask(monkeypatch, b"HTTP/1.1 200 Fine\r\nX: y\r\n\r\nSSH-2.0")
+
+
+def test_the_proxy_gets_its_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    _ask(
+        monkeypatch,
+        b"HTTP/1.1 200 Fine\r\n\r\nSSH-2.0",
+        variables={"HTTPS_PROXY": "http://me:secret@proxy.test:3128"},
+        authorization=b"Proxy-Authorization: Basic bWU6c2VjcmV0\r\n",
+    )
 
 
 @pytest.mark.parametrize(
