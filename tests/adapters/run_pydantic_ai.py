@@ -1,13 +1,14 @@
-"""What the suite of Pydantic AI does not ask: paths that are not absolute, and `..` in them."""
+"""What the suite of Pydantic AI does not ask: paths, and the end of a workspace."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from pydantic_ai.workspaces import WorkspaceRef
+from pydantic_ai.workspaces import WorkspaceRef, WorkspaceUnavailableError
 
 from exec_server.adapters.pydantic_ai import PROVIDER, ExecServerWorkspace
 
@@ -87,3 +88,31 @@ def test_the_working_directory_is_not_removed_by_any_name(server_url: str, tmp_p
                 await workspace.remove(path)
 
     play(attached(server_url, folder), scene)
+
+
+def test_a_deleted_workspace_is_not_made_anew(server_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+
+    async def scene(workspace: ExecServerWorkspace) -> None:
+        await workspace.write_bytes("new/file", b"1")
+        with pytest.raises(FileNotFoundError):
+            await workspace.read_bytes("missing")
+        assert not await workspace.exists("missing")
+        shutil.rmtree(folder)
+        for call in (
+            workspace.write_bytes("file", b"1"),
+            workspace.write_bytes(f"{folder}/sub/file", b"1"),
+            workspace.make_dir("sub"),
+            workspace.read_bytes("new/file"),
+            workspace.stat("new/file"),
+            workspace.list_dir("."),
+            workspace.exists("new/file"),
+            workspace.remove("new/file"),
+            workspace.run("true", shell=True),
+        ):
+            with pytest.raises(WorkspaceUnavailableError):
+                await call
+
+    play(attached(server_url, folder), scene)
+    assert not folder.exists()

@@ -129,17 +129,13 @@ class ExecServerWorkspace:
             except WorkingDirectoryNotFound:
                 raise _gone(directory) from None
             except Timeout as late:
-                await self._check(environment, directory)
+                await self._check_directory()
                 raise WorkspaceTimeoutError(
                     str(late), stdout=late.result.text, stderr=late.result.error_text
                 ) from None
-            await self._check(environment, directory)
+            # A deleted directory leaves its commands running.
+            await self._check_directory()
         return _command_result(done)
-
-    async def _check(self, environment: Environment, directory: str) -> None:
-        """A deleted directory leaves its commands running, so it is looked for after each."""
-        if not await environment.files.exists(directory):
-            raise _gone(directory)
 
     # ---- files ------------------------------------------------------------------------
 
@@ -156,7 +152,11 @@ class ExecServerWorkspace:
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         async with self._files(path) as (files, whole):
-            await files.write(whole, data, parents=True)
+            try:
+                await files.write(whole, data)
+            except FileNotFoundError:
+                await self._check_directory()
+                await files.write(whole, data, parents=True)
 
     async def stat(self, path: str) -> FileEntry:
         async with self._files(path) as (files, whole):
@@ -180,6 +180,7 @@ class ExecServerWorkspace:
 
     async def make_dir(self, path: str) -> None:
         async with self._files(path) as (files, whole):
+            await self._check_directory()
             await files.mkdir(whole, parents=True, exist_ok=True)
 
     async def remove(self, path: str) -> None:
@@ -194,7 +195,10 @@ class ExecServerWorkspace:
 
     async def exists(self, path: str) -> bool:
         async with self._files(path) as (files, whole):
-            return await files.exists(whole)
+            if await files.exists(whole):
+                return True
+            await self._check_directory()
+            return False
 
     async def realpath(self, path: str) -> str:
         async with self._files(path) as (files, whole):
@@ -211,7 +215,18 @@ class ExecServerWorkspace:
                 files = files.sandboxed(self._sandbox, cwd=directory)
             paths = PathResolver(environment.info)
             paths.cwd = directory
-            yield files, await _without_dotdot(files, paths.absolute(path))
+            whole = await _without_dotdot(files, paths.absolute(path))
+            try:
+                yield files, whole
+            except FileNotFoundError:
+                await self._check_directory()
+                raise
+
+    async def _check_directory(self) -> None:
+        """Raise WorkspaceUnavailableError if the directory was deleted: none is made instead."""
+        async with self._opened() as (environment, directory):
+            if not await environment.files.exists(directory):
+                raise _gone(directory)
 
     def _own_files(self, environment: Environment) -> Files:
         files = environment.files
