@@ -131,12 +131,13 @@ class RelayError(ExecServerError):
 class ConnectFailed(ExecServerError):
     """A WebSocket could not be opened; `status` and `headers` are those of an HTTP response.
 
-    `reason` is the cause alone. The client adds `url`, the address that it was given, and `hint`,
-    a sentence about what to try.
+    `reason` is the cause alone. The client adds `url`, the address that it was given, `hint`, a
+    sentence about what to try, and of a program that was to serve the last lines of its stderr.
     """
 
     url: str | None = None
     hint: str = ""
+    stderr_lines: tuple[str, ...] = ()
 
     def __init__(
         self, reason: str, status: int | None = None, headers: list[tuple[str, str]] | None = None
@@ -148,7 +149,8 @@ class ConnectFailed(ExecServerError):
 
     def __str__(self) -> str:
         text = self.reason if self.url is None else f"cannot connect to {self.url}: {self.reason}"
-        return printable(f"{text}; {self.hint}" if self.hint else text, keep="\n")
+        text = f"{text}; {self.hint}" if self.hint else text
+        return printable("\n  ".join((text, *self.stderr_lines)), keep="\n")
 
 
 class CertificateRejected(ConnectFailed):

@@ -21,6 +21,7 @@ from tests.support.client import (
 from tests.support.client_sessions import Recorder, exercise, outcome, ready
 from tests.support.client_targets import LOOPS, Run, bounded
 
+from exec_server import sync
 from exec_server.client.engine import stdio
 from exec_server.client.engine.dialers import Dialer, WebSocketDialer
 from exec_server.client.engine.session import ClientSession
@@ -228,3 +229,16 @@ def test_a_program_may_end_before_it_is_greeted(run: Run) -> None:
                     raise AssertionError("it cannot be connected")
 
     bounded(scene(), run)
+
+
+@pytest.mark.quick
+def test_the_last_lines_of_a_program_explain_why_it_does_not_serve() -> None:
+    script = f"seq {stdio.KEPT_LINES} >&2; echo >&2; printf '%0400d' 0 >&2; exit 3"
+    with pytest.raises(ConnectFailed) as failed, sync.connect(f"stdio:sh -c {shlex.quote(script)}"):
+        pass
+    last = "0" * stdio.KEPT_CHARACTERS
+    lines = (*map(str, range(2, stdio.KEPT_LINES + 1)), last)
+    assert failed.value.stderr_lines == lines
+    assert str(failed.value).endswith(f"\n  {stdio.KEPT_LINES}\n  {last}")
+    with pytest.raises(ConnectFailed, match="--nope"):
+        sync.Environment.local("--nope")

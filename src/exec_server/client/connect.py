@@ -64,11 +64,13 @@ def connect(
     else:
         dialer = _direct_dialer(target, token, tls, allow_insecure_token=allow_insecure_token)
     address = shown_address(target, registry, environment_id)
+    stderr = dialer.last_lines if isinstance(dialer, StdioDialer) else ()
     return Environment(
         dialer,
         client_name=client_name,
         reconnect=reconnect,
         address=address,
+        stderr=stderr,
         on_network_request=on_network_request,
     )
 

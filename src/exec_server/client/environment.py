@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
@@ -79,17 +79,20 @@ class Environment(Handle):
         client_name: str = CLIENT_NAME,
         reconnect: bool = False,
         address: str | None = None,
+        stderr: Collection[str] = (),
         resume: SessionId | None = None,
         on_network_request: OnNetworkRequest | None = None,
     ) -> None:
         """With `reconnect`, the first call after the loss of a session opens a new one.
 
-        `address` is the place of the server in error texts; `resume` is a session of an earlier
+        `address` is the place of the server in error texts, which end with the lines of `stderr`,
+        those of a program that serves; `resume` is a session of an earlier
         connection, which is resumed. `on_network_request` answers network/policyRequest; without it
         all such requests are denied.
         """
         super().__init__()
         self._address = address
+        self._stderr = stderr
         self.session = ClientSession(dialer, client_name=client_name, reconnect=reconnect)
         """The layer below: subscribe to notifications, answer requests of the server."""
         self.session.resumed = resume
@@ -107,16 +110,21 @@ class Environment(Handle):
         argv = [sys.executable, "-m", "exec_server", "--listen", "stdio", *arguments]
         from exec_server.client.engine.stdio import StdioDialer
 
-        return cls(StdioDialer(argv, env))
+        dialer = StdioDialer(argv, env)
+        return cls(dialer, stderr=dialer.last_lines)
 
     async def _open(self) -> None:
         self._life = ContextTask(self._connect())
         try:
             await self._life.open()
         except ConnectFailed as error:
-            if self._address is not None:
-                explain(error, self._address)
+            self._explain(error)
             raise
+
+    def _explain(self, error: ConnectFailed) -> None:
+        error.stderr_lines = tuple(self._stderr)
+        if self._address is not None:
+            explain(error, self._address)
 
     async def _close(self) -> None:
         await self._life.close()

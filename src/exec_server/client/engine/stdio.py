@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import cast
 
@@ -27,6 +28,10 @@ SEND_HIGH_BYTES = 524_288
 SEND_LOW_BYTES = 131_072
 # Of a line on stderr. A longer line is passed on in pieces.
 STDERR_BYTES = 8192
+# Of the end of stderr that explains a program which does not serve: enough for a usage message or
+# the end of a traceback. Longer lines are cut.
+KEPT_LINES = 10
+KEPT_CHARACTERS = 300
 # Between SIGTERM and SIGKILL, as the reference; and for the kernel to end the program after that.
 TERMINATE_SECONDS = 2.0
 KILL_SECONDS = 2.0
@@ -65,6 +70,8 @@ class StdioDialer:
         self._env = _inherited() if env is None else dict(env)
         self._cwd = cwd
         self._on_stderr = on_stderr or self._log_line
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        """The last lines of stderr that were logged."""
         self._programs: list[ProgramStream] = []
 
     async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
@@ -99,6 +106,8 @@ class StdioDialer:
             await program.wait_closed()
 
     def _log_line(self, line: str) -> None:
+        if line.strip():
+            self.last_lines.append(line[:KEPT_CHARACTERS])
         log.info("%s: %s", self._argv[0], printable(line))
 
 
