@@ -157,7 +157,7 @@ ROWS = (
     _on_reference(_OPENHANDS, 5),
     _FSSPEC,
     _on_reference(_FSSPEC, 137),
-    Row("fsspec", "fsspec==2026.9.0", 4, ("run_fsspec",)),
+    Row("fsspec", "fsspec==2026.9.0", 6, ("run_fsspec",)),
     _adapter("fsspec-2026.6", "fsspec==2026.6.0", 137, "suite_fsspec"),
     _OPENAI,
     _on_reference(_OPENAI, 10),

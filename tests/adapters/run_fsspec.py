@@ -61,3 +61,44 @@ def test_a_directory_is_not_opened(server_url: str, tmp_path: Path) -> None:
             files.open(str(tmp_path))
     finally:
         files.close()
+
+
+def test_links_are_not_followed(server_url: str, tmp_path: Path) -> None:
+    """As by the local file system; otherwise links to directories above have no end."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").write_bytes(b"123")
+    for name, target in {"x": ".", "y": "folder", "z": "folder/file", "none": "nowhere"}.items():
+        (tmp_path / name).symlink_to(target)
+    files = ExecServerFileSystem(server_url, skip_instance_cache=True)
+    local = fsspec.filesystem("file")
+    try:
+        top = str(tmp_path)
+        assert sorted(files.find(top)) == sorted(local.find(top))
+        assert sorted(files.glob(f"{top}/**")) == sorted(local.glob(f"{top}/**"))
+        walked = [(path, sorted(dirs), sorted(names)) for path, dirs, names in files.walk(top)]
+        assert walked == [
+            (path, sorted(dirs), sorted(names)) for path, dirs, names in local.walk(top)
+        ]
+        ours, theirs = (
+            {
+                each["name"]: (each["type"], each["islink"], each["size"])
+                for each in system.ls(top, detail=True)
+            }
+            for system in (files, local)
+        )
+        assert ours == theirs
+        assert (files.isdir(f"{top}/y"), files.isfile(f"{top}/z")) == (True, True)
+        assert files.cat_file(f"{top}/y/file") == b"123"
+    finally:
+        files.close()
+
+
+def test_a_move_makes_the_directory(server_url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"123")
+    files = ExecServerFileSystem(server_url, skip_instance_cache=True)
+    try:
+        files.mv(str(tmp_path / "file"), str(tmp_path / "new/deep/file"))
+    finally:
+        files.close()
+    assert (tmp_path / "new/deep/file").read_bytes() == b"123"
+    assert not (tmp_path / "file").exists()

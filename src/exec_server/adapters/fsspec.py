@@ -222,12 +222,20 @@ class ExecServerFileSystem(AbstractFileSystem):
             if path2.endswith("/") or self.isdir(target):
                 target = f"{target.rstrip('/')}/{source.rpartition('/')[2]}"
             try:
-                self.files.rename(source, target)
+                self._rename(source, target)
             except CrossDevice:
                 path2 = target
             else:
                 return
         super().mv(path1, path2, *arguments, **options)
+
+    def _rename(self, source: str, target: str) -> None:
+        """Rename, and make the directory of the target if it is missing, as a copy would."""
+        try:
+            self.files.rename(source, target)
+        except FileNotFoundError:
+            self.makedirs(self._parent(target), exist_ok=True)
+            self.files.rename(source, target)
 
     @_reaching
     def touch(self, path: Any, truncate: bool = True, **_: Any) -> None:
@@ -345,9 +353,15 @@ def _open(target: str | None, **options: Unpack[ConnectOptions]) -> Environment:
 
 def _details(entry: Entry) -> dict[str, Any]:
     kind = "directory" if entry.is_directory else "file" if entry.is_file else "other"
+    size = entry.size
+    if entry.is_symlink:
+        # As the local file system has it: a link is no directory, so that walks do not follow it,
+        # and it has the size of the file that it leads to.
+        size = 0 if kind == "other" else size
+        kind = "other"
     return {
         "name": entry.path,
-        "size": entry.size,
+        "size": size,
         "type": kind,
         "mtime": entry.modified,
         "mode": entry.mode,
