@@ -142,6 +142,18 @@ def test_a_command_that_takes_too_long_is_ended(there: ClientTarget) -> None:
     wait_gone(int(ended.stdout))
 
 
+def test_a_command_that_has_exited_is_not_late(there: ClientTarget) -> None:
+    """Its child keeps the output open beyond the time limit."""
+    words = ("exec", "--timeout", "0.3", there.url, "--", "sh", "-c")
+    ended = run_client(*words, "echo out; sleep 1000 & echo $!; exit 3")
+    assert (ended.returncode, ended.stderr) == (3, b"")
+    assert ended.stdout.startswith(b"out\n")
+    child = int(ended.stdout.split()[1])
+    if there.kind != "ours":
+        os.kill(child, signal.SIGKILL)
+    wait_gone(child)
+
+
 def test_a_terminal_without_one_here(there: ClientTarget) -> None:
     words = ("exec", "-t", there.url, "--", "sh", "-c", "tty; echo $TERM; cat")
     ended = run_client(*words, input=b"abc\n")

@@ -42,6 +42,7 @@ from exec_server.cli.commands.variables import command_variables
 from exec_server.client.engine.recovery import EarlierStart
 from exec_server.client.environment import Environment
 from exec_server.client.process import Process, continue_start
+from exec_server.client.run import REST_SECONDS
 from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, Unsupported
 from exec_server.printable import printable
 from exec_server.protocol.process import TERMINATE, ProcessId, TerminateParams
@@ -197,7 +198,7 @@ class _Execution:
             if self._has_input or self._arguments.tty:
                 copying.append(tasks.create_task(self._send_input(process)))
             try:
-                outcome = await self._wait_for_outcome()
+                outcome = await self._wait_for_outcome(process)
             finally:
                 if self._terminal is not None:
                     self._terminal.restore()
@@ -207,12 +208,27 @@ class _Execution:
         self._report(outcome, process)
         return outcome
 
-    async def _wait_for_outcome(self) -> _Outcome:
+    async def _wait_for_outcome(self, process: Process) -> _Outcome:
         limit = self._arguments.timeout
         await asyncio.wait([self._outcome], timeout=limit)
         if not self._outcome.done():
-            self._finish(_Outcome(EXIT_TIMEOUT, text=f"the command was killed after {limit:g} s"))
+            if process.exit_code is None:
+                text = f"the command was killed after {limit:g} s"
+                self._finish(_Outcome(EXIT_TIMEOUT, text=text))
+            else:
+                await self._end_output(process, command_code(process.exit_code))
         return self._outcome.result()
+
+    async def _end_output(self, process: Process, code: int) -> None:
+        """Kill the children that keep the output of an exited command open, and write the rest."""
+        with contextlib.suppress(TimeoutError, ExecServerError):
+            async with asyncio.timeout(TERMINATE_SECONDS):
+                await process.kill()
+        while not self._outcome.done():
+            await asyncio.wait([self._outcome], timeout=REST_SECONDS)
+            # Some servers cannot kill such children.
+            if not process.is_over and not self._writer.is_writing:
+                self._finish(_Outcome(code))
 
     def _report(self, outcome: _Outcome, process: Process) -> None:
         if outcome.must_terminate and (sequence := self._screen.reset_sequence()):

@@ -65,11 +65,16 @@ class OutputWriter:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "output-writer")
+        self.is_writing = False
 
     async def write(self, descriptor: int, data: bytes) -> None:
         """Write all of `data`; raises OSError, such as BrokenPipeError."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, write_all, descriptor, data)
+        self.is_writing = True
+        try:
+            await loop.run_in_executor(self._thread, write_all, descriptor, data)
+        finally:
+            self.is_writing = False
 
     async def write_output(self, process: Process, inspect: Callable[[bytes], None] | None) -> None:
         """Write the output of a command until its end; `inspect` is called with it before."""
