@@ -19,6 +19,7 @@ from typing import Final
 import h11
 
 from exec_server.proxy import http_messages as messages
+from exec_server.proxy.http_head import HeadBuffer
 from exec_server.proxy.http_messages import Answer, BadRequest, Head
 from exec_server.proxy.stream import BUFFER_BYTES, Stream
 
@@ -46,6 +47,7 @@ class HttpExchange(ABC):
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._http = _request_parser()
+        self._head = HeadBuffer()
         self._may_continue = False  # the process waits for `100 Continue`
         self._is_over = False  # no other request is served
 
@@ -70,8 +72,9 @@ class HttpExchange(ABC):
                 return
             if self._is_over or not messages.keeps_alive(request) or not self._has_ended(request):
                 return
-            self._http = _request_parser(*self._http.trailing_data)
-            if self.early:
+            rest, is_closed = self._http.trailing_data
+            self._http, self._head = _request_parser(), HeadBuffer(rest, is_closed)
+            if rest:
                 await asyncio.sleep(0)  # many small requests must not keep the loop from others
 
     def _has_ended(self, request: h11.Request) -> bool:
@@ -88,16 +91,22 @@ class HttpExchange(ABC):
     async def _next_request(self) -> h11.Request | None:
         """The next request; None at the end of the connection, or after too long."""
         loop = asyncio.get_running_loop()
-        is_idle = not self.early
+        head = self._head
+        is_idle = not head.data
         try:
             async with asyncio.timeout(IDLE_SECONDS if is_idle else HEAD_SECONDS) as scope:
-                while (event := self._http.next_event()) is h11.NEED_DATA:
-                    self._http.receive_data(await self.stream.receive(HEAD_BYTES))
+                while not head.is_complete and len(head.data) <= HEAD_BYTES:
+                    head.receive(await self.stream.receive(HEAD_BYTES))
                     if is_idle:
                         is_idle = False
                         scope.reschedule(loop.time() + HEAD_SECONDS)
         except TimeoutError:
             return None
+        if head.data:
+            self._http.receive_data(head.amended())
+        if head.is_closed:
+            self._http.receive_data(b"")
+        event = self._http.next_event()
         if not isinstance(event, h11.Request):
             return None
         self._may_continue = self._http.they_are_waiting_for_100_continue
@@ -242,14 +251,9 @@ async def _body(parser: h11.Connection, receive: Callable[[], Awaitable[bytes]])
     return bytes(data)
 
 
-def _request_parser(rest: bytes = b"", is_closed: bool = False) -> h11.Connection:
-    """A parser for one request; `rest` are bytes that were read with the one before it."""
-    parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
-    if rest:
-        parser.receive_data(rest)
-    if is_closed:
-        parser.receive_data(b"")
-    return parser
+def _request_parser() -> h11.Connection:
+    """A parser for one request."""
+    return h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
 
 
 def date() -> bytes:
