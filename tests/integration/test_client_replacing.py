@@ -13,9 +13,10 @@ import pytest
 from tests.support.client import KINDS, scaled
 from tests.support.client_targets import ClientTarget, Proxy, bounded, machine
 from tests.support.limited_server import limited_server
+from tests.support.memory_session import outcome
 from tests.support.server_internals import eventually
 
-from exec_server import ConnectionLost, Environment, RpcError, connect
+from exec_server import ConnectionLost, Environment, RpcError, SessionLost, connect, sync
 from exec_server.client.files import WHOLE_BYTES
 from exec_server.client.transfer.plan import SMALL_BYTES
 
@@ -55,6 +56,65 @@ def _umask() -> int:
     before = os.umask(0)
     os.umask(before)
     return before
+
+
+@pytest.mark.quick
+def test_closing_the_environment_removes_temporary_files(
+    there: ClientTarget, tmp_path: Path
+) -> None:
+    """Of a forgotten file, of one in the block of another task, and of one of the sync API."""
+
+    async def scene() -> None:
+        env = await there.make()
+        forgotten = await env.files.open(tmp_path / "forgotten", "wb")
+        await forgotten.write(b"x" * 1_000_000)
+        is_written, is_closed = asyncio.Event(), asyncio.Event()
+
+        async def write() -> None:
+            async with env.files.open(tmp_path / "late", "wb") as file:
+                await file.flush()
+                is_written.set()
+                await is_closed.wait()
+
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(outcome(write()))
+            await is_written.wait()
+            assert len(parts(tmp_path)) == 2
+            await env.aclose()
+            assert os.listdir(tmp_path) == []
+            is_closed.set()
+        assert isinstance(writing.result(), SessionLost)
+        with pytest.raises(SessionLost):
+            await forgotten.write(b"x" * 1_000_000)
+        with pytest.raises(SessionLost):
+            await forgotten.aclose()
+
+    bounded(scene())
+    with sync.connect(there.url) as env:
+        file = env.files.open(tmp_path / "forgotten", "wb")
+        file.write(b"x")
+        assert len(parts(tmp_path)) == 1
+    with pytest.raises(SessionLost):
+        file.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_is_just_opened_or_closed_leaves_nothing(
+    ours: ClientTarget, tmp_path: Path
+) -> None:
+    async def scene(env: Environment) -> None:
+        opening = env.files.open(tmp_path / "opening", "wb")
+        closing = await env.files.open(tmp_path / "closing", "wb")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(outcome(opening.__aenter__()))
+            tasks.create_task(closing.aclose())
+            await asyncio.sleep(0)  # both have begun
+            await env._clean_up()
+        assert not opening.is_open
+        assert not env.session.clean_ups
+
+    ours.play(scene)
+    assert os.listdir(tmp_path) == ["closing"]
 
 
 def test_a_failed_block_leaves_the_file_as_it_was(there: ClientTarget, tmp_path: Path) -> None:

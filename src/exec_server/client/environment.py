@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from exec_server.client.collected_output import OutputLimit
 from exec_server.client.connect_hints import explain
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=Process)
+
+# For the removal of temporary files before the session is closed: it takes milliseconds, unless the
+# server is unreachable, and then they remain.
+CLEAN_UP_SECONDS: Final = 2.0
 
 # The attributes that are set when an environment is opened.
 _SET_ON_OPENING = frozenset(
@@ -151,7 +156,16 @@ class Environment(Handle):
             finally:
                 if self._port_streams is not None:
                     self._port_streams.close()
-                await processes.close()
+                try:
+                    await self._clean_up()
+                finally:
+                    await processes.close()
+
+    async def _clean_up(self) -> None:
+        """Remove the temporary files of files that are still being written."""
+        works = [self.session.spawn(clean_up()) for clean_up in self.session.clean_ups]
+        if works:
+            await asyncio.wait(works, timeout=CLEAN_UP_SECONDS)
 
     def _adapt(self, features: ServerFeatures) -> None:
         """Use what this server has, and fallbacks for the rest."""

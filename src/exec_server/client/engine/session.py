@@ -106,6 +106,8 @@ class ClientSession:
         self.flow_control = FlowControl(self)
         # Called when a new session has taken the place of one that had ended.
         self.on_renewed: Callable[[], None] = lambda: None
+        # What removes temporary files of the session; called before it is closed in order.
+        self.clean_ups: set[Callable[[], Coroutine[Any, Any, None]]] = set()
         # What is done instead of calls, by the names of methods that the server lacks.
         self.fallbacks: Mapping[str, Callable[[Any], Awaitable[Any]]] = {}
         self._fork = ForkGuard()

@@ -30,6 +30,7 @@ from exec_server.errors import (
     MalformedAnswer,
     NotFound,
     RpcError,
+    SessionLost,
 )
 from exec_server.protocol.binary import Attached
 from exec_server.protocol.binary_files import (
@@ -274,7 +275,8 @@ class FileWriter(Handle):
 
     `aclose`, or leaving the block, waits until all data is written, and then puts it in place. If
     the block raises an exception, or the connection is lost, which `write` or leaving reports as
-    ConnectionLost, the file stays as it was. Without a placement, opening truncates the file, and
+    ConnectionLost, or the environment is closed, which they report as SessionLost, the file stays
+    as it was. Without a placement, opening truncates the file, and
     such a failure leaves it incomplete.
     """
 
@@ -296,14 +298,33 @@ class FileWriter(Handle):
         self._writes: deque[tuple[int, asyncio.Future[Done]]] = deque()
         self._sent = 0
         self._is_abandoned = False
+        self._failure: SessionLost | None = None
         self.written = 0
         """Number of leading bytes that the server is known to have written."""
 
     async def _open(self) -> None:
-        if self._placement is not None and not await self._open_part(self._placement):
-            self._placement = None
-        if self._placement is None:
-            await self._open_handle(self._params)
+        self._session.clean_ups.add(self._drop)
+        try:
+            if self._placement is not None and not await self._open_part(self._placement):
+                self._placement = None
+            if self._placement is None:
+                await self._open_handle(self._params)
+        except BaseException:
+            self._session.clean_ups.discard(self._drop)
+            raise
+
+    async def _drop(self) -> None:
+        """Remove the temporary file, because the session is about to be closed."""
+        if not self.is_open:
+            self._is_abandoned = True
+            await self.aclose()  # waits if it is being opened or closed
+            return
+        self._failure = SessionLost(f"{self._path}: the environment was closed before the file")
+        for _, future in self._writes:
+            future.cancel()
+        await _close(self._session, self._handle)
+        if self._placement is not None:
+            await self._placement.abandon()
 
     async def _open_part(self, placement: Placement) -> bool:
         """Open the temporary file; False if the file has to be written itself."""
@@ -343,6 +364,12 @@ class FileWriter(Handle):
         await self.aclose()
 
     async def _close(self) -> None:
+        try:
+            await self._close_file()
+        finally:
+            self._session.clean_ups.discard(self._drop)
+
+    async def _close_file(self) -> None:
         is_complete = False
         try:
             if not self._is_abandoned:
@@ -379,6 +406,8 @@ class FileWriter(Handle):
         await self._flush()
 
     async def _flush(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if self._buffer:
             block = bytes(self._buffer)
             self._buffer.clear()
@@ -387,6 +416,8 @@ class FileWriter(Handle):
             await self._settle()
 
     async def _send(self, block: bytes) -> None:
+        if self._failure is not None:
+            raise self._failure
         if len(self._writes) >= MAX_BLOCKS_IN_FLIGHT:
             await self._settle()
         writing = self._session.spawn(self._write_block(self._sent, block))
