@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from exec_server.codex import project, toml_file
-from exec_server.codex.home import codex_home, hostname, user_home
+from exec_server.codex.home import codex_home, hostname
 from exec_server.codex.project import Checkout, Trust
 from exec_server.codex.selection import Table, merged, select, without
 from exec_server.codex.toml_file import DocumentTooLarge, TomlFault, UnreadableFile
 from exec_server.errors import InternalError
+from exec_server.host.environment import user_home
 from exec_server.protocol.environment_config import (
     ConfigLayer,
     LayerStack,

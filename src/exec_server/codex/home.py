@@ -1,9 +1,8 @@
-"""The directories of Codex and of its user, and the name of the host."""
+"""The directory of Codex, and the name of the host."""
 
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 import threading
 from collections.abc import Mapping
@@ -11,21 +10,11 @@ from functools import cache
 from typing import Final
 
 from exec_server.errors import InternalError
+from exec_server.host.environment import user_home
 
 # A client waits 10 s for the answer that has the name; a resolver without a server may take longer.
 # Beyond this time the name of the kernel is used.
 LOOKUP_SECONDS: Final = 2.0
-
-
-def user_home(variables: Mapping[str, str]) -> str | None:
-    """HOME, or the directory in the user database; None if there is neither."""
-    home = variables.get("HOME")
-    if not home:
-        try:
-            home = pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:
-            return None
-    return home if home.startswith("/") else None
 
 
 def codex_home(variables: Mapping[str, str]) -> str:

@@ -12,10 +12,11 @@ from urllib.parse import unquote
 
 from exec_server.codex.bundle import discover_root, manifest_directory
 from exec_server.codex.capability_files import Files, ResponseBudget
-from exec_server.codex.home import codex_home, user_home
+from exec_server.codex.home import codex_home
 from exec_server.codex.manifest import Manifest, ManifestFault, parse_manifest
 from exec_server.codex.skill_text import SkillFault, front_matter, skill_metadata
 from exec_server.errors import RpcError
+from exec_server.host.environment import user_home
 from exec_server.protocol.capabilities import (
     DiscoverResult,
     DiscoveryRoot,

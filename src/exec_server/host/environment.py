@@ -29,16 +29,27 @@ def login_shell() -> str:
         return "/bin/sh"
 
 
+def user_home(variables: Mapping[str, str]) -> str | None:
+    """HOME, or the directory in the user database; None if there is neither."""
+    home = variables.get("HOME")
+    if not home:
+        try:
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            return None
+    return home if home.startswith("/") else None
+
+
 def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
     """The result of environment/info, which `initialize` returns too."""
-    home = variables.get("HOME")
-    temporary = variables.get("TMPDIR")
+    home = user_home(variables)
+    temporary = _temporary_directory(variables)
     return EnvironmentInfo(
         shell=_client_shell(),
         executor_version=EXECUTOR_VERSION,
         provider_id=f"sha256:{_machine_digest()}",
         cwd=_working_directory(),
-        user_home_dir=path_to_uri(home) if home and home.startswith("/") else None,
+        user_home_dir=None if home is None else path_to_uri(home),
         platform_os="macos" if sys.platform == "darwin" else "linux",
         prepend_path_dirs=[],
         temporary_directories=[path_to_uri(temporary)] if temporary else [],
@@ -96,6 +107,15 @@ def _client_shell() -> Shell:
         if os.access(path, os.X_OK):
             return Shell(os.path.basename(path), path)
     return Shell("sh", "/bin/sh")
+
+
+def _temporary_directory(variables: Mapping[str, str]) -> str | None:
+    """TMPDIR, from the working directory of the server; None without a usable value."""
+    named = variables.get("TMPDIR")
+    try:
+        return os.path.abspath(named) if named else None
+    except OSError:
+        return None  # the working directory is gone
 
 
 def _working_directory() -> str | None:

@@ -13,14 +13,14 @@ from exec_server import __version__
 from exec_server.host import environment
 from exec_server.protocol.session import Shell
 
-_Entry = namedtuple("_Entry", "pw_shell")
+_Entry = namedtuple("_Entry", "pw_shell pw_dir")
 
 
 def _set_shell(monkeypatch: pytest.MonkeyPatch, shell: str | None) -> None:
     def entry(uid: int) -> _Entry:
         if shell is None:
             raise KeyError(uid)
-        return _Entry(shell)
+        return _Entry(shell, "/home/me")
 
     monkeypatch.setattr(pwd, "getpwuid", entry)
 
@@ -66,9 +66,24 @@ def test_directories_come_from_the_variables(
     assert info.temp_dir == "file:///my%20tmp"
 
 
-@pytest.mark.parametrize("home", [None, "", "relative"])
-def test_variables_without_a_usable_value_are_left_out(home: str | None) -> None:
-    info = environment.describe({} if home is None else {"HOME": home})
+@pytest.mark.parametrize("variables", [{}, {"HOME": ""}])
+def test_the_home_of_the_user_database(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    _set_shell(monkeypatch, "/bin/bash")
+    assert environment.describe(variables).user_home_dir == "file:///home/me"
+    _set_shell(monkeypatch, None)
+    assert environment.describe(variables).user_home_dir is None
+
+
+def test_a_relative_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    info = environment.describe({"TMPDIR": "a/../b"})
+    assert info.temporary_directories == [info.temp_dir] == [f"file://{os.getcwd()}/b"]
+
+
+def test_variables_without_a_usable_value_are_left_out() -> None:
+    info = environment.describe({"HOME": "relative", "TMPDIR": ""})
     assert info.user_home_dir is None
     assert info.temporary_directories == []
     assert info.temp_dir == "file:///tmp"
@@ -80,7 +95,9 @@ def test_a_removed_working_directory_is_unknown(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert environment.describe({}).cwd is None
+    info = environment.describe({"TMPDIR": "relative"})
+    assert info.cwd is None
+    assert (info.temporary_directories, info.temp_dir) == ([], "file:///tmp")
 
 
 def test_the_identity_of_an_installation_does_not_change() -> None:
