@@ -136,7 +136,7 @@ _HARBOR = _adapter("harbor", "harbor==0.24.0", 3, "run_harbor")
 _TRIAL = Row("harbor", "harbor==0.24.0", 2, ("run_harbor_trial",))
 _OPENHANDS = _adapter("openhands", "openhands-sdk==1.58.0", 5, "run_openhands")
 _MINI = _adapter("mini-swe-agent", "mini-swe-agent==2.4.6", 5, "run_mini_swe_agent")
-_REX = _adapter("swe-rex", "swe-rex==1.4.0", 5, "run_swe_rex")
+_REX = _adapter("swe-rex", "swe-rex==1.4.0", 7, "run_swe_rex")
 
 # The lower bound of each extra in pyproject.toml is one of these versions; a unit test compares.
 ROWS = (
@@ -171,7 +171,7 @@ ROWS = (
     _on_reference(_MINI, 5),
     _adapter("mini-swe-agent-2.4", "mini-swe-agent==2.4.0", 5, "run_mini_swe_agent"),
     _REX,
-    _on_reference(_REX, 4, NEEDS_DESCENDANTS),
+    _on_reference(_REX, 6, NEEDS_DESCENDANTS),
     Row("jupyter", "ipython==9.18.1 ipykernel==7.4.0 nbclient==0.11.0", 9, ("run_jupyter",)),
     Row("jupyter-8", "ipython==8.18.0 ipykernel==6.29.0 nbclient==0.11.0", 9, ("run_jupyter",)),
     Row("mcp", "mcp==2.3.0", 22, ("run_mcp", "run_mcp_hostile")),

@@ -12,6 +12,7 @@ from swerex.exceptions import (
     BashIncorrectSyntaxError,
     CommandTimeoutError,
     DeploymentNotStartedError,
+    NoExitCodeError,
     NonZeroExitCodeError,
     SessionDoesNotExistError,
     SessionExistsError,
@@ -27,7 +28,10 @@ from swerex.runtime.abstract import (
     WriteFileRequest,
 )
 
+from exec_server import Environment
+from exec_server.adapters import bash_session, swe_rex
 from exec_server.adapters.swe_rex import ExecServerDeployment, ExecServerRuntime
+from exec_server.adapters.target import make_environment
 from tests.adapters.coding_task import (
     COUNT_LEFT,
     EDIT,
@@ -164,3 +168,44 @@ def test_a_cancelled_session(server_url: str) -> None:
         assert left.stdout == "0\n"
 
     play(server_url, scene)
+
+
+def test_a_command_that_ignores_all_keys(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bash_session, "STOP_SECONDS", 0.2)
+    stubborn = "sh -c 'trap \"\" INT TSTP; echo begun; sleep 600'"
+
+    async def scene(runtime: ExecServerRuntime) -> None:
+        await runtime.create_session(CreateBashSessionRequest())
+        begun = BashAction(command=stubborn, is_interactive_command=True, expect=["begun"])
+        await runtime.run_in_session(begun)
+        with pytest.raises(CommandTimeoutError, match="cannot be interrupted"):
+            await runtime.run_in_session(BashInterruptAction(timeout=0.2, n_retry=1))
+        await runtime.close_session(CloseBashSessionRequest())
+        await runtime.create_session(CreateBashSessionRequest())
+        leave = BashAction(command="exec sh -c 'echo begun; sleep 600'", expect=["begun"])
+        await runtime.run_in_session(leave)
+        with pytest.raises(NoExitCodeError):
+            await runtime.run_in_session(BashInterruptAction(timeout=5))
+
+    play(server_url, scene)
+
+
+def test_calls_at_once_make_one_connection(
+    server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def make(*arguments: Any) -> Environment:
+        made.append(make_environment(*arguments))
+        return made[-1]
+
+    async def scene() -> None:
+        runtime = ExecServerRuntime(server_url)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(4):
+                tasks.create_task(runtime.is_alive())
+        await runtime.close()
+
+    monkeypatch.setattr(swe_rex, "make_environment", make)
+    asyncio.run(scene())
+    assert len(made) == 1

@@ -20,6 +20,8 @@ from exec_server.client.process import Process
 
 # Until bash has read its start-up files.
 START_SECONDS: Final = 30.0
+# Until bash has stopped or killed a job that ignores Ctrl-C. A program can ignore Ctrl-Z as well.
+STOP_SECONDS: Final = 10.0
 
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -77,7 +79,10 @@ class BashSession:
         attempts: int,
         expect: Sequence[str],
     ) -> Observation:
-        """Interrupt the running command, and kill it if that does not end it."""
+        """Interrupt the running command, and kill it if that does not end it.
+
+        Raises TimeoutError if neither is possible, because it ignores all keys of a terminal.
+        """
         for _ in range(attempts):
             await self._process.write(b"\x03")
             try:
@@ -85,9 +90,9 @@ class BashSession:
             except TimeoutError:
                 await asyncio.sleep(0)
         await self._process.write(b"\x1a")  # Ctrl-Z: the job is killed in the background
-        await self._read((), START_SECONDS)
+        await self._read((), STOP_SECONDS)
         await self._process.write(b"kill -9 %% 2>/dev/null\n")
-        return await self._read(expect, START_SECONDS)
+        return await self._read(expect, STOP_SECONDS)
 
     async def _read(self, expect: Sequence[str], timeout: float | None) -> Observation:  # noqa: ASYNC109 - nothing is lost by it
         texts = [re.escape(text.encode()) for text in expect]

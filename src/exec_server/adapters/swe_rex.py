@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,14 +85,16 @@ class ExecServerRuntime(AbstractRuntime):
         self._sandbox = sandbox
         self._user = user
         self._environment: Environment | None = None
+        self._lock = asyncio.Lock()  # held while the connection is made
         self._sessions: dict[str, BashSession] = {}
 
     async def _opened(self) -> Environment:
-        if self._environment is None:
-            environment = make_environment(self._target, self._options)
-            await environment
-            self._environment = environment
-        return self._environment
+        async with self._lock:
+            if self._environment is None:
+                environment = make_environment(self._target, self._options)
+                await environment
+                self._environment = environment
+            return self._environment
 
     async def _files(self) -> Files:
         files = (await self._opened()).files
@@ -108,9 +111,10 @@ class ExecServerRuntime(AbstractRuntime):
 
     async def close(self) -> CloseResponse:
         self._sessions.clear()
-        if self._environment is not None:
-            await self._environment.aclose()
-            self._environment = None
+        async with self._lock:
+            environment, self._environment = self._environment, None
+        if environment is not None:
+            await environment.aclose()
         return CloseResponse()
 
     # ---- sessions ---------------------------------------------------------------------
@@ -133,10 +137,7 @@ class ExecServerRuntime(AbstractRuntime):
     async def run_in_session(self, action: BashAction | BashInterruptAction) -> BashObservation:
         session = self._session(action.session)
         if isinstance(action, BashInterruptAction):
-            with _reaching():
-                ended = await session.interrupt(action.timeout, action.n_retry, action.expect)
-            output = ended.output.strip()
-            return BashObservation(output=output, exit_code=0, expect_string=ended.ended_by)
+            return await self._interrupt(session, action)
         is_interactive = action.is_interactive_command or action.is_interactive_quit
         if not is_interactive:
             await self._check_syntax(action.command)
@@ -153,6 +154,21 @@ class ExecServerRuntime(AbstractRuntime):
             self._sessions.pop(action.session, None)  # bash has exited
             raise NoExitCodeError(f"the session has ended: {error}") from None
         return _observation(action, ended, is_interactive=is_interactive)
+
+    async def _interrupt(
+        self, session: BashSession, action: BashInterruptAction
+    ) -> BashObservation:
+        try:
+            with _reaching():
+                ended = await session.interrupt(action.timeout, action.n_retry, action.expect)
+        except TimeoutError:
+            text = f"the command in session {action.session!r} cannot be interrupted: close it"
+            raise CommandTimeoutError(text) from None
+        except PatternNotFound as error:
+            self._sessions.pop(action.session, None)  # bash has exited
+            raise NoExitCodeError(f"the session has ended: {error}") from None
+        output = ended.output.strip()
+        return BashObservation(output=output, exit_code=0, expect_string=ended.ended_by)
 
     async def close_session(self, request: CloseBashSessionRequest) -> CloseBashSessionResponse:
         session = self._session(request.session)
