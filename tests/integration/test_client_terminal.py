@@ -337,6 +337,25 @@ def test_zsh_completes(window: tmux.Terminal, tmp_path: Path) -> None:
         window.keys("C-u")
 
 
+def test_bash_escapes_the_names_that_it_completes(window: tmux.Terminal, tmp_path: Path) -> None:
+    with start_server("ours", cwd=tmp_path) as server:
+        words = _install(tmp_path)
+        targets = tmp_path / "exec-server" / "targets.toml"
+        targets.write_text(f'[build-7]\nurl = "{server.url}"\n')
+        (tmp_path / "with space").mkdir()
+        (tmp_path / "with space" / "file").write_text("its content\n")
+        window.line(f"clear; {words} bash --norc --noprofile")
+        window.line("PS1='b> '; source <(exec-server completion bash); echo sourced-$((1+1))")
+        window.wait_for("sourced-2")
+        window.type("exec-server cat build-7:wi")
+        window.keys("Tab")
+        window.wait_for("b> exec-server cat build-7:with\\ space/")
+        window.keys("Tab")
+        window.wait_for("b> exec-server cat build-7:with\\ space/file")
+        window.keys("Enter")
+        window.wait_for("its content")
+
+
 def _install(directory: Path) -> str:
     """A program named exec-server and a file with one target; returns the words to find them."""
     (directory / "bin").mkdir()

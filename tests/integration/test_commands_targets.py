@@ -160,6 +160,8 @@ _TYPED = {
     "exec-server completion f": "fish",
     "exec-server --log-l": "--log-level",
     "exec-server --log-level d": "debug",
+    "exec-server exec --sandbox work": "workspace-write",
+    "exec-server kill -s HU": "HUP",
 }
 
 
@@ -193,6 +195,8 @@ def test_remote_paths_are_completed(
 ) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "name").touch()
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "it's $1").touch()
     with start_server("ours", cwd=tmp_path) as server:
         (config / "targets.toml").write_text(f'[build]\nurl = "{server.url}"\n')
         typed = {
@@ -200,6 +204,11 @@ def test_remote_paths_are_completed(
             f"exec-server ls build:{tmp_path}/so": f"{tmp_path}/some/",
             f"exec-server cp {server.url}:{tmp_path}/some/": f"{tmp_path}/some/name",
             "exec-server rm build:missing/": "",
+            "exec-server cat build:a": "a\\ b/",
+            "exec-server cat build:a\\ b/i": "a\\ b/it\\'s\\ \\$1",
+            'exec-server cat "build:a b/': "build:a b/it's \\$1",
+            "exec-server cat 'build:a b/": "build:a b/it'\\''s $1",
+            f"exec-server cat {server.url}:{tmp_path}/a": f"{tmp_path}/a\\ b/",
             "exec-server logs build we": "web.1",
             f"exec-server kill -s KILL {server.url} ": "other web.1",
             "exec-server attach bui": "build",
@@ -215,17 +224,23 @@ def test_remote_paths_are_completed(
             check=True,
         )
         if shutil.which("fish"):
-            script = (
-                'exec-server completion fish | source; complete -C "exec-server logs -n 3 build w"'
-            )
+            script = "exec-server completion fish | source; for t in $argv; complete -C $t; end"
+            lines = [
+                "exec-server logs -n 3 build w",
+                "exec-server cat build:a",
+                "exec-server cat build:a\\ b/",
+                'exec-server cat "build:a b/',
+            ]
             fish = subprocess.run(
-                ["fish", "--no-config", "-c", script],
+                ["fish", "--no-config", "-c", script, *lines],
                 env=installed,
                 capture_output=True,
                 text=True,
                 check=True,
             )
-            assert (fish.stdout.split(), fish.stderr) == (["web.1"], "")
+            file = "build:a b/it's $1"
+            assert fish.stdout.splitlines() == ["web.1", "build:a b/", file, file]
+            assert fish.stderr == ""
     assert dict(zip(typed, ended.stdout.split("\n"), strict=False)) == typed
     assert ended.stderr == ""
 
