@@ -140,6 +140,13 @@ def test_git(workspace: ExecServerWorkspace, tmp_path: Path) -> None:
     diff = workspace.git_diff("app.py")
     assert (diff.modified, "a - b" in str(diff.original)) == (FIXED, True)
     assert workspace.git_diff("new.py").original is None
+    folder = tmp_path / "sub/deep"
+    folder.mkdir(parents=True)
+    (folder / "latin1.txt").write_bytes(b"caf\xe9\n")
+    subprocess.run([*git, "mv", "app.py", "sub/app.py"], check=True)
+    below = {str(change.path): change.status.value for change in workspace.git_changes("sub")}
+    assert below == {"app.py": "ADDED", "deep/latin1.txt": "ADDED"}
+    assert workspace.git_diff("sub/deep/latin1.txt").modified == "caf\ufffd\n"
 
 
 def test_a_stored_workspace_connects_again(workspace: ExecServerWorkspace) -> None:

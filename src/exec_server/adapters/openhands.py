@@ -138,26 +138,30 @@ class ExecServerWorkspace(LocalWorkspace):
         return _operation(source, destination_path, download)
 
     def git_changes(self, path: str | Path) -> list[GitChange]:
-        """The changes of a repository since its last commit, by `git` on the machine."""
-        argv = ["git", "status", "--porcelain=v1", "-z", "--untracked-files=all"]
+        """The changes below a directory since the last commit, by `git` on the machine.
+
+        Paths are relative to the directory, as in the SDK's own workspace.
+        """
+        prefix = self._git(["git", "rev-parse", "--show-prefix"], path).text.removesuffix("\n")
+        argv = ["git", "status", "--porcelain=v1", "-z", "--untracked-files=all", "--", "."]
         words = self._git(argv, path).text.split("\0")
         changes = []
         while words and words[0]:
             entry = words.pop(0)
             letter = entry[:2].strip()[:1]
-            if letter == "R":
-                words.pop(0)  # the old name
+            if not {"R", "C"}.isdisjoint(entry[:2]):
+                words.pop(0)  # the old name of a renamed or copied file
             status = GitChangeStatus[_STATUS.get(letter, "UPDATED")]
-            changes.append(GitChange(status=status, path=Path(entry[3:])))
+            changes.append(GitChange(status=status, path=Path(entry[3:].removeprefix(prefix))))
         return changes
 
     def git_diff(self, path: str | Path) -> GitDiff:
-        """The content of a file in the last commit, and now."""
+        """The content of a file in the last commit, and now; what is not UTF-8 is replaced."""
         target = self._path(path)
         folder, name = posixpath.split(target)
         shown = self._run(["git", "show", f"HEAD:./{name}"], folder, None)
         try:
-            modified: str | None = self._files.read_text(target)
+            modified: str | None = self._files.read_text(target, errors="replace")
         except FileNotFoundError:
             modified = None
         return GitDiff(original=shown.text if shown else None, modified=modified)
