@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ from tests.support.trees import make_tree, tree
 
 from exec_server import (
     Environment,
+    NotAFile,
     NotFound,
     RpcError,
     SandboxDenied,
@@ -34,6 +36,22 @@ MIB = 1_048_576
 
 
 # ---- one by one -----------------------------------------------------------------------
+
+
+def test_what_is_no_file_is_not_read(there: ClientTarget, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+
+    async def scene(env: Environment) -> None:
+        with pytest.raises(IsADirectoryError):
+            await env.files.read(tmp_path)
+        with pytest.raises(IsADirectoryError):
+            await env.files.open(tmp_path)
+        for work in (env.files.read(tmp_path / "fifo"), env.files.open(tmp_path / "fifo")):
+            with pytest.raises(NotAFile, match="fifo: not a regular file") as refused:
+                await work
+            assert refused.value.errno == errno.EINVAL
+
+    there.play(scene)
 
 
 @pytest.mark.quick

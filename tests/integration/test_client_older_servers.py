@@ -17,7 +17,7 @@ from tests.support.client_targets import ClientTarget, Proxy, Run, Scene, bounde
 from tests.support.older_servers import answers, installed_versions, recorded, start_older_server
 from tests.support.trees import make_tree, tree
 
-from exec_server import Environment, connect
+from exec_server import Environment, IsADirectory, connect
 from exec_server.client.engine.server_features import judge
 from exec_server.client.exceptions import SandboxDenied, Timeout
 from exec_server.client.file_errors import ProgramNotFound
@@ -179,7 +179,7 @@ def test_files_in_blocks(older: ClientTarget, tmp_path: Path) -> None:
         assert await env.files.read(path) == data
         async with env.files.open(path, offset=MIB + 1) as reader:
             assert await reader.read() == data[MIB + 1 :]
-        with pytest.raises(InvalidRequest, match="is not a file"):
+        with pytest.raises(IsADirectory):
             async with env.files.open(tmp_path) as reader:
                 await reader.read(1)
 

@@ -17,6 +17,8 @@ from exec_server.printable import printable
 
 _IS_A_DIRECTORY: Final = errors.InternalError("Is a directory (os error 21)")
 _ALREADY_EXISTS: Final = errors.InternalError("File exists (os error 17)")
+# The ends of texts about what is no regular file, which servers send without a number.
+_NOT_A_FILE: Final = ("is not a file", "is not a regular file")
 _NUMBER: Final = re.compile(r"\(os error (\d{1,4})\)$")
 
 
@@ -97,6 +99,10 @@ class IsADirectory(FileError, IsADirectoryError):
     """A file is needed, and the path leads to a directory."""
 
 
+class NotAFile(errors.InvalidRequest, FileError):
+    """A regular file is needed, and the path leads to a FIFO, a socket or a device."""
+
+
 class NotEmpty(FileError):
     """A directory with entries cannot be removed or replaced."""
 
@@ -154,6 +160,9 @@ def file_error(error: RpcError, path: str, target: str | None = None) -> RpcErro
     number = error_number(error.message)
     if number is None and type(error) is errors.NotFound:
         number = numbers.ENOENT
+    if number is None and error.message.endswith(_NOT_A_FILE):
+        plain = error.explained("not a regular file")
+        return NotAFile.from_rpc(plain, numbers.EINVAL, path, target)
     kind = FileError if number is None else _KINDS.get(number, FileError)
     if number is None:
         return error.explained(f"{_names(path, target)}: {error.message}")

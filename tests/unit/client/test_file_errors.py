@@ -75,3 +75,16 @@ def test_errors_can_be_copied_to_other_processes() -> None:
         errno.EISDIR,
         "/x",
     )
+
+
+def test_what_is_no_regular_file_has_a_number() -> None:
+    for text in ("path `/x` is not a file", "path is not a regular file"):
+        error = file_error(errors.InvalidRequest(text), "/x")
+        assert isinstance(error, file_errors.NotAFile)
+        assert isinstance(error, errors.InvalidRequest)
+        assert (error.errno, error.filename, str(error)) == (
+            errno.EINVAL,
+            "/x",
+            "/x: not a regular file",
+        )
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)

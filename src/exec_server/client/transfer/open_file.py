@@ -21,6 +21,7 @@ from msgspec import Raw
 
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
+from exec_server.client.file_errors import is_a_directory
 from exec_server.client.handle import Handle
 from exec_server.client.paths import AnyPath, path_error, path_text
 from exec_server.errors import (
@@ -117,6 +118,8 @@ class FileReader(Handle):
             self._metadata = await self._stat()
             await self._open_handle()
         except RpcError as error:
+            if self._metadata is not None and self._metadata.is_directory:
+                raise is_a_directory(self._path) from None
             raise self._path_error(error) from None
 
     async def _close(self) -> None:
