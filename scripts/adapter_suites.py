@@ -127,7 +127,7 @@ _INSPECT = _adapter("inspect", "inspect-ai==0.3.285 anyio", 44, "suite_inspect")
 _DEEPAGENTS = _adapter(
     "deepagents",
     f"deepagents==0.7.32 {_LANGCHAIN}",
-    81,
+    82,
     "suite_deepagents",
     (*_AUTO, "--without", CONTRADICTIONS),
 )
@@ -135,7 +135,7 @@ _OPENAI = _adapter("openai-agents", "openai-agents==0.24.0", 10, "run_openai_age
 _HARBOR = _adapter("harbor", "harbor==0.24.0", 3, "run_harbor")
 _TRIAL = Row("harbor", "harbor==0.24.0", 2, ("run_harbor_trial",))
 _OPENHANDS = _adapter("openhands", "openhands-sdk==1.58.0", 5, "run_openhands")
-_MINI = _adapter("mini-swe-agent", "mini-swe-agent==2.4.6", 5, "run_mini_swe_agent")
+_MINI = _adapter("mini-swe-agent", "mini-swe-agent==2.4.6", 6, "run_mini_swe_agent")
 _REX = _adapter("swe-rex", "swe-rex==1.4.0", 7, "run_swe_rex")
 
 # The lower bound of each extra in pyproject.toml is one of these versions; a unit test compares.
@@ -151,8 +151,8 @@ ROWS = (
         (*REFERENCE, "--without", NEEDS_LIST),
     ),
     _DEEPAGENTS,
-    _on_reference(_DEEPAGENTS, 81),
-    _adapter("deepagents-0.6", f"deepagents==0.6.12 {_LANGCHAIN}", 88, "suite_deepagents", _AUTO),
+    _on_reference(_DEEPAGENTS, 82),
+    _adapter("deepagents-0.6", f"deepagents==0.6.12 {_LANGCHAIN}", 89, "suite_deepagents", _AUTO),
     _OPENHANDS,
     _on_reference(_OPENHANDS, 5),
     _FSSPEC,
@@ -168,8 +168,8 @@ ROWS = (
     Row("pydantic-ai", "pydantic-ai-slim==2.66.0 anyio", 4, ("run_pydantic_ai",)),
     _on_reference(_PYDANTIC, 36, f"{NEEDS_LINKS} {NEEDS_ORDINARY_USER}"),
     _MINI,
-    _on_reference(_MINI, 5),
-    _adapter("mini-swe-agent-2.4", "mini-swe-agent==2.4.0", 5, "run_mini_swe_agent"),
+    _on_reference(_MINI, 6),
+    _adapter("mini-swe-agent-2.4", "mini-swe-agent==2.4.0", 6, "run_mini_swe_agent"),
     _REX,
     _on_reference(_REX, 6, NEEDS_DESCENDANTS),
     Row("jupyter", "ipython==9.18.1 ipykernel==7.4.0 nbclient==0.11.0", 9, ("run_jupyter",)),

@@ -93,9 +93,10 @@ async def check_schemas(client: Client) -> None:
 async def check_resources(client: Client, folder: Path) -> None:
     (folder / "ä b").write_text("text")
     text = (await client.read_resource((folder / "ä b").as_uri())).contents[0]
-    assert text.text == "text"
+    assert (text.text, text.mime_type) == ("text", "text/plain")
     blob = (await client.read_resource((folder / "binary").as_uri())).contents[0]
     assert base64.b64decode(blob.blob) == b"\xff\xfe"
+    assert blob.mime_type == "application/octet-stream"
     templates = (await client.list_resource_templates()).resource_templates
     assert [template.uri_template for template in templates] == ["file:///{+path}"]
     with pytest.raises(MCPError, match="No such file"):

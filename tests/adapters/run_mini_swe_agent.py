@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,18 @@ def test_a_coding_task(environment: ExecServerEnvironment, tmp_path: Path) -> No
     assert "of the configuration" in seen
     saved = agent.serialize()["info"]["config"]
     assert saved["environment_type"] == CLASS
+
+
+def test_prompts_describe_the_machine(
+    environment: ExecServerEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("system", "node", "release", "version", "machine")
+    here = {name: getattr(platform.uname(), name) for name in names}
+    monkeypatch.setattr(platform, "uname", None)  # that of the client is not asked
+    monkeypatch.setattr(platform, "machine", None)
+    shown = environment.get_template_vars(task="a task")
+    assert {name: shown[name] for name in here} == here
+    assert (shown["task"], shown["cwd"]) == ("a task", environment.config.cwd)
 
 
 def test_an_interrupted_agent(

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from langchain_tests.integration_tests import SandboxIntegrationTests
 
+from exec_server.adapters import deepagents
 from exec_server.adapters.deepagents import ExecServerSandbox
+from exec_server.client.collected_output import OutputLimit
 from tests.adapters.coding_task import NEVER_ENDS
 from tests.adapters.interrupts import nothing_is_left
 from tests.support.server_internals import eventually
@@ -49,6 +51,17 @@ def test_a_cancelled_coroutine_kills_its_command(server_url: str, tmp_path: Path
     with ExecServerSandbox(server_url, cwd=str(tmp_path)) as sandbox:
         asyncio.run(scene(sandbox))
         assert nothing_is_left(server_url)
+
+
+def test_cut_output_of_a_timeout_is_truncated(
+    server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepagents, "OUTPUT", OutputLimit(head=2, tail=2))
+    with ExecServerSandbox(server_url) as sandbox:
+        short = sandbox.execute("echo 12; sleep 600", timeout=1)
+        long = sandbox.execute("echo 123456789; sleep 600", timeout=1)
+    assert (short.exit_code, short.truncated) == (124, False)
+    assert (long.exit_code, long.truncated) == (124, True)
 
 
 def test_a_path_that_is_none_spoils_no_other_one(server_url: str, tmp_path: Path) -> None:

@@ -152,7 +152,8 @@ def _response(done: Result) -> ExecuteResponse:
 
 def _timed_out(late: Timeout) -> ExecuteResponse:
     text = f"{_text(late.result)}\nthe command was killed after {late.seconds:g} s"
-    return ExecuteResponse(output=text, exit_code=_TIMED_OUT)
+    is_cut = late.result.lost_bytes > 0
+    return ExecuteResponse(output=text, exit_code=_TIMED_OUT, truncated=is_cut)
 
 
 def _text(done: Result) -> str:

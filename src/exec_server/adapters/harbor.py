@@ -36,7 +36,7 @@ try:
     from harbor.environments.base import BaseEnvironment, ExecResult
     from harbor.environments.capabilities import EnvironmentCapabilities
 except ImportError as error:
-    raise framework_missing("harbor", "harbor", error) from error
+    raise framework_missing("harbor on Python 3.12 or later", "harbor", error) from error
 
 
 class MachineUnavailableError(RuntimeError):

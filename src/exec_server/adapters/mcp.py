@@ -10,7 +10,7 @@ import asyncio
 import functools
 import posixpath
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final, ParamSpec
+from typing import Annotated, Any, Final, ParamSpec
 
 from exec_server import __version__
 from exec_server.adapters.mcp_commands import CommandSessions, Report
@@ -274,6 +274,18 @@ _COMMANDS: Final = {
 _LOOKING: Final = {"list_processes": "List commands", "read_output": "Read output"}
 
 
+class _Server(MCPServer):
+    """A server whose resources have the type of their content: the SDK has one for a template."""
+
+    async def read_resource(self, uri: Any, context: Any = None) -> Any:
+        contents = await super().read_resource(uri, context)
+        if isinstance(contents, list):
+            for each in contents:
+                if isinstance(each.content, bytes):
+                    each.mime_type = "application/octet-stream"
+        return contents
+
+
 def build_server(
     environment: Environment,
     sessions: CommandSessions,
@@ -286,7 +298,7 @@ def build_server(
     mode = " Nothing can be changed." if is_read_only else ""
     if sandbox is not None:
         mode += " A sandbox confines commands and files."
-    server = MCPServer(
+    server = _Server(
         "exec-server",
         title="exec-server",
         instructions=_INSTRUCTIONS.format(os=environment.info.platform_os, cwd=cwd, mode=mode),

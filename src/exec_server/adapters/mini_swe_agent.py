@@ -5,7 +5,6 @@ In a configuration: `environment_class: exec_server.adapters.mini_swe_agent.Exec
 
 from __future__ import annotations
 
-import platform
 from typing import Any, Final
 
 from exec_server.adapters.target import (
@@ -25,6 +24,8 @@ try:
 except ImportError as error:
     raise framework_missing("mini-swe-agent", "mini-swe-agent", error) from error
 
+# The members of `platform.uname`, and the options of the command that prints them.
+_UNAME: Final = {"system": "-s", "node": "-n", "release": "-r", "version": "-v", "machine": "-m"}
 # The first line of output of an agent that has finished.
 _FINISHED: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -60,6 +61,7 @@ class ExecServerEnvironment:
     def __init__(self, *, config_class: Any = ExecServerEnvironmentConfig, **options: Any) -> None:
         self.config = config_class(**options)
         self._environment = open_environment(self.config.target, stored_options(self.config))
+        self._machine: dict[str, str] | None = None  # read at first use
 
     def close(self) -> None:
         """Kill all processes and end the connection."""
@@ -99,11 +101,23 @@ class ExecServerEnvironment:
 
     def get_template_vars(self, **more: Any) -> dict[str, Any]:
         """Variables of prompts: the configuration, and the kind of the machine."""
-        info = self._environment.info
-        machine = {"system": info.platform_os.capitalize(), "release": "", "version": ""}
-        machine |= {"machine": platform.machine(), "node": "", "shell": info.shell.name}
-        merged: dict[str, Any] = recursive_merge(self.config.model_dump(), machine, more)
+        if self._machine is None:
+            self._machine = self._read_machine()
+        merged: dict[str, Any] = recursive_merge(self.config.model_dump(), self._machine, more)
         return merged
+
+    def _read_machine(self) -> dict[str, str]:
+        """The machine as `platform.uname` has it, and its shell; unknown texts are empty."""
+        info = self._environment.info
+        machine = dict.fromkeys(_UNAME, "") | {"system": info.platform_os.capitalize()}
+        try:
+            done = self._environment.shell(f"uname {'; uname '.join(_UNAME.values())}", cwd="/")
+            lines = done.text.splitlines()
+        except (ExecServerError, OSError):
+            lines = []
+        if len(lines) == len(_UNAME):
+            machine = dict(zip(_UNAME, lines, strict=True))
+        return machine | {"shell": info.shell.name}
 
     def serialize(self) -> dict[str, Any]:
         kind = f"{type(self).__module__}.{type(self).__name__}"

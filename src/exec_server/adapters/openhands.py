@@ -30,7 +30,7 @@ try:
     from openhands.sdk.workspace.models import CommandResult, FileOperationResult
     from pydantic import ConfigDict, PrivateAttr
 except ImportError as error:
-    raise framework_missing("openhands-sdk", "openhands", error) from error
+    raise framework_missing("openhands-sdk on Python 3.12 or later", "openhands", error) from error
 
 _STATUS = {"A": "ADDED", "D": "DELETED", "R": "MOVED", "?": "ADDED"}
 
