@@ -54,6 +54,27 @@ def test_what_is_no_file_is_not_read(there: ClientTarget, tmp_path: Path) -> Non
     there.play(scene)
 
 
+def test_a_link_is_not_followed(ours: ClientTarget, tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "directory" / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("directory")
+    (tmp_path / "dangling").symlink_to("nowhere")
+
+    async def scene(env: Environment) -> None:
+        for name, size in (("link", 9), ("dangling", 7)):
+            found = await env.files.stat(tmp_path / name, follow_links=False)
+            assert (found.is_directory, found.is_file, found.is_symlink) == (False, False, True)
+            assert (found.size, found.created) == (size, None)
+        found = await env.files.stat(tmp_path / "link" / "file", follow_links=False)
+        assert (found.is_file, found.is_symlink, found.size) == (True, False, 3)
+        with pytest.raises(NotFound, match="link/none: No such file"):
+            await env.files.stat(tmp_path / "link" / "none", follow_links=False)
+        with pytest.raises(NotADirectoryError):
+            await env.files.stat(tmp_path / "directory" / "file" / "x", follow_links=False)
+
+    ours.play(scene)
+
+
 @pytest.mark.quick
 def test_the_life_of_a_file(there: ClientTarget, tmp_path: Path) -> None:
     path = tmp_path / "a b" / "file?"

@@ -16,6 +16,7 @@ from exec_server.errors import RpcError
 from exec_server.printable import printable
 
 _IS_A_DIRECTORY: Final = errors.InternalError("Is a directory (os error 21)")
+_NOT_FOUND: Final = errors.NotFound("No such file or directory (os error 2)")
 _ALREADY_EXISTS: Final = errors.InternalError("File exists (os error 17)")
 # The ends of texts about what is no regular file, which servers send without a number.
 _NOT_A_FILE: Final = ("is not a file", "is not a regular file")
@@ -183,3 +184,8 @@ def is_a_directory(path: str) -> IsADirectory:
 def already_exists(path: str) -> AlreadyExists:
     """The error of creating a path that the client has found to exist."""
     return AlreadyExists.from_rpc(_ALREADY_EXISTS, numbers.EEXIST, path)
+
+
+def not_found(path: str) -> NotFound:
+    """The error of a path that the client has found to be missing."""
+    return NotFound.from_rpc(_NOT_FOUND, numbers.ENOENT, path)

@@ -20,9 +20,10 @@ from exec_server.client.file_errors import (
     NotFound,
     already_exists,
     is_a_directory,
+    not_found,
 )
 from exec_server.client.many_files import ManyFiles
-from exec_server.client.paths import AnyPath, is_dot, native, path_text
+from exec_server.client.paths import AnyPath, encoded, is_dot, native, path_text
 from exec_server.client.process import Process
 from exec_server.client.results import Entry, Progress, Result, Stat, Transfer
 from exec_server.client.transfer.open_file import (
@@ -229,12 +230,18 @@ class Files(ManyFiles):
     async def stat(self, path: AnyPath, *, follow_links: bool = True) -> Stat:
         """The metadata of a path.
 
-        Without `follow_links`, a path with a link in it raises InvalidRequest, and `created` is
-        known where the file system keeps it.
+        Without `follow_links` a link is not followed, and `created` is known where the file system
+        keeps it, unless the path has a link in it. A link has the size of its text, and the time of
+        the entry that it leads to. Without `fsList`, a path with a link raises InvalidRequest.
         """
-        follows = None if follow_links else False
-        params = wire.GetMetadataParams(self._paths.uri(path), follows, self._sandbox)
-        found = await self._call(wire.GET_METADATA, params, path)
+        uri = self._paths.uri(path)
+        params = wire.GetMetadataParams(uri, None if follow_links else False, self._sandbox)
+        try:
+            found = await self._call(wire.GET_METADATA, params, path)
+        except (InvalidRequest, NotADirectory):  # there is a link in it
+            if follow_links or not self._capabilities.fs_list:
+                raise
+            return await self._listed(path, uri.native())
         numbers = (found.size, abs(found.created_at_ms), abs(found.modified_at_ms))
         if not all(0 <= number <= MAX_NUMBER for number in numbers):
             raise MalformedAnswer(f"{path_text(path)}: the server sent an impossible size or time")
@@ -246,6 +253,18 @@ class Files(ManyFiles):
             modified=found.modified_at_ms / 1000,
             created=found.created_at_ms / 1000 if found.created_at_ms else None,
         )
+
+    async def _listed(self, path: AnyPath, whole: str) -> Stat:
+        """The metadata of a path by the entry of its directory."""
+        directory, name = posixpath.split(whole)
+        for entry in await self.list(directory):
+            if entry.name == name and entry.size is not None and entry.modified is not None:
+                if entry.link_target is None:
+                    kind = (entry.is_directory, entry.is_file, False)
+                    return Stat(*kind, entry.size, entry.modified, None)
+                size = len(encoded(entry.link_target))
+                return Stat(False, False, True, size, entry.modified, None)
+        raise not_found(path_text(path))
 
     async def exists(self, path: AnyPath) -> bool:
         """Whether a path exists; False for a link that leads nowhere."""
