@@ -162,6 +162,8 @@ _TYPED = {
     "exec-server --log-level d": "debug",
     "exec-server exec --sandbox work": "workspace-write",
     "exec-server kill -s HU": "HUP",
+    "exec-server exec -n bu": "build",
+    "exec-server logs -n bu": "",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from exec_server.cli.argument_parser import ArgumentParser
 from exec_server.cli.commands.errors import EXIT_USAGE
@@ -30,8 +30,10 @@ class CommandParser(ArgumentParser):
     usage_exit_code = EXIT_USAGE
     verbs: tuple[str, ...] = ()  # each with a help of its own
 
-    def __init__(self, name: str, *, description: str, epilog: str | None = None) -> None:
-        super().__init__(f"exec-server {name}", description=description, epilog=epilog)
+    def __init__(
+        self, name: str, *, description: str, epilog: str | None = None, **options: Any
+    ) -> None:
+        super().__init__(f"exec-server {name}", description=description, epilog=epilog, **options)
 
     def help_command(self) -> str:
         return f"{self.prog} -h"

@@ -90,8 +90,14 @@ def _flags_by_command() -> dict[str, list[_Flag]]:
     return {command: _flags(command) for command in _visible()}
 
 
-def _all_flags() -> list[_Flag]:
-    return [flag for flags in _flags_by_command().values() for flag in flags]
+def _named_flags() -> list[tuple[str, _Flag]]:
+    """All flags by COMMAND.NAME: `-n` has a value for some commands, and none for others."""
+    return [
+        (f"{command}.{name}", flag)
+        for command, flags in _flags_by_command().items()
+        for flag in flags
+        for name in sorted(flag.names)
+    ]
 
 
 def _case(command: str) -> str:
@@ -101,22 +107,19 @@ def _case(command: str) -> str:
 
 
 def _choices() -> dict[str, _Flag]:
-    """Flags with a list of values, by name."""
-    return {name: flag for flag in _all_flags() if flag.choices for name in sorted(flag.names)}
+    """Flags with a list of values, by COMMAND.NAME."""
+    return {name: flag for name, flag in _named_flags() if flag.choices}
 
 
 def _shared() -> dict[str, str]:
     """The fields common to the bash and zsh templates."""
-    every = _all_flags()
+    every = _named_flags()
     return {
-        "files": _pattern(
-            name for flag in every if flag.is_file and not flag.choices for name in flag.names
-        ),
+        "files": _pattern(name for name, flag in every if flag.is_file and not flag.choices),
         "values": _pattern(
             name
-            for flag in every
+            for name, flag in every
             if flag.value is not None and not flag.is_file and not flag.choices
-            for name in flag.names
         ),
         "valued": _pattern(
             name
@@ -213,7 +216,7 @@ _exec_server_complete() {{
     for ((i = 2; i < COMP_CWORD; i++)); do
         [[ $command == exec && ${{COMP_WORDS[i]}} == -- ]] && return
     done
-    case $prev in
+    case $command.$prev in
         {files}) compopt -o filenames; _exec_server_reply -f; return ;;
 {choices}        {values}) return ;;
     esac
@@ -292,7 +295,7 @@ _exec_server() {{
     local command=$words[2]
     ((CURRENT == 2)) && command=first || {{ [[ $command == -* ]] && command=serve }}
     [[ $command == exec ]] && ((${{words[(i)--]}} < CURRENT)) && return 1
-    case $words[CURRENT-1] in
+    case $command.$words[CURRENT-1] in
         ({files}) _files; return ;;
 {choices}        ({values}) return 1 ;;
     esac

@@ -47,8 +47,11 @@ def add_copy_flags(parser: CommandParser) -> None:
         "-q", "--quiet", action="store_true", help="show no progress bar (default: on a terminal)"
     )
     parser.add_argument(
-        "-r", "--recursive", action="store_true", help="no effect: directories are always copied"
+        *("-r", "-R", "--recursive"),
+        action="store_true",
+        help="no effect: directories are always copied",
     )
+    parser.add_argument("-a", "--archive", action="store_true", help="the same as -r -p")
     parser.add_argument(
         "-p",
         "--preserve",
@@ -81,6 +84,6 @@ def copy_paths(arguments: argparse.Namespace, paths: list[str]) -> int:
         paths,
         access_options(arguments),
         is_quiet=arguments.quiet,
-        keep_times=arguments.preserve or sync is not None,
+        keep_times=arguments.preserve or arguments.archive or sync is not None,
         sync=sync,
     )

@@ -18,7 +18,7 @@ def add_execution_flags(parser: ArgumentParser) -> None:
 def add_command_flags(parser: ArgumentParser) -> None:
     """Add directory, environment, sandbox and user."""
     parser.add_argument(
-        "--cwd",
+        *("-w", "--cwd", "--workdir"),
         metavar="DIR",
         help="working directory of the command (default: that of the server)",
     )

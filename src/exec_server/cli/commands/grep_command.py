@@ -61,6 +61,13 @@ def build_parser() -> CommandParser:
         "-m", "--max-count", type=int, default=1000, metavar="N", help="stop after N matches (1000)"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each match")
+    parser.add_argument(
+        *("-r", "-R", "-n", "-H", "-E"),
+        dest="grep_habit",
+        action="store_true",
+        help="no effect: directories are searched, PATTERN is an extended regular expression, and "
+        "paths and line numbers are printed",
+    )
     add_access_flags(parser)
     return parser
 

@@ -11,6 +11,7 @@ from typing import Final
 from exec_server.cli.commands.connection import error_text
 from exec_server.cli.commands.local_time import local_time
 from exec_server.cli.commands.printing import print_text
+from exec_server.cli.commands.progress import format_size
 from exec_server.cli.commands.remote_operands import Operand
 from exec_server.client.results import Entry, Stat
 from exec_server.errors import NotFound, RpcError
@@ -110,7 +111,10 @@ async def _stats(operand: Operand, entries: list[Entry]) -> list[Stat | RpcError
 class Lister:
     """Prints one operand after the other."""
 
-    def __init__(self, *, is_long: bool, shows_all: bool, has_headings: bool) -> None:
+    def __init__(
+        self, *, is_long: bool, shows_all: bool, has_headings: bool, has_units: bool = False
+    ) -> None:
+        self._has_units = has_units
         self._is_long = is_long
         self._shows_all = shows_all
         self._has_headings = has_headings
@@ -157,7 +161,8 @@ class Lister:
         kind = "d" if status.is_directory else "-" if status.is_file else "?"
         kind += "l" if status.is_symlink else " "
         modified = local_time(status.modified, "%Y-%m-%d %H:%M")
-        return f"{kind} {status.size:>14}  {modified:16}  {self._display_name(name)}\n"
+        size = format_size(status.size) if self._has_units else status.size
+        return f"{kind} {size:>14}  {modified:16}  {self._display_name(name)}\n"
 
     def _short_line(self, name: str) -> str:
         return f"{self._display_name(name)}\n"

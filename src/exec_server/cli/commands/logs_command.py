@@ -34,8 +34,7 @@ def build_parser() -> CommandParser:
         help="go on with new output until the command has ended",
     )
     parser.add_argument(
-        "-n",
-        "--lines",
+        *("-n", "--lines", "--tail"),
         metavar="N",
         type=line_count,
         help="begin with the last N lines of the retained output (default: all of it)",

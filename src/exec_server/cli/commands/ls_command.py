@@ -22,14 +22,29 @@ examples:
 """
 
 
+class LsParser(CommandParser):
+    """-h is that of ls(1), except alone."""
+
+    def parse_words(self, words: list[str]) -> argparse.Namespace:
+        return super().parse_words(["--help"] if words == ["-h"] else words)
+
+
 def build_parser() -> CommandParser:
-    parser = CommandParser("ls", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = LsParser("ls", description=_DESCRIPTION, epilog=_EPILOG, conflict_handler="resolve")
     parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
     parser.add_argument(
         "-l", "--long", action="store_true", help="also show kind, size and modification time"
     )
     parser.add_argument(
         "-a", "--all", action="store_true", help="also show names that begin with a dot"
+    )
+    parser.add_argument(
+        *("-h", "--human-readable"),
+        action="store_true",
+        help="with -l: print sizes as 1.5 MiB; -h alone prints this help",
+    )
+    parser.add_argument(
+        "-1", dest="one", action="store_true", help="no effect: each name has a line of its own"
     )
     parser.add_argument(
         "--json", action="store_true", help="print a JSON array with kind, size and time of each"
@@ -59,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     lister = Lister(
         is_long=arguments.long,
         shows_all=arguments.all,
+        has_units=arguments.human_readable,
         has_headings=len(arguments.paths) > 1 or any(map(is_pattern, arguments.paths)),
     )
     return for_each_operand(

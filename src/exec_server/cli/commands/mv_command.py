@@ -33,6 +33,13 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "-n", "--no-clobber", action="store_true", help="do not replace an existing file"
     )
+    parser.add_argument(
+        *("-f", "--force"),
+        dest="no_clobber",
+        action="store_false",
+        default=False,
+        help="replace an existing file; the default, unless -n comes before",
+    )
     add_access_flags(parser)
     return parser
 

@@ -30,7 +30,9 @@ def build_parser() -> CommandParser:
     parser = CommandParser("rm", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
     parser.add_argument(
-        "-r", "--recursive", action="store_true", help="remove directories and their content"
+        *("-r", "-R", "--recursive"),
+        action="store_true",
+        help="remove directories and their content",
     )
     parser.add_argument("-f", "--force", action="store_true", help="ignore missing files")
     add_access_flags(parser)

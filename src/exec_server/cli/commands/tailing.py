@@ -59,6 +59,17 @@ class Tail:
         self._seen, self.position, self._printed = seen, start + len(data), data[-COMPARED_BYTES:]
         await self._write(heading + text)
 
+    async def print_from(self, line: int, heading: bytes = b"") -> None:
+        """Print all lines from this one on, counted from 1, after a heading if there is one."""
+        self._seen = await self._look()
+        missing = line - 1
+        await self._write(heading)
+        async with self._files.open(self._path, offset=0) as file:
+            async for block in file:
+                self._advance_by(block)
+                missing, rest = skip_lines(block, missing)
+                await self._write(rest)
+
     async def follow(self) -> None:
         """Print everything that is appended, for ever."""
         while True:
@@ -86,9 +97,12 @@ class Tail:
         if seen.status.size > self.position:
             async with self._files.open(self._path, offset=self.position) as file:
                 async for block in file:
-                    self.position += len(block)
-                    self._printed = (self._printed + block)[-COMPARED_BYTES:]
+                    self._advance_by(block)
                     await self._write(block)
+
+    def _advance_by(self, block: bytes) -> None:
+        self.position += len(block)
+        self._printed = (self._printed + block)[-COMPARED_BYTES:]
 
     async def _has_printed(self) -> bool:
         """Whether the bytes before the position are still those that were read there."""
@@ -104,6 +118,17 @@ class Tail:
     async def _write(self, data: bytes) -> None:
         with describe_stdout_errors():
             await self._writer.write(1, data)
+
+
+def skip_lines(data: bytes, count: int) -> tuple[int, bytes]:
+    """Skip so many lines; returns how many are still to be skipped, and the rest."""
+    found = data.count(b"\n")
+    if found < count:
+        return count - found, b""
+    start = 0
+    for _ in range(count):
+        start = data.index(b"\n", start) + 1
+    return 0, data[start:]
 
 
 def last_lines(data: bytes, count: int) -> bytes:

@@ -45,7 +45,7 @@ def test_the_command_begins_at_the_first_word_after_the_target(
         (["build", "--"], "no command after `--`"),
         (["build", "--", "", "x"], "the name of the program is empty"),
         (["build", "-x", "ls"], "unrecognized arguments: -x"),
-        (["build", "--cwd"], "argument --cwd: expected one argument"),
+        (["build", "--cwd"], "argument -w/--cwd/--workdir: expected one argument"),
         (["--timeout", "0", "build", "--", "x"], "invalid number of seconds"),
         (["--timeout", "nan", "build", "--", "x"], "invalid number of seconds"),
         (["-e", "ab", "build"], "invalid escape character"),

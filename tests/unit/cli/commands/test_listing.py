@@ -57,6 +57,12 @@ def test_an_operand_that_is_no_directory(
     assert shown[:2] + shown[4:] == words
 
 
+def test_sizes_with_units(capfd: pytest.CaptureFixture[str]) -> None:
+    lister = Lister(is_long=True, shows_all=False, has_headings=False, has_units=True)
+    asyncio.run(lister(_operand("d/f", Files())))
+    assert capfd.readouterr().out.split()[:3] == ["-", "3", "B"]
+
+
 def test_the_members_of_a_link_that_leads_nowhere() -> None:
     lister = JsonLister(shows_all=False)
     asyncio.run(lister(_operand("d/lost", Files())))

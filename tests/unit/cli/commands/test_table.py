@@ -62,3 +62,39 @@ def test_parsers_are_built_without_the_client() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert ended.stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("tail -n +2 b:f", {"lines": (2, 0)}),
+        ("tail -n +0 b:f", {"lines": (1, 0)}),
+        ("tail -n 2 b:f", {"lines": (None, 2)}),
+        ("tail -5 b:f", {"lines": (None, 5)}),
+        ("tail -F b:f", {"follow": True}),
+        ("ls -lh b:", {"long": True, "human_readable": True}),
+        ("ls -la1 b:", {"long": True, "all": True, "human_readable": False}),
+        ("grep -rnHE x b:", {"pattern": "x", "paths": ["b:"]}),
+        ("cp -a d b:", {"archive": True, "paths": ["d", "b:"]}),
+        ("cp -R d b:", {"recursive": True}),
+        ("rm -R b:d", {"recursive": True}),
+        ("mv -f b:d b:e", {"no_clobber": False}),
+        ("mv -n b:d b:e", {"no_clobber": True}),
+        ("logs --tail 3 b web", {"lines": 3}),
+        ("exec -w /src b make", {"cwd": "/src"}),
+        ("exec --workdir /src b make", {"cwd": "/src"}),
+    ],
+)
+def test_habits_of_other_programs(line: str, expected: dict[str, object]) -> None:
+    name, *words = line.split()
+    arguments = vars(load(COMMANDS[name]).build_parser().parse_words(words))
+    assert expected.items() <= arguments.items()
+
+
+def test_help_of_ls_without_operands(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = load(COMMANDS["ls"]).build_parser()
+    for words in (["-h"], ["--help"], ["--help", "b:"]):
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_words(words)
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith("usage: exec-server ls")

@@ -10,7 +10,7 @@ import pytest
 
 from exec_server.cli.commands import tailing
 from exec_server.cli.commands.remote_operands import Operand
-from exec_server.cli.commands.tailing import Tail, last_lines
+from exec_server.cli.commands.tailing import Tail, last_lines, skip_lines
 from exec_server.errors import InvalidRequest, NotFound
 
 pytestmark = pytest.mark.quick
@@ -97,6 +97,26 @@ def test_the_end_is_read_in_growing_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     empty, written = _tail(File(b""), monkeypatch)
     asyncio.run(empty.print_end(2))
     assert written == [b""]
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "missing", "rest"),
+    [
+        (b"a\nb\n", 0, 0, b"a\nb\n"),
+        (b"a\nb\nc", 2, 0, b"c"),
+        (b"a\nb\n", 2, 0, b""),
+        (b"a\nb", 3, 2, b""),
+        (b"", 1, 1, b""),
+    ],
+)
+def test_skipped_lines(data: bytes, count: int, missing: int, rest: bytes) -> None:
+    assert skip_lines(data, count) == (missing, rest)
+
+
+def test_lines_from_a_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    tail, written = _tail(File(b"one\ntwo\nthree\n"), monkeypatch)
+    asyncio.run(tail.print_from(2, b"heading\n"))
+    assert (b"".join(written), tail.position) == (b"heading\ntwo\nthree\n", 14)
 
 
 Step = tuple[bytes | None, float]
