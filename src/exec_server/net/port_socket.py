@@ -29,6 +29,8 @@ WRITE_BYTES: Final = WINDOW_BYTES // 4
 # struct linger: closing resets the connection.
 _RESET_ON_CLOSE: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 
+_NEEDS_FLAG: Final = "the server connects to other hosts only with --allow-port-hosts"
+
 Accept = Callable[["PortSocket"], None]
 
 
@@ -249,7 +251,8 @@ class PortSockets:
     async def connect(self, host: str | None, port: int) -> PortSocket:
         """Connect to a host, None for loopback.
 
-        Raises OSError, InternalError for an unknown name, InvalidRequest for a forbidden host.
+        Raises OSError, InvalidRequest for a forbidden host, and InternalError for an unknown name
+        if no host is forbidden.
         """
         return await connect(await self._addresses(host), port)
 
@@ -261,14 +264,16 @@ class PortSockets:
         """The addresses of a host that may be dialled, looked up only once."""
         if host is None or host.lower() == "localhost":
             return LOOPBACK_ADDRESSES
-        found = await _look_up(host)
-        allowed = (
-            found if self._allow_other_hosts else [each for each in found if is_loopback(each)]
-        )
+        if self._allow_other_hosts:
+            return await _look_up(host)
+        try:
+            found = await _look_up(host)
+        except InternalError as error:  # so it is no name of loopback either
+            raise InvalidRequest(f"{error.message}; {_NEEDS_FLAG}") from None
+        allowed = [each for each in found if is_loopback(each)]
         if not allowed:
             raise InvalidRequest(
-                f"{printable(host)} is not on this machine's loopback ({found[0]}): the server "
-                "connects to other hosts only with --allow-port-hosts"
+                f"{printable(host)} is not on this machine's loopback ({found[0]}): {_NEEDS_FLAG}"
             )
         return allowed
 

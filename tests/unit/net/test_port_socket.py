@@ -388,6 +388,9 @@ def test_other_hosts_are_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch)
 def test_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, {}, {})
     with pytest.raises(InternalError, match=r"^cannot resolve nowhere: Name or service not known"):
+        asyncio.run(PortSockets(allow_other_hosts=True).connect("nowhere", 80))
+    refusal = r"^cannot resolve nowhere: Name or service not known; .*--allow-port-hosts"
+    with pytest.raises(InvalidRequest, match=refusal):
         asyncio.run(PortSockets().connect("nowhere", 80))
 
 
@@ -397,4 +400,4 @@ def test_names_that_cannot_be_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
         mock.patch.object(loop, "getaddrinfo", side_effect=UnicodeError("label too long")),
         pytest.raises(InternalError, match="label too long"),
     ):
-        asyncio.run(PortSockets().connect("x" * 70, 80))
+        asyncio.run(PortSockets(allow_other_hosts=True).connect("x" * 70, 80))
