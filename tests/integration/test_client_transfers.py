@@ -248,6 +248,23 @@ def test_without_digests_a_download_begins_anew(
     assert (tmp_path / "b").read_bytes() == data
 
 
+def test_directories_are_made_above_a_tree_and_not_above_a_file(
+    there: ClientTarget, tmp_path: Path
+) -> None:
+    (tmp_path / "tree" / "inner").mkdir(parents=True)
+    (tmp_path / "file").write_bytes(b"x")
+
+    async def scene(env: Environment) -> None:
+        for copy, name in ((env.files.upload, "up"), (env.files.download, "down")):
+            with pytest.raises(FileNotFoundError):
+                await copy(tmp_path / "file", tmp_path / name / "file")
+            assert not (tmp_path / name).exists()
+            await copy(tmp_path / "tree", tmp_path / name / "tree")
+            assert (tmp_path / name / "tree" / "inner").is_dir()
+
+    there.play(scene)
+
+
 @pytest.mark.parametrize("size", [3, 5 * MIB])
 def test_failed_downloads_leave_no_part_without_content(
     there: ClientTarget, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch

@@ -467,9 +467,10 @@ class Files(ManyFiles):
     ) -> Transfer:
         """Copy a local file or directory to a path of the server's machine.
 
-        A directory is merged into an existing one. Modes and links are kept if the machine has
-        the usual commands for that; `left_out` names those that could not be kept. A large file
-        gets its name when it is complete; after a failure the next attempt continues it.
+        A directory is merged into an existing one, or made, with missing directories above it; the
+        directory of a single file must exist. Modes and links are kept if the machine has the usual
+        commands for that; `left_out` names those that could not be kept. A large file gets its name
+        when it is complete; after a failure the next attempt continues it.
 
         With `keep_times` modification times are kept, too. `sync` skips files whose copies have
         the same size and time, or the same "checksum"; `resumed_bytes` counts them.
