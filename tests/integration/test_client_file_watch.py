@@ -85,3 +85,9 @@ def test_without_async(ours: ClientTarget, tmp_path: Path) -> None:
         assert next(iter(changes)) == FileChange("a", "created")
         changes.close()
         assert list(changes) == []
+    with blocking.connect(ours.url) as env:
+        changes = env.files.watch(tmp_path / "d")  # begins at once
+        env.files.write(tmp_path / "d" / "b", b"")
+        assert next(iter(changes)) == FileChange("b", "created")
+        changes.close()
+        assert not changes.is_open

@@ -6,10 +6,10 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Self
 
 from exec_server.client.engine.session import ClientSession
+from exec_server.client.handle import Handle
 from exec_server.client.paths import path_error
 from exec_server.client.results import FileChange
 from exec_server.errors import ExecServerError, InternalError, RpcError, SessionLost
@@ -25,11 +25,11 @@ _OVERFLOW: Final = FileChange("", "overflow")
 _ids: Final = itertools.count(1)
 
 
-class FileWatch:
-    """The changes below a directory, or of a file, for `async with` and `async for`.
+class FileWatch(Handle):
+    """The changes below a directory, or of a file, for `async for`.
 
-    The watch begins when the block is entered, or with the first change that is asked for, and
-    ends with the block, or with `aclose`. Iteration ends when the directory is removed or renamed.
+    `await`, `async with` or the first change that is asked for begins the watch; leaving the block
+    or `aclose` ends it. Iteration ends when the directory is removed or renamed.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class FileWatch:
         recursive: bool,
         sandbox: Sandbox | None,
     ) -> None:
+        super().__init__()
         self._session = session
         self._name = name
         self._params = wire.WatchParams(0, path, recursive, sandbox)
@@ -51,23 +52,12 @@ class FileWatch:
         self._unread: deque[FileChange] = deque()
         self._changed = asyncio.Event()
 
-    async def __aenter__(self) -> Self:
-        await self._begin()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> FileChange:
-        await self._begin()
+        if not self._is_begun:
+            await self
         while not self._unread:
             if self._failure is not None:
                 raise self._failure
@@ -77,9 +67,17 @@ class FileWatch:
             await self._changed.wait()
         return self._unread.popleft()
 
-    async def aclose(self) -> None:
-        """End the watch; closing it again has no effect."""
-        was_watching = self._is_begun and not self._is_over
+    async def _open(self) -> None:
+        self._is_begun = True
+        self._unsubscribe = self._session.subscribe(self)
+        try:
+            await self._watch()
+        except BaseException:
+            self._end()
+            raise
+
+    async def _close(self) -> None:
+        was_watching = not self._is_over
         self._end()
         self._unread.clear()
         if was_watching:
@@ -88,17 +86,6 @@ class FileWatch:
                 await self._session.call(wire.UNWATCH, params, is_retryable=True)
             except ExecServerError:
                 pass  # it has ended with its connection
-
-    async def _begin(self) -> None:
-        if self._is_begun:
-            return
-        self._is_begun = True
-        self._unsubscribe = self._session.subscribe(self)
-        try:
-            await self._watch()
-        except BaseException:
-            self._end()
-            raise
 
     async def _watch(self) -> None:
         params = self._params

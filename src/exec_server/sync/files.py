@@ -14,7 +14,6 @@ from exec_server.client.transfer import open_file
 from exec_server.errors import RpcError
 from exec_server.sync.thread import (
     Blocking,
-    BlockingContext,
     BlockingHandle,
     blocking,
     iterate,
@@ -70,13 +69,11 @@ class FileWriter(BlockingHandle[open_file.FileWriter]):
     flush = blocking(open_file.FileWriter.flush)
 
 
-class FileWatch(BlockingContext[file_watch.FileWatch]):
-    """The changes below a directory, for `with`; iterating waits for the next ones."""
+class FileWatch(BlockingHandle[file_watch.FileWatch]):
+    """The changes below a directory since `watch`, for `with` or `close`; iterating waits."""
 
     def __iter__(self) -> Iterator[FileChange]:
         return iterate(self._thread, self._inner)
-
-    close = blocking(file_watch.FileWatch.aclose)
 
 
 class Files(Blocking[files.Files]):

@@ -300,36 +300,6 @@ class Blocking(Generic[A]):
         self._inner = inner
 
 
-C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
-
-
-class BlockingContext(Blocking[C]):
-    """A wrapper for an async context manager, for `with`."""
-
-    _is_entered = False
-
-    def __enter__(self) -> Self:
-        try:
-            self._thread.call(self._enter)
-        except BaseException as error:
-            if self._is_entered:  # interrupted in the moment after that
-                self.__exit__(type(error), error, error.__traceback__)
-            raise
-        return self
-
-    async def _enter(self) -> None:
-        await self._inner.__aenter__()
-        self._is_entered = True
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.call(self._inner.__aexit__, kind, error, traceback)
-
-
 H = TypeVar("H", bound=Handle)
 
 

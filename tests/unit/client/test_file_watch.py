@@ -96,6 +96,18 @@ async def _next(watch: FileWatch) -> FileChange:
     return await anext(watch)
 
 
+def test_awaiting_begins_the_watch() -> None:
+    async def scene(session: Session, watch: FileWatch) -> None:
+        assert await watch is watch
+        assert (watch.is_open, len(session.calls)) == (True, 1)
+        session.send("a")
+        assert await anext(watch) == FileChange("a", "created")
+        await watch.aclose()
+        assert [change async for change in watch] == []
+
+    play(scene)
+
+
 def test_iteration_begins_the_watch() -> None:
     async def scene(session: Session, watch: FileWatch) -> None:
         first = asyncio.get_running_loop().create_task(_next(watch))

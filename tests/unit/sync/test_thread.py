@@ -24,7 +24,6 @@ from exec_server.host import event_loop, forks
 from exec_server.sync import thread as thread_module
 from exec_server.sync.thread import (
     Blocking,
-    BlockingContext,
     BlockingHandle,
     LoopThread,
     blocking,
@@ -205,36 +204,6 @@ def test_an_async_iterator_is_iterated_in_batches(batch_size: int) -> None:
     thread = LoopThread(Counter)
     assert list(iterate(thread, thread.value.numbers(7), batch_size)) == list(range(7))
     assert list(iterate(thread, thread.value.numbers(0), batch_size)) == []
-    thread.close()
-
-
-def test_a_context_is_entered_and_left() -> None:
-    thread = LoopThread(Counter)
-    inner = Counter()
-    with BlockingContext(thread, inner):
-        assert inner.entered.is_set()
-        assert not inner.left.is_set()
-    assert inner.left.is_set()
-    thread.close()
-
-
-def test_a_context_that_was_entered_is_left_after_an_interrupt() -> None:
-    """The interrupt arrives when the context was entered, and before the caller knows it."""
-    main = threading.get_ident()
-
-    class Interrupting(Counter):
-        async def __aenter__(self) -> Counter:
-            signal.pthread_kill(main, signal.SIGINT)
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.Event().wait()
-            return await super().__aenter__()
-
-    thread = LoopThread(Counter)
-    inner = Interrupting()
-    with pytest.raises(KeyboardInterrupt):
-        BlockingContext(thread, inner).__enter__()
-    assert inner.entered.is_set()
-    assert inner.left.is_set()
     thread.close()
 
 
