@@ -283,7 +283,7 @@ _QUICK = """
 import os, signal, sys
 class Quick:
     def find_spec(self, name, path=None, target=None):
-        if name == "exec_server.cli.commands.dispatch":
+        if name == os.environ["INTERRUPTED_IMPORT"]:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Quick())
 from exec_server.cli.main import main
@@ -291,12 +291,23 @@ main()
 """
 
 
-@pytest.mark.parametrize(("before", "code"), [("-", -signal.SIGINT), ("''", 0)])
-def test_an_interrupt_while_it_is_loaded(before: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("before", "module", "code"),
+    [
+        ("-", "exec_server.cli.commands.table", 130),
+        ("-", "exec_server.cli.commands.dispatch", -signal.SIGINT),
+        ("''", "exec_server.cli.commands.dispatch", 0),
+    ],
+)
+def test_an_interrupt_while_it_is_loaded(before: str, module: str, code: int) -> None:
     trap = f'trap {before} INT; exec "$@"'
     words = ["sh", "-c", trap, "sh", sys.executable, "-c", _QUICK, "completion", "fish"]
     ended = subprocess.run(
-        words, env=server_environment("ours"), capture_output=True, timeout=scaled(30), check=False
+        words,
+        env=server_environment("ours", {"INTERRUPTED_IMPORT": module}),
+        capture_output=True,
+        timeout=scaled(30),
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (code, b"")
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import sys
 
-from exec_server.cli.commands.routing import route
-from exec_server.cli.commands.table import COMMANDS
-from exec_server.host import platform, standard_streams
+try:
+    import gc
+    import signal
+
+    from exec_server.cli.commands.routing import route
+    from exec_server.cli.commands.table import COMMANDS
+    from exec_server.host import platform, standard_streams
+except KeyboardInterrupt:  # Ctrl-C before `main`
+    raise SystemExit(130) from None
 
 TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Final
 
 from exec_server.cli.argument_parser import positive_seconds
@@ -12,6 +13,7 @@ from exec_server.cli.commands.errors import UsageError
 from exec_server.cli.commands.execution_flags import add_execution_flags
 from exec_server.cli.commands.handover import Handover
 from exec_server.cli.commands.targets import find_target
+from exec_server.printable import printable
 
 _DESCRIPTION: Final = f"""\
 Run a command on a target, like ssh. The command gets stdin and the signals of exec-server,
@@ -57,6 +59,10 @@ examples:
   exec-server exec ws://127.0.0.1:7700 -- sh -c 'echo $HOME; exit 3'
   exec-server exec 'stdio:ssh host exec-server --listen stdio' uname -a
 """
+
+
+# The names that servers accept.
+DETACHED_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ExecParser(CommandParser):
@@ -124,13 +130,25 @@ def build_parser() -> ExecParser:
     return parser
 
 
+def _detached_name(text: str) -> str:
+    if DETACHED_NAME.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError(
+            f"`{printable(text)}` is not a name of 1 to 64 letters, digits, dots, `-` and `_` that "
+            "begins with a letter or digit"
+        )
+    return text
+
+
 def _add_detach_flags(parser: ExecParser) -> None:
     group = parser.add_argument_group("detached commands")
     group.add_argument(
         "-d", "--detach", action="store_true", help="start the command, print its name, and leave"
     )
     group.add_argument(
-        "--name", metavar="NAME", help="with -d: the name of the command (default: a new one)"
+        "--name",
+        metavar="NAME",
+        type=_detached_name,
+        help="with -d: the name of the command (default: a new one)",
     )
     group.add_argument(
         "-i",

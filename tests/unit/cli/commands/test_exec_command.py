@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from exec_server.cli.commands.errors import UsageError
-from exec_server.cli.commands.exec_command import _check_detach, build_parser, run
+from exec_server.cli.commands.exec_command import (
+    DETACHED_NAME,
+    _check_detach,
+    build_parser,
+    run,
+)
+from exec_server.server import detached
+
+
+def test_names_are_those_of_the_server() -> None:
+    assert DETACHED_NAME.pattern == detached._NAME.pattern
 
 
 def test_the_command_is_what_comes_after_the_first_dashes() -> None:
@@ -51,6 +61,9 @@ def test_the_command_begins_at_the_first_word_after_the_target(
         (["-e", "ab", "build"], "invalid escape character"),
         (["-e", "\x01", "build"], "invalid escape character"),
         (["--tt", "build"], "--tt"),
+        (["-d", "--name", "a b", "build", "x"], "argument --name: `a b` is not a name"),
+        (["-d", "--name", "", "build", "x"], "argument --name: `` is not a name"),
+        (["-d", "--name", "\x1b", "build", "x"], "argument --name: `\\x1b` is not a name"),
     ],
 )
 def test_usage_errors(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
