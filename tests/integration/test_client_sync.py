@@ -164,6 +164,12 @@ def test_http(env: sync.Environment) -> None:
     web.join()
 
 
+def test_directories_are_plain_paths(env: sync.Environment) -> None:
+    assert env.run(["pwd"]).text.strip() == env.cwd
+    assert env.home == os.environ["HOME"]
+    assert env.files.stat(env.temp_dir).is_directory
+
+
 def test_from_many_threads(env: sync.Environment) -> None:
     with ThreadPoolExecutor(16) as threads:
         results = list(threads.map(lambda number: env.run(["echo", str(number)]), range(64)))

@@ -197,8 +197,23 @@ class Environment(Handle):
 
     @property
     def info(self) -> EnvironmentInfo:
-        """The server's description of its machine: shell, directories, version."""
+        """The server's description of its machine: shell, directories as URIs, version."""
         return self._connected.environment_info
+
+    @property
+    def cwd(self) -> str:
+        """The path of the server's directory, where relative paths start."""
+        return self._paths.cwd
+
+    @property
+    def home(self) -> str | None:
+        """The path of the home of the server's user; None if the server does not tell it."""
+        return self._paths.home
+
+    @property
+    def temp_dir(self) -> str:
+        """The path of the directory for temporary files."""
+        return self._paths.temporary
 
     @property
     def capabilities(self) -> Capabilities:

@@ -66,6 +66,18 @@ class Environment(Blocking[environment.Environment]):
         return self._inner.info
 
     @property
+    def cwd(self) -> str:
+        return self._inner.cwd
+
+    @property
+    def home(self) -> str | None:
+        return self._inner.home
+
+    @property
+    def temp_dir(self) -> str:
+        return self._inner.temp_dir
+
+    @property
     def capabilities(self) -> Capabilities:
         return self._inner.capabilities
 

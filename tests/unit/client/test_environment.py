@@ -40,6 +40,12 @@ async def killed(scene: Scene) -> None:
 
 
 @in_environment
+async def test_directories_are_plain_paths(scene: Scene) -> None:
+    assert (scene.env.cwd, scene.env.home, scene.env.temp_dir) == ("/home", None, "/tmp")
+    assert (scene.env.info.cwd, scene.env.info.temp_dir) == ("file:///home", "file:///tmp")
+
+
+@in_environment
 async def test_a_result_has_all_output(scene: Scene) -> None:
     async with asyncio.TaskGroup() as tasks:
         run = tasks.create_task(scene.env.run(["a", "b"]))
