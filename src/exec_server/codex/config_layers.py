@@ -13,6 +13,7 @@ from typing import Final
 
 from exec_server.codex import project, toml_file
 from exec_server.codex.home import codex_home, hostname
+from exec_server.codex.managed_settings import implied_requirements
 from exec_server.codex.project import Checkout, Trust
 from exec_server.codex.selection import Table, merged, select, without
 from exec_server.codex.toml_file import DocumentTooLarge, TomlFault, UnreadableFile
@@ -51,9 +52,6 @@ _NOT_OF_PROJECTS: Final = (
     ("tui", "keymap", "chat", "previous_permission_mode"),
     ("tui", "keymap", "chat", "next_permission_mode"),
 )
-_APPROVAL_POLICIES: Final = ("untrusted", "on-failure", "on-request", "granular", "never")
-_REVIEWERS: Final = ("user", "auto_review", "guardian_subagent")
-_SANDBOX_MODES: Final = ("read-only", "workspace-write", "danger-full-access")
 _HOOKS: Final = (("hooks",),)
 
 
@@ -128,7 +126,7 @@ def _read_layers(params: ReadParams, home: str, system: str) -> tuple[LayerStack
     layers = [first, user, *_projects(files, params.cwd.native(), home, general), managed]
     required = [_requirements(files, os.path.join(system, "requirements.toml"))]
     if managed is not None:
-        required.append(_Layer("", managed.path, _implied(managed.document)))
+        required.append(_Layer("", managed.path, implied_requirements(managed.document)))
     return _stack(layers, params.config_paths), _stack(required, params.requirements_paths)
 
 
@@ -171,31 +169,6 @@ def _requirements(files: _Files, path: str) -> _Layer | None:
 
 def _described(fault: TomlFault) -> str:
     return f"TOML parse error at line {fault.line}, column {fault.column}\n{fault.text}\n"
-
-
-def _implied(managed: Table) -> Table:
-    """The requirements that managed settings amount to; raises InternalError for unknown ones."""
-    implied: Table = {}
-    if (approval := _choice(managed, "approval_policy", _APPROVAL_POLICIES)) is not None:
-        implied["allowed_approval_policies"] = [approval]
-    if (reviewer := _choice(managed, "approvals_reviewer", _REVIEWERS)) is not None:
-        allowed = ["user"] if reviewer == "user" else ["auto_review", "user"]
-        implied["allowed_approvals_reviewers"] = allowed
-    if (mode := _choice(managed, "sandbox_mode", _SANDBOX_MODES)) is not None:
-        implied["allowed_sandbox_modes"] = list(dict.fromkeys(["read-only", mode]))
-    return implied
-
-
-def _choice(table: Table, key: str, choices: Sequence[str]) -> object:
-    value = table.get(key)
-    if value is None or isinstance(value, dict) or value in choices:
-        return value
-    fault = "invalid type: unit variant, expected string only"
-    if isinstance(value, str):
-        expected = ", ".join(f"`{choice}`" for choice in choices)
-        fault = f"unknown variant `{value}`, expected one of {expected}"
-    text = f"Failed to parse config requirements as TOML: {fault}\nin `{key}`\n"
-    raise InternalError(text)
 
 
 def _projects(files: _Files, cwd: str, home: str, general: Table) -> Iterator[_Layer]:
