@@ -73,9 +73,11 @@ def _front_matter(text: str) -> FrontMatter:
     header = yaml_text.mapping(yaml_text.parse(text))
     name = _one_line(header.get("name"))
     description = _one_line(header.get("description"))
+    metadata = header.get("metadata")
     short = None
-    if header.has("metadata"):
-        short = _one_line(yaml_text.mapping(header.get("metadata")).get("short-description"))
+    # As in the reference, `metadata:` is an empty mapping and `metadata: null` is none.
+    if metadata is not None or header.has_null("metadata"):
+        short = _one_line(yaml_text.mapping(metadata).get("short-description"))
     if description is None:
         raise YamlFault("missing field `description`")
     if name is not None and len(name) > NAME_CHARACTERS:

@@ -15,7 +15,7 @@ DOCUMENT_CHARACTERS: Final = 65_536
 # Levels of lists and mappings; real documents have four. A deeper one is refused.
 DEPTH: Final = 32
 
-_NULLS: Final = ("", "~", "null", "Null", "NULL")
+_NULLS: Final = ("~", "null", "Null", "NULL")
 _BOOLEANS: Final = {"true": True, "True": True, "TRUE": True} | {
     "false": False,
     "False": False,
@@ -25,6 +25,13 @@ _BOOLEANS: Final = {"true": True, "True": True, "TRUE": True} | {
 
 class YamlFault(Exception):
     """A text is not the document that was expected."""
+
+
+class Null:
+    """A null that is written as such; None is the one where nothing is written."""
+
+
+NULL: Final = Null()
 
 
 class Plain(str):
@@ -41,10 +48,14 @@ class Pairs(list[tuple[Any, Any]]):
         values = [value for key, value in self if isinstance(key, str) and key in names]
         if len(values) > 1:
             raise YamlFault(f"duplicate field `{names[0]}`")
-        return values[0] if values else None
+        return None if not values or values[0] is NULL else values[0]
 
     def has(self, name: str) -> bool:
         return any(key == name for key, _ in self)
+
+    def has_null(self, name: str) -> bool:
+        """Whether the value of a key is written as null; one without a value is not."""
+        return any(key == name and value is NULL for key, value in self)
 
 
 def parse(text: str) -> Any:
@@ -75,7 +86,7 @@ class _Builder:
         documents = self._stack[0]
         if len(documents) > 1:
             raise YamlFault("more than one document")
-        return documents[0] if documents else None
+        return None if not documents or documents[0] is NULL else documents[0]
 
     def _take(self, event: Any) -> None:
         match type(event).__name__:
@@ -109,10 +120,12 @@ class _Builder:
             done[:] = zip(done[::2], done[1::2], strict=True)
 
 
-def _scalar(event: Any) -> str | None:
+def _scalar(event: Any) -> str | Null | None:
     if event.style or event.tag:  # quoted, a block, or with a tag
         return str(event.value)
-    return None if event.value in _NULLS else Plain(event.value)
+    if not event.value:
+        return None
+    return NULL if event.value in _NULLS else Plain(event.value)
 
 
 def mapping(value: Any) -> Pairs:

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from exec_server.codex import yaml_text
-from exec_server.codex.yaml_text import Pairs, Plain, YamlFault, parse
+from exec_server.codex.yaml_text import NULL, Pairs, Plain, YamlFault, parse
 
 
 def test_scalars_stay_as_they_are_written() -> None:
-    written = ["yes", "010", "2020-01-01", "x", "~", None, None, None, "~"]
+    written = ["yes", "010", "2020-01-01", "x", "~", NULL, NULL, NULL, "~"]
     assert parse("[yes, 010, 2020-01-01, 'x', \"~\", ~, null, Null, !!str ~]") == written
     assert parse("") is None
+    assert parse("null") is None
+    assert parse("a: ~").get("a") is parse("a:").get("a") is None
+    assert (parse("a: ~").has_null("a"), parse("a:").has_null("a")) == (True, False)
     assert parse("|\n  a\n  b\n") == "a\nb\n"
     assert isinstance(parse("5"), Plain)
     assert not isinstance(parse("'5'"), Plain)
