@@ -27,10 +27,21 @@ TEXT_CHARACTERS: Final = 4 * 1_048_576
 
 _INTEGERS: Final = range(-(2**63), 2**63)
 _DECIMAL_BITS: Final = 1024
-_SEGMENT: Final = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*')"""
+_SEGMENT: Final = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*')"""
 # A key at the beginning of a statement, with or without the brackets of a header.
 _KEY: Final = re.compile(rf"[ \t]*\[{{0,2}}[ \t]*(?:{_SEGMENT}[ \t]*\.[ \t]*)*(?P<last>{_SEGMENT})")
-_LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:{_SEGMENT}[ \t]*\.[ \t]*){{{KEY_SEGMENTS}}}")
+# The parts of a text in which dots do not separate segments, then keys, and strings without an end:
+# every part is read once, whatever the text is.
+_PART: Final = re.compile(
+    rf"""\#[^\n]*+
+    |\"{{3}}(?:[^"\\]|\\[\s\S]|"(?!""))*+(?:\"{{3}}|\Z)
+    |'{{3}}(?:[^']|'(?!''))*+(?:'{{3}}|\Z)
+    |(?P<long>(?:{_SEGMENT}[ \t]*+\.[ \t]*+){{{KEY_SEGMENTS}}}+)
+    |{_SEGMENT}(?:[ \t]*+\.[ \t]*+{_SEGMENT})*+
+    |"(?:[^"\\\n]|\\.)*+
+    |'[^'\n]*+""",
+    re.VERBOSE,
+)
 _DUPLICATES: Final = ("Cannot overwrite a value", "Cannot declare", "Cannot mutate immutable")
 _DUPLICATE_IN_INLINE: Final = "Duplicate inline table key"
 # Lines before the end of a faulty statement that are tried as its beginning; each is parsed.
@@ -82,10 +93,10 @@ def parse(text: str) -> Table:
     """The document in a text; raises TomlFault."""
     import tomli
 
-    long_key = _LONG_KEY.search(text)
+    long_key = _long_key(text)
     if long_key is not None:
         fault = f"a key has more than {KEY_SEGMENTS} segments"
-        raise TomlFault(fault, *_line_and_column(text, long_key.start()))
+        raise TomlFault(fault, *_line_and_column(text, long_key))
     try:
         document: Table = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
@@ -94,6 +105,16 @@ def parse(text: str) -> Table:
         raise TomlFault(str(error), 1, 1) from None
     _check(text, document)
     return document
+
+
+def _long_key(text: str) -> int | None:
+    """The position of a key with too many segments."""
+    if text.count(".") < KEY_SEGMENTS:
+        return None
+    for part in _PART.finditer(text):
+        if part["long"] is not None:
+            return part.start()
+    return None
 
 
 def dump(document: Table) -> str:

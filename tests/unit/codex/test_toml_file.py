@@ -74,6 +74,35 @@ def test_other_parsers_do_not_read_this(text: str, line: int, column: int) -> No
     assert _fault(text)[:2] == (line, column)
 
 
+_REVERSE_NAME = ".".join("0123456789abcdef" * 2) + ".ip6.arpa"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 31 + "a = 1",
+        f"# {_REVERSE_NAME}\nx = 1",
+        f'x = "{_REVERSE_NAME}" # {_REVERSE_NAME}',
+        f"x = '{_REVERSE_NAME}'",
+        f"x = ['{_REVERSE_NAME}', # {_REVERSE_NAME}\n]",
+        f'x = """\n{_REVERSE_NAME} \\""" {_REVERSE_NAME}\n"""',
+        f"x = '''\n{_REVERSE_NAME} ''\n'''",
+        f'"{_REVERSE_NAME}".a = 1',
+    ],
+)
+def test_dots_of_other_texts_are_none_of_keys(text: str) -> None:
+    assert toml_file.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ['"' + '\\"' * 130_000, '"""' + '\\"""' * 65_000, "a" * 260_000, "'" * 260_000]
+)
+def test_the_search_for_long_keys_reads_each_character_once(text: str) -> None:
+    # A search that begins anew at each character takes minutes.
+    with pytest.raises(TomlFault):
+        toml_file.parse(text + "." * 40)
+
+
 def test_documents_of_toml_1_1_are_read_and_written() -> None:
     document = parse(f'a = {{\n  b = 1,\n}}\nc = "\\e"\nbig = {2**63 - 1}\n' + "k." * 30 + "k = 1")
     assert document["a"] == {"b": 1}
