@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import ssl
 from collections.abc import Sequence
+from typing import Final, TypeGuard
 
 from exec_server.client.connect_hints import shown_address
 from exec_server.client.engine.dialers import Dialer, WebSocketDialer
@@ -14,6 +16,9 @@ from exec_server.client.environment import Environment
 from exec_server.client.network_requests import OnNetworkRequest
 from exec_server.errors import StartupError
 from exec_server.net.client_tls import client_context
+
+# The same as for commands.
+_RELAY: Final = r"relay:(https?://.+)/([^/]+)"
 
 
 def connect(
@@ -35,17 +40,20 @@ def connect(
     """An environment, which connects on `async with`; StartupError for invalid arguments.
 
     `target` is `ws://HOST:PORT` or `wss://HOST`, `unix:/PATH` (a socket of this machine), or
-    `stdio:` and a command that serves on its standard streams, quoted as in a shell. Instead of
-    it, `registry` (a URL) and `environment_id` name a machine behind a relay; `executor_key` is
-    then the fingerprint of its key, if the registry is not trusted. `token` authenticates the
-    client to the server or the registry; it is sent only to this machine or over TLS, unless
-    `allow_insecure_token` is set. `ca_file` names a file with the root certificates to trust,
-    `pin` the SHA-256 fingerprint of the only certificate to accept, or a list of several; `tls`
-    is a context of your own instead of them. With `reconnect`, the first call after a session was
-    lost opens a new one, as `Environment.reconnect` does. `on_network_request` decides about hosts
-    that the rules of a process with a `networkProxy` do not list; without it they are denied.
+    `stdio:` and a command that serves on its standard streams, quoted as in a shell. Instead of it,
+    `registry` (a URL) and `environment_id` name a machine behind a relay, as
+    `relay:REGISTRY/ENVIRONMENT` does; `executor_key` is then the fingerprint of its key, if the
+    registry is not trusted. `token` authenticates the client to the server or the registry; it is
+    sent only to this machine or over TLS, unless `allow_insecure_token` is set. `ca_file` names a
+    file with the root certificates to trust, `pin` the SHA-256 fingerprint of the only certificate
+    to accept, or a list of several; `tls` is a context of your own instead of them. With
+    `reconnect`, the first call after a session was lost opens a new one, as `Environment.reconnect`
+    does. `on_network_request` decides about hosts that the rules of a process with a `networkProxy`
+    do not list; without it they are denied.
     """
     tls = _context(tls, ca_file, pin)
+    if registry is None and _is_relay(target):
+        (registry, environment_id), target = _relay_parts(target), None
     dialer: Dialer
     if registry is not None:
         if target is not None or environment_id is None or token is None:
@@ -83,11 +91,33 @@ def _direct_dialer(
     if target.startswith("stdio:"):
         return _stdio_dialer(target.removeprefix("stdio:"))
     if not target.startswith(("ws:", "wss:", "unix:")):
+        hint = "; names of targets.toml are for commands" if _is_name(target) else ""
         raise StartupError(
             f"invalid exec-server URL {shown_address(target)!r}: use ws://HOST:PORT, "
-            "wss://HOST, unix:/PATH or stdio:COMMAND"
+            f"wss://HOST, unix:/PATH, stdio:COMMAND or relay:REGISTRY/ENVIRONMENT{hint}"
         )
     return WebSocketDialer(target, token=token, tls=tls, allow_insecure_token=allow_insecure_token)
+
+
+def _is_relay(target: str | None) -> TypeGuard[str]:
+    if target is not None and not isinstance(target, str):
+        raise TypeError(f"target must be str, not {type(target).__name__}: ws://HOST:PORT")
+    return target is not None and target.startswith("relay:")
+
+
+def _relay_parts(target: str) -> tuple[str, str]:
+    """The registry and the environment of `relay:REGISTRY/ENVIRONMENT`."""
+    parts = re.fullmatch(_RELAY, target, re.DOTALL)
+    if parts is None:
+        raise StartupError(
+            "a relay target is relay:https://REGISTRY/ENVIRONMENT; or pass registry= and "
+            "environment_id="
+        )
+    return parts[1], parts[2]
+
+
+def _is_name(target: str) -> bool:
+    return re.fullmatch(r"[\w.-]+", target) is not None
 
 
 def _context(

@@ -148,7 +148,7 @@ def connect(
             reconnect=reconnect,
             on_network_request=on_network_request,
         ),
-        has_children=target is not None and target.startswith("stdio:"),
+        has_children=isinstance(target, str) and target.startswith("stdio:"),
     )
 
 

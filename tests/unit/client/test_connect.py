@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from exec_server import sync
 from exec_server.client.connect import connect
 from exec_server.client.engine.dialers import WebSocketDialer
 from exec_server.client.engine.relay import RelayDialer
@@ -25,6 +26,7 @@ REGISTRY = "https://registry.example"
         ({"target": "wss://h", "pin": ["ab" * 32, "cd" * 32]}, WebSocketDialer),
         ({"target": "stdio:ssh host 'a b'"}, StdioDialer),
         ({"registry": REGISTRY, "environment_id": "e", "token": "t"}, RelayDialer),
+        ({"target": f"relay:{REGISTRY}/e", "token": "t"}, RelayDialer),
     ],
 )
 def test_a_target_has_a_dialer(arguments: dict[str, Any], kind: type) -> None:
@@ -44,7 +46,14 @@ def test_a_target_has_a_dialer(arguments: dict[str, Any], kind: type) -> None:
         ),
         ({"target": "ws://example.net", "token": "t"}, "a token is sent only to wss:// URLs"),
         ({"target": "http://example.net"}, "invalid exec-server URL"),
-        ({"target": "127.0.0.1:7911"}, "use ws://HOST:PORT, wss://HOST, unix:/PATH or stdio:"),
+        ({"target": "127.0.0.1:7911"}, "use ws://HOST:PORT, wss://HOST, unix:/PATH, stdio:"),
+        ({"target": "box"}, "names of targets.toml are for commands"),
+        ({"target": f"relay:{REGISTRY}/e"}, "registry= needs environment_id= and token="),
+        ({"target": "relay:build"}, "relay:https://REGISTRY/ENVIRONMENT; or pass registry="),
+        (
+            {"target": f"relay:{REGISTRY}/e", "registry": REGISTRY, "token": "t"},
+            "and excludes a target",
+        ),
         ({"target": "unix:s"}, "the path of a unix socket must begin with /"),
         ({"target": "wss://h", "pin": "x"}, "the pin `x` is not sha256:"),
         ({"target": "ws://h", "pin": "ab" * 32}, "a pin is for wss:// URLs"),
@@ -67,3 +76,15 @@ def test_a_target_has_a_dialer(arguments: dict[str, Any], kind: type) -> None:
 def test_invalid_arguments_are_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(StartupError, match=text):
         connect(**arguments)
+
+
+def test_a_target_is_a_text() -> None:
+    with pytest.raises(TypeError, match="target must be str, not int"):
+        connect(7733)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="target must be str, not int"):
+        sync.connect(7733)  # type: ignore[arg-type]
+
+
+def test_a_relay_target_names_registry_and_environment() -> None:
+    env = connect("relay:https://registry.example/base/build-7", token="t")
+    assert env._address == "environment build-7 of https://registry.example/base"
