@@ -42,7 +42,7 @@ async def main(target: str | None) -> None:
         folder = (await env.run(["mktemp", "-d"], check=True)).text.strip()
         print(await tools.write(f"{folder}/answer.py", "print(6 * 7)\n"))
         print(await tools.shell(f"cd {folder} && {sys.executable} answer.py"))
-        print((await tools.read(f"{folder}/missing.py"))[:17])
+        print((await tools.read(f"{folder}/missing.py")).replace(f"{folder}/", ""))
         await env.files.remove(folder, recursive=True)
 
 

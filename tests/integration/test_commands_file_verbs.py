@@ -37,7 +37,8 @@ def test_directories_and_names(box: str, tmp_path: Path) -> None:
     assert sorted(os.listdir(far / "c")) == ["a", "b", "d"]
     (far / "f").write_text("f")
     (far / "g").write_text("g")
-    assert "File exists" in _run("mv", "-n", f"{box}/f", f"{box}/g", code=1)
+    text = f"exec-server: {box}/f: cannot move it to {far}/g: File exists\n"
+    assert _run("mv", "-n", f"{box}/f", f"{box}/g", code=1) == text
     _run("mv", f"{box}/f", f"{box}/g")
     assert (far / "g").read_text() == "f"
     assert "not a directory" in _run("mv", f"{box}/g", f"{box}/new/", code=1)

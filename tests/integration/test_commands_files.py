@@ -91,7 +91,7 @@ def test_mistakes_of_copies(there: ClientTarget, tree: Path, tmp_path: Path) -> 
         ([str(tree), there.url], 2, f"names no path; write {there.url}:/PATH"),
         ([str(tree), f"{there.url}/tmp/x"], 2, f"names no path; write {there.url}:/tmp/x"),
         ([str(tree), str(tree), f"{there.url}:{missing}"], 1, "is not a directory"),
-        ([str(tree), f"{there.url}:{missing}/"], 1, "is not a directory"),
+        ([str(tree), f"{there.url}:{missing}/"], 1, f"mkdir -p {there.url}:{missing}/"),
         ([str(missing), f"{there.url}:{tmp_path}"], 1, f"{missing}: No such file"),
         ([f"{there.url}:{missing}", str(tmp_path)], 1, f"{missing}: No such file"),
     ):

@@ -49,7 +49,7 @@ EXPECTED = {
         "42",
         "",
         "(exit code 0)",
-        "(cannot read it: ",
+        "(cannot read it: missing.py: No such file or directory (os error 2))",
     ],
     "coding_agent": _AGENT,
     "coding_agent_sync": _AGENT,

@@ -79,9 +79,16 @@ a FILE for system programs that may write the workspace and see no other files:
 """
 
 
+class SandboxParser(ArgumentParser):
+    """The parser of `sandbox`, and of each of its actions."""
+
+    def help_command(self) -> str:
+        return f"{self.prog} --help"
+
+
 def build_parser() -> ArgumentParser:
     """The parser of the words between `exec-server sandbox` and `--`."""
-    parser = ArgumentParser("exec-server sandbox", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = SandboxParser("exec-server sandbox", description=_DESCRIPTION, epilog=_EPILOG)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser(
         "check",

@@ -29,7 +29,9 @@ def run(words: list[str], register_cleanup: RegisterCleanup) -> int:
     except SystemExit as end:  # argparse, or a signal before the command runs
         return end.code if isinstance(end.code, int) else 1
     except UsageError as error:
-        print_to(2, f"Error: {error}\n\nFor more information, try '--help'.\n")
+        action = f" {words[0]}" if words[:1] in (["check"], ["run"]) else ""
+        hint = f"For more information, try 'exec-server sandbox{action} --help'."
+        print_to(2, f"Error: {error}\n\n{hint}\n")
         return EXIT_USAGE
     except RpcError as error:
         print_to(2, f"Error: {error.message}\n")

@@ -62,7 +62,15 @@ def test_usage_errors_name_the_argument(
     out, err = capfd.readouterr()
     assert (out, err[:7]) == ("", "Error: ")
     assert text in err
-    assert err.endswith("For more information, try '--help'.\n")
+    assert err.endswith(f"For more information, try 'exec-server sandbox {words[0]} --help'.\n")
+
+
+@pytest.mark.parametrize(("words", "command"), [((), "sandbox"), (("run",), "sandbox run")])
+def test_missing_arguments_name_the_command(
+    words: tuple[str, ...], command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(*words) == 2
+    assert capfd.readouterr().err.endswith(f"try 'exec-server {command} --help'.\n")
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,15 @@ Print a script with which a shell completes commands, flags and names of targets
   zsh    source <(exec-server completion zsh)                  in ~/.zshrc, after compinit
   fish   exec-server completion fish > ~/.config/fish/completions/exec-server.fish
 """
+_EPILOG: Final = """\
+examples:
+  exec-server completion fish | source             for this fish only
+  exec-server completion bash | less               read the script first
+"""
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("completion", description=_DESCRIPTION)
+    parser = CommandParser("completion", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("shell", choices=SHELLS)
     return parser
 

@@ -83,7 +83,7 @@ class _Copier:
         """Copy every source, also after another one failed; returns the exit code."""
         is_directory = await self._is_directory(destination)
         if not is_directory and (len(sources) > 1 or destination.path.endswith("/")):
-            raise CommandError(f"{destination} is not a directory")
+            raise _missing_directory(destination)
         if not is_directory:
             await self._check_parent(destination)
         code = 0
@@ -111,10 +111,7 @@ class _Copier:
         above = posixpath.dirname(destination.path.rstrip("/"))
         parent = Endpoint(destination.target, above)
         if above and not await self._is_directory(parent):
-            raise CommandError(
-                f"{parent} is not a directory; create it with "
-                + ("mkdir -p" if parent.target is None else f"exec-server mkdir -p {parent}")
-            )
+            raise _missing_directory(parent)
 
     async def _copy_one(self, source: Endpoint, destination: Endpoint) -> bool:
         """Copy one source; whether it was copied completely."""
@@ -236,3 +233,8 @@ class _Copier:
     async def _environment(self, endpoint: Endpoint) -> Environment:
         assert endpoint.target is not None
         return await self._connections.get(endpoint.target)
+
+
+def _missing_directory(endpoint: Endpoint) -> CommandError:
+    command = "mkdir -p" if endpoint.target is None else f"exec-server mkdir -p {endpoint}"
+    return CommandError(f"{endpoint} is not a directory; create it with {command}")

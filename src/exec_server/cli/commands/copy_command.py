@@ -32,9 +32,12 @@ examples:
 """
 
 
+COPY_USAGE: Final = "[-a] [-p] [-q] [--sync] [--checksum]"
+
+
 def build_parser() -> CommandParser:
     parser = CommandParser("cp", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.usage = "exec-server cp [-q] SOURCE... DESTINATION"
+    parser.usage = f"exec-server cp {COPY_USAGE} SOURCE... DESTINATION"
     parser.add_argument("paths", metavar="PATH", nargs="+", help=argparse.SUPPRESS)
     add_copy_flags(parser)
     add_access_flags(parser)

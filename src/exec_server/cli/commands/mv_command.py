@@ -46,7 +46,10 @@ def build_parser() -> CommandParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Move all operands but the last to the last; returns the exit code."""
+    from exec_server.cli.commands.connection import error_text
     from exec_server.cli.commands.remote_operands import for_each_operand, parse_operand
+    from exec_server.client.paths import PathResolver
+    from exec_server.errors import RpcError
 
     *sources, destination = arguments.paths
     if not sources:
@@ -66,7 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
             path = posixpath.join(end, posixpath.basename(operand.path.rstrip("/")))
         elif len(sources) > 1 or end.endswith("/"):
             raise CommandError(f"{destination} is not a directory")
-        await files.rename(operand.path, path, replace=not arguments.no_clobber)
+        try:
+            await files.rename(operand.path, path, replace=not arguments.no_clobber)
+        except RpcError as error:
+            absolute = PathResolver(operand.environment.info).absolute
+            text = error_text(error, f"{absolute(operand.path)} to {absolute(path)}")
+            raise error.explained(f"cannot move it to {path}: {text}") from None
 
     return for_each_operand(sources, access_options(arguments), move)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from exec_server.cli.commands.access_flags import add_access_flags
 from exec_server.cli.commands.command_parser import PATH_FORMS, CommandParser
-from exec_server.cli.commands.copy_command import add_copy_flags, copy_paths
+from exec_server.cli.commands.copy_command import COPY_USAGE, add_copy_flags, copy_paths
 from exec_server.cli.commands.errors import UsageError
 
 _DESCRIPTION: Final = f"""\
@@ -23,7 +23,7 @@ examples:
 
 def build_parser() -> CommandParser:
     parser = CommandParser("put", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.usage = "exec-server put [-q] SOURCE... TARGET:PATH"
+    parser.usage = f"exec-server put {COPY_USAGE} SOURCE... TARGET:PATH"
     parser.add_argument("paths", metavar="PATH", nargs="+", help=argparse.SUPPRESS)
     add_copy_flags(parser)
     add_access_flags(parser)

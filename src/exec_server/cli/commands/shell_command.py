@@ -12,7 +12,8 @@ from exec_server.cli.commands.targets import find_target
 
 _DESCRIPTION: Final = f"""\
 Open the login shell of the server's user, like ssh: on a terminal if stdin and stdout are one,
-otherwise it reads its commands from stdin.
+otherwise it reads its commands from stdin. It starts in the server's working directory, unless
+--cwd names another.
 
 {TARGET_FORMS}"""
 _EPILOG: Final = """\

@@ -46,6 +46,7 @@ _URL_WITH_PATH: Final = r"(wss?://[^/?#]+)(/[^?#]+)"
 _STDIO_PATH: Final = r"(?s)(stdio:.+):([/~].*)"
 _UNIX_PATH: Final = r"(?s)(unix:.+):([/~].*)|(unix:.+):(.*)"
 _NAMED_PATH: Final = rf"(?s)(?!stdio:|unix:)({_NAME}):(.*)"
+_HOST_PORT: Final = r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+"
 _RELAY: Final = r"(?s)(https?://.+)/([^/]+)"
 _KEYS: Final = frozenset(
     {
@@ -195,6 +196,8 @@ def _named_target(name: str) -> Target:
         if known
         else f"{targets_file()} defines no targets"
     )
+    if re.fullmatch(_HOST_PORT, name) is not None:
+        raise UsageError(f"`{name}` is not a target; did you mean ws://{name}?")
     if re.fullmatch(_NAME, name) is None:
         raise UsageError(
             f"`{name}` is neither a URL (ws://HOST:PORT, unix:/PATH) nor a name; {listed}"

@@ -35,10 +35,15 @@ targets.toml). Create the file yourself; each table defines one target:
   token_env = "REGISTRY_TOKEN"
   executor_key = "sha256:…"            # accept this key only: the registry need not be trusted
 """
+_EPILOG: Final = """\
+examples:
+  exec-server targets --names
+  exec-server targets --json | jq -r '.[].address'
+"""
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("targets", description=_DESCRIPTION)
+    parser = CommandParser("targets", description=_DESCRIPTION, epilog=_EPILOG)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--names", action="store_true", help="print only the names")
     shown.add_argument("--json", action="store_true", help="print a JSON list instead of text")

@@ -12,10 +12,15 @@ from exec_server.cli.commands.printing import print_text
 _DESCRIPTION: Final = """\
 Print the version of exec-server. `exec-server info TARGET` shows the version of a server.
 """
+_EPILOG: Final = """\
+examples:
+  exec-server version                              name and version
+  exec-server version | cut -d ' ' -f 2            the version alone
+"""
 
 
 def build_parser() -> CommandParser:
-    return CommandParser("version", description=_DESCRIPTION)
+    return CommandParser("version", description=_DESCRIPTION, epilog=_EPILOG)
 
 
 def run(_: argparse.Namespace) -> int:

@@ -139,6 +139,8 @@ def test_urls_programs_and_relays(file: Path) -> None:
         ("http://h:1", "neither a URL"),
         ("", "neither a URL"),
         ("nobody", "unknown target `nobody`"),
+        ("localhost:7733", r"did you mean ws://localhost:7733\?"),
+        ("[::1]:7733", r"did you mean ws://\[::1\]:7733\?"),
     ],
 )
 def test_invalid_targets_name_a_valid_form(file: Path, text: str, error: str) -> None:
