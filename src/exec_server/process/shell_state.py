@@ -25,8 +25,8 @@ VARIABLE_BYTES: Final = 65_536
 # All variables that are not: an eighth of what the kernel passes with the usual stack.
 ENVIRONMENT_BYTES: Final = 262_144
 
-# Variables that describe the capturing shell itself.
-_OWN_VARIABLES: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
+# Variables that describe the capturing shell itself, or the start that it was captured for.
+_OWN_VARIABLES: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "CODEX_THREAD_ID"})
 # Options that a shell has from its command line, and that it refuses to change. Expressions are
 # compiled at the first use: most servers capture no state.
 _is_own_option = partial(

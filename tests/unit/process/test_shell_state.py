@@ -57,7 +57,7 @@ def test_the_sections_become_a_script_and_variables() -> None:
         "f () \n{ \n    :\n}\n",
         "alias a='b'\n",
         "set -o noclobber\nset +o privileged\nset +o monitor\n",
-        "A=1\0MULTI=a\nb=c\0PWD=/x\0SHLVL=2\0_=env\0broken\0",
+        "A=1\0MULTI=a\nb=c\0PWD=/x\0SHLVL=2\0_=env\0CODEX_THREAD_ID=t\0broken\0",
     )
     assert state.variables == {"A": "1", "MULTI": "a\nb=c"}
     text = (
