@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from exec_server.codex.bundle import discover_root, manifest_directory
 from exec_server.codex.capability_files import Files, ResponseBudget
 from exec_server.codex.home import codex_home
-from exec_server.codex.manifest import Manifest, ManifestFault, parse_manifest
+from exec_server.codex.manifest import Manifest, ManifestFault, parse_manifest, plugin_name
 from exec_server.codex.skill_text import SkillFault, front_matter, skill_metadata
 from exec_server.errors import RpcError
 from exec_server.host.environment import user_home
@@ -46,8 +46,13 @@ _CACHE: Final = WalkOptions(
 _MARKET: Final = re.compile(r"[\w-]+", re.ASCII)
 _NAME: Final = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _VERSION: Final = re.compile(r"(?!\.\.?\Z)[\w.+-]+", re.ASCII)
+# A semantic version: numbers without leading zeros, and identifiers that are not empty.
+_NUMBER: Final = r"0|[1-9]\d*"
+_PREVIEW: Final = rf"(?:{_NUMBER}|\d*[A-Za-z-][\dA-Za-z-]*)"
 _SEMVER: Final = re.compile(
-    r"(\d+)\.(\d+)\.(\d+)(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?", re.ASCII
+    rf"({_NUMBER})\.({_NUMBER})\.({_NUMBER})(?:-({_PREVIEW}(?:\.{_PREVIEW})*))?"
+    r"(?:\+([\dA-Za-z-]+(?:\.[\dA-Za-z-]+)*))?",
+    re.ASCII,
 )
 
 
@@ -114,7 +119,7 @@ class _Installed:
         bundle = self._read(uri)
         skills = list(_parsed_skills(bundle))
         manifest = None if bundle.plugin is None else _parsed(bundle.plugin.manifest)
-        if bundle.warnings or manifest is None or None in skills:
+        if bundle.warnings or manifest is None or None in skills or _lacks_files(bundle, manifest):
             self._result.warnings.append(WARNING)
         if manifest is None or bundle.plugin is None:
             return
@@ -140,11 +145,22 @@ class _Installed:
                 if _MARKET.fullmatch(market) and _NAME.fullmatch(name):
                     versions.setdefault((name, market), []).append(version)
         for (name, market), found in versions.items():
+            plugin = f"{PathUri.from_text(cache).native()}/{market}/{name}"
             valid = [version for version in found if _VERSION.fullmatch(version)]
-            if valid:
+            while valid:
                 version = newest(valid)
-                uri = path_to_uri(f"{PathUri.from_text(cache).native()}/{market}/{name}/{version}")
-                yield f"{name}@{market}", version, uri
+                uri = path_to_uri(f"{plugin}/{version}")
+                if not self._is_link(uri):
+                    yield f"{name}@{market}", version, uri
+                    break
+                valid.remove(version)
+
+    def _is_link(self, uri: str) -> bool:
+        """Whether a directory is a link; links to versions count not, as in the reference."""
+        try:
+            return self._files.metadata(PathUri.from_text(uri)).is_symlink
+        except (OSError, RpcError):
+            return False  # reading it says why
 
 
 def newest(versions: list[str]) -> str:
@@ -191,6 +207,15 @@ def _parsed(manifest: CapabilityFile) -> Manifest | None:
         return None
 
 
+def _lacks_files(bundle: DiscoveredRoot, manifest: Manifest) -> bool:
+    """Whether a file that a manifest names is missing."""
+    files = bundle.plugin
+    if files is None:
+        return False
+    lacks_servers = manifest.has_servers_file and files.mcp_config is None
+    return lacks_servers or (manifest.has_apps_file and files.apps_config is None)
+
+
 def _log_invalid(file: CapabilityFile) -> None:
     """Name a file to the operator: the warning of the answer, the reference's text, names none."""
     log.info("a discovery leaves out %s: it is not valid", file.path)  # a URI is printable
@@ -200,9 +225,13 @@ def _parsed_skills(bundle: DiscoveredRoot) -> Iterator[PluginSkill | None]:
     """The skills of a root; None for one that is invalid."""
     namespaces = {}
     for file in bundle.namespace_manifests:
-        manifest = _parsed(file)
-        if manifest is not None:
-            namespaces[manifest_directory(file.path)] = manifest.name
+        directory = manifest_directory(file.path)
+        try:
+            name = plugin_name(file.contents, unquote(directory.rpartition("/")[2]))
+        except ManifestFault:
+            _log_invalid(file)
+            continue
+        namespaces[directory] = name
     for skill in bundle.skills:
         path = skill.instructions.path
         directory = path.rpartition("/")[0]

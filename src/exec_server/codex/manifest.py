@@ -34,6 +34,9 @@ class Manifest:
     name: str
     display_name: str
     servers: str | None
+    # Whether it names files of servers and of apps.
+    has_servers_file: bool = False
+    has_apps_file: bool = False
 
 
 class _Servers(msgspec.Struct):
@@ -59,11 +62,29 @@ def parse_manifest(contents: str, directory: str) -> Manifest:
     Raises ManifestFault.
     """
     members = parse_members(contents)
-    name = members.get("name", "")
-    if not isinstance(name, str) or not isinstance(members.get("apps"), str | None):
+    name = _name(members, directory)
+    apps = members.get("apps")
+    if not isinstance(apps, str | None):
         raise ManifestFault("a member has the wrong type")
-    name = name if name.strip() else directory
-    return Manifest(name, _display_name(members) or name, _servers(contents, members))
+    return Manifest(
+        name,
+        _display_name(members) or name,
+        _servers(contents, members),
+        isinstance(declared_servers(members), str),
+        apps is not None,
+    )
+
+
+def plugin_name(contents: str, directory: str) -> str:
+    """The name of a plugin, whatever the other members are; raises ManifestFault."""
+    return _name(parse_members(contents), directory)
+
+
+def _name(members: JsonObject, directory: str) -> str:
+    name = members.get("name", "")
+    if not isinstance(name, str):
+        raise ManifestFault("a member has the wrong type")
+    return name if name.strip() else directory
 
 
 def declared_servers(members: JsonObject) -> Any:

@@ -73,6 +73,8 @@ def test_nothing_is_installed(tmp_path: Path) -> None:
         ({"pl/.codex-plugin/plugin.json": '{"name":"own"}'}, "own:s"),
         ({"pl/.codex-plugin/plugin.json": "{}"}, "pl:s"),
         ({"pl/.codex-plugin/plugin.json": "nope"}, "s"),
+        ({"pl/.codex-plugin/plugin.json": '{"name":"own","apps":5,"interface":5}'}, "own:s"),
+        ({"pl/.codex-plugin/plugin.json": '{"name":5}'}, "s"),
         ({"../.codex-plugin/plugin.json": '{"name":"up"}'}, "up:s"),
     ],
 )
@@ -101,6 +103,27 @@ def test_a_plugin(tmp_path: Path) -> None:
     assert plugin.files.mcp_config.contents == '{"a":1}'
     assert [skill.name for skill in plugin.skills] == ["p:any"]
     assert found.warnings == [WARNING]
+
+
+@pytest.mark.parametrize("member", ["mcpServers", "apps"])
+def test_a_file_that_a_plugin_names_and_lacks(member: str, tmp_path: Path) -> None:
+    manifest = f'{{"{member}":"./missing.json"}}'
+    found = _plugin(tmp_path, manifest, {".mcp.json": "{}", ".app.json": "{}"})
+    assert (len(found.plugins), found.warnings) == (1, [WARNING])
+
+
+def test_links_to_versions_are_none(tmp_path: Path) -> None:
+    manifest = ".codex-plugin/plugin.json"
+    files: dict[str, str | bytes] = {
+        f"home/plugins/cache/m/p/0.9/{manifest}": "{}",
+        f"elsewhere/{manifest}": "{}",
+        "home/plugins/cache/m/q/x": "",
+    }
+    write_files(tmp_path, files)
+    for place in ("p/1.0", "p/1.1", "q/1.0"):
+        (tmp_path / "home/plugins/cache/m" / place).symlink_to(tmp_path / "elsewhere")
+    found = _discover(tmp_path, {})
+    assert [(plugin.id, plugin.version) for plugin in found.plugins] == [("p@m", "0.9")]
 
 
 @pytest.mark.parametrize("manifest", ["nope", '{"apps":{}}'])
@@ -140,6 +163,10 @@ def test_plugins_are_sorted_and_limited(tmp_path: Path, monkeypatch: pytest.Monk
         (["2.0.0", "abc", "10.0.0"], "abc"),
         (["10", "9"], "9"),
         (["zzz", "local"], "local"),
+        (["01.5.0", "1.0.0"], "1.0.0"),
+        (["1.2.03", "1.2.3"], "1.2.3"),
+        (["1.0.0-01", "1.0.0-1"], "1.0.0-1"),
+        (["1.0.0-a..b", "1.0.0"], "1.0.0-a..b"),
     ],
 )
 def test_the_newest_version(versions: list[str], expected: str) -> None:

@@ -16,7 +16,7 @@ from exec_server.codex.manifest import Manifest, ManifestFault, parse_manifest
         ('{"name":"n","interface":{"displayName":" D  E "}}', Manifest("n", "D  E", None)),
         ('{"name":"n","interface":{"displayName":null}}', Manifest("n", "n", None)),
         ('{"interface":null,"apps":null,"version":5}', Manifest("dir", "dir", None)),
-        ('{"mcpServers":"./x","apps":"./y"}', Manifest("dir", "dir", None)),
+        ('{"mcpServers":"./x","apps":"./y"}', Manifest("dir", "dir", None, True, True)),
         (
             ' { "mcpServers" : {"z": {"a": [1, 2.50]} } }',
             Manifest("dir", "dir", '{"z":{"a":[1,2.50]}}'),
