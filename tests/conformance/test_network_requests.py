@@ -54,3 +54,21 @@ def test_a_tunnel_needs_no_host(proxies: Proxies, origin: WebOrigin) -> None:
     sent = f"CONNECT 127.0.0.1:{origin.port} HTTP/1.1\r\n\r\n".encode()
     answer = exchange(proxies.http, sent, until=b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_limited_mode_and_socks(server: Server) -> None:
+    """Tunnels for TLS are refused after the host, others before it."""
+    rules = network_proxy(
+        domains={"127.0.0.1": "allow", "bad.test": "deny"}, mode="limited", allowLocalBinding=True
+    )
+    with server.connect() as client:
+        proxies = start_proxies(client, rules)
+        assert proxies.socks is not None
+        for host, port in ((b"bad.test", 80), (b"bad.test", 443), (b"127.0.0.1", 443)):
+            sent = b"\x05\x01\x00\x05\x01\x00\x03%c%b%b" % (len(host), host, port.to_bytes(2))
+            assert exchange(proxies.socks, sent)[2:4] == b"\x05\x02"
+        client.run(["true"])
+        assert [each["reason"] for each in proxies.decisions()] == [
+            *("method_not_allowed", "denied"),
+            *("allow", "mitm_required"),
+        ]

@@ -65,7 +65,9 @@ class Decider:
         """Decide about a request and report the decision."""
         refusal = self.policy.mode_refusal(request.protocol, request.method, request.port)
         refused = None if refusal is None else _guard(refusal)
-        if refused is not None and request.protocol.startswith("socks5"):
+        is_socks = request.protocol.startswith("socks5")
+        if refused is not None and is_socks and refusal == "method_not_allowed":
+            # Whatever the host is, as in the reference; tunnels for TLS are refused after the host.
             self.report(request, refused)
             return refused
         decision = await self._decide_domain(request)

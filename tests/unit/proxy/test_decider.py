@@ -227,12 +227,19 @@ def test_limited_mode_reports_both_decisions() -> None:
     assert client.decide("a.test", mode="limited").is_allowed
 
 
-def test_limited_mode_refuses_socks_before_all_else() -> None:
+@pytest.mark.parametrize(
+    ("host", "port", "reasons"),
+    [
+        ("bad.test", 80, ["method_not_allowed"]),
+        ("bad.test", 443, ["denied"]),
+        ("a.test", 443, ["allow", "mitm_required"]),
+    ],
+)
+def test_limited_mode_and_socks(host: str, port: int, reasons: list[str]) -> None:
     client = FakeClient(_allow())
-    for port, reason in ((443, "mitm_required"), (80, "method_not_allowed")):
-        decision = client.decide(
-            "bad.test", mode="limited", method=None, protocol="socks5_tcp", port=port, timeout=1
-        )
-        assert decision.reason == reason
-    assert [each.source for each in client.reports] == ["mode_guard"] * 2
+    decision = client.decide(
+        host, mode="limited", method=None, protocol="socks5_tcp", port=port, timeout=1
+    )
+    assert decision.reason == reasons[-1]
+    assert [each.reason for each in client.reports] == reasons
     assert client.asked == []
