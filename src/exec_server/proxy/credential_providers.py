@@ -6,6 +6,7 @@ the process gets the secrets; here the start is refused.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -68,11 +69,13 @@ class Provider(NamedTuple):
         named = env.get(self.prefix_variable or "", "").strip()
         if not named:
             return self.usage
-        try:
-            further = parse_destination(named if "://" in named else f"https://{named}/")
-        except ValueError:
-            return self.usage
-        return self.usage._replace(destinations=(*self.usage.destinations, further))
+        # Without a scheme it is https, and for a provider of a client http on loopback.
+        schemes = ("https://",) if self.is_built_in else ("http://", "https://")
+        for scheme in ("",) if "://" in named else schemes:
+            with contextlib.suppress(ValueError):
+                further = parse_destination(f"{scheme}{named}")
+                return self.usage._replace(destinations=(*self.usage.destinations, further))
+        return self.usage
 
 
 @cache

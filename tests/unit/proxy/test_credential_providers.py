@@ -54,6 +54,22 @@ def test_a_prefix_that_a_variable_names() -> None:
     assert provider.usage_in({"MY_URL": " https://a.example/x "}).destinations == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("127.0.0.1:99/x", Destination("http", "127.0.0.1", 99, "/x")),
+        ("localhost", Destination("http", "localhost", 80)),
+        ("a.example:444", Destination("https", "a.example", 444)),
+    ],
+)
+def test_a_prefix_without_a_scheme(value: str, expected: Destination) -> None:
+    provider = _provider(url_prefixes=[], url_prefix_from_env="MY_URL")
+    assert provider.usage_in({"MY_URL": value}).destinations == (expected,)
+    _, enterprise, _ = built_in_providers()
+    [destination] = enterprise.usage_in({"GH_HOST": value}).destinations
+    assert destination.scheme == "https"
+
+
 def test_built_in_providers_of_ones_own_hosts() -> None:
     _, enterprise, openai = built_in_providers()
     expected = (Destination("https", "git.example", 443, "/"),)
