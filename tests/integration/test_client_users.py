@@ -62,8 +62,10 @@ def test_a_command_has_the_rights_of_its_user(ours: ClientTarget, shared: Path) 
 def test_a_terminal_belongs_to_its_user(ours: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         text = "stat -c %u $(tty); echo x > /dev/tty"
-        done = await env.run(["sh", "-c", text], user=NAME, cwd="/", tty=True)
-        assert done.stdout == b"65534\r\nx\r\n"
+        for user in (NAME, 65534):
+            done = await env.run(["sh", "-c", text], user=user, cwd="/", tty=True)
+            assert done.stdout == b"65534\r\nx\r\n"
+        assert await env.files.as_user(65534).exists("/")
 
     ours.play(scene)
 

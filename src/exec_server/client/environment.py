@@ -251,7 +251,7 @@ class Environment(Handle):
         sandbox: AnySandbox | None = None,
         tty: bool = False,
         merge_stderr: bool = False,
-        user: str | None = None,
+        user: str | int | None = None,
         network_proxy: AnyNetworkProxy | None = None,
         check: bool = False,
         output_limit: int | OutputLimit = OUTPUT_BYTES,
@@ -316,6 +316,8 @@ class Environment(Handle):
 
         Common indentation is removed. `program` is the interpreter; the options are those of `run`.
         """
+        if not isinstance(code, str):
+            raise TypeError(f"code must be str, not {type(code).__name__}")
         return await self.run([program, "-c", textwrap.dedent(code), *args], **options)
 
     async def run_many(
@@ -349,7 +351,7 @@ class Environment(Handle):
         size: tuple[int, int] | None = None,
         stdin: bool = False,
         merge_stderr: bool = False,
-        user: str | None = None,
+        user: str | int | None = None,
         sandbox: AnySandbox | None = None,
         network_proxy: AnyNetworkProxy | None = None,
         detach: bool = False,

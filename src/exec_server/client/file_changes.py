@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -121,15 +122,16 @@ class FileChanges:
         self,
         path: AnyPath,
         *,
-        modified: float | None = None,
-        accessed: float | None = None,
+        modified: float | datetime | None = None,
+        accessed: float | datetime | None = None,
         modified_ns: int | None = None,
     ) -> None:
         """Set the times of a file, in seconds since 1970, or create an empty file.
 
-        A missing time is the current one. `modified_ns` is `modified` in nanoseconds, for an exact
-        time.
+        A datetime without a time zone is one of this machine. A missing time is the current one.
+        `modified_ns` is `modified` in nanoseconds, for an exact time.
         """
+        modified, accessed = _seconds_of(modified, "modified"), _seconds_of(accessed, "accessed")
         if modified_ns is None and modified is not None:
             modified_ns = round(modified * 1000) * 1_000_000
         if not self._capabilities.fs_set_times:
@@ -311,13 +313,21 @@ def _edits(old: str | Iterable[tuple[str, str]], new: str | None, all_: bool) ->
     if isinstance(old, str):
         if new is None:
             raise TypeError("edit() needs the new text")
-        return [Edit(old, new, all_)]
+        return [Edit(*_checked_pair((old, new)), all_)]
     if new is not None:
         raise TypeError("edit() takes pairs of old and new texts, or one old and one new text")
-    edits = [Edit(old_text, new_text, all_) for old_text, new_text in old]
+    edits = [Edit(*_checked_pair(pair), all_) for pair in old]
     if not edits:
         raise InvalidParams("edit() needs at least one edit")
     return edits
+
+
+def _checked_pair(pair: object) -> tuple[str, str]:
+    match pair:
+        case (str(old), str(new)):
+            return old, new
+    # Without the values, which are contents of files.
+    raise TypeError('edit() takes an old and a new text, or a list of pairs: [("old", "new")]')
 
 
 async def _make_change(files: TextFiles, change: FileChange, mode: int | None) -> None:
@@ -334,6 +344,16 @@ def _changed_file(change: FileChange, base: str) -> ChangedFile:
     if change.old is None:
         return ChangedFile(path, "added")
     return ChangedFile(path, "deleted" if change.new is None else "modified")
+
+
+def _seconds_of(time: float | datetime | None, name: str) -> float | None:
+    """A time in seconds since 1970; raises TypeError if it is none."""
+    if isinstance(time, datetime):
+        return time.timestamp()
+    if time is not None and not isinstance(time, int | float):
+        kind = type(time).__name__
+        raise TypeError(f"{name} must be a number of seconds or a datetime, not {kind}")
+    return time
 
 
 def _seconds(nanoseconds: int) -> str:

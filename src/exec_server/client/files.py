@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeVar, overload
 
 import pybase64
 
-from exec_server.client.engine.start_params import AnySandbox, check_user, sandbox_object
+from exec_server.client.engine.start_params import AnySandbox, sandbox_object, user_text
 from exec_server.client.exceptions import NotAllCopied, SandboxDenied
 from exec_server.client.file_changes import check_bytes
 from exec_server.client.file_errors import (
@@ -89,14 +89,14 @@ class Files(ManyFiles):
         confined = sandbox_object(sandbox, self._paths, cwd)
         return Files(self._session, self._paths, self._commands, confined, self._user)
 
-    def as_user(self, user: str) -> Files:
+    def as_user(self, user: str | int) -> Files:
         """The same files with the rights of another user; Unsupported if the server cannot.
 
         `watch` is not possible then, and `grep` finds literal texts only.
         """
-        check_user(self._capabilities, user)
-        commands = _CommandsAs(self._commands, user)
-        return Files(self._session, self._paths, commands, self._sandbox, user)
+        name = user_text(self._capabilities, user)
+        commands = _CommandsAs(self._commands, name)
+        return Files(self._session, self._paths, commands, self._sandbox, name)
 
     # ---- whole files ------------------------------------------------------------------
 
@@ -520,7 +520,7 @@ class Files(ManyFiles):
 class _CommandsAs:
     """Runs commands as another user."""
 
-    def __init__(self, commands: Commands, user: str) -> None:
+    def __init__(self, commands: Commands, user: str | None) -> None:
         self._commands = commands
         self._user = user
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 from exec_server.client.engine.flow_control import Consumer, current_consumer
 from exec_server.client.engine.session import ClientSession
+from exec_server.client.engine.start_params import check_number
 from exec_server.client.handle import Handle
 from exec_server.client.results import Response
 from exec_server.errors import (
@@ -60,6 +61,9 @@ class HttpStream(Handle):
         follow_redirects: bool,
     ) -> None:
         super().__init__()
+        if body is not None and not isinstance(body, bytes | bytearray | memoryview):
+            raise TypeError(f"body must be bytes, not {type(body).__name__}: encode a text")
+        check_number(timeout)
         pairs = headers.items() if isinstance(headers, Mapping) else headers
         self._session = session
         self._params = RequestParams(

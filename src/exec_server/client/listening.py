@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from exec_server.client.engine.start_params import check_number
 from exec_server.errors import NotFound, Unsupported
 
 # Interval of the questions: at first a start that is quick is noticed at once.
@@ -36,6 +37,9 @@ async def wait_for_port(
     read: Callable[[str], Awaitable[bytes]], port: int, seconds: float | None
 ) -> None:
     """Return when a program listens; `read` reads a file. See Environment.wait_for_port."""
+    if not isinstance(port, int):
+        raise TypeError(f"port must be an int, not {type(port).__name__}")
+    check_number(seconds)
     if not 0 < port <= _HIGHEST_PORT:
         raise ValueError(f"port must be from 1 to {_HIGHEST_PORT}, not {port}")
     scope = asyncio.timeout(seconds)

@@ -38,6 +38,8 @@ class Delivery:
                 'stderr="stdout" would write a file of that name: use merge_stderr=True, or '
                 '"./stdout" for the file'
             )
+        if on_output is not None and not callable(on_output):
+            raise TypeError(f"on_output must be callable, not {type(on_output).__name__}")
         self._on_output = on_output
         self._writers = {
             stream: _writer(target, stream)

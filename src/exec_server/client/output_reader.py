@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, Protocol, Self
 
+from exec_server.client.engine.start_params import check_number
 from exec_server.client.exceptions import PatternNotFound
 from exec_server.client.results import Chunk, Line
 from exec_server.protocol.process import Stream
@@ -149,6 +150,7 @@ async def wait_for_output(source: Source, pattern: Pattern, seconds: float | Non
 async def _search(source: Source, search: PatternSearch, seconds: float | None) -> Pieces:
     """The output up to the chunk in which the pattern ends; on failure all is put back."""
     pieces = Pieces()
+    check_number(seconds)
     scope = asyncio.timeout(seconds)
     try:
         async with scope:

@@ -21,6 +21,7 @@ from exec_server.client.engine.recovery import (
     RemoteProcesses,
 )
 from exec_server.client.engine.session import ClientSession
+from exec_server.client.engine.start_params import check_number
 from exec_server.client.handle import Handle
 from exec_server.client.output_reader import Lines, Pattern, read_until, wait_for_output
 from exec_server.client.results import Chunk
@@ -229,6 +230,7 @@ class Process(Handle):
         on after the exit are not waited for.
         """
         self._started()
+        check_number(seconds, "seconds")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         output, pieces, size = self._output, list[bytes](), 0
@@ -280,6 +282,7 @@ class Process(Handle):
         after, or at the same time. Unread output is kept as far as the queue has space for it.
         """
         self._started()
+        check_number(timeout)
         scope = asyncio.timeout(timeout)
         try:
             async with scope:
@@ -378,6 +381,7 @@ class Process(Handle):
         once.
         """
         self._started()
+        check_number(grace, "grace")
         if self.is_over:
             return
         if self._capabilities.process_signals and self.exit_code is None:

@@ -29,7 +29,7 @@ class RunOptions(TypedDict, total=False):
     sandbox: AnySandbox | None
     tty: bool
     merge_stderr: bool
-    user: str | None
+    user: str | int | None
     network_proxy: AnyNetworkProxy | None
     check: bool
     output_limit: int | OutputLimit

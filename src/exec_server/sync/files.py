@@ -110,7 +110,7 @@ class Files(Blocking[files.Files]):
     def sandboxed(self, sandbox: AnySandbox, *, cwd: AnyPath | None = None) -> Files:
         return Files(self._thread, self._inner.sandboxed(sandbox, cwd=cwd))
 
-    def as_user(self, user: str) -> Files:
+    def as_user(self, user: str | int) -> Files:
         return Files(self._thread, self._inner.as_user(user))
 
     @overload

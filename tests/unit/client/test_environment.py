@@ -46,6 +46,35 @@ async def test_directories_are_plain_paths(scene: Scene) -> None:
 
 
 @in_environment
+async def test_arguments_of_another_type_are_refused_before_anything_is_done(scene: Scene) -> None:
+    env: Any = scene.env
+    process: Any = await scene.started()
+    for work, text in (
+        (env.run(["a"], env=["A=1"]), "env must be a mapping"),
+        (env.run(["a"], on_output=3), "on_output must be callable, not int"),
+        (env.run(["a"], user=True), "user must be a name or a number, not bool"),
+        (env.python(b"1"), "code must be str, not bytes"),
+        (env.wait_for_port("3998"), "port must be an int, not str"),
+        (env.wait_for_port(3998, "1"), "timeout must be a number of seconds, not str"),
+        (env.http("GET", "http://h", body="x"), "body must be bytes, not str"),
+        (env.http("GET", "http://h", timeout="1"), "timeout must be a number"),
+        (env.files.touch("f", modified="now"), "modified must be a number of seconds or a date"),
+        (env.files.edit("f", ("ab", "cd")), "or a list of pairs"),
+        (env.files.edit("f", "a", b"b"), "or a list of pairs"),
+        (process.wait("3"), "timeout must be a number of seconds, not str"),
+        (process.read_until(b"x", "3"), "timeout must be a number of seconds, not str"),
+        (process.collect("1"), "seconds must be a number of seconds, not str"),
+        (process.terminate("5"), "grace must be a number of seconds, not str"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            await work
+    for name in ("A=B", ""):
+        with pytest.raises(ValueError, match="a name is not empty and has no ="):
+            await env.run(["a"], env={name: "x"})
+    assert scene.stream.is_quiet
+
+
+@in_environment
 async def test_a_result_has_all_output(scene: Scene) -> None:
     async with asyncio.TaskGroup() as tasks:
         run = tasks.create_task(scene.env.run(["a", "b"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -88,7 +89,7 @@ async def _change(files: Files) -> None:
     await files.rename("/w/f", "/w/g")
     await files.chmod("/w/f", 0o755)
     await files.symlink("f", "/w/l")
-    await files.touch("/w/f", modified=1.5)
+    await files.touch("/w/f", modified=datetime.fromtimestamp(1.5, UTC))
 
 
 def test_extensions_are_requests() -> None:

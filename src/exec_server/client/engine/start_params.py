@@ -89,7 +89,7 @@ class StartParamsBuilder:
         stdin: bool = False,
         data: bytes | None = None,
         merge_stderr: bool = False,
-        user: str | None = None,
+        user: str | int | None = None,
         network_proxy: AnyNetworkProxy | None = None,
     ) -> StartParams:
         """The params of a start, with an empty id; `data` is the whole input of the command.
@@ -100,7 +100,7 @@ class StartParamsBuilder:
         if not isinstance(stdin, bool):
             kind = type(stdin).__name__
             raise TypeError(f"stdin must be a bool, not {kind}: send data with write()")
-        check_user(capabilities, user)
+        user = user_text(capabilities, user)
         if size is not None and not tty:
             raise TypeError("size is the size of a terminal: it needs tty=True")
         if merge_stderr and not tty and not capabilities.process_merge_stderr:
@@ -125,7 +125,7 @@ class StartParamsBuilder:
             argv=argv,
             cwd=self._paths.uri(self._paths.cwd if cwd is None else cwd, "cwd"),
             env_policy=None if clean_env else INHERIT_ALL,
-            env=self._defaults(tty=tty, clean_env=clean_env) | _environment(env or {}),
+            env=self._defaults(tty=tty, clean_env=clean_env) | _environment(env),
             tty=tty,
             pipe_stdin=is_pipe,
             sandbox=self._features.command_sandbox(sandbox_object(sandbox, self._paths, cwd)),
@@ -145,10 +145,15 @@ class StartParamsBuilder:
         return found
 
 
-def check_user(capabilities: Capabilities, user: str | None) -> None:
-    """Raise Unsupported if the server cannot act as a user."""
-    if user is not None and not capabilities.other_users:
+def user_text(capabilities: Capabilities, user: str | int | None) -> str | None:
+    """The name or number of a user as text; raises Unsupported if the server cannot act as one."""
+    if user is None:
+        return None
+    if not isinstance(user, str | int) or isinstance(user, bool):
+        raise TypeError(f"user must be a name or a number, not {type(user).__name__}")
+    if not capabilities.other_users:
         raise Unsupported("otherUsers", "it needs the rights of root, or runs as this user itself")
+    return str(user)
 
 
 def sandbox_object(
@@ -231,16 +236,30 @@ def _pieces(data: bytes) -> list[str]:
 
 def check_seconds(seconds: float | None) -> None:
     """Raise TypeError for a timeout that is no number, and ValueError for one below 0."""
-    if seconds is not None and not isinstance(seconds, int | float):
-        raise TypeError(f"timeout must be a number of seconds, not {type(seconds).__name__}")
+    check_number(seconds)
     if seconds is not None and not seconds >= 0:  # NaN is not, either
         raise ValueError(f"timeout must be at least 0 seconds, not {seconds:g}")
 
 
-def _environment(env: Mapping[str, AnyPath]) -> dict[str, str]:
-    return {
+def check_number(seconds: float | None, name: str = "timeout") -> None:
+    """Raise TypeError for a time that is no number, before anything is done."""
+    if seconds is not None and not isinstance(seconds, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
+
+
+def _environment(env: Mapping[str, AnyPath] | None) -> dict[str, str]:
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        kind = type(env).__name__
+        raise TypeError(f'env must be a mapping like {{"NAME": "value"}}, not {kind}')
+    found = {
         _text(name, "a name in env"): _text(value, f"env[{name!r}]") for name, value in env.items()
     }
+    for name in found:
+        if not name or "=" in name:
+            raise ValueError(f"env has the name {name!r}: a name is not empty and has no =")
+    return found
 
 
 def _text(value: AnyPath, name: str) -> str:
