@@ -40,6 +40,12 @@ def test_unix_sockets_are_for_one_user(error: ConnectFailed) -> None:
     assert error.hint == "only the user of the server and root may use its unix socket"
 
 
+def test_a_unix_socket_has_a_path_and_no_port() -> None:
+    error = ConnectFailed("IO error: Connection refused")
+    explain(error, "unix:/run/s")
+    assert error.hint.startswith("check that the server is running and that the path is right")
+
+
 def test_an_unknown_reason_has_no_hint() -> None:
     error = ConnectFailed("strange\x1b")
     explain(error, "ws://h")

@@ -175,7 +175,7 @@ class _Execution:
             if outcome.must_terminate:
                 await self._terminate(environment, process)
             else:
-                # Background children of the command end with it. Nobody waits for the answer.
+                # Background children end with the command; the answer is not waited for.
                 environment.session.post(TERMINATE, TerminateParams(process.id))
             return outcome.code
 

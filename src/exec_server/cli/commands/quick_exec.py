@@ -181,7 +181,7 @@ class _RunningCommand:
                 if not self._received:
                     self._wait(wakeup)
                 self._take_next()
-            # Background children of the command end with it. Nobody waits for the answer.
+            # Background children end with the command; the answer is not waited for.
             self._send("process/terminate", {})
         except _UnusualError:
             self._pause()
