@@ -32,7 +32,7 @@ def explain(error: ConnectFailed, address: str | None) -> None:
     if scheme == "unix" and (error.status == 403 or "permission denied" in reason):
         error.hint = "only the user of the server and root may use its unix socket"
     elif scheme == "unix" and "refused" in reason:
-        error.hint = "check that the server is running and that the path is right: it prints its URL"
+        error.hint = "check that the server is running and that the path is right"
     elif scheme == "ws" and reason == "connection ended":
         error.hint = "if the server has TLS, use wss://"  # it hangs up on a plain request
     else:
