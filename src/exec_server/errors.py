@@ -212,6 +212,14 @@ def os_error_text(error: OSError) -> str:
     return f"{text} (os error {error.errno})"
 
 
+def decode_error_text(error: UnicodeDecodeError) -> str:
+    """The words of the reference for bytes that are not UTF-8."""
+    if error.reason == "unexpected end of data":
+        return f"incomplete utf-8 byte sequence from index {error.start}"
+    count = error.end - error.start
+    return f"invalid utf-8 sequence of {count} bytes from index {error.start}"
+
+
 def rpc_error_from_os(error: OSError) -> RpcError:
     """The wire error of a failed file operation."""
     text = os_error_text(error)

@@ -10,7 +10,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from exec_server.errors import InvalidRequest, NotFound, RpcError, os_error_text
+from exec_server.errors import (
+    InvalidRequest,
+    NotFound,
+    RpcError,
+    decode_error_text,
+    os_error_text,
+)
 from exec_server.protocol.capability_roots import CapabilityFile
 from exec_server.protocol.files import GetMetadataResult, WalkOptions, WalkResult
 from exec_server.protocol.paths import PathUri
@@ -125,7 +131,7 @@ class CapabilityFiles:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            self.warn(f"capability file {uri} is not UTF-8: {_decode_text(error)}")
+            self.warn(f"capability file {uri} is not UTF-8: {decode_error_text(error)}")
             return None
         if not self._budget.spend(text, uri):
             self._overflow()
@@ -150,11 +156,3 @@ def is_denied(error: OSError | RpcError) -> bool:
 
 def error_text(error: OSError | RpcError) -> str:
     return os_error_text(error) if isinstance(error, OSError) else error.message
-
-
-def _decode_text(error: UnicodeDecodeError) -> str:
-    """The words of the reference for bytes that are not UTF-8."""
-    if error.reason == "unexpected end of data":
-        return f"incomplete utf-8 byte sequence from index {error.start}"
-    count = error.end - error.start
-    return f"invalid utf-8 sequence of {count} bytes from index {error.start}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from exec_server.codex.selection import Table
-from exec_server.errors import RpcError, os_error_text
+from exec_server.errors import RpcError, decode_error_text, os_error_text
 from exec_server.filesystem.operations import open_regular
 
 if TYPE_CHECKING:  # slow imports stay out of start-up
@@ -84,9 +85,9 @@ def read_text(path: str) -> str | None:
     if len(data) > FILE_BYTES:
         raise UnreadableFile(f"the file exceeds {FILE_BYTES} bytes")
     try:
-        return data.decode("utf-8-sig")
+        return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise UnreadableFile(f"invalid utf-8 sequence from index {error.start}") from None
+        raise UnreadableFile(decode_error_text(error)) from None
 
 
 def parse(text: str) -> Table:
@@ -98,13 +99,29 @@ def parse(text: str) -> Table:
         fault = f"a key has more than {KEY_SEGMENTS} segments"
         raise TomlFault(fault, *_line_and_column(text, long_key))
     try:
-        document: Table = tomli.loads(text)
+        document: Table = tomli.loads(text, parse_float=_parse_float)
     except tomli.TOMLDecodeError as error:
         raise _located(error) from None
+    except _FloatOverflow as error:
+        position = max(text.find(str(error)), 0)
+        place = _line_and_column(text, position)
+        raise TomlFault("floating-point number overflowed", *place) from None
     except (RecursionError, ValueError) as error:  # nested too deeply; an integer of many digits
         raise TomlFault(str(error), 1, 1) from None
     _check(text, document)
     return document
+
+
+class _FloatOverflow(Exception):
+    """A number is too large; the text is its digits."""
+
+
+def _parse_float(digits: str) -> float:
+    """A number; raises _FloatOverflow where other parsers refuse it instead of infinity."""
+    number = float(digits)
+    if math.isinf(number) and "inf" not in digits:
+        raise _FloatOverflow(digits)
+    return number
 
 
 def _long_key(text: str) -> int | None:

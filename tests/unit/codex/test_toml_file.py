@@ -65,6 +65,8 @@ def test_other_faults_have_the_words_of_the_parser() -> None:
         ("a = 0x" + "f" * 5000, 1, 5),
         ("a = 0b" + "1" * 200_000, 1, 1),
         ("a = " + "[" * 81 + "]" * 81, 1, 1),
+        ("x = inf\na = 1e999", 2, 5),
+        ("a = [-1e999]", 1, 6),
         ("a = " + "[" * 5000, 1, 1),
         ("x = 1\n" + "a." * 32 + "b = 1", 2, 1),
         ("x = {" + '"a" . ' * 32 + "b = 1}", 1, 6),
@@ -139,7 +141,8 @@ def test_files(tmp_path: Path) -> None:
     assert read_text(str(file)) is not None
     for content, reason in [
         (b"#" * (toml_file.FILE_BYTES + 1), f"the file exceeds {toml_file.FILE_BYTES} bytes"),
-        (b"a = '\xff'", "invalid utf-8 sequence from index 5"),
+        (b"a = '\xff'", "invalid utf-8 sequence of 1 bytes from index 5"),
+        (b"\xef\xbb\xbfa\xe2\x82", "incomplete utf-8 byte sequence from index 4"),
     ]:
         file.write_bytes(content)
         with pytest.raises(UnreadableFile, match=reason):
