@@ -8,13 +8,22 @@ from exec_server.protocol.capability_roots import PluginFiles
 from exec_server.protocol.decoding import Result
 from exec_server.protocol.method import Call
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.sandbox import Confinable, Sandbox
+from exec_server.protocol.sandbox import Confinable, FileUri, Sandbox
+
+
+class DiscoverSandbox(Sandbox, frozen=True, kw_only=True):
+    """The sandbox of a discovery, which has to have a `cwd`."""
+
+    omissible: ClassVar[tuple[str, ...]] = tuple(
+        name for name in Sandbox.omissible if name != "cwd"
+    )
+    cwd: FileUri
 
 
 class DiscoverParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "DiscoverV2CapabilitiesRequest"
     cwd: PathUri
-    sandbox: Sandbox | None = None
+    sandbox: DiscoverSandbox | None = None
 
 
 class SkillTool(Result, frozen=True):
