@@ -83,6 +83,7 @@ _PROTOCOL_ERROR: Final = 1002
 _NO_ID: Final = -1
 # The reason if the peer does not know `initialize`, or sends it to the client.
 _NOT_A_SERVER: Final = "it does not speak the protocol of an exec-server"
+_RESTARTED: Final = "; the server was probably restarted"
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -486,7 +487,10 @@ class ClientSession:
         """Reconnect and resume the session, or end it."""
         error = await self._try_to_attach(self.session_id, reason)
         if error is not None:
-            self._end(f"the session could not be resumed: {error}")
+            hint = _RESTARTED if "unknown session" in str(error) else ""
+            # Calls do not wait for a server twice that was away all this time.
+            is_away = is_transient(error)
+            self._end(f"the session could not be resumed: {error}{hint}", keeps_calls=not is_away)
 
     async def _renew(self) -> None:
         """Open a new session, or fail all that wait for it."""
@@ -526,8 +530,11 @@ class ClientSession:
                 return None  # it was accepted just before the timeout
             return ConnectFailed(f"no connection within {RECOVERY_SECONDS:g} s: {reason}")
 
-    def _end(self, reason: str, code: int = _NORMAL) -> None:
-        """End the session: fail all calls and report it to the subscribers."""
+    def _end(self, reason: str, code: int = _NORMAL, *, keeps_calls: bool = True) -> None:
+        """End the session: fail all calls and report it to the subscribers.
+
+        With `keeps_calls`, those that were never sent may wait for a new session.
+        """
         if self._end_reason is not None:
             return
         self._end_reason = reason
@@ -536,7 +543,8 @@ class ClientSession:
         self._server_requests.cancel()
         if self._connection is not None:
             self._drop(self._connection, reason, code)
-        self._queue.fail(SessionLost(reason), keep_movable=self._reconnects and not self._is_closed)
+        keeps_calls = keeps_calls and self._reconnects and not self._is_closed
+        self._queue.fail(SessionLost(reason), keep_movable=keeps_calls)
         notify(self._subscribers, lambda subscriber: subscriber.on_lost(SessionLost(reason)))
         if self._queue:
             self._begin_renewal()

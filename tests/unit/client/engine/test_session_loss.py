@@ -254,7 +254,10 @@ def test_passing_failures_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         (ConnectFailed("HTTP error: 403 Forbidden", 403), "HTTP error: 403 Forbidden"),
         (ConnectFailed("HTTP error: 404 Not Found", 404), "HTTP error: 404 Not Found"),
         (errors.RegistryError("forbidden"), "forbidden"),
-        (_refusal(-32600, "unknown session id x"), "unknown session id x"),
+        (
+            _refusal(-32600, "unknown session id x"),
+            "unknown session id x; the server was probably restarted",
+        ),
         (_refusal(-32603, "broken"), "broken"),
         (
             lambda stream, request: stream.answer(request, GREETING | {"sessionId": "other"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 from tests.support.memory_session import (
@@ -23,6 +24,7 @@ from tests.support.memory_session import (
 from exec_server.client.engine import session as module
 from exec_server.client.engine.session import ClientSession
 from exec_server.errors import ConnectFailed, ConnectionLost, RegistryError, SessionLost
+from exec_server.net.stream import ReceiverFactory
 
 OTHER = SESSION.replace("1", "9")
 
@@ -133,6 +135,26 @@ async def test_no_new_session(
         error = await measure(session, "x")
         assert isinstance(error, SessionLost)
         assert str(error) == f"there is no new session: {text}"
+
+
+@in_renewable_session
+async def test_a_server_that_is_away_is_waited_for_once(
+    session: ClientSession, dialer: MemoryDialer, stream: MemoryStream
+) -> None:
+    listener = Listener()
+    session.subscribe(listener)
+
+    async def refuse(make_receiver: ReceiverFactory) -> MemoryStream:
+        raise ConnectFailed("refused")
+
+    dialer.open = refuse  # type: ignore[method-assign]
+    with mock.patch.object(module, "RECOVERY_SECONDS", 0.05):
+        stream.lose()
+        unsent = await measure(session, "unsent")
+    assert isinstance(unsent, SessionLost)
+    assert str(unsent) == str(await listener.ended)
+    assert session._recovery is not None
+    assert session._recovery.done()  # no new session was tried
 
 
 @in_renewable_session
