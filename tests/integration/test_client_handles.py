@@ -252,7 +252,7 @@ def test_files_without_blocks_and_async(there: ClientTarget, tmp_path: Path) -> 
         reader = env.files.open(path)
         assert reader.read() == b"data"
         reader.close()
-        with pytest.raises(RuntimeError, match="is not open"):
+        with pytest.raises(RuntimeError, match="is not open: it was closed"):
             reader.read()
 
 

@@ -118,6 +118,10 @@ class Environment(Handle):
         dialer = StdioDialer(argv, env)
         return cls(dialer, stderr=dialer.last_lines)
 
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else "not open"
+        return f"<Environment {self._address or 'of a program'}, {state}>"
+
     async def _open(self) -> None:
         self._life = ContextTask(self._connect())
         try:
@@ -227,7 +231,11 @@ class Environment(Handle):
         stay lost. Raises ConnectFailed, RegistryError or RpcError if the server cannot be reached
         within 25 s.
         """
-        await self._connected.reconnect()
+        try:
+            await self._connected.reconnect()
+        except ConnectFailed as error:
+            self._explain(error)
+            raise
 
     async def call(self, call: Call[P, R], params: P, *, is_retryable: bool = False) -> R:
         """Call any method of the protocol, with its structs from `exec_server.protocol`.

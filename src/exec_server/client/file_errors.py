@@ -18,6 +18,17 @@ from exec_server.printable import printable
 _IS_A_DIRECTORY: Final = errors.InternalError("Is a directory (os error 21)")
 _NOT_FOUND: Final = errors.NotFound("No such file or directory (os error 2)")
 _ALREADY_EXISTS: Final = errors.InternalError("File exists (os error 17)")
+# Refusals that name methods and members of the protocol, in the words of the client.
+_IS_DIRECTORY: Final = "it is a directory: pass recursive=True"
+_REFUSALS: Final = {
+    "fs/copy requires recursive: true when sourcePath is a directory": _IS_DIRECTORY,
+    "fs/copy only supports regular files, directories, and symlinks": (
+        "only files, directories and links can be copied"
+    ),
+    "fs/copy cannot copy a directory to itself or one of its descendants": (
+        "a directory cannot be copied to itself or to a place below it"
+    ),
+}
 # The ends of texts about what is no regular file, which servers send without a number.
 _NOT_A_FILE: Final = ("is not a file", "is not a regular file")
 _NUMBER: Final = re.compile(r"\(os error (\d{1,4})\)$")
@@ -161,6 +172,10 @@ def file_error(error: RpcError, path: str, target: str | None = None) -> RpcErro
     number = error_number(error.message)
     if number is None and type(error) is errors.NotFound:
         number = numbers.ENOENT
+    if error.message in _REFUSALS:
+        error = error.explained(_REFUSALS[error.message])
+        if error.message == _IS_DIRECTORY:
+            return IsADirectory.from_rpc(error, numbers.EISDIR, path, target)
     if number is None and error.message.endswith(_NOT_A_FILE):
         plain = error.explained("not a regular file")
         return NotAFile.from_rpc(plain, numbers.EINVAL, path, target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import reprlib
 from collections.abc import Sequence
 from typing import Final, Self
 
@@ -103,6 +104,11 @@ class Process(Handle):
         self._is_output_discarded = False
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        remote = "not started" if self._remote is None else f"id {self._remote.id}"
+        words = reprlib.repr(list(self.argv))
+        return f"<{type(self).__name__} {words}, {remote}, exit code {self.exit_code}>"
 
     # ---- life ----------------------------------------------------------------------------
 

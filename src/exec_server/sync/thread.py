@@ -299,6 +299,9 @@ class Blocking(Generic[A]):
         self._thread = thread
         self._inner = inner
 
+    def __repr__(self) -> str:
+        return f"<exec_server.sync of {self._inner!r}>"
+
 
 H = TypeVar("H", bound=Handle)
 

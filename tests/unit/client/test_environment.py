@@ -16,6 +16,7 @@ from exec_server.client.environment import Environment
 from exec_server.client.exceptions import CommandDenied, CommandFailed, Timeout
 from exec_server.client.results import Result
 from exec_server.errors import (
+    ConnectFailed,
     InvalidParams,
     ProgramNotFound,
     RpcError,
@@ -313,3 +314,26 @@ def test_a_server_that_cannot_list_processes() -> None:
             await scene.env.processes()
 
     in_environment(processes, GREETING)()
+
+
+@in_environment
+async def test_a_failed_reconnection_has_the_address_and_a_hint(scene: Scene) -> None:
+    scene.env._address = "ws://127.0.0.1:7"
+    refused = ConnectFailed("Connection refused (os error 111)", 403)  # which is final
+    scene.dialer.failures = [refused, refused]
+    scene.stream.lose()
+    with pytest.raises(ConnectFailed, match=r"cannot connect to ws://127\.0\.0\.1:7: .*; pass the"):
+        await scene.env.reconnect()
+
+
+@in_environment
+async def test_environments_and_processes_describe_themselves(scene: Scene) -> None:
+    scene.env._address = "ws://h:1"
+    assert repr(scene.env) == "<Environment ws://h:1, open>"
+    new = scene.env.start(["p", "x" * 100])
+    assert repr(new).startswith("<Process ['p', 'xxxx")
+    assert repr(new).endswith("'], not started, exit code None>")
+    assert len(repr(new)) < 100
+    process = await scene.started()
+    scene.exited(1, 3)
+    assert repr(process) == f"<Process ['p'], id {scene.process_id}, exit code 3>"

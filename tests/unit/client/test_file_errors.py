@@ -88,3 +88,12 @@ def test_what_is_no_regular_file_has_a_number() -> None:
             "/x: not a regular file",
         )
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_words_of_the_protocol_are_translated() -> None:
+    text = "fs/copy requires recursive: true when sourcePath is a directory"
+    error = file_error(errors.InvalidRequest(text), "a", "b")
+    assert isinstance(error, IsADirectoryError)
+    assert str(error) == "a to b: it is a directory: pass recursive=True"
+    for text in file_errors._REFUSALS:
+        assert "fs/" not in str(file_error(errors.InvalidRequest(text), "a", "b"))

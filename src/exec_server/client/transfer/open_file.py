@@ -130,7 +130,7 @@ class FileReader(Handle):
     def size(self) -> int:
         """The size of the file when it was opened."""
         if self._metadata is None:
-            raise not_open_error(self._path)
+            raise not_open_error(self._path, was_opened=bool(self._handle))
         return self._metadata.size
 
     async def read(self, size: int | None = -1) -> bytes:
@@ -139,7 +139,7 @@ class FileReader(Handle):
         All of them may be READ_BYTES at most; otherwise InvalidRequest is raised.
         """
         if not self.is_open:
-            raise not_open_error(self._path)
+            raise not_open_error(self._path, was_opened=bool(self._handle))
         if size is not None and size >= 0:
             return await self._read(size)
         data = await self._read(READ_BYTES + 1)
@@ -162,7 +162,7 @@ class FileReader(Handle):
 
     async def __anext__(self) -> bytes:
         if not self.is_open:
-            raise not_open_error(self._path)
+            raise not_open_error(self._path, was_opened=bool(self._handle))
         block, self._buffered = self._buffered, b""
         block = block or await self._next_block()
         if not block:
@@ -172,7 +172,7 @@ class FileReader(Handle):
     async def is_changed(self) -> bool:
         """Whether the file was changed since it was opened, judged by size and time."""
         if self._metadata is None:
-            raise not_open_error(self._path)
+            raise not_open_error(self._path, was_opened=bool(self._handle))
         try:
             return await self._differs()
         except NotFound:
@@ -392,7 +392,7 @@ class FileWriter(Handle):
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data must be bytes, not {type(data).__name__}: encode a text")
         if not self.is_open:
-            raise not_open_error(self._path)
+            raise not_open_error(self._path, was_opened=bool(self._handle))
         if not self._buffer and len(data) == WRITE_BYTES:
             await self._send(data)
             return
@@ -405,7 +405,7 @@ class FileWriter(Handle):
     async def flush(self) -> None:
         """Wait until all data so far is written."""
         if not self.is_open:
-            raise not_open_error(self._path)
+            raise not_open_error(self._path, was_opened=bool(self._handle))
         await self._flush()
 
     async def _flush(self) -> None:
@@ -457,8 +457,10 @@ class FileWriter(Handle):
         return path_error(error, self._path, is_confined=self._params.sandbox is not None)
 
 
-def not_open_error(path: str) -> RuntimeError:
+def not_open_error(path: str, *, was_opened: bool) -> RuntimeError:
     """The error of using a file before it is opened, or after it is closed."""
+    if was_opened:
+        return RuntimeError(f"{path} is not open: it was closed")
     return RuntimeError(f"{path} is not open: await the file, or use it with `async with`")
 
 
