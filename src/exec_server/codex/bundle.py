@@ -25,13 +25,18 @@ from exec_server.protocol.capability_roots import (
     RootParams,
     SkillFiles,
 )
-from exec_server.protocol.paths import child_uri
+from exec_server.protocol.files import WalkOptions
+from exec_server.protocol.paths import PathUri, child_uri
 
 # The first that a directory has is its manifest.
 MANIFESTS: Final = (
     ".codex-plugin/plugin.json",
     ".claude-plugin/plugin.json",
     ".cursor-plugin/plugin.json",
+)
+# A look into a directory.
+_ONE_ENTRY: Final = WalkOptions(
+    max_depth=1, max_directories=1, max_entries=1, follow_directory_symlinks=False
 )
 _SKILL: Final = "/SKILL.md"
 _METADATA: Final = "agents/openai.yaml"
@@ -50,12 +55,21 @@ def discover_root(root: RootParams, files: Files, budget: ResponseBudget) -> Dis
     try:
         is_directory = files.metadata(root.path).is_directory
     except (OSError, RpcError) as error:
-        if not is_denied(error):
+        if not is_denied(error) or not _may_look_around(root, files):
             return failed(f"failed to inspect capability root {root.path}: {error_text(error)}")
-        is_directory = True  # the scan finds nothing and says why
+        is_directory = True  # the root itself is denied: the scan finds nothing and says why
     if not is_directory:
         return failed(f"capability root {root.path} is not a directory")
     return _Bundle(root, CapabilityFiles(files, budget)).read()
+
+
+def _may_look_around(root: RootParams, files: Files) -> bool:
+    """Whether the directory of a root may be read, so that only the root itself is denied."""
+    parent = PathUri.from_text(root.path.uri.rstrip("/").rpartition("/")[0] + "/")
+    try:
+        return not files.walk(parent, _ONE_ENTRY).errors
+    except (OSError, RpcError):
+        return False
 
 
 def manifest_directory(uri: str) -> str:

@@ -156,12 +156,33 @@ def test_roots_that_are_none(tmp_path: Path) -> None:
         assert found == DiscoveredRoot("id", found.path, None, [], [], [], error)
 
 
-def test_a_root_that_may_not_be_read_is_empty(tmp_path: Path) -> None:
-    class Closed(DiskFiles):
-        def metadata(self, path: PathUri) -> Any:
+class _Denied(DiskFiles):
+    """Files of which one directory may not be read."""
+
+    def __init__(self, denied: Path) -> None:
+        super().__init__()
+        self._directory = denied
+
+    def _check(self, path: PathUri) -> None:
+        if Path(path.native()).is_relative_to(self._directory):
             raise PermissionError(13, "Permission denied")
 
-    root = RootParams("id", PathUri.from_text(str(tmp_path)))
-    found = discover_root(root, Closed(str(tmp_path)), ResponseBudget())
+    def metadata(self, path: PathUri) -> Any:
+        self._check(path)
+        return super().metadata(path)
+
+
+def test_a_root_that_may_not_be_read_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    root = RootParams("id", PathUri.from_text(str(tmp_path / "root")))
+    found = discover_root(root, _Denied(tmp_path / "root"), ResponseBudget())
     assert (found.error, found.skills) == (None, [])
     assert found.warnings[0].startswith("failed to scan capability path")
+
+
+def test_a_root_below_a_directory_that_may_not_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    root = RootParams("id", PathUri.from_text(str(tmp_path / "root")))
+    found = discover_root(root, _Denied(tmp_path), ResponseBudget())
+    text = f"failed to inspect capability root {root.path}: Permission denied (os error 13)"
+    assert (found.error, found.warnings) == (text, [])
