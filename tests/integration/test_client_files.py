@@ -75,6 +75,31 @@ def test_a_link_is_not_followed(ours: ClientTarget, tmp_path: Path) -> None:
     ours.play(scene)
 
 
+def test_names_that_are_not_utf_8(ours: ClientTarget, tmp_path: Path) -> None:
+    """They are passed exactly, returned with a replacement, and copied exactly."""
+    name = os.fsencode(tmp_path) + b"/tree/\xff"
+    (tmp_path / "tree").mkdir()
+
+    async def scene(env: Environment) -> None:
+        files = env.files
+        await files.write(name, b"content")
+        assert await files.read(os.fsdecode(name)) == b"content"
+        assert [entry.name for entry in await files.list(tmp_path / "tree")] == ["\ufffd"]
+        assert await files.glob("*", tmp_path / "tree") == ["\ufffd"]
+        assert [entry async for entry in files.walk(tmp_path / "tree")] == []
+        await files.download(tmp_path / "tree", tmp_path / "down")
+        await files.upload(tmp_path / "tree", tmp_path / "up")
+        with open(tmp_path / "tree.tar", "wb") as file:
+            async for chunk in files.read_tar(tmp_path / "tree"):
+                file.write(chunk)
+        with open(tmp_path / "tree.tar", "rb") as file:
+            await files.write_tar(file, tmp_path / "unpacked")
+
+    ours.play(scene)
+    for copy in ("down", "up", "unpacked"):
+        assert os.listdir(os.fsencode(tmp_path / copy)) == [b"\xff"]
+
+
 @pytest.mark.quick
 def test_the_life_of_a_file(there: ClientTarget, tmp_path: Path) -> None:
     path = tmp_path / "a b" / "file?"
