@@ -114,7 +114,7 @@ def test_what_is_installed(client: Client) -> None:
 def test_a_sandbox_decides_what_is_read(client: Client, root: Path) -> None:
     """Discovery sees what a command with the policy sees, also behind links."""
     readable = ("/usr", root / "skills/good", root / "skills/loop")
-    sandbox = policy(*(entry(each, "read") for each in readable))
+    sandbox = policy(*(entry(each, "read") for each in readable), cwd="file:///")
     good, hidden = _roots(client, root / "skills/good", root / "plugins", sandbox=sandbox)
     assert [each["instructions"]["contents"] for each in good["skills"]] == [_GOOD]
     assert (hidden["plugin"], hidden["skills"], hidden["namespaceManifests"]) == (None, [], [])
