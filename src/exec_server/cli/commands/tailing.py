@@ -84,9 +84,12 @@ class Tail:
     async def _look(self) -> Seen:
         path = await self._files.realpath(self._path)
         try:
-            return Seen(path, await self._files.stat(path, follow_links=False))
-        except InvalidRequest:  # a link has come in between
-            return Seen(path, await self._files.stat(path))
+            found = await self._files.stat(path, follow_links=False)
+        except InvalidRequest:  # a link, on a server without fsList
+            found = None
+        if found is None or found.is_symlink:  # a link has come in between
+            found = await self._files.stat(path)
+        return Seen(path, found)
 
     async def _advance(self, seen: Seen) -> None:
         is_other = self._seen is None or not seen.is_same_file(self._seen)

@@ -57,6 +57,7 @@ class File:
         self.created = 1.0
         self.modified = 0.0
         self.is_link = False
+        self.has_link_entries = True  # the server tells links by listing their directory
 
     async def realpath(self, path: str) -> str:
         if self.data is None:
@@ -64,11 +65,13 @@ class File:
         return f"/{path}"
 
     async def stat(self, path: str, *, follow_links: bool = True) -> Any:
-        if self.is_link and not follow_links:
+        is_link = self.is_link and not follow_links
+        if is_link and not self.has_link_entries:
             raise InvalidRequest("path contains a symbolic link")
         self.modified += 1.0
+        size = 1 if is_link else len(self.data or b"")
         return SimpleNamespace(
-            size=len(self.data or b""), created=self.created, modified=self.modified
+            size=size, created=self.created, modified=self.modified, is_symlink=is_link
         )
 
     async def read(self, path: str) -> bytes:
@@ -156,8 +159,11 @@ def test_appended_and_replaced_data(
     assert capfd.readouterr().err.count("replaced or truncated") == 2
 
 
+@pytest.mark.parametrize("has_link_entries", [True, False])
 def test_another_file_or_content_of_the_same_size_or_a_greater_one(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    has_link_entries: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     steps: list[Step] = [
         (b"a\n", 2.0),  # replaced by an equal file
@@ -167,6 +173,7 @@ def test_another_file_or_content_of_the_same_size_or_a_greater_one(
     ]
     file = File(b"a\n")
     file.is_link = True
+    file.has_link_entries = has_link_entries
     written = _follow(file, steps, monkeypatch)
     assert written == [b"a\n", b"a\n", b"b\n", b"longer\n", b"end\n"]
     assert capfd.readouterr().err.count("replaced or truncated") == 3
