@@ -72,7 +72,9 @@ _CREATE: Final = (
     'new=$1.$$.part; dd of="$new" status=none && ln -T -- "$new" "$1"; code=$?; '
     'rm -f -- "$new"; exit $code'
 )
-_NOT_REMOVED: Final = "the server's directory is not removed, nor one that is named by . or .."
+_NOT_REMOVED: Final = (
+    "the server's directory and those above it are not removed, nor one that is named by . or .."
+)
 _IS_SAME_FILE: Final = '[ "$1" -ef "$2" ]'
 
 
@@ -428,11 +430,11 @@ class Files(ManyFiles):
     ) -> None:
         """Remove a file, a link, an empty directory, or with `recursive` any directory.
 
-        A directory is removed by its name: `.` and `..` are refused, as `rm` does, and so is the
-        server's directory.
+        A directory is removed by its name: `.` and `..` are refused, as `rm` does, and so are the
+        paths of the server's directory and of those above it.
         """
         uri = self._paths.uri(path)
-        if is_dot(path) or uri == self._paths.uri(self._paths.cwd):
+        if is_dot(path) or self._paths.is_above_cwd(path):
             raise InvalidRequest(f"{path_text(path)}: {_NOT_REMOVED}")
         params = wire.RemoveParams(uri, recursive, missing_ok, sandbox=self._sandbox)
         await self._call(wire.REMOVE, params, path, is_retryable=missing_ok)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 import re
 from typing import Final
 from urllib.parse import quote
@@ -66,6 +67,13 @@ class PathResolver:
             return PathUri.from_text(text)
         except UnicodeEncodeError:
             raise InvalidParams(f"{text!a} has a surrogate that stands for no byte") from None
+
+    def is_above_cwd(self, path: AnyPath) -> bool:
+        """Whether a path, however it is spelled, is the server's directory or one above it."""
+        whole, cwd = (
+            posixpath.normpath(text).strip("/") + "/" for text in (self.absolute(path), self.cwd)
+        )
+        return whole == "/" or cwd.startswith(whole)
 
 
 def is_dot(path: AnyPath) -> bool:
