@@ -117,6 +117,21 @@ def test_a_file_that_is_just_opened_or_closed_leaves_nothing(
     assert os.listdir(tmp_path) == ["closing"]
 
 
+def test_a_write_that_the_end_of_the_environment_interrupts_is_lost_not_cancelled(
+    ours: ClientTarget, tmp_path: Path
+) -> None:
+    async def scene(env: Environment) -> None:
+        file = await env.files.open(tmp_path / "file", "wb")
+        async with asyncio.TaskGroup() as tasks:
+            await file.write(bytes(1_000_000))
+            flushing = tasks.create_task(outcome(file.flush()))
+            await asyncio.sleep(0)  # it waits for the answer
+            await env._clean_up()
+        assert isinstance(flushing.result(), SessionLost)
+
+    ours.play(scene)
+
+
 def test_a_failed_block_leaves_the_file_as_it_was(there: ClientTarget, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")

@@ -450,6 +450,10 @@ class FileWriter(Handle):
             ) from None
         except RpcError as error:
             raise self._path_error(error) from None
+        except asyncio.CancelledError:
+            if self._failure is not None and writing.cancelled():
+                raise self._failure from None  # the write was cancelled, not this task
+            raise
         self._writes.popleft()
         self.written = end
 
