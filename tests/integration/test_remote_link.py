@@ -354,8 +354,10 @@ def test_a_signal_ends_the_executor_its_children_and_its_link(number: signal.Sig
     ):
         client.start(["sh", "-c", "sleep 600 & sleep 600"], process_id="p")
         other.start(["sleep", "600"], process_id="q")
-        family = descendants(executor.process.pid)
-        assert len(family) >= 4
+        pid = executor.process.pid
+        # The watchdog, both commands, and the child that the shell has to start.
+        eventually("all children run", lambda: len(descendants(pid)) >= 4)
+        family = descendants(pid)
         executor.process.send_signal(number)
         assert exit_code(executor) == 0
         assert survivors(family) == []
