@@ -34,8 +34,13 @@ _LOCAL_V6: Final = tuple(
         ),
     )
 )
-# Prefixes of IPv6 addresses whose last 32 bits are an IPv4 address: compatible, and NAT64.
-_EMBEDDING: Final = (IPv6Network("::/96"), IPv6Network("64:ff9b::/96"))
+# Prefixes of IPv6 addresses whose last 32 bits are an IPv4 address: compatible, translated (RFC
+# 2765), and NAT64 (RFC 6052, and RFC 8215 for networks of one's own).
+_EMBEDDING: Final = tuple(
+    map(IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"))
+)
+# Linux connects an address that means "any" to the loopback address of its family.
+_ANY_TO_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _UNUSABLE: Final = re.compile(r"[\x00-\x20\x7f/\\?#@%\[\]]")
 
 
@@ -93,10 +98,13 @@ def _embedded(address: IPv6Address) -> list[IPv4Address]:
 
 
 def address_forms(address: str) -> tuple[str, ...]:
-    """An address of the resolver without its scope, and the IPv4 addresses in it."""
+    """An address of the resolver without its scope, the IPv4 addresses in it, and loopback if
+    a connection to one of them is one to this machine.
+    """
     parsed = ip_address(address.partition("%")[0])
     embedded = _embedded(parsed) if isinstance(parsed, IPv6Address) else []
-    return (str(parsed), *map(str, embedded))
+    forms = (str(parsed), *map(str, embedded))
+    return (*forms, *(_ANY_TO_LOOPBACK[form] for form in forms if form in _ANY_TO_LOOPBACK))
 
 
 def split_authority(text: str, default_port: int | None) -> tuple[str, int] | None:

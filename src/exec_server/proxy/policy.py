@@ -131,8 +131,8 @@ class NetworkPolicy:
     def denies(self, addresses: Iterable[str]) -> bool:
         """Whether a `deny` matches an address that would be dialled.
 
-        `127.1`, `2130706433` and `::ffff:127.0.0.1` are other spellings of 127.0.0.1, and a name
-        may lead there, too.
+        `127.1`, `2130706433` and `::ffff:127.0.0.1` are other spellings of 127.0.0.1; 0.0.0.0 and
+        a name may lead there, too.
         """
         return any(
             self._denied.match(form)

@@ -73,6 +73,13 @@ def test_addresses_of_an_allowed_name() -> None:
     assert policy.may_dial("10.0.0.1", ["10.0.0.1"])
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::ffff:0.0.0.0", "::"])
+def test_a_deny_holds_for_every_address_that_leads_there(address: str) -> None:
+    policy = _policy({"*": "allow", "127.0.0.1": "deny"}, allowLocalBinding=True)
+    assert policy.denies([address])
+    assert not policy.denies(["127.0.0.2", "::1"])
+
+
 def test_limited_mode() -> None:
     policy = _policy({}, mode="limited")
     for method in ("GET", "HEAD", "OPTIONS"):
