@@ -89,13 +89,15 @@ class Interceptor:
 
     async def open(self, origin: _Origin) -> Stream:
         """A verified TLS connection to an origin; raises OSError."""
+        context = self._resources.client_context()
+        _check_name(context, origin.host)
         stream = await self._upstream.tunnel(*origin)
         assert isinstance(stream, SocketStream)
         try:
             return TransportStream(
                 *await asyncio.open_connection(
                     sock=stream.detach(),
-                    ssl=self._resources.client_context(),
+                    ssl=context,
                     server_hostname=origin.host,
                     ssl_handshake_timeout=HANDSHAKE_SECONDS,
                     limit=BUFFER_BYTES,
@@ -103,6 +105,17 @@ class Interceptor:
             )
         except ssl.SSLError as error:
             raise OSError(f"no TLS with the origin: {error}") from error
+
+
+def _check_name(context: ssl.SSLContext, host: str) -> None:
+    """Raise OSError for a host that no certificate can name, such as `a..b`.
+
+    asyncio finds that out in a callback: nobody gets the exception, and the connection stays open.
+    """
+    try:
+        context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=host)
+    except ValueError as error:
+        raise OSError(f"no name of a TLS server: {error}") from error
 
 
 async def _accept_tls(stream: Stream, context: ssl.SSLContext) -> TransportStream:

@@ -356,6 +356,21 @@ def test_the_origin_has_to_prove_its_name(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("host", ["a..b", ".a", "x" * 64 + ".test"])
+def test_a_name_that_no_certificate_can_have(authority: CertificateAuthority, host: str) -> None:
+    async def run() -> None:
+        stream, outer = _pair()
+        with outer:
+            async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+                resources = _resources(tasks, authority)
+                interceptor = Interceptor(_MASK, resources, _FixedUpstream(stream))
+                with pytest.raises(OSError, match="no name of a TLS server"):
+                    await interceptor.open(_Origin(host, 443, ("8.8.8.8",)))
+        stream.close()
+
+    asyncio.run(run())
+
+
 def test_handshakes_are_limited_in_time(authority: CertificateAuthority) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
