@@ -119,7 +119,10 @@ def _host_header(request: h11.Request, default_port: int) -> tuple[str, int] | N
 
 
 def _absolute(target: str) -> Target:
-    parts = urlsplit(target)
+    try:
+        parts = urlsplit(target)
+    except ValueError:  # brackets without an IPv6 address in them
+        raise BadRequest(400, "missing host") from None
     if parts.scheme.lower() != "http":
         raise BadRequest(400, "only http:// URLs and CONNECT are supported")
     authority = hosts.split_authority(parts.netloc.rpartition("@")[2], _HTTP_PORT)

@@ -59,6 +59,8 @@ def test_target_of_connect() -> None:
         ("http://a.test/", "a:x", "GET", "invalid Host header"),
         ("http://a.test/", "[fe80::1%25lo]", "GET", "missing host"),
         ("http:///", "a.test", "GET", "missing host"),
+        ("http://[::1/", "a.test", "GET", "missing host"),
+        ("http://[a]/", "a.test", "GET", "missing host"),
         ("http://a.test:0/", "a.test", "GET", "missing host"),
         ("https://a.test/", "a.test", "GET", "only http:// URLs and CONNECT are supported"),
         ("ftp://a.test/", "a.test", "GET", "only http:// URLs and CONNECT are supported"),
