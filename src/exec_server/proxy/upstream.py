@@ -6,7 +6,7 @@ import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from exec_server.proxy import hosts
 from exec_server.proxy.policy import is_local
@@ -114,6 +114,6 @@ def _parse_proxy(value: str) -> Route | None:
 
 def _basic(userinfo: str) -> bytes:
     """The user and password of a URL as the value of a header (RFC 7617)."""
-    user, _, password = userinfo.partition(":")
-    pair = f"{unquote(user)}:{unquote(password)}"
-    return b"Basic " + base64.b64encode(pair.encode(errors="surrogateescape"))
+    user, _, password = userinfo.encode(errors="surrogateescape").partition(b":")
+    pair = unquote_to_bytes(user) + b":" + unquote_to_bytes(password)
+    return b"Basic " + base64.b64encode(pair)

@@ -92,6 +92,10 @@ def test_connecting_is_limited_for_all_addresses_together(monkeypatch: pytest.Mo
             {"HTTP_PROXY": "http://me:p%40%3Ax@p.test", "HTTPS_PROXY": "http://q.test"},
             *("a.test", False, Route(("p.test",), 80, True, b"Basic bWU6cEA6eA==")),
         ),
+        (  # a password of bytes that are no UTF-8
+            {"HTTP_PROXY": "http://me:%ff%C3%A9@p.test"},
+            *("a.test", False, Route(("p.test",), 80, True, b"Basic bWU6/8Op")),
+        ),
     ],
 )
 def test_routes(variables: Mapping[str, str] | None, host: str, tunnel: bool, route: Route) -> None:
