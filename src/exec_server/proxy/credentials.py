@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import heapq
 import hmac
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from exec_server.proxy.credential_destinations import Scheme
@@ -114,13 +115,11 @@ class CredentialMask:
         for name, value in self._holders:
             if len(value) < _SHORTEST_COPY:
                 own.setdefault(name, []).append(value)
-        replace = self._replacement(common)
         result = {}
         for name, text in env.items():
             whole = self._dummies.get(text)
             if whole is None:
-                short = own.get(name)
-                whole = (self._replacement([*common, *short]) if short else replace)(text)
+                whole = self._replaced(text, [*common, *own.get(name, ())])
             result[name] = whole
         changed = {name: text for name, text in result.items() if text != env[name]}
         brokered = json.dumps(self._brokered(changed), separators=(",", ":"))
@@ -136,13 +135,25 @@ class CredentialMask:
         }
         return sorted(self._labels | aliases)
 
-    def _replacement(self, values: Sequence[str]) -> Callable[[str], str]:
-        """Replaces all values in a text in one pass, the longest of those at the same place."""
-        if not values:
-            return lambda text: text
-        longest_first = sorted(values, key=len, reverse=True)
-        any_value = re.compile("|".join(map(re.escape, longest_first)))
-        return lambda text: any_value.sub(lambda found: self._dummies[found[0]], text)
+    def _replaced(self, text: str, values: Iterable[str]) -> str:
+        """A text with dummies for values, in one pass, the longest of those at the same place.
+
+        An expression of all values would take minutes to compile if they are long.
+        """
+        places = [(text.find(value), -len(value), value) for value in values if value in text]
+        heapq.heapify(places)
+        parts, end = [], 0
+        while places:
+            start, _, value = places[0]
+            if start >= end:
+                parts += [text[end:start], self._dummies[value]]
+                end = start + len(value)
+            following = text.find(value, end)
+            if following < 0:
+                heapq.heappop(places)
+            else:
+                heapq.heapreplace(places, (following, -len(value), value))
+        return "".join([*parts, text[end:]])
 
     # ---- requests ---------------------------------------------------------------------
 
