@@ -41,9 +41,13 @@ _GITHUB_HOSTS: Final = (
     *("npm.pkg.github.com", "maven.pkg.github.com", "rubygems.pkg.github.com"),
 )
 # Tokens in any variable, with the lengths of the reference: at least 40 and 51 characters. Keys of
-# Anthropic and OpenRouter also begin with `sk-`; they belong to other hosts.
-_GITHUB_TOKEN: Final = "gh[pousr]_[A-Za-z0-9_-]{36,}|github_pat_[A-Za-z0-9_-]{29,}"
-_OPENAI_KEY: Final = "sk-(?!ant-|or-)[A-Za-z0-9_-]{48,}"
+# Anthropic and OpenRouter also begin with `sk-`; they belong to other hosts. The end of a word, as
+# in `/work/task-…`, begins no token; that of an escape, such as `%3D` or `\n`, may precede one.
+_START: Final = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))"
+_GITHUB_TOKEN: Final = (
+    rf"{_START}(?:gh[pousr]_[A-Za-z0-9_-]{{36,}}|github_pat_[A-Za-z0-9_-]{{29,}})"
+)
+_OPENAI_KEY: Final = rf"{_START}sk-(?!ant-|or-)[A-Za-z0-9_-]{{48,}}"
 
 
 class Usage(NamedTuple):

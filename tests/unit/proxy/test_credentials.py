@@ -104,12 +104,49 @@ def test_tokens_are_masked_in_any_variable(secret: str, prefix: str) -> None:
         f"sk-ant-{_RANDOM[:80]}",
         f"sk-or-v1-{_RANDOM[:64]}",
         f"/opt/task-{_RANDOM[:40]}",
+        "/work/task-fix-the-registry-node-so-that-it-does-not-crash-on-empty-host/bin:/usr/bin",
+        "/work/highs_and_lows_of_a_stock_market_in_the_last_ten_years",
     ],
 )
 def test_texts_that_are_no_tokens(text: str) -> None:
     _, masked = _mask({"A": text})
     assert masked["A"] == text
     assert masked[BROKERED] == "[]"
+
+
+@pytest.mark.parametrize("before", ["%3D", "%2f", "\\n", "\\t", "_", "-", "=", "é"])
+@pytest.mark.parametrize("secret", [f"ghp_{_RANDOM[:36]}", f"sk-{_RANDOM[:48]}"])
+def test_tokens_after_an_escape_or_a_separator(before: str, secret: str) -> None:
+    _, masked = _mask({"A": f"token{before}{secret}"})
+    assert secret not in masked["A"]
+    assert masked["A"].startswith(f"token{before}")
+
+
+def test_a_run_longer_than_a_token_is_masked_whole() -> None:
+    run = f"ghp_{'a' * 300}" * 3
+    _, masked = _mask({"A": f"x {run} y"})
+    assert (masked["A"][:2], masked["A"][-2:]) == ("x ", " y")
+    assert "aaaa" not in masked["A"]
+
+
+def test_long_secrets_within_texts_are_masked_in_time() -> None:
+    env = {f"A{number}": f"x ghp_{'a' * 20_000}{number:02}" for number in range(60)}
+    mask = CredentialMask(env, b"key", SearchTime(lambda: 0.0))
+    began = time.thread_time()
+    masked = mask.masked(env)
+    # An expression of all secrets takes many times as long.
+    assert time.thread_time() - began < 2
+    assert not [name for name in env if "aaaa" in masked[name]]
+
+
+def test_secrets_that_overlap_in_a_text() -> None:
+    env = {
+        "GH_TOKEN": "abcdefgh",
+        "OPENAI_API_KEY": "efghijklmn",
+        "A": "abcdefghijklmn abcdefghefgh",
+    }
+    _, masked = _mask(env)
+    assert masked["A"] == f"{masked['GH_TOKEN']}ijklmn {masked['GH_TOKEN']}efgh"
 
 
 def test_dummies_are_as_long_as_tokens_but_not_longer() -> None:
