@@ -47,7 +47,7 @@ _ORDINARY: Final = (
     "/usr/local/bin:/usr/bin:/home/user/.local/share/Some-Application_2/config.d",
     "en_US.UTF-8 xterm-256color https://www.example.com:8080/index.html?page=1&size=20#top",
     "0123456789012345 2026-11-17T12:34:56Z 127.0.0.1 ff00:db8::1 DISPLAY=:0.0 a@b.example",
-    "/work/task-fix-the-registry-node-so-that-it-does-not-crash-on-empty-host/bin",
+    "/srv/task-fix-the-registry-node-so-that-it-does-not-crash-on-empty-host/bin",
     "abcdefghijklmnop ABCDEFGHIJKLMNOP deadbeef01234567",
 )
 

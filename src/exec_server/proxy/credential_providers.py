@@ -42,7 +42,7 @@ _GITHUB_HOSTS: Final = (
 )
 # Tokens in any variable, with the lengths of the reference: at least 40 and 51 characters. Keys of
 # Anthropic and OpenRouter also begin with `sk-`; they belong to other hosts. The end of a word, as
-# in `/work/task-…`, begins no token; that of an escape, such as `%3D` or `\n`, may precede one.
+# in `/srv/task-…`, begins no token; that of an escape, such as `%3D` or `\n`, may precede one.
 _START: Final = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))"
 _GITHUB_TOKEN: Final = (
     rf"{_START}(?:gh[pousr]_[A-Za-z0-9_-]{{36,}}|github_pat_[A-Za-z0-9_-]{{29,}})"

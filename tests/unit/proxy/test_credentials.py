@@ -104,8 +104,8 @@ def test_tokens_are_masked_in_any_variable(secret: str, prefix: str) -> None:
         f"sk-ant-{_RANDOM[:80]}",
         f"sk-or-v1-{_RANDOM[:64]}",
         f"/opt/task-{_RANDOM[:40]}",
-        "/work/task-fix-the-registry-node-so-that-it-does-not-crash-on-empty-host/bin:/usr/bin",
-        "/work/highs_and_lows_of_a_stock_market_in_the_last_ten_years",
+        "/srv/task-fix-the-registry-node-so-that-it-does-not-crash-on-empty-host/bin:/usr/bin",
+        "/srv/highs_and_lows_of_a_stock_market_in_the_last_ten_years",
     ],
 )
 def test_texts_that_are_no_tokens(text: str) -> None:
