@@ -26,6 +26,14 @@ from exec_server.client.engine import output_queue as queue_module
 from exec_server.errors import InvalidParams
 
 
+async def read_until(process: Process, end: bytes) -> bytes:
+    """The output up to a mark, which a terminal may deliver in several chunks."""
+    output = b""
+    while not output.endswith(end):
+        output += (await anext(process)).data
+    return output
+
+
 async def collect(process: Process) -> dict[str, bytes]:
     output: dict[str, list[bytes]] = {}
     async for chunk in process:
@@ -192,10 +200,7 @@ def test_a_terminal(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         words = ["sh", "-c", "stty size; echo $TERM; cat"]
         async with env.start(words, tty=True, size=(33, 99)) as process:
-            output = b""
-            while b"\n" not in output or b"xterm" not in output:
-                output += (await anext(process)).data
-            assert output == b"33 99\r\nxterm-256color\r\n"
+            assert await read_until(process, b"color\r\n") == b"33 99\r\nxterm-256color\r\n"
             await process.write(b"typed\n")
             await process.close_stdin()  # Ctrl-D
             assert (await collect(process))["pty"].replace(b"^D\b\b", b"") == b"typed\r\n" * 2
@@ -222,7 +227,7 @@ def test_the_end_of_input_of_a_terminal(there: ClientTarget, begun: bytes) -> No
     async def scene(env: Environment) -> None:
         words = ["sh", "-c", "stty -echo; echo ready; cat; read line; echo next $line"]
         async with env.start(words, tty=True) as process:
-            await anext(process)
+            await read_until(process, b"ready\r\n")
             for byte in begun:
                 await process.write(bytes([byte]))
             await process.close_stdin()
@@ -237,7 +242,7 @@ def test_another_size(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         script = "trap 'stty size; exit 0' WINCH; echo ready; while :; do sleep 0.05; done"
         async with env.start(["sh", "-c", script], tty=True) as process:
-            await anext(process)
+            await read_until(process, b"ready\r\n")
             if not env.capabilities.process_resize:
                 with pytest.raises(Unsupported, match="processResize"):
                     await process.resize(44, 55)
