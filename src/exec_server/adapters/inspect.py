@@ -16,7 +16,6 @@ from typing import Any, Final, Literal, overload
 from exec_server.adapters.target import (
     UNREACHABLE,
     ServerUser,
-    StoredSandbox,
     exec_words,
     framework_missing,
     make_environment,
@@ -43,7 +42,9 @@ try:
         SandboxUserUnsupportedError,
         sandboxenv,
     )
-    from pydantic import BaseModel, ConfigDict
+    from pydantic import ConfigDict
+
+    from exec_server.adapters.stored_machine import StoredMachine
 except ImportError as error:
     raise framework_missing("inspect-ai", "inspect", error) from error
 
@@ -54,27 +55,10 @@ DELETIONS: Final = 20
 _NOT_FOUND = 127
 
 
-class ExecServerSandboxConfig(BaseModel):
-    """The machine: a `target`, or a `registry` and `environment_id`, or none for this machine.
-
-    `token_env` names the environment variable with the token, because Inspect logs this. `user` is
-    the user of commands and files, for a server with the rights of root; `sandbox` confines both:
-    "read-only", "workspace-write" or a `sandbox` object of the protocol.
-    """
+class ExecServerSandboxConfig(StoredMachine):
+    """The machine of a sample, which Inspect logs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    target: str | None = None
-    registry: str | None = None
-    environment_id: str | None = None
-    executor_key: str | None = None
-    account_id: str | None = None
-    token_env: str | None = None
-    ca_file: str | None = None
-    pin: str | tuple[str, ...] | None = None
-    allow_insecure_token: bool = False
-    user: str | None = None
-    sandbox: StoredSandbox | None = None
 
     def __hash__(self) -> int:
         """Inspect has configurations in sets; a `sandbox` object cannot be hashed by itself."""
@@ -125,7 +109,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
             await sandbox.as_type(ExecServerSandboxEnvironment).close()
 
     @classmethod
-    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+    def config_deserialize(cls, config: dict[str, Any]) -> ExecServerSandboxConfig:
         return ExecServerSandboxConfig(**config)
 
     def default_polling_interval(self) -> float:
@@ -164,7 +148,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
         config = self._config
         name = await self._command_user(user)
-        words = exec_words(config.target, config, name)
+        words = exec_words(config, name)
         shell = f"cd {shlex.quote(self._directory)} && exec sh"
         return SandboxConnection(
             type="exec-server", command=shlex.join([*words, "sh", "-c", shell])

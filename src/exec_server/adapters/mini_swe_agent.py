@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from exec_server.adapters.target import (
-    StoredSandbox,
-    framework_missing,
-    open_environment,
-    stored_options,
-)
+from exec_server.adapters.target import framework_missing, open_environment, stored_options
 from exec_server.client.exceptions import Timeout
 from exec_server.client.results import Result
 from exec_server.errors import ExecServerError
@@ -20,7 +15,9 @@ from exec_server.errors import ExecServerError
 try:
     from minisweagent.exceptions import Submitted
     from minisweagent.utils.serialize import recursive_merge
-    from pydantic import BaseModel, ConfigDict
+    from pydantic import ConfigDict, Field
+
+    from exec_server.adapters.stored_machine import StoredMachine
 except ImportError as error:
     raise framework_missing("mini-swe-agent", "mini-swe-agent", error) from error
 
@@ -30,29 +27,14 @@ _UNAME: Final = {"system": "-s", "node": "-n", "release": "-r", "version": "-v",
 _FINISHED: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
-class ExecServerEnvironmentConfig(BaseModel):
-    """The machine: a `target`, or a `registry` and `environment_id`, or none for this machine.
-
-    `token_env` names the environment variable with the token, because trajectories contain this.
-    `user` is the user of commands, for a server with the rights of root; `sandbox` confines them.
-    """
+class ExecServerEnvironmentConfig(StoredMachine):
+    """The machine of a run, which trajectories contain, and the defaults of its commands."""
 
     model_config = ConfigDict(extra="forbid")
 
     cwd: str = ""
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
     timeout: int = 30
-    target: str | None = None
-    registry: str | None = None
-    environment_id: str | None = None
-    executor_key: str | None = None
-    account_id: str | None = None
-    token_env: str | None = None
-    ca_file: str | None = None
-    pin: str | tuple[str, ...] | None = None
-    allow_insecure_token: bool = False
-    user: str | None = None
-    sandbox: StoredSandbox | None = None
 
 
 class ExecServerEnvironment:

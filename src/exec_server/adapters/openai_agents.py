@@ -12,7 +12,7 @@ from exec_server.adapters.openai_agents_session import (
     ExecServerSandboxSession,
     ExecServerSandboxSessionState,
 )
-from exec_server.adapters.target import StoredSandbox, framework_missing, stored_options
+from exec_server.adapters.target import framework_missing, stored_options
 
 try:
     from agents.sandbox.manifest import Manifest
@@ -25,6 +25,8 @@ try:
     )
     from agents.sandbox.snapshot import resolve_snapshot
     from pydantic import ConfigDict
+
+    from exec_server.adapters.stored_machine import StoredMachine
 except ImportError as error:
     raise framework_missing("openai-agents", "openai-agents", error) from error
 
@@ -38,29 +40,15 @@ __all__ = [
 _DEFAULT_ROOT = Manifest().root
 
 
-class ExecServerSandboxClientOptions(BaseSandboxClientOptions):
-    """The machine: a `target`, or a `registry` and `environment_id`, or none for this machine.
+class ExecServerSandboxClientOptions(BaseSandboxClientOptions, StoredMachine):
+    """The machine of a session, which is stored with its state.
 
-    `token_env` names the environment variable with the token, because the state of a session is
-    stored. `user` is the user of commands and files, for a server with the rights of root;
-    `sandbox` confines both: "read-only", "workspace-write" or a `sandbox` object of the protocol.
     `exposed_ports` are ports of the machine, which are forwarded when the SDK asks for them.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["exec_server"] = "exec_server"
-    target: str | None = None
-    registry: str | None = None
-    environment_id: str | None = None
-    executor_key: str | None = None
-    account_id: str | None = None
-    token_env: str | None = None
-    ca_file: str | None = None
-    pin: str | tuple[str, ...] | None = None
-    allow_insecure_token: bool = False
-    user: str | None = None
-    sandbox: StoredSandbox | None = None
     exposed_ports: tuple[int, ...] = ()
 
 

@@ -16,7 +16,6 @@ from exec_server.adapters.snapshot_archive import without_special_files
 from exec_server.adapters.target import (
     UNREACHABLE,
     ConnectOptions,
-    StoredSandbox,
     framework_missing,
     make_environment,
 )
@@ -49,6 +48,8 @@ try:
         truncate_text_by_tokens,
     )
     from agents.sandbox.types import ExecResult, ExposedPortEndpoint, Permissions, User
+
+    from exec_server.adapters.stored_machine import StoredMachine
 except ImportError as error:
     raise framework_missing("openai-agents", "openai-agents", error) from error
 
@@ -57,21 +58,10 @@ _NOT_FOUND: Final = 127
 ARCHIVE_BYTES: Final = 512 * 1_048_576
 
 
-class ExecServerSandboxSessionState(SandboxSessionState):
+class ExecServerSandboxSessionState(SandboxSessionState, StoredMachine):
     """A session as the SDK stores it; the token is not in it."""
 
     type: Literal["exec_server"] = "exec_server"
-    target: str | None = None
-    registry: str | None = None
-    environment_id: str | None = None
-    executor_key: str | None = None
-    account_id: str | None = None
-    token_env: str | None = None
-    ca_file: str | None = None
-    pin: str | tuple[str, ...] | None = None
-    allow_insecure_token: bool = False
-    user: str | None = None
-    sandbox: StoredSandbox | None = None
     workspace_root_owned: bool = False
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from exec_server.adapters.target import (
     UNREACHABLE,
-    StoredSandbox,
     framework_missing,
     open_environment,
     stored_options,
@@ -29,34 +28,21 @@ try:
     from openhands.sdk.workspace.local import LocalWorkspace
     from openhands.sdk.workspace.models import CommandResult, FileOperationResult
     from pydantic import ConfigDict, PrivateAttr
+
+    from exec_server.adapters.stored_machine import StoredMachine
 except ImportError as error:
     raise framework_missing("openhands-sdk on Python 3.12 or later", "openhands", error) from error
 
 _STATUS = {"A": "ADDED", "D": "DELETED", "R": "MOVED", "?": "ADDED"}
 
 
-class ExecServerWorkspace(LocalWorkspace):
+class ExecServerWorkspace(LocalWorkspace, StoredMachine):
     """A directory of a machine; it connects at first use, and leaving its `with` disconnects.
 
-    The machine is a `target`, or a `registry` and `environment_id`, or none for this machine.
-    `token_env` names the environment variable with the token, because workspaces are stored.
-    `user` is the user of commands and files, for a server with the rights of root; `sandbox`
-    confines both.
+    Workspaces are stored, so the machine has its token in an environment variable.
     """
 
     model_config = ConfigDict(extra="forbid")
-
-    target: str | None = None
-    registry: str | None = None
-    environment_id: str | None = None
-    executor_key: str | None = None
-    account_id: str | None = None
-    token_env: str | None = None
-    ca_file: str | None = None
-    pin: str | tuple[str, ...] | None = None
-    allow_insecure_token: bool = False
-    user: str | None = None
-    sandbox: StoredSandbox | None = None
 
     _environment: Environment | None = PrivateAttr(default=None)
 

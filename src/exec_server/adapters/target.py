@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from exec_server import sync
 from exec_server.client.connect import connect
@@ -17,7 +17,9 @@ from exec_server.errors import (
     RegistryError,
     SessionLost,
 )
-from exec_server.protocol.presets import PresetName
+
+if TYPE_CHECKING:  # it needs pydantic, and this module does not
+    from exec_server.adapters.stored_machine import StoredMachine
 
 # The errors of a machine that is out of reach, which frameworks have a word of their own for. They
 # are raised in time: a lost session is given up after RECOVERY_SECONDS of the client.
@@ -40,24 +42,8 @@ class ConnectOptions(TypedDict, total=False):
     reconnect: bool
 
 
-# A sandbox in a configuration: the name of a preset, or a `sandbox` object of the protocol.
-StoredSandbox = PresetName | dict[str, Any]
-
 # The options of `connect` that say nothing about the machine.
 _OPTIONS_OF_ALL: Final = frozenset({"client_name", "reconnect"})
-
-
-class StoredMachine(Protocol):
-    """A machine in a configuration that a framework stores, so without its token."""
-
-    registry: str | None
-    environment_id: str | None
-    executor_key: str | None
-    account_id: str | None
-    token_env: str | None
-    ca_file: str | None
-    pin: str | tuple[str, ...] | None
-    allow_insecure_token: bool
 
 
 def stored_options(machine: StoredMachine) -> ConnectOptions:
@@ -75,11 +61,12 @@ def stored_options(machine: StoredMachine) -> ConnectOptions:
     }
 
 
-def exec_words(target: str | None, machine: StoredMachine, user: str | None) -> list[str]:
+def exec_words(machine: StoredMachine, user: str | None) -> list[str]:
     """The words before a command that is run on a terminal of a stored machine, as a user.
 
     Raises NotImplementedError if `exec-server exec` cannot reach the machine.
     """
+    target = machine.target
     if target is None and machine.registry is not None:
         target = f"relay:{machine.registry.rstrip('/')}/{machine.environment_id}"
     if target is None or machine.account_id is not None:
