@@ -4,8 +4,9 @@
 # make dev          install the developers' tools into .venv
 # make lint         ruff and mypy
 # make test         lint, unit and fuzz tests and a selection of the others: five minutes
-# make test-all     every test with the newest Python, unit and fuzz tests with the others
-# make test-rest    test-all without test
+# make test-all     test, test-rest and test-others
+# make test-rest    every test that test leaves out
+# make test-others  unit and fuzz tests with the other supported versions of Python
 # make coverage     branch coverage of every package, and its floors
 # make reference    install the reference, which test-all and bench then use (needs npm)
 # make conformance  the exchanges of tests/conformance, against the reference too
@@ -28,7 +29,7 @@ STAMP := $(VENV)/dev-installed
 PYTEST_ARGS ?=
 PORT ?= 7700
 
-.PHONY: help run dev test test-all test-rest lint coverage conformance reference versions module-list bench soak fuzz test-fleet everyday adapters wheels clean
+.PHONY: help run dev test test-all test-rest test-others environments lint coverage conformance reference versions module-list bench soak fuzz test-fleet everyday adapters wheels clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -65,13 +66,18 @@ test: lint
 		tests/fuzz tests/integration tests/conformance $(PYTEST_ARGS)
 
 test-all: export COVERAGE = 1
-test-all: test test-rest
+test-all: test test-rest test-others
 
 test-rest: $(STAMP)
-	status=0; \
-	sh scripts/test-rest.sh $(VENV) $(PYTEST_ARGS) || status=1; \
-	sh scripts/test-others.sh "$(PYTHON)" $(PYTEST_ARGS) || status=1; \
-	exit $$status
+	sh scripts/test-rest.sh $(VENV) $(PYTEST_ARGS)
+
+test-others: $(STAMP)
+	sh scripts/test-others.sh "$(PYTHON)" $(PYTEST_ARGS)
+
+# The environments of test-others and adapters, which otherwise make them when they are run.
+environments: $(STAMP)
+	sh scripts/other-venvs.sh "$(PYTHON)"
+	$(VENV)/bin/python scripts/adapter_suites.py --install "$(PYTHON)" $(ADAPTERS)
 
 # The floors of the unit tests, then the tests of `make test` together, servers included.
 coverage: $(STAMP)

@@ -1,11 +1,11 @@
 """Runs the adapters in their frameworks: the frameworks' own suites, and runs with scripted models.
 
-usage: adapter_suites.py PYTHON [NAME...]
+usage: adapter_suites.py [--install] PYTHON [NAME...]
 
 Each framework has a virtual environment of its own, which is kept in $EXEC_SERVER_ADAPTERS
 (default: ~/.cache/exec-server-adapters) until its versions change. A framework that the package
 index lacks is skipped with a word, and so are the rows of the reference if it is not installed.
-Two frameworks are tried at a time.
+Three frameworks are tried at a time. With --install the environments are made and nothing is run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = "tests/adapters"
 # The tests wait for processes and connections half of the time.
-AT_ONCE = 2
+AT_ONCE = 3
 # A row that takes longer hangs: the longest one takes two minutes on a busy machine.
 ROW_SECONDS = 600
 # litellm, which some frameworks import, would fetch the prices of models in a thread that disturbs
@@ -297,15 +297,21 @@ def can_have_own_root() -> bool:
 
 
 def main() -> int:
-    python, *names = sys.argv[1:]
+    words = sys.argv[1:]
+    is_install = words[:1] == ["--install"]
+    python, *names = words[is_install:]
     environments = Environments(python)
     if not environments.install_tools():
         print("adapters: skipped, because uv cannot be installed")
         return 0
+    rows = [row for row in ROWS if not names or row.name in names]
+    if is_install:
+        for row in {row.name: row for row in rows}.values():
+            environments.install(row)  # one that the index lacks is mentioned when it is tried
+        return 0
     groups: dict[str, list[Row]] = {}
-    for row in ROWS:
-        if not names or row.name in names:
-            groups.setdefault(row.framework, []).append(row)
+    for row in rows:
+        groups.setdefault(row.framework, []).append(row)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         results = pool.map(lambda rows: run_framework(environments, rows), groups.values())
         failed = [row for rows in results for row in rows]

@@ -2,18 +2,13 @@
 # Runs unit and fuzz tests with each supported interpreter of this machine but one, each in a virtual
 # environment of its own. Faults of an interpreter show in the tests that need no other process.
 # usage: scripts/test-others.sh INTERPRETER [pytest arguments]
-tested=$1
+venvs=$(sh scripts/other-venvs.sh "$1") || exit 1
 shift
+# All random examples have been tried with the first interpreter.
+unset EXEC_SERVER_TEST_EXAMPLES
 status=0
-for python in $(sh scripts/interpreters.sh); do
-    [ "$python" != "$tested" ] || continue
-    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-    venv=".venv-$version"
-    echo "== Python $version"
-    if [ ! -e "$venv/dev-installed" ] || [ pyproject.toml -nt "$venv/dev-installed" ]; then
-        sh scripts/setup-venv.sh "$python" "$venv" '.[dev]' || exit 1
-        touch "$venv/dev-installed"
-    fi
+for venv in $venvs; do
+    echo "== Python ${venv#.venv-}"
     # Unit tests have a run of their own: some reap every child of their process.
     sh scripts/run-pytest.sh "$venv" -n auto --dist loadfile "$@" tests/unit || status=1
     sh scripts/run-pytest.sh "$venv" -n auto --dist loadfile "$@" tests/fuzz || status=1

@@ -167,7 +167,10 @@ def _run_one(name: str, seconds: float, seed: int, cache: Path) -> dict[str, Any
 def _run_properties(random: Random, seconds: float, cache: Path) -> dict[str, Any]:
     """The properties of the test files with other examples, which hypothesis remembers."""
     deadline = time.monotonic() + seconds
-    variables = {"EXEC_SERVER_FUZZ_EXAMPLES": str(cache / "hypothesis"), "CI": "1"}
+    variables = {
+        "EXEC_SERVER_FUZZ_EXAMPLES": str(cache / "hypothesis"),
+        "EXEC_SERVER_TEST_EXAMPLES": "all",
+    }
     runs = 0
     findings: list[str] = []
     while time.monotonic() < deadline and not findings:

@@ -20,7 +20,7 @@ from tests.support.client import (
 )
 from tests.support.server_internals import commands, eventually, own_processes, resident_bytes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.measured
 
 Python = Callable[[str], list[str]]
 _MIB = 1_048_576

@@ -479,7 +479,7 @@ uvloop.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.alone
+@pytest.mark.measured
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_stays_flat(kind: str, tmp_path: Path) -> None:
     """256 MiB up and down cost the client hardly more than 8 MiB do."""

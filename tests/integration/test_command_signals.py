@@ -70,7 +70,7 @@ def test_clients_are_told_before_the_end() -> None:
         bare.close()
 
 
-@pytest.mark.alone
+@pytest.mark.measured
 def test_end_does_not_wait_for_silent_clients() -> None:
     with start_server("ours") as server:
         silent = [server.connect() for _ in range(5)]

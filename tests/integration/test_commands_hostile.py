@@ -284,7 +284,7 @@ print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.alone
+@pytest.mark.measured
 def test_a_flood_of_entries_takes_little_memory(tmp_path: Path) -> None:
     """Every entry is valid: the tree is refused when its list is too long, here 8 MiB."""
     count = 0

@@ -35,7 +35,7 @@ from tests.support.server_internals import eventually, load_sandboxes, own_proce
 
 from exec_server.process.output import SESSION_YOUNG_BYTES
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.measured
 
 _MIB = 1_048_576
 _STATUS = b'{"id":9,"method":"environment/status"}'

@@ -13,7 +13,7 @@ from tests.support.client import Client, Server, uri
 from tests.support.process_limits import start_limited
 from tests.support.server_internals import commands, eventually, is_running
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.measured
 
 # Each process forks as often as it can, its children in sessions of their own, and reports a failed
 # fork. The bomb ends by itself, in case that a failed test kills the server with its watchdog; it

@@ -25,7 +25,7 @@ from exec_server.client.environment import Environment
 
 pytestmark = [
     pytest.mark.skipif(programs() is None, reason="needs the package postgresql"),
-    pytest.mark.alone,
+    pytest.mark.measured,
 ]
 
 KILLS = int(os.environ.get("EXEC_SERVER_FLEET_KILLS", "8"))

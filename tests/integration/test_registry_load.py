@@ -14,7 +14,7 @@ from tests.support.server_internals import eventually
 
 from exec_server.relay.frames import Frame, Kind
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.measured
 
 IDLE = 1000
 IDLE_BYTES = 16 * 1024

@@ -27,7 +27,7 @@ from tests.support.server_internals import eventually, resident_bytes
 
 from exec_server.relay.frames import Kind
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.measured
 
 MIB = 1_048_576
 MESSAGE_BYTES = 64 * MIB

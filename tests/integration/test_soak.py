@@ -46,7 +46,7 @@ def _soak(token: str, *words: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.alone
+@pytest.mark.measured
 @pytest.mark.timeout(300)
 def test_a_short_soak_finds_nothing(token: str) -> None:
     with _soak(token, "--seconds", "8", "--clients", "8", "--seed", "1", "--calm", "1") as soak:
@@ -58,7 +58,7 @@ def test_a_short_soak_finds_nothing(token: str) -> None:
     assert int(rows["scenarios"]) > 8
 
 
-@pytest.mark.alone
+@pytest.mark.measured
 @pytest.mark.timeout(120)
 def test_each_scenario_can_be_repeated(token: str) -> None:
     with _soak(token, "--case", "7") as soak:
@@ -67,7 +67,7 @@ def test_each_scenario_can_be_repeated(token: str) -> None:
     assert re.search(rf"^scenarios +{len(SCENARIOS)}$", output, re.MULTILINE), output
 
 
-@pytest.mark.alone
+@pytest.mark.measured
 @pytest.mark.timeout(120)
 def test_an_interrupt_ends_the_servers(token: str) -> None:
     with _soak(token, "--seconds", "100") as soak:

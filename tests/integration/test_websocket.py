@@ -356,7 +356,7 @@ module.WebSocketStream.tick = tick_if_told
 """
 
 
-@pytest.mark.alone
+@pytest.mark.measured
 def test_slow_clients_are_not_taken_for_dead(
     python: Callable[[str], list[str]], tmp_path: Path
 ) -> None:

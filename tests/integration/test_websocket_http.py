@@ -167,7 +167,7 @@ def test_no_extension_or_subprotocol_is_agreed_on(server: Server) -> None:
     link.close()
 
 
-@pytest.mark.alone
+@pytest.mark.measured
 def test_delays_of_the_kernel_are_switched_off(client: Client) -> None:
     """Without TCP_NODELAY each exchange of two small messages waits for 40 ms."""
     began = time.monotonic()

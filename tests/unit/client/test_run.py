@@ -207,7 +207,7 @@ async def test_a_timeout_has_what_was_delivered(scene: Scene) -> None:
     assert (run.result().result.stdout, len(seen)) == (b"one", 1)
 
 
-@pytest.mark.alone
+@pytest.mark.measured
 @in_environment
 async def test_a_server_that_does_not_answer_delays_a_timeout_once(scene: Scene) -> None:
     loop = asyncio.get_running_loop()
