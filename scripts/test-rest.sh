@@ -6,9 +6,11 @@ venv=$1
 shift
 # Tests with servers wait for half of their time, so there are two workers more than cores.
 workers=$(($(nproc) + 2))
+# All others are quick. To collect them takes each worker ten seconds.
+folders="tests/integration tests/conformance"
 status=0
 sh scripts/run-pytest.sh "$venv" -n "$workers" --dist loadfile --slow \
-    -m "(not quick or reference) and not measured" "$@" || status=1
+    -m "(not quick or reference) and not measured" $folders "$@" || status=1
 sh scripts/run-pytest.sh "$venv" -n 2 --dist loadfile --slow \
-    -m "measured and (not quick or reference)" "$@" || status=1
+    -m "measured and (not quick or reference)" $folders "$@" || status=1
 exit $status
