@@ -19,6 +19,7 @@ _SIGSET_BYTES = 128  # sizeof(sigset_t) in both glibc and musl
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
+_MADV_DONTNEED = 4
 
 # Freed memory that is kept for the next request. By default glibc returns the few megabytes of
 # a file block to the kernel after each block and gets them zero-filled for the next one.
@@ -59,6 +60,32 @@ def return_freed_memory() -> None:
     """Return free memory to the kernel, also between used blocks; KEPT_BYTES remain at the end."""
     if _HAS_GLIBC:
         LIBC.malloc_trim(KEPT_BYTES)
+
+
+def unmap_code() -> None:
+    """Unmap the code of all programs and libraries of this process, until it is used again.
+
+    Most of it only the start of a process needs. The kernel keeps the pages in its cache. No other
+    thread may load a library meanwhile: its addresses change their meaning.
+    """
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            for start, end in code_mappings(file):
+                LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+    except OSError:
+        pass  # without /proc the pages stay mapped
+
+
+def code_mappings(maps: Iterable[bytes]) -> Iterable[tuple[int, int]]:
+    """The addresses of code in /proc/PID/maps, which is on the disk as it is in memory.
+
+    That is not so of read-only data, which the loader of programs may have changed.
+    """
+    for line in maps:
+        words = line.split(None, 5)
+        if len(words) == 6 and words[1] == b"r-xp" and words[5].startswith(b"/"):
+            start, _, end = words[0].partition(b"-")
+            yield int(start, 16), int(end, 16)
 
 
 def name_process(name: bytes) -> None:
