@@ -86,7 +86,7 @@ def _run(server: int, pipe: int, ready: int) -> None:
     strays = Strays(server)
     cgroup = _move_to_cgroup(server)
     os.close(ready)
-    libc.unmap_code()
+    libc.unmap_unchanged_files()
     paths = read_registrations(pipe)
     if cgroup is not None:
         cgroup.kill()

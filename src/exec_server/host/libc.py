@@ -62,29 +62,34 @@ def return_freed_memory() -> None:
         LIBC.malloc_trim(KEPT_BYTES)
 
 
-def unmap_code() -> None:
-    """Unmap the code of all programs and libraries of this process, until it is used again.
+def unmap_unchanged_files() -> None:
+    """Unmap the unchanged pages of programs and libraries, until they are used again.
 
-    Most of it only the start of a process needs. The kernel keeps the pages in its cache. No other
+    Most of them only the start of a process needs. The kernel keeps them in its cache. No other
     thread may load a library meanwhile: its addresses change their meaning.
     """
     try:
-        with open("/proc/self/maps", "rb") as file:
-            for start, end in code_mappings(file):
+        with open("/proc/self/smaps", "rb") as smaps:
+            for start, end in unchanged_file_mappings(smaps):
                 LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
     except OSError:
         pass  # without /proc the pages stay mapped
 
 
-def code_mappings(maps: Iterable[bytes]) -> Iterable[tuple[int, int]]:
-    """The addresses of code in /proc/PID/maps, which is on the disk as it is in memory.
+def unchanged_file_mappings(smaps: Iterable[bytes]) -> Iterable[tuple[int, int]]:
+    """The addresses of files in /proc/PID/smaps that are in memory as they are on the disk.
 
-    That is not so of read-only data, which the loader of programs may have changed.
+    Files that can be written are left out, and so are those with changed pages, such as relocated
+    addresses.
     """
-    for line in maps:
-        words = line.split(None, 5)
-        if len(words) == 6 and words[1] == b"r-xp" and words[5].startswith(b"/"):
-            start, _, end = words[0].partition(b"-")
+    addresses = b""
+    for line in smaps:
+        if not line[:1].isupper():  # the first line of a mapping; lines of its fields follow
+            words = line.split(None, 5)
+            is_file = len(words) == 6 and words[5].startswith(b"/") and words[1][1:2] == b"-"
+            addresses = words[0] if is_file else b""
+        elif addresses and line.startswith(b"Anonymous:") and line.split()[1] == b"0":
+            start, _, end = addresses.partition(b"-")
             yield int(start, 16), int(end, 16)
 
 

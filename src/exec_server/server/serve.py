@@ -147,7 +147,7 @@ async def _server_context(
             )
             detached = DetachedProcesses(make_table)
             proxies = ProxyResources(tasks, lookup_threads, variables)
-            libc.unmap_code()  # the threads have nothing to do yet
+            libc.unmap_unchanged_files()  # the threads have nothing to do yet
             try:
                 yield ServerContext(
                     environment=environment.describe(variables),
