@@ -4,8 +4,8 @@
 # usage: scripts/test-rest.sh VENV [pytest arguments]
 venv=$1
 shift
-# Tests with servers wait for half of their time, so there are two workers more than cores.
-workers=$(($(nproc) + 2))
+# Tests with servers wait for half of their time, so there is one worker more than cores.
+workers=$(($(nproc) + 1))
 # All others are quick. To collect them takes each worker ten seconds.
 folders="tests/integration tests/conformance"
 status=0
