@@ -64,6 +64,9 @@ SWEEP_SECONDS = 5.0
 # client by then, it loads its sandboxes ahead of the first confined request, which takes a fifth of
 # a second of one processor.
 IDLE_SECONDS = 0.05
+# The time after the start in which a client that waits for the server would have come. It should
+# not have to wait for the unmapping, and for the kernel to map the pages again.
+UNMAP_SECONDS = 0.25
 
 DEFAULT_RETENTION_SECONDS = 30.0
 
@@ -147,7 +150,6 @@ async def _server_context(
             )
             detached = DetachedProcesses(make_table)
             proxies = ProxyResources(tasks, lookup_threads, variables)
-            libc.unmap_unchanged_files()  # the threads have nothing to do yet
             try:
                 yield ServerContext(
                     environment=environment.describe(variables),
@@ -246,13 +248,22 @@ async def serve_websocket(
             reloader = server.tasks.create_task(
                 _reload_on_request(certificate, reload, server.file_threads)
             )
+        loop = asyncio.get_running_loop()
+        unmapping = loop.call_later(UNMAP_SECONDS, _unmap_if_unused, server.sessions)
         try:
             await listener.open()
             await stop.wait()
         finally:
+            unmapping.cancel()
             if reloader is not None:
                 reloader.cancel()
             await listener.close()
+
+
+def _unmap_if_unused(sessions: SessionRegistry) -> None:
+    """Return memory that only the start needed; for a client, threads may be loading libraries."""
+    if not sessions.has_had_clients:
+        libc.unmap_unchanged_files()
 
 
 async def _reload_on_request(
@@ -294,6 +305,7 @@ async def serve_remote(
 ) -> None:
     """Serve the connections of an executor until `stop` is set or `watch` ends."""
     async with _server_context(options, variables) as server:
+        libc.unmap_unchanged_files()  # no thread has anything to do yet
         failures = await _run_executor(
             executor, lambda stream: Connection(server, stream), server.tasks, stop, watch
         )
