@@ -3,8 +3,9 @@
 The names of the client are imported on first use, so that the daemon starts without them.
 """
 
-from __future__ import annotations
-
+# Nothing else is imported here: with `python -m` the working directory comes first until `__main__`
+# drops it, and it may have a file of any name, also of `__future__`. The interpreter has loaded
+# `importlib` by then.
 from importlib import import_module
 
 TYPE_CHECKING = False  # not that of typing, whose import takes long

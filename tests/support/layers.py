@@ -24,7 +24,7 @@ class Layer:
 
 
 _PURE = frozenset(_IO | {"websockets"})
-_BELOW_SANDBOX = ("errors", "protocol", "process", "filesystem", "host")
+_BELOW_SANDBOX = ("errors", "protocol", "process", "filesystem", "portable", "host")
 
 LAYERS = [
     Layer(0, "errors", ("errors", "printable"), (), frozenset(_PURE | {"msgspec"})),
@@ -36,7 +36,9 @@ LAYERS = [
     Layer(1, "patching", ("patching", "patching.*"), ("errors",), _PURE),
     Layer(2, "output", ("process.output",), ("errors", "protocol"), _PURE),
     # The client and its commands import these modules of `host`, which need no Linux.
-    Layer(2, "portable", ("host.event_loop", "host.forks", "host.platform"), ()),
+    Layer(
+        2, "portable", ("host.event_loop", "host.forks", "host.module_path", "host.platform"), ()
+    ),
     Layer(
         2,
         "host",
@@ -55,7 +57,7 @@ LAYERS = [
         2,
         "filesystem",
         ("filesystem", "filesystem.*"),
-        ("errors", "protocol", "host", "patching"),
+        ("errors", "protocol", "portable", "host", "patching"),
         frozenset({"websockets"}),
     ),
     # Reads the files of Codex; the server alone knows what they are for.

@@ -84,7 +84,8 @@ def test_there_is_something_to_check() -> None:
         "cli.commands.dispatch",
     }
     commands |= {"cli.commands.table", "cli.commands.routing"}
-    host = {"host.libc", "host.platform", "host.secret_variables", "host.standard_streams"}
+    host = {"host.libc", "host.module_path", "host.platform", "host.secret_variables"}
+    host.add("host.standard_streams")
     below = {"process.descendants", "cli.watchdog", "registry.secrets"} | host | commands
     assert _own_imports("cli.main") == below
     assert "asyncio" in {name.split(".")[0] for name in _imported(MODULES["server.connection"])}

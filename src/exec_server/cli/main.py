@@ -11,7 +11,7 @@ try:
 
     from exec_server.cli.commands.routing import route
     from exec_server.cli.commands.table import COMMANDS
-    from exec_server.host import platform, standard_streams
+    from exec_server.host import module_path, platform, standard_streams
 except KeyboardInterrupt:  # Ctrl-C before `main`
     raise SystemExit(130) from None
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command of sys.argv; does not return."""
+    module_path.drop_script_directory()
     _open_missing_streams()
     if not platform.has_commands():
         _refuse(platform.COMMANDS_NEED_POSIX)
@@ -69,6 +70,7 @@ def _refuse(reason: str) -> NoReturn:
 
 def _run_server(name: str, words: list[str]) -> NoReturn:
     gc.disable()  # as for a client; `server_run` enables it again
+    module_path.freeze()
     from exec_server.cli import watchdog
     from exec_server.host import libc
     from exec_server.host.secret_variables import STRIPPED_NAMES

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from exec_server.errors import StartupError
+from exec_server.host.module_path import server_words
 
 UNIT: Final = "exec-server-up.service"
 # A user manager that does not answer is not waited for.
@@ -60,7 +60,7 @@ def unit_path() -> Path:
 
 def own_command() -> list[str]:
     """The words that start this program again, from any directory."""
-    return [sys.executable, "-m", "exec_server"]
+    return server_words(os.environ)
 
 
 def install(url: str, environment_id: str, flags: Sequence[str] = ()) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 import textwrap
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -40,6 +40,7 @@ from exec_server.client.results import Response, Result, RunProgress
 from exec_server.client.run import OUTPUT_BYTES, CommandRun, checked
 from exec_server.client.run_many import CONCURRENCY, RunOptions, run_many
 from exec_server.errors import ConnectFailed, InvalidParams, Unsupported
+from exec_server.host.module_path import server_words
 from exec_server.protocol.detached import ListedDetached
 from exec_server.protocol.method import Call
 from exec_server.protocol.network import POLICY_REQUEST
@@ -112,7 +113,8 @@ class Environment(Handle):
         Raises StartupError on other systems than Linux.
         """
         check_platform()
-        argv = [sys.executable, "-m", "exec_server", "--listen", "stdio", *arguments]
+        variables = os.environ if env is None else env
+        argv = [*server_words(variables), "--listen", "stdio", *arguments]
         from exec_server.client.engine.stdio import StdioDialer
 
         dialer = StdioDialer(argv, env)

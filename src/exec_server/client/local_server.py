@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from exec_server.client.handle import Handle
 from exec_server.errors import StartupError
 from exec_server.host import platform
+from exec_server.host.module_path import server_words
 
 # Until the server prints its URL, and for its shutdown with all processes.
 READY_SECONDS: Final = 20.0
@@ -79,7 +79,8 @@ def serve(
     stderr.
     """
     check_platform()
-    argv = [sys.executable, "-m", "exec_server", "--listen", listen, "--exit-on-stdin-close"]
+    variables = os.environ if env is None else env
+    argv = [*server_words(variables), "--listen", listen, "--exit-on-stdin-close"]
     if token is not None:
         # Only its digest: every user of the machine can read the arguments of a process.
         digest = hashlib.sha256(token.encode()).hexdigest()

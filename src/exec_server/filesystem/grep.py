@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Final
@@ -24,6 +23,7 @@ from exec_server.filesystem.line_search import (
     Options,
     PathFilter,
 )
+from exec_server.host.module_path import helper_words
 from exec_server.protocol import file_changes as wire
 
 # Matches of one search: the answer stays far below the limit of a message.
@@ -44,10 +44,7 @@ MESSAGE_BYTES: Final = 8 * 1_048_576
 # to the function until that returns False. Returns whether the output has ended before.
 RunProgram = Callable[[Sequence[str], bytes, float, Callable[[bytes], bool]], bool]
 
-_CODE: Final = (
-    "import sys; sys.path[:] = sys.argv[1:]; "
-    "from exec_server.filesystem.line_search import main; main()"
-)
+_CODE: Final = "from exec_server.filesystem.line_search import main; main()"
 # Patterns that mean the same to ripgrep, which then skips other files faster.
 _SIMPLE_GLOB: Final = re.compile(r"\*\.\w+")
 _SIMPLE_NAME: Final = re.compile(r"\.?\w+")
@@ -122,7 +119,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def _by_process(options: Options, run: RunProgram) -> Found:
-    argv = [sys.executable, "-I", "-S", "-c", _CODE, *sys.path]
+    argv = helper_words(_CODE)
     output = bytearray()
 
     def feed(data: bytes) -> bool:

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from exec_server.errors import InternalError, os_error_text
-from exec_server.host import libc, signals
+from exec_server.host import libc, module_path, signals
 from exec_server.process import tags
 from exec_server.sandbox.runtime.job_control import is_stopped
 
@@ -45,10 +45,7 @@ CHECK_SECONDS: Final = 0.5
 RESPONSE_SECONDS: Final = 20.0
 # The variables of the server's environment that confined processes get.
 _VARIABLES: Final = ("PATH", "TMPDIR", "TMP", "TEMP")
-_CODE: Final = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from exec_server.sandbox.runtime.launcher import serve; serve(int(sys.argv[1]))"
-)
+_CODE: Final = "from exec_server.sandbox.runtime.launcher import serve; serve({})"
 
 
 class _Unresponsive(InternalError):
@@ -71,8 +68,7 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(CHECK_SECONDS)
         self._failure = None
-        # Isolated and without `site`: the launcher gets the module path of this process.
-        argv = [sys.executable, "-I", "-S", "-c", _CODE, str(theirs.fileno()), *sys.path]
+        argv = module_path.helper_words(_CODE.format(theirs.fileno()))
         try:
             with theirs, tags.TaggedAsHelper() as tag:
                 process = subprocess.Popen(
