@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import stat
 from pathlib import Path
 
 import pytest
-from tests.support.client_targets import ClientTarget, bounded
+from tests.support.client_targets import ClientTarget
 
 from exec_server import Environment, GrepMatch, NotFound, RpcError, Unsupported
 
@@ -105,27 +102,3 @@ def test_a_policy_hides_files_from_a_search(ours: ClientTarget, folder: Path) ->
         assert len(await env.files.grep("import", folder, exclude=None)) == 5
 
     ours.play(scene)
-
-
-def test_ripgrep_is_used_where_it_is_installed(folder: Path) -> None:
-    # A stand-in that writes what ripgrep does, as not every machine has one.
-    programs = folder / "programs"
-    programs.mkdir()
-    script = programs / "rg"
-    data = {
-        "path": {"text": str(folder / "a.py")},
-        "lines": {"text": "by rg"},
-        "line_number": 1,
-        "submatches": [{"start": 3}],
-    }
-    messages = [{"type": kind, "data": data} for kind in ("begin", "match", "summary")]
-    lines = "".join(f"echo '{json.dumps(message)}'\n" for message in messages)
-    script.write_text(f"#!/bin/sh\n{lines}")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-
-    async def scene() -> None:
-        env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-        async with Environment.local(env=env) as local:
-            assert await local.files.grep("x", folder) == [GrepMatch("a.py", 1, 4, "by rg")]
-
-    bounded(scene())

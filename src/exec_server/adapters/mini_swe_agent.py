@@ -10,6 +10,7 @@ from typing import Any, Final
 from exec_server.adapters.target import framework_missing, open_environment, stored_options
 from exec_server.client.exceptions import Timeout
 from exec_server.client.results import Result
+from exec_server.client.system_commands import with_system_programs
 from exec_server.errors import ExecServerError
 
 try:
@@ -23,6 +24,7 @@ except ImportError as error:
 
 # The members of `platform.uname`, and the options of the command that prints them.
 _UNAME: Final = {"system": "-s", "node": "-n", "release": "-r", "version": "-v", "machine": "-m"}
+_UNAMES: Final = f"uname {'; uname '.join(_UNAME.values())}"
 # The first line of output of an agent that has finished.
 _FINISHED: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -93,7 +95,7 @@ class ExecServerEnvironment:
         info = self._environment.info
         machine = dict.fromkeys(_UNAME, "") | {"system": info.platform_os.capitalize()}
         try:
-            done = self._environment.shell(f"uname {'; uname '.join(_UNAME.values())}", cwd="/")
+            done = self._environment.run(with_system_programs(["/bin/sh", "-c", _UNAMES]), cwd="/")
             lines = done.text.splitlines()
         except (ExecServerError, OSError):
             lines = []

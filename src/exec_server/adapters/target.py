@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 from exec_server import sync
 from exec_server.client.connect import connect
 from exec_server.client.environment import Environment
+from exec_server.client.system_commands import SystemCommands
 from exec_server.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -94,7 +95,8 @@ class ServerUser:
     async def has_name(self, environment: Environment, name: str) -> bool:
         """Whether this is the name or the number of the server's own user."""
         if not self._names:
-            shown = await environment.run(["/bin/sh", "-c", "id -un; id -u"], cwd="/")
+            commands = SystemCommands(environment)
+            shown = await commands.run(["/bin/sh", "-c", "id -un; id -u"], cwd="/")
             self._names = shown.text.split()
         return name in self._names
 

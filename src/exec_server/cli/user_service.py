@@ -11,6 +11,7 @@ from typing import Final
 
 from exec_server.errors import StartupError
 from exec_server.host.module_path import server_words
+from exec_server.host.programs import find_system_program
 
 UNIT: Final = "exec-server-up.service"
 # A user manager that does not answer is not waited for.
@@ -105,7 +106,7 @@ def uninstall() -> str:
 
 
 def _systemctl() -> str:
-    found = shutil.which("systemctl")
+    found = find_system_program("systemctl") or shutil.which("systemctl")
     if found is None:
         raise StartupError(
             "systemctl is not installed, so there are no services of users here; run "

@@ -179,8 +179,9 @@ class Environment(Handle):
         self.session.fallbacks = {}
         if not features.is_complete:
             from exec_server.client.fallbacks import fallbacks  # only older servers need it
+            from exec_server.client.system_commands import SystemCommands
 
-            self.session.fallbacks = fallbacks(self.session, self)
+            self.session.fallbacks = fallbacks(self.session, SystemCommands(self))
 
     if not TYPE_CHECKING:  # a type checker would accept every name
 
@@ -196,9 +197,11 @@ class Environment(Handle):
     def files(self) -> Files:
         """Reads, writes and transfers files."""
         if self._files is None:
-            from exec_server.client.files import Files  # slow to import, and not always needed
+            # Slow to import, and not always needed.
+            from exec_server.client.files import Files
+            from exec_server.client.system_commands import SystemCommands
 
-            self._files = Files(self.session, self._paths, self)
+            self._files = Files(self.session, self._paths, SystemCommands(self))
         return self._files
 
     @property

@@ -57,6 +57,7 @@ class ServerContext(msgspec.Struct, frozen=True, kw_only=True):
     ports: PortResources | None = None  # None: port/open and port/listen are refused
     proxies: ProxyResources | None = None  # None: in tests without proxies
     concurrent_requests: int = 1  # of one connection
+    ripgrep: str | None = None  # its path, if the machine has one that only root can replace
     search_slots: asyncio.Semaphore = msgspec.field(
         default_factory=lambda: asyncio.Semaphore(CONCURRENT_SEARCHES)
     )

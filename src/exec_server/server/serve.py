@@ -15,7 +15,7 @@ import msgspec
 
 from exec_server.errors import ExecServerError, RegistryError, StartupError
 from exec_server.filesystem.inotify import Inotify
-from exec_server.host import environment, http, libc
+from exec_server.host import environment, http, libc, programs
 from exec_server.host.threads import ThreadPool, start_lookup_threads
 from exec_server.net.auth import Authenticator
 from exec_server.net.listen import BoundSocket
@@ -166,6 +166,7 @@ async def _server_context(
                     proxies=proxies,
                     ports=PortResources(PortSockets(allow_other_hosts=options.allow_port_hosts)),
                     concurrent_requests=options.concurrent_requests,
+                    ripgrep=programs.find_system_program("rg"),
                 )
             finally:
                 async with asyncio.TaskGroup() as ends:

@@ -10,6 +10,7 @@ import pytest
 
 from exec_server.cli import user_service
 from exec_server.errors import StartupError
+from exec_server.host import programs
 
 
 @pytest.fixture
@@ -21,6 +22,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(f'#!/bin/sh\necho "$@" >> {record}\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent))
+    monkeypatch.setattr(programs, "SYSTEM_DIRECTORIES", ())
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return record
 
@@ -93,3 +95,12 @@ def test_a_unit_that_cannot_be_written_is_reported(calls: Path) -> None:
     (calls.parent / "config").write_text("in the way")
     with pytest.raises(StartupError, match="cannot write"):
         user_service.install("https://r", "box")
+
+
+def test_a_systemctl_of_a_project_is_not_called(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_service, "find_system_program", lambda name: f"/nonexistent/{name}")
+    with pytest.raises(StartupError, match="/nonexistent/systemctl"):
+        user_service.install("https://r", "box")
+    assert not calls.exists()

@@ -8,6 +8,7 @@ from typing import Literal
 from exec_server.client.environment import Environment
 from exec_server.client.files import Files
 from exec_server.client.results import Stat
+from exec_server.client.system_commands import SystemCommands
 from exec_server.client.transfer.plan import TIME_TOLERANCE, for_each
 from exec_server.errors import NotFound
 
@@ -85,7 +86,8 @@ class TargetCopy:
         if self._sync == "time":
             return abs(found.modified - source.modified) < TIME_TOLERANCE
         resolved = [await self._files.realpath(path) for path in (here, there)]
-        return bool(await self._environment.run(["cmp", "-s", "--", *resolved]))
+        commands = SystemCommands(self._environment)
+        return bool(await commands.run(["cmp", "-s", "--", *resolved]))
 
     async def _copy_time(self, pair: tuple[str, str]) -> None:
         here, there = pair

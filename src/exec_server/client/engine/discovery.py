@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from exec_server.client.engine.messages import decode_as, decode_environment
 from exec_server.client.engine.server_features import PROBES, Answer, ServerFeatures, judge
+from exec_server.client.engine.start_params import SYSTEM_FIRST
 from exec_server.errors import MalformedAnswer, MethodNotFound, RpcError
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.process import (
@@ -37,7 +38,7 @@ MAX_READS: Final = 20
 READ_MS: Final = 1_000
 
 # The parent of the shell is the server, and its directory is that of commands without one.
-_DESCRIBE: Final = (
+_DESCRIBE: Final = SYSTEM_FIRST + (
     'printf "%s\\0" "$(readlink "/proc/$PPID/cwd")" "$HOME" "${TMPDIR:-/tmp}" "${SHELL:-/bin/sh}" '
     '"$(uname -s | tr "[:upper:]" "[:lower:]")"'
 )

@@ -51,6 +51,11 @@ INHERIT_ALL: Final = EnvPolicy(
 DEFAULT_TERM: Final = "xterm-256color"
 # The default PATH on servers that pass on no environment: that of most systems.
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# The beginning of a script that the client runs for itself: the directories that only root can
+# write come first, because those of a project may hold a program of any name. The others follow,
+# for machines that have their programs elsewhere. Not /usr/local/bin: some systems give it to a
+# user.
+SYSTEM_FIRST: Final = "PATH=/usr/sbin:/usr/bin:/sbin:/bin${PATH:+:$PATH}; export PATH; "
 # Input in arguments. Linux limits one to 128 KiB and all to 2 MiB by default, with the environment;
 # base64 makes four bytes of three.
 ARGUMENT_CHARACTERS: Final = 96_000
@@ -59,14 +64,14 @@ ARGUMENT_INPUT_BYTES: Final = 1_048_576
 MAX_TTY_SIZE: Final = 65_535
 
 _NO_PIPE: Final = "use run(input=...), or a terminal"
-_WITH_INPUT: Final = 'n=$1; shift; head -c "$n" | exec "$@"'
+_WITH_INPUT: Final = f'n=$1; shift; ({SYSTEM_FIRST}exec head -c "$n") | exec "$@"'
 _MERGED: Final = 'exec "$@" 2>&1'
-_WITH_ARGUMENTS: Final = """
+_WITH_ARGUMENTS: Final = f"""
 n=$1; shift
-{ for piece; do [ "$n" -gt 0 ] || break; printf %s "$piece"; n=$((n - 1)); done; } | base64 -d |
-    { shift "$n"; exec "$@"; }
+{{ for piece; do [ "$n" -gt 0 ] || break; printf %s "$piece"; n=$((n - 1)); done; }} |
+    ({SYSTEM_FIRST}exec base64 -d) | {{ shift "$n"; exec "$@"; }}
 """
-_WITH_SIZE: Final = 'stty rows "$1" columns "$2"; shift 2; exec "$@"'
+_WITH_SIZE: Final = f'({SYSTEM_FIRST}exec stty rows "$1" columns "$2"); shift 2; exec "$@"'
 
 
 class StartParamsBuilder:

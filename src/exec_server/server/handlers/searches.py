@@ -15,19 +15,16 @@ async def grep(context: ConnectionContext, params: wire.GrepParams) -> wire.Grep
     if params.user is not None:
         raise InvalidParams("fs/grep takes no user: run a program as the user")
     server = context.server
-    env = {"PATH": server.variables.get("PATH", ""), "LC_ALL": "C.UTF-8"}
-    search = partial(_search, env)
+    search = partial(_search, server.ripgrep)
     access = choose_access(server.sandboxes, params.sandbox, reading=True)
     async with context.search_slots, server.search_slots:
         return await context.in_thread(access.perform, FileOperation(wire.GREP, search), params)
 
 
-def _search(env: dict[str, str], params: wire.GrepParams) -> wire.GrepResult:
+def _search(ripgrep: str | None, params: wire.GrepParams) -> wire.GrepResult:
     """Search without a sandbox. Blocking."""
     # Imported only here: most servers never search.
-    import shutil
-
     from exec_server.filesystem.grep import grep_by_program
 
-    ripgrep = shutil.which("rg", path=env["PATH"])
-    return grep_by_program(params, run=partial(run_helper, env=env), ripgrep=ripgrep)
+    run = partial(run_helper, env={"LC_ALL": "C.UTF-8"})
+    return grep_by_program(params, run=run, ripgrep=ripgrep)

@@ -1,10 +1,12 @@
-"""fs/grep: the slots that all clients share, and those of a connection."""
+"""fs/grep: the slots that all clients share, those of a connection, and the program that searches."""
 
 from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from exec_server.protocol import file_changes as wire
 from exec_server.protocol.paths import PathUri
@@ -18,7 +20,7 @@ class Scene:
     def __init__(self) -> None:
         self.running: list[tuple[str, asyncio.Future[wire.GrepResult]]] = []
         self._server = SimpleNamespace(
-            variables={},
+            ripgrep=None,
             sandboxes=SimpleNamespace(files=None),
             search_slots=asyncio.Semaphore(CONCURRENT_SEARCHES),
         )
@@ -79,3 +81,15 @@ def test_further_searches_of_all_clients_wait() -> None:
             scene.end()
 
     asyncio.run(scene())
+
+
+def test_ripgrep_is_used_if_the_system_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def run(argv: list[str], *_: object, env: dict[str, str]) -> bool:
+        runs.append((argv[0], env))
+        return False
+
+    monkeypatch.setattr(searches, "run_helper", run)
+    searches._search("/usr/bin/rg", wire.GrepParams(PathUri.from_wire("/"), "x"))
+    assert runs == [("/usr/bin/rg", {"LC_ALL": "C.UTF-8"})]
