@@ -336,6 +336,9 @@ def test_a_target_and_a_host_that_disagree(proxies: Proxies, origin: WebOrigin) 
         "X: a\x00b",
         "X: a\rContent-Length: 4",
         "Content-Length\t: 4",
+        "Content-Length: 99\r\nConnection: content-length",
+        "Transfer-Encoding: chunked\r\nConnection: close, Transfer-Encoding",
+        "Content_Length: 99",
     ],
 )
 def test_smuggled_requests(proxies: Proxies, origin: WebOrigin, framing: str) -> None:

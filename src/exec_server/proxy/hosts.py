@@ -41,7 +41,9 @@ _EMBEDDING: Final = tuple(
 )
 # Linux connects an address that means "any" to the loopback address of its family.
 _ANY_TO_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-_UNUSABLE: Final = re.compile(r"[\x00-\x20\x7f/\\?#@%\[\]]")
+# The characters of names that DNS and /etc/hosts have. Another proxy might read the others as the
+# end of a host.
+_is_name = re.compile(r"[a-z0-9._-]+").fullmatch
 
 
 def normalize(text: str) -> str:
@@ -61,7 +63,9 @@ def normalize(text: str) -> str:
 
 def is_usable(host: str) -> bool:
     """Whether a normal host can be asked about and looked up."""
-    return 0 < len(host) <= HOST_CHARACTERS and host.isascii() and not _UNUSABLE.search(host)
+    if len(host) > HOST_CHARACTERS:
+        return False
+    return _is_name(host) is not None or parse_address(host) is not None
 
 
 @lru_cache(REMEMBERED_ADDRESSES)

@@ -1,8 +1,9 @@
 """HttpExchange: the requests of one HTTP connection, and their exchange with origins.
 
-h11 parses both directions, and every head is written anew from the parsed form. So a request that
-two parsers could read differently is refused, or reaches the origin in the proxy's reading. A body
-whose length the head of a response tells is passed on as it arrives.
+h11 parses both directions, and every head is written anew from the parsed form, with the framing
+of its body. So a request that two parsers could read differently is refused, or reaches the origin
+in the proxy's reading, and an origin's response is likewise that of the proxy. A body whose length
+the head of a response tells is passed on as it arrives.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class HttpExchange(ABC):
         while True:
             try:
                 request = await self._next_request()
-                if request is None or await self.handle(request):
+                if request is None:
+                    return
+                messages.check_framing(request)
+                if await self.handle(request):
                     return
             except BadRequest as error:
                 answer = messages.text_answer(error.status, error.text, date())
@@ -183,6 +187,7 @@ class HttpExchange(ABC):
         for number in itertools.count(1):
             event = origin.next_event()
             if isinstance(event, h11.Response):
+                messages.check_response(event)
                 return event
             if event is h11.NEED_DATA:
                 origin.receive_data(await outer.receive(HEAD_BYTES))

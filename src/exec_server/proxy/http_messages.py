@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -21,7 +22,17 @@ _HOP_BY_HOP: Final = frozenset(
         *(b"proxy-authenticate", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
     }
 )
+# Headers that decide where a message goes, where it ends and how it is read. Every recipient needs
+# them, so none of them is an option of one connection (RFC 9110, 7.6.1). `TE` is one.
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"trailer", b"host"})
+_FOR_ALL_RECIPIENTS: Final = _FRAMING | {
+    *(b"authorization", b"cookie", b"set-cookie", b"expect"),
+    *(b"content-type", b"content-encoding", b"content-range", b"location"),
+}
+# h11 lets them pass in values; other parsers end a line there, or drop them.
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _HTTP_PORT: Final = 80
+_SERVER_WIDE: Final = b"*"  # the target of OPTIONS for a whole server
 
 # The reason of a decision: the header `x-proxy-error`, and the sentence for people.
 _REASONS: Final = {
@@ -93,7 +104,9 @@ def find_target(request: h11.Request, default_port: int = _HTTP_PORT) -> Target:
         if authority is None:
             raise BadRequest(400, "missing host")
         return Target(*authority, b"")
-    if request.target.startswith(b"/") or request.target == b"*":
+    if request.target == _SERVER_WIDE and request.method != b"OPTIONS":
+        raise BadRequest(400, "only OPTIONS has the target *")
+    if request.target.startswith(b"/") or request.target == _SERVER_WIDE:
         if host_header is None:
             raise BadRequest(400, "missing host")
         return Target(*host_header, request.target)
@@ -136,11 +149,33 @@ def _absolute(target: str) -> Target:
 
 def check_framing(request: h11.Request) -> None:
     """Raise BadRequest for a request that two parsers might end at different places."""
+    named = _misnamed_option(request)
+    if named is not None:
+        raise BadRequest(400, f"Connection names {named.decode('latin-1')}")
     names = [name for name, _ in request.headers]
     if b"transfer-encoding" in names and b"content-length" in names:
         raise BadRequest(400, "both Content-Length and Transfer-Encoding")
     if b"transfer-encoding" in names and request.http_version < b"1.1":
         raise BadRequest(400, "Transfer-Encoding in HTTP/1.0")
+    # Gateways to CGI and WSGI do not tell them from those with hyphens.
+    if any(name not in _FRAMING and name.replace(b"_", b"-") in _FRAMING for name in names):
+        raise BadRequest(400, "underscore in the name of a framing header")
+    if any(_CONTROL.search(value) for _, value in request.headers):
+        raise BadRequest(400, "control character in a header")
+
+
+def check_response(response: h11.Response) -> None:
+    """Raise RemoteProtocolError for a response whose headers contradict each other."""
+    named = _misnamed_option(response)
+    if named is not None:
+        raise h11.RemoteProtocolError(f"Connection names {named.decode('latin-1')}")
+
+
+def _misnamed_option(message: h11.Request | h11.Response) -> bytes | None:
+    """A header for all recipients that `Connection` names; without it, others would read a
+    message that differs from the one that was decided about.
+    """
+    return min(_connection_options(message) & _FOR_ALL_RECIPIENTS, default=None)
 
 
 def is_chunked(request: h11.Request) -> bool:
@@ -192,8 +227,8 @@ def _connection_options(message: h11.Request | h11.Response) -> set[bytes]:
 
 
 def end_to_end(message: h11.Request | h11.Response) -> Headers:
-    """The headers that go further, as they are spelled."""
-    dropped = _HOP_BY_HOP | _connection_options(message)
+    """The headers that go further, as they are spelled; those of the framing are written anew."""
+    dropped = _HOP_BY_HOP | {b"content-length"} | _connection_options(message)
     return [pair for pair in message.headers.raw_items() if pair[0].lower() not in dropped]
 
 
@@ -205,8 +240,21 @@ def forwarded_request(request: h11.Request, target: Target, *, absolute: bool) -
     headers += (pair for pair in end_to_end(request) if pair[0].lower() not in (b"host", b"expect"))
     if is_chunked(request):
         headers.append((b"Transfer-Encoding", b"chunked"))
-    path = b"http://" + host + target.path if absolute else target.path
+    else:
+        headers += _length(request)
+    # Each request has a connection of its own. An origin that does not read the body of a request
+    # must not take it for the next one.
+    headers.append((b"Connection", b"close"))
+    path = target.path
+    if absolute:
+        path = b"http://" + host + (b"" if path == _SERVER_WIDE else path)
     return Head(b"%b %b HTTP/1.1" % (request.method, path), headers)
+
+
+def _length(message: h11.Request | h11.Response) -> Headers:
+    """The stated length of a body, as decimal digits; h11 has made sure that there is one only."""
+    stated = dict(message.headers).get(b"content-length")
+    return [] if stated is None else [(b"Content-Length", b"%d" % int(stated))]
 
 
 def _default_host(target: Target) -> bytes:
@@ -223,11 +271,11 @@ def forwarded_response(
     Without a length the body is sent in chunks, or its end is that of the connection.
     """
     headers = end_to_end(response)
-    if length is None or response.status_code == 204:
-        # The length of another body than that which follows; 204 never has one.
-        headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
-        if length is None and may_chunk(request):
-            headers.append((b"transfer-encoding", b"chunked"))
+    if length is None:
+        headers += [(b"transfer-encoding", b"chunked")] if may_chunk(request) else []
+    elif response.status_code != 204 and b"transfer-encoding" not in dict(response.headers):
+        # With HEAD and 304 the length is that of another response; 204 never has one.
+        headers += _length(response)
     if not any(name == b"date" for name, _ in response.headers):
         headers.append((b"date", date))
     if not keeps_alive(request):

@@ -75,7 +75,6 @@ class HttpProxy(HttpExchange):
         await self.stream.send(b"HTTP/1.1 200 OK\r\ndate: %b\r\n\r\n" % date())
 
     async def _forward(self, request: h11.Request) -> None:
-        messages.check_framing(request)
         if any(name == _UNIX_SOCKET for name, _ in request.headers):
             self._report_unix_socket(request)
             raise BadRequest(501, "unix sockets unsupported")

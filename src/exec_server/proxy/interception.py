@@ -142,7 +142,6 @@ class _InterceptedHttp(HttpExchange):
         self._origin = origin
 
     async def handle(self, request: h11.Request) -> bool:
-        messages.check_framing(request)
         origin = self._origin
         if request.method == b"CONNECT":
             raise BadRequest(400, "CONNECT inside of a tunnel")

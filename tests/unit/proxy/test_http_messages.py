@@ -37,11 +37,25 @@ def _request(target: str, host: str, method: str = "GET", more: str = "") -> h11
         ("http://[::1]:8/", "[0::1]:8", Target("::1", 8, b"/")),
         ("http://a.test/?", "", Target("a.test", 80, b"/")),
         ("/origin/form", "a.test:9", Target("a.test", 9, b"/origin/form")),
-        ("*", "a.test", Target("a.test", 80, b"*")),
     ],
 )
 def test_targets(target: str, host: str, expected: Target) -> None:
     assert messages.find_target(_request(target, host)) == expected
+
+
+def test_target_of_a_whole_server() -> None:
+    request = _request("*", "a.test:81", "OPTIONS")
+    target = messages.find_target(request)
+    assert target == Target("a.test", 81, b"*")
+    assert messages.forwarded_request(request, target, absolute=False).start == (
+        b"OPTIONS * HTTP/1.1"
+    )
+    # The form for another proxy has no path (RFC 9112, 3.2.4).
+    assert messages.forwarded_request(request, target, absolute=True).start == (
+        b"OPTIONS http://a.test:81 HTTP/1.1"
+    )
+    with pytest.raises(BadRequest, match="only OPTIONS has the target"):
+        messages.find_target(_request("*", "a.test"))
 
 
 def test_target_of_connect() -> None:
@@ -104,6 +118,55 @@ def test_framing_that_two_parsers_could_read_differently() -> None:
         messages.check_framing(old)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Content-Length", "transfer-encoding", "Trailer", "HOST", "Authorization", "Cookie"),
+        *("Content-Type", "Content-Encoding", "Content-Range", "Expect"),
+    ],
+)
+def test_headers_for_all_recipients_are_no_options_of_a_connection(name: str) -> None:
+    for option in (name, f"close , {name},x", f"x\nConnection:\t{name}"):
+        with pytest.raises(BadRequest, match=f"Connection names {name.lower()}"):
+            messages.check_framing(_request("/", "a", "POST", f"Connection: {option}\n"))
+    with pytest.raises(h11.RemoteProtocolError, match=f"Connection names {name.lower()}"):
+        messages.check_response(_response(("Connection", f"close, {name}")))
+
+
+def test_options_of_a_connection() -> None:
+    for option in ("close", "keep-alive", "TE, close", "Upgrade, HTTP2-Settings", "X-Other", ""):
+        messages.check_framing(_request("/", "a", "POST", f"Connection: {option}\n"))
+        messages.check_response(_response(("Connection", option)))
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ("Content_Length: 3", "underscore in the name of a framing header"),
+        ("transfer_ENCODING: chunked", "underscore in the name of a framing header"),
+        ("X: a\x01b", "control character in a header"),
+        ("X: a\x1eContent-Length: 3", "control character in a header"),
+    ],
+)
+def test_headers_that_other_parsers_read_differently(header: str, text: str) -> None:
+    with pytest.raises(BadRequest, match=text):
+        messages.check_framing(_request("/", "a", "POST", f"{header}\n"))
+
+
+def test_the_length_of_a_body_is_written_anew() -> None:
+    request = _request("/p", "a.test", "POST", "content-length: 007, 007\nContent-Length: 007\n")
+    forwarded = messages.forwarded_request(request, messages.find_target(request), absolute=False)
+    lengths = [pair for pair in forwarded.headers if pair[0].lower() == b"content-length"]
+    assert lengths == [(b"Content-Length", b"7")]
+    response = _response(("content-length", "007"), ("Date", "x"))
+    answered = messages.forwarded_response(_request("/", "a"), response, 7, _DATE)
+    assert answered.headers == [(b"Date", b"x"), (b"Content-Length", b"7")]
+    # The length of a response to HEAD whose body would come in chunks says nothing.
+    both = _response(("Content-Length", "7"), ("Transfer-Encoding", "chunked"), ("Date", "x"))
+    answered = messages.forwarded_response(_request("/", "a", "HEAD"), both, 0, _DATE)
+    assert answered.headers == [(b"Date", b"x")]
+
+
 def test_hop_by_hop_headers_go_no_further() -> None:
     request = _request(
         "http://a.test:81/p",
@@ -116,10 +179,17 @@ def test_hop_by_hop_headers_go_no_further() -> None:
     forwarded = messages.forwarded_request(request, messages.find_target(request), absolute=False)
     assert forwarded == Head(
         b"POST /p HTTP/1.1",
-        [(b"Host", b"A.test:81"), (b"X-Keep", b"1"), (b"Content-Length", b"5")],
+        [
+            (b"Host", b"A.test:81"),
+            (b"X-Keep", b"1"),
+            (b"Content-Length", b"5"),
+            (b"Connection", b"close"),
+        ],
     )
-    encoded = b"POST /p HTTP/1.1\r\nHost: A.test:81\r\nX-Keep: 1\r\nContent-Length: 5\r\n\r\n"
-    assert forwarded.encode() == encoded
+    assert forwarded.encode() == (
+        b"POST /p HTTP/1.1\r\nHost: A.test:81\r\nX-Keep: 1\r\nContent-Length: 5\r\n"
+        b"Connection: close\r\n\r\n"
+    )
 
 
 def test_body_of_unknown_length_is_chunked_again() -> None:
@@ -142,7 +212,9 @@ def test_body_of_unknown_length_is_chunked_again() -> None:
 def test_requests_without_host_and_for_another_proxy(target: str, host: bytes) -> None:
     request = _parse(f"GET {target} HTTP/1.0\n\n")
     forwarded = messages.forwarded_request(request, messages.find_target(request), absolute=True)
-    assert forwarded == Head(b"GET http://" + host + b"/p HTTP/1.1", [(b"Host", host)])
+    assert forwarded == Head(
+        b"GET http://" + host + b"/p HTTP/1.1", [(b"Host", host), (b"Connection", b"close")]
+    )
 
 
 def _response(*headers: tuple[str, str], status: int = 200) -> h11.Response:

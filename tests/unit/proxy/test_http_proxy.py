@@ -107,6 +107,50 @@ def _time_until_end(*sent: str) -> float:
 _REFUSED = "GET http://bad.test/ HTTP/1.1\nHost: bad.test\n\n"
 
 
+_HIDDEN = "DELETE /hidden HTTP/1.1\nHost: a.test\n\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("content-length", "close, Content-Length", "Transfer-Encoding", "host", "Authorization"),
+        *("keep-alive\nConnection: Content-Length", "x,\n CONTENT-LENGTH"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "CONNECT"])
+def test_framing_headers_that_connection_names(method: str, options: str) -> None:
+    """The origin would read the body as further requests."""
+
+    async def scenario(world: World) -> None:
+        target = "a.test:80" if method == "CONNECT" else "http://a.test/"
+        length = len(_HIDDEN.replace("\n", "\r\n"))
+        world.send(
+            f"{method} {target} HTTP/1.1\nHost: a.test\nConnection: {options}\n"
+            f"Content-Length: {length}\n\n{_HIDDEN}"
+        )
+        head = await world.head()
+        assert head.startswith("HTTP/1.1 400 Bad Request\r\n")
+        assert "connection: close\r\n" in head
+        assert world.origins.empty()
+
+    _run_until_end(scenario)
+
+
+def test_an_origin_cannot_hide_the_length_of_its_response() -> None:
+    """The process would take the next response, of another host, for a part of this body."""
+
+    async def scenario(world: World) -> None:
+        world.send("GET http://a.test/ HTTP/1.1\nHost: a.test\n\n")
+        origin = await world.origins.get()
+        await world.head(origin)
+        origin.writer.write(
+            b"HTTP/1.1 200 OK\r\nConnection: content-length\r\nContent-Length: 2\r\n\r\nok"
+        )
+        assert (await world.head()).startswith("HTTP/1.1 502 Bad Gateway\r\n")
+
+    _run_until_end(scenario)
+
+
 def test_slow_heads_are_cut_off() -> None:
     assert _time_until_end("GET http://a.test/") == module.HEAD_SECONDS == 30
     # Also the head of a request that has come with the one before it.
