@@ -1,4 +1,7 @@
-"""Domain patterns: `a.b` itself, `*.a.b` all below, `**.a.b` both, `*` and `?` inside. Pure."""
+"""Domain patterns: `a.b` itself, `*.a.b` all below, `**.a.b` both, `*` and `?` inside. Pure.
+
+Requests name hosts in ASCII, so international names are encoded by IDNA, as browsers do it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from collections.abc import Iterable
 from typing import Final
 
 from exec_server.errors import InvalidParams
-from exec_server.proxy.hosts import normalize
+from exec_server.protocol.url_host import domain_to_ascii
+from exec_server.proxy.hosts import HOST_CHARACTERS, is_usable, normalize
 
 # Patterns of one process, and the characters of one: clients have a few dozen short ones. More
 # are refused, because each request of the process is compared with all of them.
 MAX_PATTERNS: Final = 4096
 PATTERN_CHARACTERS: Final = 1024
+# The longest label of DNS. Encoding takes quadratic time, so longer ones are refused before it.
+LABEL_CHARACTERS: Final = 63
 
 _PREFIX: Final = "invalid network proxy config: "
 _ANY: Final = "*"
@@ -80,9 +86,35 @@ def _parse(pattern: str) -> tuple[bool, bool, str]:
     if "**" in text:
         raise InvalidParams(f"{_PREFIX}unsupported repeated wildcard: {pattern}")
     rest = normalize(text)
+    if not rest.isascii():
+        rest = _ascii(rest, pattern)
     if not rest:
         raise InvalidParams(f"{_PREFIX}domain pattern is empty")
     return below, itself, rest
+
+
+def _ascii(text: str, pattern: str) -> str:
+    """The rest of a pattern with international labels in the form in which requests name them."""
+    # A longer one matches no host, and encoding thousands of them would take a minute.
+    labels = text.split(".") if len(text) <= HOST_CHARACTERS else [text]
+    encoded = [label if label.isascii() else _encoded(label) for label in labels]
+    if None in encoded:
+        raise InvalidParams(
+            f"{_PREFIX}domain pattern has no ASCII form: {pattern} (a label with other letters "
+            "must be a valid international name without wildcards; write it as xn--…)"
+        )
+    return normalize(".".join(label or "" for label in encoded))
+
+
+def _encoded(label: str) -> str | None:
+    """An international label in ASCII; None if it has no such form."""
+    if len(label) > LABEL_CHARACTERS or _has_wildcard(label):
+        return None
+    try:
+        encoded = domain_to_ascii(label)
+    except ValueError:
+        return None
+    return encoded if is_usable(encoded) else None
 
 
 def _has_wildcard(text: str) -> bool:

@@ -31,6 +31,15 @@ from exec_server.proxy.domain_patterns import DomainPatterns
         ("x*y.f", ["xy.f", "x1y.f", "x.y.f"], ["x.f"]),
         ("**.g*.test", ["g.test", "p.g1.test", "g.h.test"], ["p.test"]),
         ("a*b*c.d", ["abc.d", "a-b-c.d", "abbcc.d"], ["acb.d"]),
+        # Requests name international hosts in ASCII.
+        ("bücher.test", ["xn--bcher-kva.test"], ["bucher.test"]),
+        ("BÜCHER.test.:443", ["xn--bcher-kva.test"], ["bücher.test"]),
+        ("*.bücher.test", ["x.xn--bcher-kva.test"], ["xn--bcher-kva.test"]),
+        ("**.x*.bücher.test", ["x1.xn--bcher-kva.test"], ["y.xn--bcher-kva.test"]),
+        ("straße.test", ["xn--strae-oqa.test"], ["strasse.test"]),
+        ("☃.test", ["xn--n3h.test"], []),
+        ("\uff45\uff56\uff49\uff4c\u3002test", ["evil.test"], []),
+        ("\uff11\uff12\uff17.0.0.1", ["127.0.0.1"], []),
     ],
 )
 def test_matches(pattern: str, matched: list[str], others: list[str]) -> None:
@@ -60,6 +69,17 @@ def test_only_a_pattern_without_wildcards_names_a_host() -> None:
         ("[x]", "brackets are only supported for IPv6 literals or [*]: [x]"),
         ("[::1", "brackets are only supported for IPv6 literals or [*]: [::1"),
         ("**", "unsupported repeated wildcard: **"),
+        *(
+            (
+                pattern,
+                f"domain pattern has no ASCII form: {pattern} (a label with other letters must "
+                "be a valid international name without wildcards; write it as xn--…)",
+            )
+            for pattern in (
+                *("bü*.test", "*ü.test", "bü?cher.test", "\uff0a.test", "a\u200d.test"),
+                *("ü" * 64 + ".test", "ü." + "a." * 127, "\uff0f.test"),
+            )
+        ),
         ("**.a.**", "unsupported repeated wildcard: **.a.**"),
     ],
 )
