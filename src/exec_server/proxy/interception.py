@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import h11
 
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 # For the TLS handshake of either side.
 HANDSHAKE_SECONDS = 30.0
+# The answer to them repeats the headers of the request (RFC 9110, 9.3.8; TRACK is an older name),
+# so the process would read the secret. Some servers ignore the case of methods.
+_ECHOED_METHODS: Final = frozenset({b"TRACE", b"TRACK"})
 
 
 class _Origin(NamedTuple):
@@ -63,6 +66,8 @@ class Interceptor:
 
     def restored(self, head: Head, target: messages.Target, scheme: Scheme) -> Head:
         """The head of a request for an origin with secrets for dummies, where they belong."""
+        if head.start.partition(b" ")[0].upper() in _ECHOED_METHODS:
+            return head
         headers = self.mask.restored(scheme, target[:2], target.path, head.headers)
         return Head(head.start, headers)
 

@@ -177,6 +177,19 @@ def test_a_folded_header_gets_the_secret_in_one_line() -> None:
     _run(scenario)
 
 
+@pytest.mark.parametrize("method", ["TRACE", "TRACK", "trace"])
+def test_no_secret_where_the_answer_repeats_the_headers(method: str) -> None:
+    async def scenario(world: World) -> None:
+        world.send(f"{method} /user HTTP/1.1\nHost: {_HOST}\nAuthorization: Bearer {_DUMMY}\n\n")
+        origin = await world.origins.get()
+        head = await world.head(origin)
+        assert head.startswith(f"{method} /user HTTP/1.1\r\n")
+        assert f"Authorization: Bearer {_DUMMY}\r\n" in head
+        origin.writer.close()
+
+    _run(scenario)
+
+
 def test_upgrades_go_no_further() -> None:
     async def scenario(world: World) -> None:
         world.send(_get(more="Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Key: x\n"))
