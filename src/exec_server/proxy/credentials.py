@@ -43,6 +43,8 @@ CERTIFICATE_VARIABLES: Final = (
     *("GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO", "BUNDLE_SSL_CA_CERT", "PIP_CERT"),
     *("npm_config_cafile", "NPM_CONFIG_CAFILE", "CODEX_CA_CERTIFICATE"),
 )
+# Headers that name another path than the request line, for servers that heed them.
+_PATH_HEADERS: Final = frozenset({b"x-original-url", b"x-rewrite-url"})
 
 
 class TooManySecrets(Exception):
@@ -172,10 +174,13 @@ class CredentialMask:
 
         A secret with a line break stays a dummy: it cannot be sent.
         """
-        usages = [usage for usage in self._usages if _has(usage, scheme, place, path)]
+        given = list(headers)
+        is_known = _PATH_HEADERS.isdisjoint(name.lower() for name, _ in given)
+        known = path if is_known else None
+        usages = [usage for usage in self._usages if _has(usage, scheme, place, known)]
         if not usages:
-            return list(headers)
-        return [(name, self._restored(name.lower(), value, usages)) for name, value in headers]
+            return given
+        return [(name, self._restored(name.lower(), value, usages)) for name, value in given]
 
     def _restored(self, name: bytes, value: bytes, usages: Sequence[Usage]) -> bytes:
         """The value of one header of a request with these usages; `name` is in lower case."""
@@ -246,7 +251,7 @@ def _found(
                 yield name, value
 
 
-def _has(usage: Usage, scheme: Scheme, place: tuple[str, int], path: bytes) -> bool:
+def _has(usage: Usage, scheme: Scheme, place: tuple[str, int], path: bytes | None) -> bool:
     """Whether a request goes to a destination of a usage."""
     return any(each.has_host(scheme, *place) and each.has_path(path) for each in usage.destinations)
 

@@ -71,11 +71,23 @@ def test_hosts_that_are_named() -> None:
     [
         (
             "https://a.example/v1/",
-            ["/v1/", "/v1/x", "/v1/x?next=/../", "/v1/a..b", "/v1/%41"],
+            [
+                *("/v1/", "/v1/x", "/v1/x?next=/../", "/v1/a..b", "/v1/%41", "/v1//x", "/v1/x;y=1"),
+                *("/v1/.well-known/x", "/v1/a%2Fb", "/v1/%c3%a9", "/v1/100%25", "/v1/a...b"),
+            ],
             [
                 *("/", "/v1", "/v1x", "/V1/x", "//v1/x", "*", "/v1/../x", "/v1/.", "/v1/%2e%2e/x"),
                 *("/v1/%252e%252e/x", "/v1/x/..%2fy", "/v1/..\\x", "/v1/%5c..%5cx", "/v1/%2E./x"),
                 "/v1/%2525252525252e",
+                # Parameters of Java servers, and what is removed before `..` is looked for.
+                *("/v1/..;/x", "/v1/..;a=b/x", "/v1/..%3b/x", "/v1/..%253b/x", "/v1/.;/../x"),
+                *("/v1/..%00/x", "/v1/%00/x", "/v1/x%00", "/v1/..%0a/x", "/v1/.%09./x"),
+                *("/v1/..%20/x", "/v1/%20../x", "/v1/.../x", "/v1/..,/x", "/v1/..%3f/x"),
+                *("/v1/x\\..\\y", "/v1/..%5cx", "/v1/..%255cx", "/v1/x/..;x?y", "/v1/..#"),
+                # Overlong, wide and compatible forms of dots and slashes.
+                *("/v1/%c0%ae%c0%ae/x", "/v1/..%c0%afx", "/v1/%u002e%u002e/x", "/v1/%%32%65./x"),
+                *("/v1/%ef%bc%8e%ef%bc%8e/x", "/v1/%e2%80%a5/x", "/v1/..%ef%bc%8fx", "/v1/%"),
+                *("/v1/%c2%ad../x", "/v1/%e9", "/v1/%25u002e%25u002e/x"),
             ],
         ),
         ("https://a.example/v1", ["/v1", "/v1/x", "/v1?x"], ["/v1x", "/v", "/v1/../x"]),
@@ -86,3 +98,8 @@ def test_paths(prefix: str, below: list[str], others: list[str]) -> None:
     destination = parse_destination(prefix)
     assert [each for each in below if not destination.has_path(each.encode())] == []
     assert [each for each in others if destination.has_path(each.encode())] == []
+
+
+def test_a_target_that_another_header_may_name() -> None:
+    assert parse_destination("https://a.example/").has_path(None)
+    assert not parse_destination("https://a.example/v1/").has_path(None)

@@ -340,6 +340,13 @@ def test_destinations_of_a_client(
     assert restored == [(b"Authorization", b"Bearer " + shown), *headers[1:]]
 
 
+@pytest.mark.parametrize("name", [b"X-Original-URL", b"x-rewrite-url"])
+def test_no_secret_if_a_header_names_another_path(name: bytes) -> None:
+    mask, dummy = _masking()
+    headers = [(b"Authorization", b"Bearer " + dummy), (name, b"/v2/")]
+    assert mask.restored("https", ("api.example", 443), b"/v1/x", headers) == headers
+
+
 def test_ways_of_authentication_of_a_client() -> None:
     def restored(name: bytes, value: bytes, **members: Any) -> bytes:
         mask, dummy = _masking(**members)
