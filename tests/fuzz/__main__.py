@@ -8,6 +8,7 @@ repository. An input that breaks a rule is stored in the folder of findings.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -22,13 +23,16 @@ from typing import Any
 
 from tests.fuzz import engine
 from tests.fuzz.live import fuzz_server
+from tests.fuzz.proxy_differential import NAME as PROXY
+from tests.fuzz.proxy_differential import Differential, fuzz_proxy
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SECONDS = 60.0
-# Shares of the time: the decoders together, each run of the grammar, and the properties.
-_SHARES = {"methods": 0.2, "methods-confined": 0.2, "properties": 0.15}
+# Shares of the time: the decoders together, each run of the grammar, the properties, and requests
+# through a proxy to origins with different parsers.
+_SHARES = {"methods": 0.2, "methods-confined": 0.2, "properties": 0.15, PROXY: 0.15}
 _PROPERTIES = sorted(path.name for path in Path(__file__).parent.glob("test_*.py"))
 # The repository keeps small inputs only; larger ones are found again from them.
 _KEPT_BYTES = 2_048
@@ -151,7 +155,10 @@ def _run_one(name: str, seconds: float, seed: int, cache: Path) -> dict[str, Any
     if name == "properties":
         return _run_properties(random, seconds, cache)
     if name in _SHARES:
-        run = fuzz_server(random, seconds, is_confined=name == "methods-confined")
+        if name == PROXY:
+            run = fuzz_proxy(random, seconds)
+        else:
+            run = fuzz_server(random, seconds, is_confined=name == "methods-confined")
         findings = [_store(cache, each) for each in run.findings]
         return {"name": name, "inputs": run.requests, "new": run.results, "findings": findings}
     target = _BY_NAME[name]
@@ -215,8 +222,12 @@ def _print_table(reports: list[dict[str, Any]]) -> None:
 def _replay(names: list[str]) -> int:
     failed = 0
     for name in names:
-        target = _BY_NAME[Path(name).name.rpartition("-")[0]]
-        reason = engine.check(target, Path(name).read_bytes())
+        subject, data = Path(name).name.rpartition("-")[0], Path(name).read_bytes()
+        if subject == PROXY:
+            with contextlib.closing(Differential()) as differential:
+                reason = differential.check(data)
+        else:
+            reason = engine.check(_BY_NAME[subject], data)
         print(f"{name}: {reason or 'no rule is broken'}")
         failed += reason is not None
     return int(failed > 0)
