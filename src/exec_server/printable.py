@@ -1,4 +1,4 @@
-"""printable: the one function that makes a text of a peer safe for a terminal and a log. Pure.
+"""printable and lossy: texts of peers and names of files for terminals, logs and messages. Pure.
 
 The other end of a connection chooses names, error texts and versions. A terminal executes the
 control characters in them: they can move the cursor, set the title or the clipboard, and forge
@@ -22,6 +22,17 @@ def printable(text: str, *, keep: str = "") -> str:
         character if character.isprintable() or character in keep else _escape(character)
         for character in text
     )
+
+
+def lossy(text: str) -> str:
+    """A text that UTF-8 can carry: U+FFFD for each byte of a file name that is not UTF-8.
+
+    Messages to clients have this form, as those of the reference do.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:  # half of a surrogate pair, which stands for no byte
+        return text.encode("utf-8", "replace").decode()
 
 
 def _escape(character: str) -> str:

@@ -14,6 +14,7 @@ from unittest import mock
 
 from exec_server.errors import NotFound
 from exec_server.filesystem.inotify import Inotify
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.process.table import ProcessTable
 from exec_server.protocol import process, session
@@ -141,7 +142,7 @@ class ConnectionBench:
         self.tables: list[_Table] = []
         self.ran: list[str] = []
         self.gates: dict[str, asyncio.Future[None]] = {}
-        self.sessions = SessionRegistry(self._make_table, tasks, 1000.0)
+        self.sessions = SessionRegistry(self._make_table, GuardedTasks(tasks), 1000.0)
         self.server = ServerContext(
             environment=_ENVIRONMENT,
             variables={},
@@ -152,7 +153,7 @@ class ConnectionBench:
             sandboxes=cast(Any, None),
             sessions=self.sessions,
             detached=cast(Any, None),
-            tasks=tasks,
+            tasks=GuardedTasks(tasks),
             concurrent_requests=slots,
         )
         self.stream = MemoryStream()

@@ -24,7 +24,9 @@ class Layer:
 
 
 _PURE = frozenset(_IO | {"websockets"})
-_BELOW_SANDBOX = ("errors", "protocol", "process", "filesystem", "portable", "host")
+_BELOW_SANDBOX = (
+    *("errors", "protocol", "process", "filesystem", "portable", "host", "guarded tasks"),
+)
 
 LAYERS = [
     Layer(0, "errors", ("errors", "printable"), (), frozenset(_PURE | {"msgspec"})),
@@ -39,6 +41,8 @@ LAYERS = [
     Layer(
         2, "portable", ("host.event_loop", "host.forks", "host.module_path", "host.platform"), ()
     ),
+    # Whatever serves several clients keeps their failures apart by it.
+    Layer(2, "guarded tasks", ("host.guarded_tasks",), ()),
     Layer(
         2,
         "host",
@@ -50,14 +54,14 @@ LAYERS = [
         2,
         "process",
         ("process", "process.*"),
-        ("errors", "protocol", "output", "host"),
+        ("errors", "protocol", "output", "host", "guarded tasks"),
         frozenset({"websockets"}),
     ),
     Layer(
         2,
         "filesystem",
         ("filesystem", "filesystem.*"),
-        ("errors", "protocol", "portable", "host", "patching"),
+        ("errors", "protocol", "portable", "host", "patching", "guarded tasks"),
         frozenset({"websockets"}),
     ),
     # Reads the files of Codex; the server alone knows what they are for.
@@ -90,7 +94,7 @@ LAYERS = [
         (),
         frozenset({"websockets", "msgspec", *_IO}),
     ),
-    Layer(4, "net", ("net", "net.*"), ("errors", "url host", "relay", "stream")),
+    Layer(4, "net", ("net", "net.*"), ("errors", "url host", "relay", "stream", "guarded tasks")),
     # The rules of a process's network are applied without looking at the machine.
     Layer(
         4,
@@ -107,11 +111,16 @@ LAYERS = [
         4,
         "proxy",
         ("proxy", "proxy.*"),
-        ("errors", "protocol", "host", "network policy"),
+        ("errors", "protocol", "host", "network policy", "guarded tasks"),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(4, "registry", ("registry", "registry.*"), ("errors", "relay", "net")),
-    Layer(5, "remote", ("server.remote",), ("errors", "relay", "stream", "net", "registry")),
+    Layer(
+        5,
+        "remote",
+        ("server.remote",),
+        ("errors", "relay", "stream", "net", "registry", "guarded tasks"),
+    ),
     # Builds the parts of a server; the one module that knows both transports and connections.
     Layer(
         5,
@@ -159,7 +168,7 @@ LAYERS = [
         5,
         "hosting",
         ("hosting", "hosting.*"),
-        ("errors", "relay", "net", "hosting rules"),
+        ("errors", "relay", "net", "hosting rules", "guarded tasks"),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(5, "handle", ("client.handle",), ("portable",)),

@@ -244,12 +244,15 @@ class WebSocketLink:
         self.close_code: int | None = None
         self.answer_pings = True
         request = upgrade_request(target, headers, host=urlsplit(url).netloc or "localhost")
-        self.sock.sendall(request)
-        self.handshake = _read_reply(self._inbox, time.monotonic() + scaled(timeout))
-        if self.handshake.status != 101:
+        try:
+            self.sock.sendall(request)
+            self.handshake = _read_reply(self._inbox, time.monotonic() + scaled(timeout))
+            if self.handshake.status != 101:
+                raise HandshakeRefused(self.handshake)
+            self._check_accept(request)
+        except BaseException:
             self.sock.close()
-            raise HandshakeRefused(self.handshake)
-        self._check_accept(request)
+            raise
 
     def _check_accept(self, request: bytes) -> None:
         key = request.split(b"Sec-WebSocket-Key: ", 1)[1].split(b"\r\n", 1)[0]

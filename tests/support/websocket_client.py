@@ -9,6 +9,7 @@ from typing import Any
 
 import uvloop
 
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.net.listen import BoundSocket, TcpAddress
 from exec_server.net.stream import MessageStream
 from exec_server.net.websocket.client import ClientSocket, connect
@@ -106,7 +107,7 @@ class Echo:
 async def listening() -> AsyncIterator[int]:
     bound = BoundSocket(TcpAddress("ws", "127.0.0.1", 0))
     async with asyncio.TaskGroup() as tasks:
-        listener = WebSocketListener([bound], Settings(Echo), tasks)
+        listener = WebSocketListener([bound], Settings(Echo), GuardedTasks(tasks))
         await listener.open()
         try:
             yield bound.socket.getsockname()[1]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exec_server.printable import printable
+from exec_server.printable import lossy, printable
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,17 @@ def test_some_can_be_kept() -> None:
 def test_the_result_is_printable(text: str) -> None:
     assert printable(text).isprintable()
     assert printable(printable(text)) == printable(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain ü \x1b", "plain ü \x1b"),
+        ("/tmp/x\udcff", "/tmp/x\ufffd"),
+        ("\udcc3\udcbc", "ü"),
+        ("half \ud83d", "half ?"),
+    ],
+)
+def test_lossy(text: str, expected: str) -> None:
+    assert lossy(text) == expected
+    lossy(text).encode()

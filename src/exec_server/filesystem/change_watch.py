@@ -35,6 +35,7 @@ from exec_server.filesystem.inotify import (
 )
 from exec_server.filesystem.watch import is_unreliable
 from exec_server.filesystem.watched_directories import remove_below
+from exec_server.printable import lossy
 from exec_server.protocol.file_watches import Change, ChangeKind
 
 # Changed paths that wait to be sent. Beyond it they are dropped, and the overflow is reported.
@@ -95,10 +96,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     def on_wire(self) -> list[Change]:
         """The changes for a client, by path; bytes that are not UTF-8 are replaced."""
-        return [
-            Change(os.fsencode(path).decode("utf-8", "replace"), self.changes[path])
-            for path in sorted(self.changes)
-        ]
+        return [Change(lossy(path), self.changes[path]) for path in sorted(self.changes)]
 
 
 class ChangeWatch(DirectoryListener):

@@ -24,6 +24,7 @@ from exec_server.filesystem.line_search import (
     PathFilter,
 )
 from exec_server.host.module_path import helper_words
+from exec_server.printable import lossy
 from exec_server.protocol import file_changes as wire
 
 # Matches of one search: the answer stays far below the limit of a message.
@@ -259,7 +260,7 @@ class _RipgrepReader:
         is_below = path.startswith(self._prefix)
         name = path.removeprefix(self._prefix) if is_below else os.path.basename(path)
         self._is_searched = not is_below or self._filter.is_path_searched(name)
-        self._name = os.fsencode(name).decode("utf-8", "replace")
+        self._name = lossy(name)
         self._first = len(self.found.lines)
         self._earlier = (self._matches, self._characters, self.found.truncated)
 

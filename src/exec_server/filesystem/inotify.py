@@ -26,6 +26,7 @@ from typing import Final
 
 from exec_server.filesystem import syscalls
 from exec_server.filesystem.watched_directories import WatchedDirectories
+from exec_server.host.guarded_tasks import guarded_call
 
 # Watched inodes of the server. The kernel's own limit, for all programs of a user, is between 8,192
 # and a million, and a watch costs it about 1 KiB. Above this nothing more is watched.
@@ -279,11 +280,11 @@ class Inotify:
         if mask & _IN_Q_OVERFLOW:
             listeners = {each for _, watch in self._all_watches() for each in set(watch.listeners)}
             for listener in listeners:
-                listener.on_overflow()
+                guarded_call(listener.on_overflow)
         elif (watch := self._watches.get(descriptor)) is not None:
             listeners = list(watch.listeners)
             for listener in listeners:
-                listener.on_event(descriptor, mask, name)
+                guarded_call(listener.on_event, descriptor, mask, name)
         return len(listeners)
 
     def _subscribers(self, descriptor: int, mask: int, name: bytes) -> list[Subscription]:
@@ -304,7 +305,7 @@ class Inotify:
 
     def _fire(self, subscriptions: list[Subscription]) -> None:
         for subscription in subscriptions[:BURST]:
-            subscription.fire()
+            guarded_call(subscription.fire)
         if len(subscriptions) > BURST:
             self._loop.call_soon(self._fire, subscriptions[BURST:])
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from exec_server.errors import StartupError
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.hosting import endpoints
 from exec_server.hosting.bodies import plaintext_disabled
 from exec_server.hosting.capacity import Capacity, Room
@@ -110,12 +111,13 @@ async def serve(
         except DatabaseUnavailable as error:
             raise StartupError(f"cannot use the database: {error}") from None
         async with asyncio.TaskGroup() as tasks:
-            service = Service(store, metrics, options, tasks.create_task)
+            guarded = GuardedTasks(tasks)  # for connections, which must not end each other
+            service = Service(store, metrics, options, guarded.create_task)
             try:
                 await service.node.start()
             except DatabaseUnavailable as error:
                 raise StartupError(f"cannot use the database: {error}") from None
-            await service.open(bound, metrics_bound, certificate, tasks)
+            await service.open(bound, metrics_bound, certificate, guarded)
             listening(Listening(service.node.id, first_start))
             background = [
                 tasks.create_task(service.node.run()),
@@ -215,7 +217,7 @@ class Service:
         bound: BoundSocket,
         metrics_bound: BoundSocket | None,
         certificate: ServerCertificate | None,
-        tasks: asyncio.TaskGroup,
+        tasks: GuardedTasks,
     ) -> None:
         loop = asyncio.get_running_loop()
         if certificate is not None:

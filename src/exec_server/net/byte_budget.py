@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from exec_server.host.guarded_tasks import guarded_call
+
 
 class ByteBudget:
     """Bytes that large incoming messages may take up at a time, granted in order of request."""
@@ -32,7 +34,7 @@ class ByteBudget:
         while self._waiters and self._waiters[0][0] <= self._free:
             size, granted = self._waiters.popleft()
             self._free -= size
-            granted()
+            guarded_call(granted)  # of another connection than the one that releases
 
     @property
     def has_waiters(self) -> bool:

@@ -10,6 +10,7 @@ import logging
 import ssl
 
 from exec_server.errors import ConnectFailed
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket, connect
 
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 10.0
 
 
-def forwarder(url: str, tls: ssl.SSLContext | None, tasks: asyncio.TaskGroup) -> ReceiverFactory:
+def forwarder(url: str, tls: ssl.SSLContext | None, tasks: GuardedTasks) -> ReceiverFactory:
     """A factory of receivers that join streams to the destination; dials on `tasks`."""
     return lambda stream: _FromClient(stream, url, tls, tasks)
 
@@ -28,12 +29,14 @@ class _FromClient:
     """The receiver of a stream: passes its messages to the destination."""
 
     def __init__(
-        self, stream: MessageStream, url: str, tls: ssl.SSLContext | None, tasks: asyncio.TaskGroup
+        self, stream: MessageStream, url: str, tls: ssl.SSLContext | None, tasks: GuardedTasks
     ) -> None:
         self._stream = stream
         self._socket: ClientSocket | None = None
         stream.pause_reading()  # until the destination is connected
-        self._dialling = tasks.create_task(self._dial(url, tls))
+        self._dialling = tasks.create_task(
+            self._dial(url, tls), lambda: stream.close(0, "internal error")
+        )
 
     async def _dial(self, url: str, tls: ssl.SSLContext | None) -> None:
         stream = self._stream

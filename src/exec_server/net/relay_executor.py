@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.net.byte_budget import ByteBudget
 from exec_server.net.ephemeral_keys import EphemeralKeys
 from exec_server.net.relay_socket import RelaySocket
@@ -38,7 +39,7 @@ class Settings:
     """The settings that all links of an executor share."""
 
     receiver: ReceiverFactory
-    tasks: asyncio.TaskGroup
+    tasks: GuardedTasks
     budget: ByteBudget = field(default_factory=lambda: ByteBudget(RECEIVING_BYTES))
 
 
@@ -75,8 +76,12 @@ class ExecutorRelayLink:
     # ---- events of the socket ---------------------------------------------------------
 
     def message_received(self, message: bytes, *, is_text: bool) -> None:
-        if not is_text:
+        if is_text:
+            return
+        try:
             self._multiplexer.frame_received(message)
+        except Exception:  # an edge: a frame of one client must not end the link of all
+            log.exception("a relay frame failed unexpectedly")
 
     def _socket_lost(self) -> None:
         for task in self._validations:
@@ -101,8 +106,7 @@ class ExecutorRelayLink:
         is_valid = False
         try:
             is_valid = await self._validate(handshake)
-        except Exception:
-            # An exception that leaves this task would end the server with all its clients.
+        except Exception:  # an edge: the client is refused
             log.exception("validation failed unexpectedly")
         self._multiplexer.finish_handshake(handshake, is_valid=is_valid)
 

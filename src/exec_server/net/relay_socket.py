@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 
+from exec_server.host.guarded_tasks import guarded_call
 from exec_server.net.liveness import Action, KeepAlive, Progress, Watchdog
 from exec_server.net.relay_stream import RelayStream
 from exec_server.net.websocket.client import ClientSocket
+
+log = logging.getLogger(__name__)
 
 # As often as the reference; no second ping while an answer is outstanding.
 PING_SECONDS = 30.0
@@ -60,13 +64,21 @@ class RelaySocket:
         self._is_pumping = True
         burst = BURST
         while self._sending and not self.is_full and burst:
-            stream = self._sending.popleft()
-            if stream.send_next():
-                self._sending.append(stream)
+            self._send_next(self._sending.popleft())
             burst -= 1
         self._is_pumping = False
         if not burst and self._sending and not self.is_full:
             self._loop.call_soon(self._pump)
+
+    def _send_next(self, stream: RelayStream) -> None:
+        try:
+            has_more = stream.send_next()
+        except Exception:  # an edge: one stream must not stop the others
+            log.exception("a relay stream failed unexpectedly")
+            guarded_call(stream.fail)
+        else:
+            if has_more:
+                self._sending.append(stream)
 
     def pause_writing(self) -> None:
         if not self.is_full:

@@ -270,6 +270,11 @@ class RelayStream:
         if not self._frames:
             self._forget()
 
+    def fail(self) -> None:
+        """End the stream at once, without its queued frames: one of them could not be sent."""
+        self._frames.clear()
+        self.close(0, "internal error")
+
     def _forget(self) -> None:
         self._carrier.end_stream(self._channel.stream_id)
         self._channel.drop_incoming()

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.net.server_certificate import ServerCertificate
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class TlsAcceptor:
         bound: socket.socket,
         certificate: ServerCertificate,
         make_protocol: Callable[[], asyncio.Protocol],
-        tasks: asyncio.TaskGroup,
+        tasks: GuardedTasks,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = bound

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 
 from exec_server.host import libc
+from exec_server.host.guarded_tasks import guarded_call
 from exec_server.process.orphans import Orphans, Owner
 
 ExitCallback = Callable[[int], None]
@@ -71,7 +72,7 @@ class Reaper:
             code = libc.exit_code(status)
             callback = self._watched.pop(pid, None)
             if callback is not None:
-                callback(code)
+                guarded_call(callback, code)  # the exits of other commands follow
             elif self._starting:
                 self._early_exits[pid] = code
 

@@ -7,6 +7,7 @@ from typing import Annotated, TypeGuard
 import msgspec
 
 from exec_server.errors import InvalidParams, MalformedMessage, RpcError
+from exec_server.printable import lossy
 from exec_server.protocol.decoding import I64, decode_value
 from exec_server.protocol.json_text import (
     MAX_DEPTH,
@@ -187,10 +188,28 @@ def result_frame(request_id: RequestId) -> tuple[bytes, bytes]:
 def encode_error(request_id: RequestId | None, error: RpcError) -> bytes:
     """Encode an error response; without an id, it is about a message that had none."""
     identifier = _NO_ID if request_id is None else encode(request_id)
-    message = encode(error.message)
+    message = encode_lossy(error.message)
     if error.data is not None:
-        message += b',"data":' + encode(error.data)
+        message += b',"data":' + encode_lossy(error.data)
     return b'{"error":{"code":%d,"message":%b},"id":%b}' % (error.code, message, identifier)
+
+
+def encode_lossy(value: object) -> bytes:
+    """Encode a value that may contain names of files, with U+FFFD for what is not UTF-8."""
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        return encode(_lossy_value(msgspec.to_builtins(value)))
+
+
+def _lossy_value(value: object) -> object:
+    if isinstance(value, str):
+        return lossy(value)
+    if isinstance(value, list | tuple):
+        return [_lossy_value(each) for each in value]
+    if isinstance(value, dict):
+        return {_lossy_value(name): _lossy_value(member) for name, member in value.items()}
+    return value
 
 
 def encode_request(request_id: RequestId, method: str, params: msgspec.Struct) -> bytes:

@@ -139,9 +139,6 @@ class Listeners:
             await linger(stream)
         except OSError:
             pass  # the process has closed its end
-        except Exception:
-            # An exception that leaves this task would end the server.
-            log.exception("a connection of a network proxy failed unexpectedly")
         finally:
             self._resources.connections -= 1
             stream.close()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.host.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class ProxyResources(msgspec.Struct):
     """The resources that the proxies of all processes of a server share."""
 
-    tasks: asyncio.TaskGroup
+    tasks: GuardedTasks
     lookup_threads: ThreadPool
     variables: Mapping[str, str]  # the server's own, for `allowUpstreamProxy`
     loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)

@@ -198,7 +198,13 @@ class EncryptedMultiplexer:
             return
         self._link.send_frame(encode(Frame(handshake.stream_id, Kind.HANDSHAKE, response)))
         channel = Channel(handshake.stream_id, ciphers)
-        self._streams.add(channel, self._link.stream_opened(channel))
+        try:
+            receiver = self._link.stream_opened(channel)
+        except Exception:  # an edge: the client must not wait for an answer that cannot come
+            log.exception("a relay stream could not be opened")
+            self._streams.send_reset(handshake.stream_id)
+            return
+        self._streams.add(channel, receiver)
 
     def _cancel(self, stream_id: str) -> None:
         handshake = self._pending.pop(stream_id, None)

@@ -74,7 +74,7 @@ class StreamTable:
         channel, receiver = entry
         try:
             receiver.messages_received(channel.receive_record(*found))
-        except RelayError as error:
+        except Exception as error:
             self._fail(channel.stream_id, receiver, error)
         return True
 
@@ -86,20 +86,24 @@ class StreamTable:
         channel, receiver = entry
         try:
             receiver.messages_received(channel.receive(frame))
-        except RelayError as error:
+        except Exception as error:
             self._fail(frame.stream_id, receiver, error)
         return True
 
-    def _fail(self, stream_id: str, receiver: StreamReceiver, error: RelayError) -> None:
-        log.info("relay stream %s ends: %s", stream_id, error)
+    def _fail(self, stream_id: str, receiver: StreamReceiver, error: Exception) -> None:
+        """End one stream, whatever its error: the other streams of the link go on."""
+        if isinstance(error, RelayError):
+            log.info("relay stream %s ends: %s", stream_id, error)
+        else:
+            log.error("relay stream %s failed unexpectedly", stream_id, exc_info=error)
         self.end(stream_id)
-        receiver.stream_lost()
+        _tell_lost(receiver)
 
     def drop(self, stream_id: str) -> None:
         """Remove a stream that the peer has reset."""
         receiver = self._remove(stream_id)
         if receiver is not None:
-            receiver.stream_lost()
+            _tell_lost(receiver)
 
     def end(self, stream_id: str) -> None:
         """Remove a stream and send its peer a reset."""
@@ -124,4 +128,11 @@ class StreamTable:
         streams, self._streams = self._streams, {}
         self._by_prefix.clear()
         for _, receiver in streams.values():
-            receiver.stream_lost()
+            _tell_lost(receiver)
+
+
+def _tell_lost(receiver: StreamReceiver) -> None:
+    try:
+        receiver.stream_lost()
+    except Exception:  # an edge: the other streams are told too
+        log.exception("the end of a relay stream failed unexpectedly")

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Literal
 
 from exec_server.errors import RpcError, rpc_error_from_os
+from exec_server.printable import lossy
 from exec_server.protocol import file_changes, files
 from exec_server.protocol.confinable import ConfinableParams
 from exec_server.protocol.process import Chunk
@@ -52,7 +53,7 @@ class DenialExplainer:
             rule = self._rule(path, operation) or self._rule(os.path.realpath(path), operation)
             if rule is not None:
                 log.info("sandbox denied to %s %s: %s (%s)", operation, path, rule, error.strerror)
-                denial = {"path": path, "operation": operation, "rule": rule}
+                denial = {"path": lossy(path), "operation": operation, "rule": lossy(rule)}
                 failure.data = {"sandboxDenial": denial}
                 break
         return failure

@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from exec_server.errors import InvalidRequest
+from exec_server.host.guarded_tasks import guarded_call
 from exec_server.process.process import Process
 from exec_server.protocol.method import Notice
 from exec_server.protocol.process import (
@@ -95,14 +96,14 @@ class Broadcast:
         if not isinstance(event, OutputParams):
             self._ends.append(event)
         for attachment in tuple(self.attachments):
-            attachment.receive(event)
+            guarded_call(attachment.receive, event)
 
     def end(self) -> None:
         """End all attachments: the process was not started, or is forgotten."""
         for attachment in tuple(self.attachments):
-            attachment.announce_end()
+            guarded_call(attachment.announce_end)
             attachment.close()
-            attachment.channel.attachment_ended(attachment.process_id)
+            guarded_call(attachment.channel.attachment_ended, attachment.process_id)
 
     @property
     def last_seq(self) -> int:

@@ -26,6 +26,7 @@ from exec_server.errors import (
     RpcError,
     rpc_error_from_os,
 )
+from exec_server.host.guarded_tasks import guarded_call
 from exec_server.net.stream import BinaryStream, GatheringStream, MessageStream
 from exec_server.protocol import binary, jsonrpc
 from exec_server.protocol.decoding import Result, decode
@@ -113,6 +114,12 @@ class Connection:
     # ---- received messages ------------------------------------------------------------
 
     def message_received(self, message: bytes) -> None:
+        try:
+            self._receive(message)
+        except Exception:
+            self._break_off("a message")
+
+    def _receive(self, message: bytes) -> None:
         if len(message) > SHORT_BYTES and _is_costly(message):
             if self._send_binary is not None and binary.is_binary(message):
                 self._binary_received(message)
@@ -165,10 +172,6 @@ class Connection:
             self._dispatch(decoded, len(message), params)
         except MalformedMessage as error:
             self._refuse(error)
-        except Exception:
-            # An exception that leaves this task would end the server with all its connections.
-            log.exception("a message of %d bytes failed unexpectedly", len(message))
-            self._stream.close(INTERNAL_FAILURE, "internal error")
         finally:
             self._is_decoding = False
         self._update_reading()
@@ -254,6 +257,12 @@ class Connection:
             or self._stream.unsent() <= UNSENT_BYTES
         )
 
+    def _continue(self, lane: Lane) -> None:
+        try:
+            self._advance(lane)
+        except Exception:
+            self._break_off("a queued request")
+
     def _advance(self, lane: Lane) -> None:
         """Run the queued requests of a lane for which there are slots."""
         loop = asyncio.get_running_loop()
@@ -261,7 +270,7 @@ class Connection:
         while lane.queue and self._state is not State.CLOSED and self._may_start(lane):
             self._run(lane, self._lanes.dequeue(lane))
             if loop.time() >= until:
-                loop.call_soon(self._advance, lane)
+                loop.call_soon(self._continue, lane)
                 break
         self._update_reading()
 
@@ -349,7 +358,7 @@ class Connection:
     # ---- tasks ------------------------------------------------------------------------
 
     def _create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._server.tasks.create_task(coroutine)
+        task = self._server.tasks.create_task(coroutine, self._close_broken)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -358,16 +367,21 @@ class Connection:
         if self._state is State.CLOSED:
             coroutine.close()
             return False
-        self._create_task(self._logged(coroutine))
+        self._create_task(coroutine)
         return True
 
-    async def _logged(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        try:
-            await coroutine
-        except Exception:
-            # An exception that leaves this task would end the server with all its connections.
-            log.exception("a task failed unexpectedly after its request was answered")
-            self._stream.close(INTERNAL_FAILURE, "internal error")
+    # ---- unexpected exceptions --------------------------------------------------------
+
+    def _break_off(self, what: str) -> None:
+        """End the connection because of the current exception, which must not reach its caller.
+
+        The caller may be the socket of a relay, the process of another client or the event loop.
+        """
+        log.exception("%s: %s failed unexpectedly", self._stream.origin, what)
+        self._close_broken()
+
+    def _close_broken(self) -> None:
+        self._stream.close(INTERNAL_FAILURE, "internal error")
 
     # ---- responses --------------------------------------------------------------------
 
@@ -421,12 +435,15 @@ class Connection:
         self._stream.send(jsonrpc.encode_error(request_id, error))
 
     def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
-        if type(params) is not OutputParams:
-            self._stream.send(jsonrpc.encode_notification(notice, params))
-        elif self._send_pieces is not None:
-            self._send_pieces(*output_pieces(params))
-        else:
-            self._stream.send(b"".join(output_pieces(params)))
+        try:
+            if type(params) is not OutputParams:
+                self._stream.send(jsonrpc.encode_notification(notice, params))
+            elif self._send_pieces is not None:
+                self._send_pieces(*output_pieces(params))
+            else:
+                self._stream.send(b"".join(output_pieces(params)))
+        except Exception:
+            self._break_off("a notification")
 
     def ask(self, call: Call[Any, Any], params: msgspec.Struct) -> asyncio.Future[object]:
         return self._questions.ask(call, params)
@@ -439,22 +456,31 @@ class Connection:
     def pause_writing(self) -> None:
         self._is_congested = True
         self._writable.clear()
-        if self._context is not None:
-            self._context.pause_writing()
+        try:
+            if self._context is not None:
+                self._context.pause_writing()
+        except Exception:
+            self._break_off("the flow control")
 
     def resume_writing(self) -> None:
         self._writable.set()
-        if self._context is not None:
-            self._context.resume_writing()
-        self._advance(self._lanes.main)
+        try:
+            if self._context is not None:
+                self._context.resume_writing()
+        except Exception:
+            self._break_off("the flow control")
+        self._continue(self._lanes.main)
 
     def eof_received(self) -> None:
         """Kill the processes, which ends long polls; close when all requests are answered."""
         self._is_eof = True
-        if self._context is not None:
-            self._context.session.terminate_all()
         asyncio.get_running_loop().call_later(EOF_GRACE_SECONDS, self._close_if_parked)
-        self._update_reading()
+        try:
+            if self._context is not None:
+                self._context.session.terminate_all()
+            self._update_reading()
+        except Exception:
+            self._break_off("the end of input")
 
     def _close_if_parked(self) -> None:
         """Close after the end of input if only requests that may wait for ever are pending."""
@@ -467,11 +493,11 @@ class Connection:
 
     def connection_lost(self) -> None:
         self._state = State.CLOSED
-        self._lanes.clear()
-        self._questions.close()
+        guarded_call(self._lanes.clear)
+        guarded_call(self._questions.close)
         # At once: on a relay the next message may resume the session on a new stream.
         if self._context is not None:
-            self._server.sessions.detach(self._context.session)
+            guarded_call(self._server.sessions.detach, self._context.session)
         # Later: a task that is cancelled before its first step does not run its clean-up.
         asyncio.get_running_loop().call_soon(self._close)
 

@@ -13,6 +13,7 @@ from exec_server.filesystem.change_watch import ChangeWatch
 from exec_server.filesystem.handles import HandleTable
 from exec_server.filesystem.inotify import Inotify
 from exec_server.filesystem.watch import MissingWatch
+from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
 from exec_server.host.http import HttpResources
 from exec_server.host.threads import ThreadPool
 from exec_server.protocol.decoding import Result
@@ -52,7 +53,7 @@ class ServerContext(msgspec.Struct, frozen=True, kw_only=True):
     sandboxes: Sandboxes
     sessions: SessionRegistry
     detached: DetachedProcesses
-    tasks: asyncio.TaskGroup
+    tasks: GuardedTasks
     http: HttpResources | None = None  # None: http/request is refused
     ports: PortResources | None = None  # None: port/open and port/listen are refused
     proxies: ProxyResources | None = None  # None: in tests without proxies
@@ -157,12 +158,13 @@ class ConnectionContext:
         self.ports.resume_reading()
 
     def close(self) -> None:
-        self.handles.close_all()
-        self.watch.close()
+        """Close everything, also what follows a part that fails."""
+        guarded_call(self.handles.close_all)
+        guarded_call(self.watch.close)
         for watch in self.change_watches.values():
-            watch.close()
+            guarded_call(watch.close)
         self.change_watches.clear()
-        self.ports.close()
+        guarded_call(self.ports.close)
 
 
 def environment_for(environment: EnvironmentInfo, *, has_binary: bool) -> EnvironmentInfo:

@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import Literal, NoReturn
 
 from exec_server.errors import ConnectFailed, RegistryError
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.net.client_stream import ClientStream, open_stream
 from exec_server.net.relay_executor import ExecutorRelayLink, Settings, encrypted_multiplexer
 from exec_server.net.stream import ReceiverFactory
@@ -89,7 +90,7 @@ class RelayExecutor:
         self._identity = Identity.generate()
         self._is_registered = False
 
-    async def serve(self, make_receiver: ReceiverFactory, tasks: asyncio.TaskGroup) -> NoReturn:
+    async def serve(self, make_receiver: ReceiverFactory, tasks: GuardedTasks) -> NoReturn:
         await self._credential.ready()
         if self._security == "noise":
             log.info("this executor's key is %s", self._identity.public.fingerprint)
@@ -189,7 +190,7 @@ class DirectExecutor:
         self._credential = credential
         self._tls = tls
 
-    async def serve(self, make_receiver: ReceiverFactory, tasks: asyncio.TaskGroup) -> NoReturn:
+    async def serve(self, make_receiver: ReceiverFactory, tasks: GuardedTasks) -> NoReturn:
         await self._credential.ready()
         registration = await self._registry.register_direct()
         failures = 0

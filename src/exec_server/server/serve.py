@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
-from exec_server.errors import ExecServerError, RegistryError, StartupError
+from exec_server.errors import ExecServerError, StartupError
 from exec_server.filesystem.inotify import Inotify
 from exec_server.host import environment, http, libc, programs
+from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
 from exec_server.host.threads import ThreadPool, start_lookup_threads
 from exec_server.net.auth import Authenticator
 from exec_server.net.listen import BoundSocket
@@ -68,13 +69,16 @@ IDLE_SECONDS = 0.05
 # not have to wait for the unmapping, and for the kernel to map the pages again.
 UNMAP_SECONDS = 0.25
 
+# How long tasks may take to end after the last connection and session; all usually have by then.
+END_SECONDS = 5.0
+
 DEFAULT_RETENTION_SECONDS = 30.0
 
 
 class Executor(Protocol):
     """A source of connections other than a listening socket."""
 
-    async def serve(self, make_receiver: ReceiverFactory, tasks: asyncio.TaskGroup) -> NoReturn:
+    async def serve(self, make_receiver: ReceiverFactory, tasks: GuardedTasks) -> NoReturn:
         """Serve until cancelled; raises RegistryError or StartupError if that is impossible."""
         ...
 
@@ -143,7 +147,8 @@ async def _server_context(
 
     make_table = _table_maker(reaper, spawn_threads, cleanup_threads)
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as group:
+            tasks = GuardedTasks(group)  # all of them: an exception of one client ends no other
             sessions = SessionRegistry(make_table, tasks, options.session_retention)
             maintainer = tasks.create_task(
                 _maintain(sandboxes, sessions, decode_threads, cleanup_threads)
@@ -169,11 +174,12 @@ async def _server_context(
                     ripgrep=programs.find_system_program("rg"),
                 )
             finally:
-                async with asyncio.TaskGroup() as ends:
-                    ends.create_task(sessions.end_all())
-                    ends.create_task(detached.end_all())
+                async with asyncio.TaskGroup() as ending:
+                    for end in (sessions.end_all, detached.end_all):
+                        GuardedTasks(ending).create_task(end())
                 maintainer.cancel()
                 proxies.close()
+                await tasks.finish(END_SECONDS)
         await lazy_client.close()
     finally:
         inotify.close()
@@ -200,7 +206,8 @@ async def _maintain(
     sandboxes: Sandboxes, sessions: SessionRegistry, sweeping: ThreadPool, loading: ThreadPool
 ) -> None:
     """Load what is needed soon and release what is not, until cancelled."""
-    async with asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as group:
+        tasks = GuardedTasks(group)
         tasks.create_task(_sweep(sandboxes, sweeping))
         tasks.create_task(_load_when_idle(sandboxes, sessions, loading))
 
@@ -223,7 +230,7 @@ async def _load_when_idle(
 async def _sweep(sandboxes: Sandboxes, threads: ThreadPool) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
-        sandboxes.drop_idle()
+        guarded_call(sandboxes.drop_idle)
         # In a thread, because the kernel takes some milliseconds for each ten megabytes; but not
         # in one that may hang on a dead disk.
         await threads.run(libc.return_freed_memory)
@@ -275,7 +282,7 @@ async def _reload_on_request(
         requested.clear()
         try:
             await threads.run(certificate.reload)
-        except StartupError as error:
+        except (StartupError, OSError, ValueError) as error:
             log.error("the former certificate stays in use: %s", error)
         else:
             log.info("the certificate was read again; new connections use it")
@@ -316,13 +323,14 @@ async def serve_remote(
 
 async def forward_remote(
     executor: Executor,
-    make_receiver: Callable[[asyncio.TaskGroup], ReceiverFactory],
+    make_receiver: Callable[[GuardedTasks], ReceiverFactory],
     stop: asyncio.Event,
     *,
     watch: Callable[[], Coroutine[Any, Any, None]],
 ) -> None:
     """Forward the connections of an executor until `stop` is set or `watch` ends."""
-    async with asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as group:
+        tasks = GuardedTasks(group)
         failures = await _run_executor(executor, make_receiver(tasks), tasks, stop, watch)
     for failure in failures:
         raise failure
@@ -331,7 +339,7 @@ async def forward_remote(
 async def _run_executor(
     executor: Executor,
     make_receiver: ReceiverFactory,
-    tasks: asyncio.TaskGroup,
+    tasks: GuardedTasks,
     stop: asyncio.Event,
     watch: Callable[[], Coroutine[Any, Any, None]],
 ) -> list[Exception]:
@@ -341,7 +349,7 @@ async def _run_executor(
     async def run(coroutine: Coroutine[Any, Any, None]) -> None:
         try:
             await coroutine
-        except (RegistryError, StartupError) as error:
+        except Exception as error:  # raised again when the server has ended
             failures.append(error)
         stop.set()
 

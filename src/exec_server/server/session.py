@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from exec_server.errors import InvalidRequest, SessionAttached
+from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable
 from exec_server.protocol.method import Call, Notice
@@ -154,7 +155,7 @@ class SessionRegistry:
     def __init__(
         self,
         make_table: Callable[[Emit], ProcessTable],
-        tasks: asyncio.TaskGroup,
+        tasks: GuardedTasks,
         retention: float,
     ) -> None:
         self._make_table = make_table
@@ -223,7 +224,7 @@ class SessionRegistry:
 
     def _end(self, session: Session) -> None:
         del self._sessions[session.id]
-        session.close_attachments()
+        guarded_call(session.close_attachments)
         self._tasks.create_task(self._end_processes(session))
 
     async def _end_processes(self, session: Session) -> None:
@@ -238,9 +239,10 @@ class SessionRegistry:
         for timer in self._expiries.values():
             timer.cancel()
         self._expiries.clear()
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as group:
+            tasks = GuardedTasks(group)
             for session in self._sessions.values():
                 session.connection = None
-                session.close_attachments()
+                guarded_call(session.close_attachments)
                 tasks.create_task(self._end_processes(session))
         self._sessions.clear()

@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from exec_server.errors import ExecServerError, InvalidParams, InvalidRequest
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.process.command import Command
 from exec_server.process.shell_state import (
     SHELLS,
@@ -90,7 +91,7 @@ class ShellSnapshots:
         self,
         session: Session,
         params: StartParams,
-        tasks: asyncio.TaskGroup,
+        tasks: GuardedTasks,
         launch: Launch,
         cancellation: asyncio.Future[None],
     ) -> ShellState | None:
@@ -158,7 +159,7 @@ class _SessionStates:
         self,
         key: bytes,
         params: StartParams,
-        tasks: asyncio.TaskGroup,
+        tasks: GuardedTasks,
         launch: Launch,
         room: int,
     ) -> _KeptState:

@@ -16,6 +16,7 @@ import uvloop
 from tests.support.raw_links import DEFAULT_TIMEOUT, scaled
 from tests.support.raw_servers import make_certificate
 
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.net import tls_acceptor
 from exec_server.net.client_tls import tls_context
 from exec_server.net.server_certificate import ServerCertificate
@@ -38,7 +39,7 @@ class _Scene:
         self.bound = socket.create_server(("127.0.0.1", 0))
         self.port = self.bound.getsockname()[1]
         certificate = ServerCertificate(roots, str(directory / "key.pem"))
-        self.acceptor = TlsAcceptor(self.bound, certificate, _Greeter, tasks)
+        self.acceptor = TlsAcceptor(self.bound, certificate, _Greeter, GuardedTasks(tasks))
 
     async def greeting(self) -> bytes:
         reader, writer = await asyncio.open_connection(

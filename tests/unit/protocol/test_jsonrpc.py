@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
@@ -125,3 +127,20 @@ def test_notification() -> None:
     assert jsonrpc.encode_notification(notice, ClosedParams(ProcessId("p"), 3)) == (
         b'{"method":"process/closed","params":{"processId":"p","seq":3}}'
     )
+
+
+def test_errors_with_names_that_are_not_utf8() -> None:
+    """An error that cannot be encoded would be no answer at all."""
+    error = InvalidRequest("denied: /x\udcff")
+    error.data = {"a\udcfe": ["/x\udcff", 1, None], "struct": Request(1, "\udcff")}
+    assert json.loads(jsonrpc.encode_error(5, error)) == {
+        "error": {
+            "code": -32600,
+            "message": "denied: /x\ufffd",
+            "data": {
+                "a\ufffd": ["/x\ufffd", 1, None],
+                "struct": {"id": 1, "method": "\ufffd"},
+            },
+        },
+        "id": 5,
+    }

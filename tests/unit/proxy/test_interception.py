@@ -16,6 +16,7 @@ from tests.support import jumping_loop
 from tests.support.certificates import Pair, make_pair
 from tests.support.memory_streams import stream_pair
 
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.proxy import interception as module
 from exec_server.proxy.authority import CertificateAuthority
@@ -269,7 +270,7 @@ class _FixedUpstream(Upstream):
 
 
 def _resources(tasks: asyncio.TaskGroup, authority: CertificateAuthority) -> ProxyResources:
-    resources = ProxyResources(tasks, cast(ThreadPool, _Threads()), {})
+    resources = ProxyResources(GuardedTasks(tasks), cast(ThreadPool, _Threads()), {})
     resources._authority = authority
     resources._client_context = ssl.create_default_context()
     return resources
@@ -348,7 +349,7 @@ def test_the_origin_has_to_prove_its_name(
     async def run() -> None:
         stream, outer = _pair()
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            resources = ProxyResources(tasks, _NO_THREADS, {})
+            resources = ProxyResources(GuardedTasks(tasks), _NO_THREADS, {})
             resources.authority()
             interceptor = Interceptor(_MASK, resources, _FixedUpstream(stream))
 
@@ -411,12 +412,12 @@ def test_handshakes_are_limited_in_time(authority: CertificateAuthority) -> None
 def test_the_authority_is_made_once() -> None:
     async def run() -> None:
         async with asyncio.TaskGroup() as tasks:
-            resources = ProxyResources(tasks, _NO_THREADS, {})
+            resources = ProxyResources(GuardedTasks(tasks), _NO_THREADS, {})
             made = resources.authority()
             assert resources.authority() is made
             assert resources.client_context().verify_mode is ssl.CERT_REQUIRED
             resources.close()
             assert not Path(made.bundle).exists()
-            ProxyResources(tasks, _NO_THREADS, {}).close()
+            ProxyResources(GuardedTasks(tasks), _NO_THREADS, {}).close()
 
     asyncio.run(run())

@@ -14,6 +14,7 @@ from tests.support import jumping_loop
 from tests.support.memory_streams import stream_pair
 from tests.support.network import launch
 
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.protocol.network import DecisionParams, PolicyParams
 from exec_server.proxy import process_proxy as module
@@ -59,7 +60,7 @@ class World:
     """Listeners whose connections stay open until the test ends them."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self.resources = ProxyResources(tasks, cast(ThreadPool, None), {})
+        self.resources = ProxyResources(GuardedTasks(tasks), cast(ThreadPool, None), {})
         self.listeners = Listeners(self.resources)
         self.listener = FakeListener()
         self.ends: list[asyncio.Future[None]] = []
@@ -261,7 +262,7 @@ def test_associations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         async with asyncio.TaskGroup() as tasks:
-            resources = ProxyResources(tasks, cast(ThreadPool, None), {})
+            resources = ProxyResources(GuardedTasks(tasks), cast(ThreadPool, None), {})
             proxy = ProcessProxy(launch(), "p", _Nobody(), resources)
             with proxy._associate("127.0.0.1:5", 0), proxy._associate("127.0.0.1:6", 0):
                 assert resources.connections == 2

@@ -10,6 +10,7 @@ import pytest
 
 from exec_server.errors import RegistryError, StartupError
 from exec_server.host import libc
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.stream import MessageReceiver, MessageStream, ReceiverFactory
@@ -36,7 +37,7 @@ class FakeExecutor:
         self._error = error
         self.stop: asyncio.Event | None = None
 
-    async def serve(self, make_receiver: ReceiverFactory, tasks: asyncio.TaskGroup) -> NoReturn:
+    async def serve(self, make_receiver: ReceiverFactory, tasks: GuardedTasks) -> NoReturn:
         assert make_receiver is _make_receiver
         self.events.append("serving")
         if self._error is not None:

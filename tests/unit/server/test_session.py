@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from exec_server.errors import InvalidRequest, SessionAttached
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.process.output import OutputLog
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable
@@ -81,7 +82,7 @@ class Bench:
 
     def __init__(self, tasks: asyncio.TaskGroup, retention: float) -> None:
         self.tables: list[FakeTable] = []
-        self.registry = SessionRegistry(self._make_table, tasks, retention)
+        self.registry = SessionRegistry(self._make_table, GuardedTasks(tasks), retention)
 
     def _make_table(self, emit: Emit) -> ProcessTable:
         self.tables.append(FakeTable(emit))

@@ -11,6 +11,7 @@ import pytest
 from tests.support.network import network_proxy
 
 from exec_server.errors import InternalError, InvalidParams, InvalidRequest
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.process.command import Command
 from exec_server.process.shell_state import ShellState
 from exec_server.process.table import LaunchMode
@@ -129,7 +130,8 @@ class Stage:
             return LaunchMode()
 
         session: Any = self
-        return self.snapshots.state(session, params, self.tasks, launch, cancellation)
+        tasks = GuardedTasks(self.tasks)
+        return self.snapshots.state(session, params, tasks, launch, cancellation)
 
     async def settle(self) -> None:
         for _ in range(10):

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
+from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
 from exec_server.net.listen import BoundSocket
 from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.tls_acceptor import TlsAcceptor
@@ -23,7 +24,7 @@ class WebSocketListener:
         self,
         bound: Sequence[BoundSocket],
         settings: Settings,
-        tasks: asyncio.TaskGroup,
+        tasks: GuardedTasks,
         certificate: ServerCertificate | None = None,
     ) -> None:
         """`certificate` is for the sockets with TLS, `tasks` runs their handshakes."""
@@ -60,7 +61,8 @@ class WebSocketListener:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for stream in list(self._streams):
-            stream.tick(now)
+            if not guarded_call(stream.tick, now):
+                guarded_call(stream.abort, "internal error")
         self._ticker = loop.call_later(_TICK_SECONDS, self._tick)
 
     async def close(self) -> None:
@@ -72,9 +74,9 @@ class WebSocketListener:
         for bound in self._bound:
             bound.remove_file()
         for stream in list(self._streams):
-            stream.close(GOING_AWAY, "server is shutting down")
+            guarded_call(stream.close, GOING_AWAY, "server is shutting down")
         closed = [stream.closed for stream in self._streams]
         if closed:
             await asyncio.wait(closed, timeout=SHUTDOWN_GRACE_SECONDS)
         for stream in list(self._streams):
-            stream.abort("server is shutting down")
+            guarded_call(stream.abort, "server is shutting down")

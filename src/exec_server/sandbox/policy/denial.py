@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, Literal
 
+from exec_server.printable import lossy
 from exec_server.protocol.process import Chunk
 from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.policy.error_lines import (
@@ -190,8 +191,8 @@ class _LineExplainer:
             # Where only changes are denied, the kernel does not say EACCES: file modes do.
             rule = self._explain(path, "write" if number in _CHANGES else "read")
             if rule is not None:
-                return Denial(text, _sendable(path), operation, _sendable(rule))
-        first = _sendable(paths[0]) if paths else None
+                return Denial(text, lossy(path), operation, lossy(rule))
+        first = lossy(paths[0]) if paths else None
         return Denial(text, first, "write" if is_writing else None, None)
 
     def _is_about_network(self, line: str, context: list[str]) -> bool:
@@ -200,9 +201,4 @@ class _LineExplainer:
 
 
 def _shortened(line: str) -> str:
-    return _sendable(line.strip()[:TEXT_CHARACTERS])
-
-
-def _sendable(text: str) -> str:
-    """The text as JSON can hold it: bytes that are not UTF-8 become replacement characters."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return lossy(line.strip()[:TEXT_CHARACTERS])

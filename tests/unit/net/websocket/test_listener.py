@@ -14,6 +14,7 @@ from tests.support.raw_links import DEFAULT_TIMEOUT, scaled
 from tests.support.raw_servers import make_certificate
 from tests.support.websocket_client import Echo, User
 
+from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.net.client_tls import tls_context
 from exec_server.net.dial import Url, parse_url
 from exec_server.net.listen import BoundSocket, TcpAddress, UnixAddress
@@ -35,7 +36,7 @@ async def _listening(directory: Path) -> AsyncIterator[tuple[list[Url], ssl.SSLC
     ]
     schemes = frozenset({"ws", "wss", "unix"})
     async with asyncio.timeout(scaled(DEFAULT_TIMEOUT)), asyncio.TaskGroup() as tasks:
-        listener = WebSocketListener(bound, Settings(Echo), tasks, certificate)
+        listener = WebSocketListener(bound, Settings(Echo), GuardedTasks(tasks), certificate)
         await listener.open()
         try:
             yield [parse_url(each.url, schemes) for each in bound], tls_context(roots)
