@@ -17,7 +17,7 @@ from exec_server.cli.commands.policy_file import (
     with_surroundings,
 )
 from exec_server.errors import RpcError
-from exec_server.host.secret_variables import STRIPPED_NAMES
+from exec_server.host.secret_variables import REGISTRY_NAMES, STRIPPED_NAMES
 from exec_server.process.command import Command
 from exec_server.protocol import decoding, presets
 from exec_server.protocol.paths import path_to_uri
@@ -49,7 +49,8 @@ def prepare_command(arguments: argparse.Namespace, argv: list[str]) -> ConfinedC
     if not argv and not arguments.show:
         raise UsageError("no command; write `exec-server sandbox run --policy POLICY -- COMMAND`")
     cwd = _directory("--cwd", arguments.cwd or os.getcwd())
-    env = {name: value for name, value in os.environ.items() if name not in STRIPPED_NAMES}
+    hidden = STRIPPED_NAMES | REGISTRY_NAMES
+    env = {name: value for name, value in os.environ.items() if name.upper() not in hidden}
     env["PWD"] = cwd
     sandbox = _load_sandbox(arguments, cwd)
     minimal = tuple(path for path in compiler.MINIMAL_PATHS if os.path.exists(path))

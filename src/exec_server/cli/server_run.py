@@ -18,7 +18,7 @@ from exec_server.cli import logs
 from exec_server.cli.signal_handlers import SignalHandlers
 from exec_server.cli.watchdog import Watchdog
 from exec_server.host import libc
-from exec_server.host.secret_variables import STRIPPED_NAMES
+from exec_server.host.secret_variables import REGISTRY_NAMES, STRIPPED_NAMES
 from exec_server.net.auth import Authenticator
 from exec_server.net.listen import BoundSocket
 from exec_server.net.server_certificate import ServerCertificate
@@ -123,6 +123,7 @@ def _wait_for_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event)
 
 def _inheritable_variables(secret: frozenset[str] = frozenset()) -> dict[str, str]:
     """Remove secrets from os.environ, and return the rest, which children may inherit."""
-    for name in [name for name in os.environ if name.upper() in STRIPPED_NAMES | secret]:
+    removed = STRIPPED_NAMES | REGISTRY_NAMES | secret
+    for name in [name for name in os.environ if name.upper() in removed]:
         del os.environ[name]
     return dict(os.environ)

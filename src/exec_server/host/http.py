@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from exec_server.errors import ExecServerError, InternalError, InvalidParams
 from exec_server.host import http_url
 from exec_server.host.http_url import HttpUrl, InvalidUrl, OtherScheme
-from exec_server.host.secret_variables import STRIPPED_NAMES
+from exec_server.host.secret_variables import REGISTRY_NAMES, STRIPPED_NAMES
 from exec_server.protocol.http import Header, RequestParams, ResponseHeader
 
 # As many as the reference follows.
@@ -31,7 +31,7 @@ BODY_BYTES = 47 * 1_048_576
 BUFFERED_BYTES = 256 * 1_048_576
 
 # Credentials of the server's parent that no client may send.
-_FORBIDDEN_NAMES = STRIPPED_NAMES | {
+_FORBIDDEN_NAMES = STRIPPED_NAMES | REGISTRY_NAMES | {
     "OPENAI_API_KEY",
     "CODEX_API_KEY",
     "CODEX_ACCESS_TOKEN",

@@ -13,3 +13,7 @@ STRIPPED_NAMES = frozenset(
         "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
     }
 )
+# Credentials for a registry, which the environment of a machine may hold whether or not its server
+# uses a registry. Children do not inherit them and HTTP requests cannot name them. A client may
+# still pass such a variable of its own to a command.
+REGISTRY_NAMES = frozenset({"EXEC_SERVER_API_KEY", "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"})
