@@ -210,6 +210,22 @@ os.fchdir(here)
 """
 
 
+# A new /proc in a nested pid namespace, read-only as the one of the host is below the view.
+MOUNT_PROC = """
+check(libc.unshare(0x30020000))
+child = os.fork()
+if child == 0:
+    try:
+        check(libc.mount(b'new', b'/proc', b'proc', 15, None))
+        content('/proc/interrupts')
+    except OSError:
+        os._exit(1)
+    os._exit(0)
+if os.waitpid(child, 0)[1]:
+    raise OSError('not mounted')
+"""
+
+
 def forge_by_leaving(scene: Scene) -> bool:
     """A command moves the repository away and makes another one."""
     code = f"{_LEAVE}os.rename('.git', 'moved'); os.mkdir('.git'); forge('.git/config')"

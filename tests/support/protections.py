@@ -194,6 +194,11 @@ def change_restrictions(**changes):
     def changed(*given, **found):
         return choose(*given, **found)._replace(**changes)
     child.choose_restrictions = changed
+def ignore_covered_host():
+    build = view.build
+    def changed(*arguments, **options):
+        return build(*arguments, **options)._replace(covers_host=False)
+    view.build = changed
 def share_top():
     lower_root = kernel.lower_root
     def changed(path, name):
@@ -221,6 +226,7 @@ IN_LAUNCHER = {
     "rule for keys": "del seccomp._ALWAYS['keyctl']",
     "rule for cgroups": "seccomp._CLONE_NEWCGROUP = 0",
     "rule for nesting": "seccomp._NESTING_FLAGS = 0",
+    "no nesting above the host": "ignore_covered_host()",
     "rule for joining": "seccomp._NOT_NESTING.clear()",
     "rule for terminals": "seccomp._TIOCSTI = 0",
     "rule for architectures": "seccomp._KILL = seccomp._ALLOW",
@@ -231,6 +237,13 @@ IN_LAUNCHER = {
     "hidden memory": "libc.hide_memory = nothing",
     "descriptors closed": "child._close_all_but = nothing",
 }
+# The root cannot be moved, as on the initial ramfs.
+FIXED_ROOT = """
+from exec_server.sandbox.runtime import kernel
+def refuse(*arguments):
+    raise OSError(22, 'Invalid argument')
+kernel._sys_pivot_root = refuse
+"""
 # The restrictions that a confined process verifies with the kernel, and its errors.
 VERIFIED = {
     "read-only tree": "the root is not read-only",

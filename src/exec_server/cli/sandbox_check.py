@@ -38,11 +38,20 @@ _USER_SYSCTLS: Final = {
     "network namespaces": "user.max_net_namespaces",
 }
 _WORKSPACE: Final = View(False, (Step("write", "/workspace", True, 0, 0),), (), (), ())
+# The requests that fail with a command of `capabilities.check_commands`.
+_COMMAND_REQUESTS: Final = {
+    capabilities.RESTRICTED_ROOT: "requests whose policy does not grant all reads",
+    capabilities.MANAGED_NETWORK: "commands with a managed network",
+}
 _NEEDED_SYSCALLS: Final = (
     "clone, mount, umount2, pivot_root, open_tree, move_mount and mount_setattr"
 )
 _NESTING: Final = (
     "refused with network, and if the policy protects or denies paths in a writable directory"
+)
+# Nothing of the host may be below the root of a command that nests namespaces.
+_NESTING_ON_RAMFS: Final = (
+    "refused with network, and if the policy protects or denies paths or does not grant all reads"
 )
 _LANDLOCK_FIX: Final = "Linux 5.19 or newer with `landlock` in the kernel's `lsm=` list"
 _USEFUL_LANDLOCK: Final = 2
@@ -79,7 +88,10 @@ def run_checks() -> Report:
     launcher = Launcher(os.environ)
     try:
         confinement = capabilities.find_confinement(launcher)
-        features = tuple(capabilities.check_features(launcher))
+        features = (
+            *capabilities.check_features(launcher),
+            *capabilities.check_commands(launcher, confinement),
+        )
     finally:
         launcher.close()
     return Report(
@@ -92,12 +104,17 @@ def run_checks() -> Report:
 
 def _refused(confinement: Confinement, features: tuple[Feature, ...]) -> Iterator[str]:
     failed = [feature.name for feature in features if feature.failure]
+    untested = [each.name for each in features if each.failure and _is_untested(each.failure)]
     if confinement.refusal is not None:
         yield "file operations, except reads under a policy that allows all reads"
     elif not confinement.private_proc:
         yield "file operations whose policy denies files by a pattern"
-    if not _enforces_commands(confinement) or capabilities.MOUNTS in failed:
+    needed = (capabilities.MOUNTS, capabilities.WHOLE_ROOT)
+    if not _enforces_commands(confinement) or any(name in failed for name in needed):
         yield "commands whose policy limits files"
+    for name, requests in _COMMAND_REQUESTS.items():
+        if name in failed and name not in untested:
+            yield requests
     if capabilities.FILTER in failed:
         yield "commands whose policy limits only the network"
 
@@ -109,7 +126,10 @@ def _problems(confinement: Confinement, features: tuple[Feature, ...]) -> Iterat
     broken = [each for each in features if each.failure and not _is_untested(each.failure)]
     if confinement.refusal is None:
         # Root needs no user namespace.
-        needed = (capabilities.MOUNTS, capabilities.PRIVATE_PROC, capabilities.FILTER)
+        needed = (
+            *(capabilities.MOUNTS, capabilities.PRIVATE_PROC, capabilities.FILTER),
+            *capabilities.COMMANDS,
+        )
         broken = [feature for feature in broken if feature.name in needed]
     seen: set[tuple[str, ...]] = set()
     for feature in broken:
@@ -149,7 +169,7 @@ def _fixes(feature: str, failure: str) -> Iterator[str]:
         yield from _fixes_for_permission_error()
     elif number == _ENOSYS and feature == capabilities.MOUNTS:
         yield f"Linux {_OLDEST_KERNEL} or newer is needed; this is {platform.release()}"
-    elif number in (_EINVAL, _ENOSYS):
+    elif number in (_EINVAL, _ENOSYS) and feature not in capabilities.COMMANDS:
         yield f"this kernel was built without {feature}; boot another one"
 
 
@@ -219,8 +239,7 @@ def as_text(report: Report) -> str:
     lines.append(_row("file operations", _enforcement(confinement, for_commands=False)))
     lines.append(_row("commands", _enforcement(confinement, for_commands=True)))
     if _enforces_commands(confinement):
-        nesting = _NESTING if confinement.user_namespace else "refused without user namespaces"
-        lines.append(_row("nested namespaces", nesting))
+        lines.append(_row("nested namespaces", _nesting_status(confinement)))
         if not _restrictions(confinement).unix_sockets:
             lines.append(_row("unix sockets", _UNIX_SOCKETS))
     lines += ["", "Refused requests"]
@@ -253,6 +272,20 @@ def _landlock_status(version: int) -> str:
         return "no"
     known = [name for number, name in _LANDLOCK_FEATURES.items() if number <= version]
     return f"yes, version {version}: {', '.join(known)}"
+
+
+def _nesting_status(confinement: Confinement) -> str:
+    if not confinement.user_namespace:
+        return "refused without user namespaces"
+    return _NESTING_ON_RAMFS if _is_on_initial_ramfs() else _NESTING
+
+
+def _is_on_initial_ramfs() -> bool:
+    """Whether the root is the file system that the kernel boots with, which cannot be moved."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        mounts = [line.split() for line in file]
+    kinds = [mount[mount.index("-") + 1] for mount in mounts if mount[4] == "/"]
+    return kinds[-1:] == ["rootfs"]
 
 
 def _restrictions(confinement: Confinement) -> Restrictions:

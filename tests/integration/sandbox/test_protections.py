@@ -16,7 +16,16 @@ import pytest
 from tests.support import protection_attacks as attacks
 from tests.support.barriers import in_private_mounts
 from tests.support.client import uri
-from tests.support.protections import IN_LAUNCHER, IN_SERVER, STEPS, VERIFIED, Scene, start_without
+from tests.support.protections import (
+    FIXED_ROOT,
+    IN_LAUNCHER,
+    IN_SERVER,
+    STEPS,
+    VERIFIED,
+    Scene,
+    before_launcher,
+    start_without,
+)
 from tests.support.sandbox import MARKER, NEEDS_ROOT, Scratch
 
 from exec_server.sandbox.runtime import kernel
@@ -170,6 +179,10 @@ _ROWS: dict[str, tuple[attacks.Attack, str]] = {
         attacks.by_command("content('/proc/interrupts')"),
         "hidden parts of /proc",
     ),
+    "mount another /proc": (
+        attacks.by_command(attacks.MOUNT_PROC, "MINR"),
+        "no nesting above the host",
+    ),
     "open cgroups": (attacks.by_command(attacks.OPEN_CGROUPS, "RO"), "rule for cgroups"),
     "signal the server": (
         attacks.by_command("os.kill(int(extra[0]), 0)"),
@@ -216,6 +229,7 @@ _GIVEN = {
     "read behind a new link": attacks.RELINKING,
     "read the server without a mount table": attacks.NO_MOUNT_TABLE,
     "find a key": attacks.WITH_KEY,
+    "mount another /proc": before_launcher(FIXED_ROOT),
     "use an open descriptor": attacks.LEAVE_OPEN,
 }
 # Not possible on every machine, even without a sandbox.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.support.barriers import User, behind_barrier, user_id
 from tests.support.client import Client, uri
-from tests.support.protections import before_launcher, with_landlock
+from tests.support.protections import FIXED_ROOT, before_launcher, with_landlock
 from tests.support.sandbox import (
     BASE_STEPS,
     MARKER,
@@ -156,19 +156,10 @@ def test_other_commands_in_a_shared_proc_are_out_of_reach(user: User, landlock: 
             finish(owner, victim)
 
 
-# The root cannot be moved, as in an initramfs.
-_FIXED_ROOT = """
-from exec_server.sandbox.runtime import kernel
-def refuse(*arguments):
-    raise OSError(22, 'Invalid argument')
-kernel._sys_pivot_root = refuse
-"""
-
-
 def test_descriptors_change_nothing_where_the_root_cannot_be_moved() -> None:
     with (
         Scratch(os.geteuid()) as scratch,
-        start_prepared(before_launcher(_FIXED_ROOT), env={MARKER: MARKER}) as server,
+        start_prepared(before_launcher(FIXED_ROOT), env={MARKER: MARKER}) as server,
         server.connect() as client,
     ):
         stage = Stage(server, scratch)

@@ -18,6 +18,7 @@ _NAMES = (
     capabilities.MOUNTS,
     capabilities.PRIVATE_PROC,
     capabilities.FILTER,
+    *capabilities.COMMANDS,
 )
 _EPERM = "Operation not permitted (os error 1)"
 
@@ -101,6 +102,38 @@ def test_commands_are_refused_where_only_their_views_fail() -> None:
     report = _report(best, new_mount_calls="Function not implemented (os error 38)")
     assert report.refused == ("commands whose policy limits files",)
     assert [problem.feature for problem in report.problems] == ["new mount calls"]
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("whole_root", "commands whose policy limits files"),
+        ("restricted_root", "requests whose policy does not grant all reads"),
+        ("managed_network", "commands with a managed network"),
+    ],
+)
+def test_a_command_that_fails_although_all_features_work(name: str, refused: str) -> None:
+    best = Confinement(user_namespace=True, private_proc=True, landlock=7)
+    failure = "cannot build the view of the file system: Invalid argument (os error 22)"
+    report = _report(best, **{name: failure})
+    assert report.refused == (refused,)
+    (problem,) = report.problems
+    assert (problem.feature, problem.reason) == (name.replace("_", " "), failure)
+    assert f"  {name.replace('_', ' '):<20}no: {failure}\n" in as_text(report)
+
+
+def test_commands_that_could_not_be_run_are_no_problem() -> None:
+    confinement = Confinement(refusal="cannot create namespaces")
+    report = _report(confinement, user_namespaces=_EPERM, restricted_root="not without confinement")
+    assert [problem.feature for problem in report.problems] == ["user namespaces"]
+    assert "requests whose policy does not grant all reads" not in report.refused
+
+
+@pytest.mark.parametrize("is_ramfs", [False, True])
+def test_nesting_depends_on_the_root(monkeypatch: pytest.MonkeyPatch, is_ramfs: bool) -> None:
+    monkeypatch.setattr(sandbox_check, "_is_on_initial_ramfs", lambda: is_ramfs)
+    text = as_text(_report(Confinement(user_namespace=True, private_proc=True, landlock=6)))
+    assert ("paths or does not grant all reads\n" in text) == is_ramfs
 
 
 def test_one_cause_is_one_problem(plain_machine: dict[str, str]) -> None:

@@ -5,6 +5,9 @@ the mount. The owner of a nested user namespace can pivot to another root, detac
 sandbox and keep a descriptor of a writable directory. All mount points of the view in that
 directory can then be renamed.
 
+If the view covers the mounts of the host without detaching them, the owner could mount a new /proc
+with the parts that the view hides: the kernel allows it while the /proc of the host is there.
+
 Unix sockets: a command can receive a descriptor of a directory that another command may write.
 The mount points of the other command's view are not in the mount namespace of the receiver, which
 could rename them. Landlock's file rights prevent it. They also prevent mounts, so that a command
@@ -40,12 +43,22 @@ _UNLIMITED_FILES: Final = Restrictions(
 
 
 def choose_restrictions(
-    view: View | None, network: Network, *, user_namespace: bool, private_proc: bool, landlock: int
+    view: View | None,
+    network: Network,
+    *,
+    user_namespace: bool,
+    private_proc: bool,
+    landlock: int,
+    covers_host: bool = False,
 ) -> Restrictions:
-    """The restrictions of a command, from its namespaces and the version of Landlock, 0 if none."""
+    """The restrictions of a command, from its namespaces and the version of Landlock, 0 if none.
+
+    `covers_host`: mounts of the host are below the root of the view, known once it is built.
+    """
     if view is None:
         return _UNLIMITED_FILES._replace(allow_nesting=network != "proxied")
-    allow_nesting = user_namespace and network == "restricted" and not _has_covers(view)
+    is_closed = network == "restricted" and not covers_host
+    allow_nesting = user_namespace and is_closed and not _has_covers(view)
     sees_others = not (user_namespace or private_proc)
     is_usable = landlock >= _LANDLOCK_WITH_MOVES or (landlock > 0 and sees_others)
     file_rights = is_usable and not allow_nesting

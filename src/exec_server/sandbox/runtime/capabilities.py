@@ -19,7 +19,9 @@ from exec_server.sandbox.runtime.view import ProcMount
 log = logging.getLogger(__name__)
 
 _NAMESPACES: Final = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC
-_EMPTY_VIEW: Final = View(False, (), (), (), ())
+# The whole tree of the host, read-only; and a root in which nothing of the host is.
+_WHOLE_VIEW: Final = View(False, (), (), (), ())
+_RESTRICTED_VIEW: Final = View(True, (), (), (), ())
 
 # The features that `check_features` tries, each with a request that needs it.
 USER_NAMESPACES: Final = "user namespaces"
@@ -32,6 +34,15 @@ NAMESPACES: Final = {
 MOUNTS: Final = "new mount calls"
 PRIVATE_PROC: Final = "private /proc"
 FILTER: Final = "seccomp"
+# The commands that `check_commands` runs.
+WHOLE_ROOT: Final = "whole root"
+RESTRICTED_ROOT: Final = "restricted root"
+MANAGED_NETWORK: Final = "managed network"
+COMMANDS: Final[dict[str, tuple[View, Network]]] = {
+    WHOLE_ROOT: (_WHOLE_VIEW, "restricted"),
+    RESTRICTED_ROOT: (_RESTRICTED_VIEW, "restricted"),
+    MANAGED_NETWORK: (_WHOLE_VIEW, "proxied"),
+}
 # The reason for refusing commands that are not separate (see policy.restrictions).
 NOT_SEPARATE: Final = (
     "none of user namespaces, private /proc and Landlock is available, "
@@ -41,8 +52,8 @@ NOT_SEPARATE: Final = (
 NOT_TRIED: Final = "not without "
 _WITHOUT_VIEW: Final = BuildRequest("init", None, "restricted", "inherited")
 # With network, because such views need all kinds of mounts.
-_WITH_VIEW: Final = BuildRequest("init", _EMPTY_VIEW, "enabled", "inherited")
-_WITH_PROC: Final = BuildRequest("init", _EMPTY_VIEW, "enabled", "private")
+_WITH_VIEW: Final = BuildRequest("init", _WHOLE_VIEW, "enabled", "inherited")
+_WITH_PROC: Final = BuildRequest("init", _WHOLE_VIEW, "enabled", "private")
 _RUN_TRUE: Final = ExecRequest(["true"], None, "/", {}, None, ())
 
 
@@ -130,6 +141,26 @@ def check_features(launcher: Launcher) -> list[Feature]:
     return features
 
 
+def check_commands(launcher: Launcher, confinement: Confinement) -> list[Feature]:
+    """Run a command of each kind, confined as requests would be. Blocking.
+
+    Features that work alone can fail together: the kernel moves not every root, for example.
+    """
+    checked = []
+    for name, (view, network) in COMMANDS.items():
+        if confinement.refusal is not None:
+            failure: str | None = f"{NOT_TRIED}confinement"
+        elif not confinement.restrictions(view, network).is_separate:
+            failure = f"{NOT_TRIED}separation of commands"
+        else:
+            proc: ProcMount = "private" if confinement.private_proc else "inherited"
+            build = BuildRequest("init", view, network, proc)
+            namespaces = confinement.namespaces(network=True)
+            failure = _try_request(launcher, namespaces, build, _RUN_TRUE)
+        checked.append(Feature(name, failure))
+    return checked
+
+
 def _try_request(
     launcher: Launcher, namespaces: int, build: BuildRequest, command: ExecRequest | None = None
 ) -> str | None:
@@ -149,7 +180,7 @@ def _try_request(
 def _try_confinement(launcher: Launcher, confinement: Confinement) -> str | None:
     """The reason why a process cannot be confined in this way, None if it can."""
     proc: ProcMount = "private" if confinement.private_proc else "none"
-    build = BuildRequest("worker", _EMPTY_VIEW, "restricted", proc)
+    build = BuildRequest("worker", _WHOLE_VIEW, "restricted", proc)
     try:
         _, control = launch(launcher, confinement.namespaces(network=True), build)
     except OSError as error:

@@ -16,6 +16,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
 import msgspec
@@ -128,13 +129,15 @@ class _Built(NamedTuple):
 def _build(request: BuildRequest, namespaces: int) -> _Built:
     """Build the view and drop the privileges that the role does not need."""
     terminals = ruleset = None
-    restrictions = choose_restrictions(
+    choose = partial(
+        choose_restrictions,
         request.view,
         request.network,
         user_namespace=bool(namespaces & kernel.CLONE_NEWUSER),
         private_proc=request.proc == "private",
         landlock=kernel.landlock_version(),
     )
+    restrictions = choose()
     libc.name_process(b"exec-worker" if request.role == "worker" else b"exec-init")
     if namespaces & kernel.CLONE_NEWUSER:
         with _naming_failure("map the user into a user namespace"):
@@ -145,13 +148,14 @@ def _build(request: BuildRequest, namespaces: int) -> _Built:
     if request.view is not None:
         is_command = request.role == "init"
         with _naming_failure("build the view of the file system"):
-            terminals, top = view.build(
+            terminals, top, covers_host = view.build(
                 request.view,
                 proc=request.proc,
                 terminal=request.terminal,
                 with_scratch=is_command,
                 with_top=is_command and restrictions.file_rights,
             )
+        restrictions = choose(covers_host=covers_host)
         if is_command and restrictions.file_rights:
             assert top is not None
             with _naming_failure("limit changes of files"):

@@ -199,7 +199,7 @@ def clear_read_only(descriptor: int) -> None:
 
 
 def attach(tree: int, target: int) -> None:
-    """Mount a detached tree onto an open file or directory."""
+    """Mount a detached tree onto an open file or directory, or move a mount there."""
     _move_mount(tree, b"", target, b"", _MOVE_MOUNT_BOTH_EMPTY)
 
 
@@ -216,12 +216,30 @@ def unmount(path: str) -> None:
     _checked(LIBC.umount2(os.fsencode(path), _MNT_DETACH))
 
 
-def pivot_root(path: str) -> None:
-    """Make a mount the root of this process and detach the old root."""
+def replace_root(path: str) -> bool:
+    """Make a mount the root of this process; returns whether the old root is detached.
+
+    The kernel refuses to detach the initial ramfs, and the directory of a chroot. The mount is
+    then moved over the old root, as switch_root does. No path leads below it, because `..` of the
+    root is the root; but the old mounts stay in the mount namespace.
+    """
     os.chdir(path)
-    _sys_pivot_root(b".", b".")
-    unmount(".")
+    try:
+        _sys_pivot_root(b".", b".")
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        mount, target = os.open(".", os.O_PATH | os.O_CLOEXEC), open_entry("/")
+        attach(mount, target)
+        for descriptor in (mount, target):
+            os.close(descriptor)
+        os.chroot(".")
+        is_detached = False
+    else:
+        unmount(".")
+        is_detached = True
     os.chdir("/")
+    return is_detached
 
 
 def lower_root(path: str, name: str) -> int:

@@ -68,11 +68,13 @@ class Built(NamedTuple):
     """Descriptors of a built view.
 
     terminals: the host's /dev/pts, for `add_terminal`; None for an empty root. top: a directory
-    above all paths of this view and of no other view, for rules of Landlock.
+    above all paths of this view and of no other view, for rules of Landlock. covers_host: the
+    mounts of the host are still below the root (see `kernel.replace_root`).
     """
 
     terminals: int | None
     top: int | None
+    covers_host: bool = False
 
 
 def build(
@@ -112,8 +114,8 @@ def build(
     if view.is_empty:
         _mount_devices(staging.prefix, devices, with_scratch=with_scratch)
         _set_attributes(staging.prefix, kernel.MOUNT_ATTR_RDONLY | _NOSUID_NODEV)
-        kernel.pivot_root(staging.prefix)
-        return Built(None, kernel.open_entry("/"))
+        is_detached = kernel.replace_root(staging.prefix)
+        return Built(None, kernel.open_entry("/"), covers_host=not is_detached)
     _make_read_only("/", ("sys",))
     staging.hide("/sys", _SYS_HIDDEN)
     top = None

@@ -48,6 +48,20 @@ def test_a_command_with_proxies_nests_no_namespaces() -> None:
     assert _restrictions(_view(_READ_ALL), "restricted").allow_nesting
 
 
+def test_no_nesting_above_the_mounts_of_the_host() -> None:
+    view = _view(("/ws", "read"))
+    for covers_host, allows in ((False, True), (True, False)):
+        found = choose_restrictions(
+            view,
+            "restricted",
+            user_namespace=True,
+            private_proc=True,
+            landlock=7,
+            covers_host=covers_host,
+        )
+        assert (found.allow_nesting, found.file_rights) == (allows, not allows)
+
+
 # User namespace, private /proc, version of Landlock; then file rights, unix sockets of a command
 # with network, and whether other commands are out of reach.
 _KERNELS = [

@@ -15,6 +15,7 @@ from exec_server.sandbox.runtime.capabilities import (
     BEST_CONFINEMENT,
     Confinement,
     Feature,
+    check_commands,
     check_features,
     find_confinement,
 )
@@ -137,6 +138,35 @@ def test_features_that_need_a_failed_one_are_not_tried(
 def test_a_masked_proc_is_told_apart(machine: Callable[[Lacks, int], None]) -> None:
     machine(_private_proc, 1000)
     assert _failures(check_features(_LAUNCHER)) == {"private /proc": "masked"}
+
+
+def test_commands_are_run_as_requests_would_be(machine: Callable[[Lacks, int], None]) -> None:
+    seen = []
+
+    def no_restricted_root(namespaces: int, build: BuildRequest) -> Exception | None:
+        seen.append((namespaces & kernel.CLONE_NEWUSER, build.proc, build.network))
+        assert build.view is not None
+        return OSError(22, "Invalid argument") if build.view.is_empty else None
+
+    machine(no_restricted_root, 0)
+    checked = check_commands(_LAUNCHER, Confinement(False, True, 3))
+    assert [each.name for each in checked] == ["whole root", "restricted root", "managed network"]
+    assert _failures(checked) == {"restricted root": "Invalid argument (os error 22)"}
+    assert seen == [(0, "private", network) for network in ("restricted", "restricted", "proxied")]
+
+
+@pytest.mark.parametrize(
+    ("confinement", "reason"),
+    [
+        (Confinement(refusal="x"), "not without confinement"),
+        (Confinement(), "not without separation of commands"),
+    ],
+)
+def test_no_command_is_run_that_requests_would_not_run(
+    machine: Callable[[Lacks, int], None], confinement: Confinement, reason: str
+) -> None:
+    machine(_everything, 1000)
+    assert set(_failures(check_commands(_LAUNCHER, confinement)).values()) == {reason}
 
 
 def test_namespaces_of_a_confinement() -> None:
