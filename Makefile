@@ -13,6 +13,7 @@
 # make versions     clients and servers of Codex since the first exec-server (needs npm); ten minutes
 # make bench        this server and the reference in turns
 # make soak         mixed traffic with faults, then a count of the rest: SECONDS=180
+# make test-kernel  tests of the sandbox on Linux 6.1 of Debian, in qemu: KERNEL_ARGS="--root ramfs -k MINW"
 # make test-fleet   50 nodes of a registry killed and 20 drained under load; needs postgresql
 # make fuzz         every decoder and every method with random input: SECONDS=60
 # make everyday     our client and OpenSSH, adapters and local backends in turns; needs openssh-server
@@ -29,7 +30,7 @@ STAMP := $(VENV)/dev-installed
 PYTEST_ARGS ?=
 PORT ?= 7700
 
-.PHONY: help run dev test test-all test-rest test-others environments lint coverage conformance reference versions module-list bench soak fuzz test-fleet everyday adapters wheels clean
+.PHONY: help run dev test test-all test-rest test-others environments lint coverage conformance reference versions module-list bench soak fuzz test-kernel test-fleet everyday adapters wheels clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -74,9 +75,10 @@ test-rest: $(STAMP)
 test-others: $(STAMP)
 	sh scripts/test-others.sh "$(PYTHON)" $(PYTEST_ARGS)
 
-# The environments of test-others and adapters, which otherwise make them when they are run.
+# What test-others, test-kernel and adapters otherwise make when they are run.
 environments: $(STAMP)
 	sh scripts/other-venvs.sh "$(PYTHON)"
+	$(VENV)/bin/python -m tests.kernel --build --skip-missing
 	$(VENV)/bin/python scripts/adapter_suites.py --install "$(PYTHON)" $(ADAPTERS)
 
 # The floors of the unit tests, then the tests of `make test` together, servers included.
@@ -122,6 +124,10 @@ soak: $(STAMP)
 
 fuzz: $(STAMP)
 	$(VENV)/bin/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(FUZZ_ARGS)
+
+# KERNEL_ARGS=--help lists the flags; other words go to pytest.
+test-kernel: $(STAMP)
+	$(VENV)/bin/python -m tests.kernel $(KERNEL_ARGS)
 
 test-fleet: $(STAMP)
 	EXEC_SERVER_FLEET_KILLS=50 EXEC_SERVER_FLEET_DRAINS=20 $(VENV)/bin/python -m pytest \
