@@ -123,6 +123,22 @@ def work_below_a_new_mount(scene: Scene) -> bool:
     return (scene.ws / "sub/deep/new.txt").exists()
 
 
+# The log of the server has some text.
+LOGGING = f"os.write(2, {MARKER.encode()!r})"
+
+
+def read_the_log(scene: Scene) -> bool:
+    """A file operation follows a link to the standard error of its worker."""
+    scene.scratch.apply([{"symlink": ["/proc/self/fd/2", "ws/log"]}])
+    return read("MINW", "ws/log", MARKER)(scene)
+
+
+def open_the_memory_of_a_worker(scene: Scene) -> bool:
+    """A file operation may write to the code that checks it."""
+    params = {"handleId": "memory", "mode": "replace"}
+    return scene.request("ROOTW", "fs/open", "/proc/self/mem", **params) is not None
+
+
 # Replaces the workspace between the layout and the building of a view.
 SWAPPING = """
 lay_out = builder.lay_out

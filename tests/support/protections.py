@@ -162,7 +162,7 @@ from exec_server.filesystem import path_guard
 from exec_server.filesystem.syscalls import OpenHow
 from exec_server.host import libc
 from exec_server.sandbox.policy import seccomp
-from exec_server.sandbox.runtime import child, confine, kernel, view
+from exec_server.sandbox.runtime import child, confine, kernel, view, worker
 def nothing(*arguments, **options):
     pass
 def never_set(attribute):
@@ -235,6 +235,8 @@ IN_LAUNCHER = {
     "directory above the root": "share_top()",
     "own keyring": "kernel.leave_keyring = nothing",
     "hidden memory": "libc.hide_memory = nothing",
+    "log left": "child._leave_log = nothing",
+    "own process of a worker": "worker._is_process = lambda path: False",
     "descriptors closed": "child._close_all_but = nothing",
 }
 # The root cannot be moved, as on the initial ramfs.

@@ -317,6 +317,7 @@ class Stage:
         others: dict[str, tuple[Json, ...]] = {
             "RO": (everything,),
             "READERS": (everything, entry(self.ws / "sub", "deny")),
+            "ROOTW": (special("root", "write"), entry(self.ws / "sub", "deny")),
             "FILEROOT": (everything, entry(self.ws / "a.txt", "write")),
             "ELSEWHERE": (everything, entry(self.base / "outside", "write")),
             "MINR": (programs, entry(self.ws, "read")),

@@ -344,6 +344,33 @@ def test_no_read_gives_what_the_server_has_in_proc(stage: Stage, client: Client,
         assert str(stage.server.process.pid) not in names
 
 
+_WORKER_FILES = ("mem", "environ", "fdinfo/3", "task/1/mem", "root/proc/self/mem")
+
+
+@pytest.mark.parametrize("name", ["MINW", "GLOB", "ROOTW"])
+def test_no_request_reaches_the_process_of_its_worker(
+    stage: Stage, client: Client, name: str
+) -> None:
+    """A client could read requests of others in its memory, and write code into it."""
+    sandbox = stage.policy(name)
+    stage.scratch.apply([{"symlink": ["/proc/self", "ws/process"]}])
+    for directory in ("/proc/self", "/proc/1", f"{stage.ws}/process"):
+        for file in _WORKER_FILES:
+            params = {"path": uri(f"{directory}/{file}"), "sandbox": sandbox}
+            assert isinstance(_answer(client, "fs/readFile", params), tuple), params
+            assert isinstance(_answer(client, "fs/getMetadata", params), tuple), params
+            for mode in ("read", "replace"):
+                opened = _answer(client, "fs/open", params | {"handleId": "h", "mode": mode})
+                assert isinstance(opened, tuple), params
+        for stream in ("fd/0", "fd/1", "fd/2"):
+            params = {"path": uri(f"{directory}/{stream}"), "sandbox": sandbox}
+            assert isinstance(_answer(client, "fs/readFile", params), tuple), params
+        params = {"path": uri(directory), "sandbox": sandbox}
+        assert isinstance(_answer(client, "fs/readDirectory", params), tuple), params
+    about_all = {"path": uri("/proc/version"), "sandbox": sandbox}
+    assert isinstance(_answer(client, "fs/readFile", about_all), dict)
+
+
 def test_nothing_blocks_on_what_is_not_a_file(stage: Stage, client: Client) -> None:
     stage.scratch.apply([{"fifo": "ws/fifo"}])
     stage.scratch.listen("ws/socket", socket.SOCK_STREAM)

@@ -199,6 +199,11 @@ _ROWS: dict[str, tuple[attacks.Attack, str]] = {
         "clean environment, hidden memory",
     ),
     "open the memory of the init": (attacks.by_command("opens('/proc/1/mem')"), "hidden memory"),
+    "read the log": (attacks.read_the_log, "log left, Landlock"),
+    "open the memory of a worker": (
+        attacks.open_the_memory_of_a_worker,
+        "own process of a worker",
+    ),
     "use an open descriptor": (
         attacks.by_command(attacks.USE_99),
         "no descriptors for the launcher, descriptors closed, Landlock",
@@ -230,6 +235,7 @@ _GIVEN = {
     "read the server without a mount table": attacks.NO_MOUNT_TABLE,
     "find a key": attacks.WITH_KEY,
     "mount another /proc": before_launcher(FIXED_ROOT),
+    "read the log": attacks.LOGGING,
     "use an open descriptor": attacks.LEAVE_OPEN,
 }
 # Not possible on every machine, even without a sandbox.

@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import termios
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,6 +75,7 @@ def main(descriptor: int, namespaces: int) -> NoReturn:
     """Receive a BuildRequest from the socket and serve in its role; never returns."""
     try:
         _close_all_but(descriptor)
+        _leave_log()
         with socket.socket(fileno=descriptor) as control:
             request, _ = messages.receive(control, BuildRequest)
             if request.role == "user":
@@ -89,8 +89,7 @@ def main(descriptor: int, namespaces: int) -> NoReturn:
     except (messages.Disconnected, ConnectionError):
         os._exit(0)  # an unused init, or the server was killed
     except BaseException:
-        # The server cannot be told more; the command has not run.
-        sys.excepthook(*sys.exc_info())
+        # The server has been told what it can be told; no command has run, or it has ended.
         os._exit(_BROKEN)
 
 
@@ -104,6 +103,8 @@ def _report_status(
         status = Status("stale", str(error))
     except (OSError, ExecServerError) as error:
         status = Status("failed", str(error))
+    except Exception:
+        status = Status("failed", "internal error", messages.defect_text())
     else:
         messages.send(control, Status("ready"), [each.fileno() for each in listeners])
         for listener in listeners:
@@ -116,6 +117,14 @@ def _report_status(
 def _close_all_but(kept: int) -> None:
     os.closerange(3, kept)
     os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _leave_log() -> None:
+    """Replace stderr, the log of the server, with the /dev/null that is stdout.
+
+    /proc/self/fd leads to an open file whatever the view of this process is.
+    """
+    os.dup2(1, 2)
 
 
 class _Built(NamedTuple):

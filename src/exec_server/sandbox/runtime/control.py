@@ -43,6 +43,8 @@ def request(
         status, extra = messages.receive(control, Status)
     except (BrokenPipeError, ConnectionError, messages.Disconnected) as error:
         raise InternalError(f"{NOT_BUILT}{error}") from error
+    if status.defect:
+        messages.log_defect(status.defect)
     if status.state == "ready" and len(extra) == expected:
         return tuple(extra)
     for descriptor in extra:

@@ -6,19 +6,24 @@ messages of a confined process as untrusted data: typed, bounded, never evaluate
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
 import struct
+import traceback
 from collections.abc import Callable
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from exec_server.errors import ExecServerError
+from exec_server.printable import printable
 from exec_server.sandbox.policy.model import Glob, Network, Step, View
 from exec_server.sandbox.runtime.job_control import resume_if_stopped
 from exec_server.sandbox.runtime.view import ProcMount
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -29,6 +34,8 @@ _ESCAPED: Final = b"e"
 MAX_MESSAGE: Final = 96 * 1_048_576
 # Descriptors beside one message: the three standard streams, or sockets that listen for a command.
 MAX_DESCRIPTORS: Final = 8
+# Characters of a traceback in the log: enough for its last calls, which name the defect.
+MAX_DEFECT: Final = 2000
 # The server waits this long for a silent process before it looks whether the process is stopped.
 CHECK_SECONDS: Final = 0.5
 _TIMEVAL: Final = struct.Struct("@ll")
@@ -78,10 +85,24 @@ class Status(msgspec.Struct, frozen=True):
 
     state: Literal["ready", "stale", "failed"]
     reason: str = ""
+    defect: str = ""  # see `defect_text`
 
 
 class Disconnected(ExecServerError):
     """The other end of the socket has closed, or sent an invalid message."""
+
+
+def defect_text() -> str:
+    """The end of the traceback of the current exception, for the log of the server.
+
+    A confined process reports it in a message: it has no descriptor of the log.
+    """
+    return traceback.format_exc()[-MAX_DEFECT:]
+
+
+def log_defect(text: str) -> None:
+    """Log the traceback that a confined process has reported."""
+    log.error("sandbox: a confined process has failed: %s", printable(text[-MAX_DEFECT:]))
 
 
 def has_ended(control: socket.socket) -> bool:

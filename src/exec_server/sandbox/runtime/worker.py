@@ -27,7 +27,7 @@ from exec_server.protocol import decoding, files
 from exec_server.protocol.method import Call
 from exec_server.protocol.paths import PathUri
 from exec_server.sandbox.policy import globs
-from exec_server.sandbox.policy.access import contains
+from exec_server.sandbox.policy.access import components, contains
 from exec_server.sandbox.policy.layout import access_errno
 from exec_server.sandbox.policy.model import Glob, View
 from exec_server.sandbox.runtime import messages
@@ -35,6 +35,7 @@ from exec_server.sandbox.runtime.messages import ControlSocket
 
 _CALLS: Final[dict[str, Call[Any, Any]]] = {call.name: call for call in (*OPERATIONS, files.OPEN)}
 _PATHS: Final = ("path", "source_path", "destination_path")
+_SELF: Final = ("self", "thread-self")
 # Error codes that a worker may respond with; any other counts as a defect.
 _CODES: Final = frozenset({-32600, -32602, -32603, -32004})
 
@@ -51,6 +52,7 @@ class FileResponse(msgspec.Struct, frozen=True):
     errno: int = 0
     code: int = 0
     message: str = ""
+    defect: str = ""  # see messages.defect_text; the worker has ended
 
 
 # ---- the worker -----------------------------------------------------------------------
@@ -78,7 +80,7 @@ def install_checks(view: View, denied: tuple[Glob, ...]) -> None:
         return  # without a procfs the worker cannot find out paths: only the mounts protect
 
     def check(path: str, writing: bool) -> int:
-        if any(globs.matches(glob, path) for glob in denied):
+        if _is_process(path) or any(globs.matches(glob, path) for glob in denied):
             return errno.EACCES
         return access_errno(view, path, writing=writing)
 
@@ -92,8 +94,21 @@ def install_checks(view: View, denied: tuple[Glob, ...]) -> None:
     GUARD.add_tree_check(check_tree)
 
 
+def _is_process(path: str) -> bool:
+    """Whether a path is in the /proc directory of a process, which can only be this worker.
+
+    Its memory holds requests of other clients with the same policy, and code that makes the
+    checks above. A worker of root may open it.
+    """
+    names = components(path)[:2]
+    return len(names) == 2 and names[0] == "proc" and (names[1].isdigit() or names[1] in _SELF)
+
+
 def serve(control: socket.socket) -> None:
-    """Perform requests until the server closes the socket."""
+    """Perform requests until the server closes the socket.
+
+    An unexpected exception is reported to the server, which logs it, and ends the worker.
+    """
     while True:
         try:
             request, _ = messages.receive(control, FileRequest)
@@ -106,6 +121,9 @@ def serve(control: socket.socket) -> None:
             response = FileResponse(errno=error.errno or 5)
         except RpcError as error:
             response = FileResponse(code=error.code, message=error.message)
+        except Exception:
+            messages.send(control, FileResponse(defect=messages.defect_text()), [])
+            raise
         messages.send(control, response, opened)
         for descriptor in opened:
             os.close(descriptor)
@@ -176,9 +194,15 @@ class Worker:
         fields.pop("sandbox", None)
         try:
             messages.send(self._control, FileRequest(call.name, fields), [])
-            return messages.receive(self._control, FileResponse)
+            response, descriptors = messages.receive(self._control, FileResponse)
         except (OSError, messages.Disconnected) as error:
             raise self._mark_broken(str(error)) from error
+        if response.defect:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            messages.log_defect(response.defect)
+            raise self._mark_broken("the log of the server has the reason")
+        return response, descriptors
 
     def _check_count(self, call: Call[Any, Any], descriptors: list[int], count: int) -> None:
         if len(descriptors) != count:

@@ -11,16 +11,11 @@ from exec_server.sandbox.runtime.messages import BuildRequest
 
 def test_a_killed_server_is_no_error() -> None:
     """The server is gone when the process reports that it is built."""
-    reader, writer = os.pipe()
     ours, theirs = socket.socketpair()
     messages.send(ours, BuildRequest("init", None, "restricted", "inherited"), [])
     ours.close()
     pid = os.fork()
     if pid == 0:
-        os.dup2(writer, 2)
         child.main(theirs.detach(), 0)
     theirs.close()
-    os.close(writer)
-    with open(reader, encoding="utf-8") as stderr:
-        assert stderr.read() == ""
     assert os.waitpid(pid, 0)[1] == 0

@@ -50,6 +50,17 @@ def test_other_states_raise_their_reason(
     assert type(raised.value) is error
 
 
+def test_a_defect_of_a_process_is_logged_on_one_line(
+    pair: tuple[socket.socket, socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    messages.send(pair[1], Status("failed", "internal error", "Traceback\nKeyError: 'x'"), [])
+    with pytest.raises(InternalError, match="could not be built: internal error"):
+        request(pair[0], _BUILD, [])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("sandbox: a confined process has failed: Traceback")
+    assert "\n" not in record.getMessage()
+
+
 def test_an_ended_process_is_a_failed_build(pair: tuple[socket.socket, socket.socket]) -> None:
     pair[1].close()
     with pytest.raises(InternalError, match="the sandbox could not be built"):
