@@ -77,6 +77,7 @@ def _run_server(name: str, words: list[str]) -> NoReturn:
     from exec_server.process import descendants
     from exec_server.registry.secrets import SECRET_NAMES
 
+    libc.hide_memory()  # before a child can look, for the watchdog too, which is forked below
     # Root may read the environment block of every process, so it must not hold a secret when the
     # first child is started.
     libc.erase_environment_values(STRIPPED_NAMES | SECRET_NAMES)

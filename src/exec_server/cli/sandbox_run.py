@@ -101,7 +101,6 @@ def run_confined(
     confined: ConfinedCommand, register_cleanup: RegisterCleanup, signals: SignalForwarder
 ) -> int:
     """Run the command to its end; returns its exit code."""
-    libc.hide_memory()
     libc.become_subreaper()
     owner = Owner(None)
     reader, writer = os.pipe2(os.O_CLOEXEC)

@@ -61,7 +61,6 @@ def _run(arguments: argparse.Namespace, dog: Watchdog) -> None:
         raise StartupError("WebSocket auth requires a WebSocket listener, not stdio")
     _check_exposure(addresses, arguments)
     certificate = _load_certificate(addresses, arguments)
-    libc.hide_memory()
     libc.become_subreaper()
     if not addresses:
         _import_msgspec()

@@ -67,7 +67,6 @@ def run_remote(arguments: argparse.Namespace, dog: Watchdog) -> None:
     from exec_server.registry.secrets import SECRET_NAMES
 
     options = _prepare(arguments, dog)
-    libc.hide_memory()
     libc.become_subreaper()
     remote = RemoteMode(arguments, dict(os.environ))
     variables = _inheritable_variables(SECRET_NAMES)

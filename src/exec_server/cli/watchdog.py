@@ -78,7 +78,6 @@ def _run(server: int, pipe: int, ready: int) -> None:
     os.setsid()
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     libc.name_process(_PROCESS_NAME)
-    libc.hide_memory()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):

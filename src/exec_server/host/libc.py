@@ -100,8 +100,15 @@ def name_process(name: bytes) -> None:
 
 
 def hide_memory() -> None:
-    """Deny processes of the same user this one's memory and environment in /proc."""
+    """Deny processes of the same user to trace this one, and its memory, environment and
+    descriptors in /proc. Forked processes inherit that; exec ends it.
+    """
     _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def show_memory() -> None:
+    """Undo `hide_memory`: the kernel gives files in /proc of a hidden process to root."""
+    _prctl(_PR_SET_DUMPABLE, 1)
 
 
 def erase_environment_values(names: Collection[str]) -> None:

@@ -23,6 +23,7 @@ from tests.support.sandbox import (
     Scratch,
     Stage,
     finish,
+    start_process,
 )
 from tests.support.sandbox_attacks import (
     PEEK,
@@ -112,6 +113,69 @@ attempt('read by the parent', content, '../ws/sub/s.txt')
         "read below the mask": "refused",
         "read by the parent": "refused",
     }
+
+
+# ---- helper processes of the server ---------------------------------------------------
+
+# Another program of the user of the server; the argument is the pid of the server.
+_TRACE = """
+_ATTACH, _DETACH = 16, 17
+getfd = 438
+def attach(pid):
+    lib('ptrace', _ATTACH, pid, 0, 0)
+    os.waitpid(pid, 0x40000000)
+    lib('ptrace', _DETACH, pid, 0, 0)
+def copy(pid):
+    os.close(call(getfd, os.pidfd_open(pid), 0, 0))
+def names():
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        try:
+            fields = open(f'/proc/{pid}/stat').read()
+        except OSError:
+            continue
+        name, parent = fields.partition('(')[2].rpartition(')')[::2]
+        if pid == extra[0] or (name.startswith('exec-') and parent.split()[1] == extra[0]):
+            yield int(pid), name
+for pid, name in names():
+    attempt(f'{name} {pid} attach', attach, pid)
+    attempt(f'{name} {pid} environ', content, f'/proc/{pid}/environ')
+    attempt(f'{name} {pid} memory', opens, f'/proc/{pid}/mem', os.O_RDONLY)
+    attempt(f'{name} {pid} descriptors', os.listdir, f'/proc/{pid}/fd')
+    attempt(f'{name} {pid} directory', os.readlink, f'/proc/{pid}/cwd')
+    attempt(f'{name} {pid} copy', copy, pid)
+"""
+
+
+_VISIBLE = "from exec_server.host import libc\nlibc.hide_memory = lambda: None"
+_FORKED = {"exec-launcher", "exec-worker", "exec-init"}
+
+
+@pytest.mark.parametrize(
+    ("preparation", "reached"),
+    [("", set()), (before_launcher(_VISIBLE), _FORKED)],
+    ids=["hidden", "visible"],
+)
+def test_an_unconfined_command_reaches_no_process_of_the_server(
+    preparation: str, reached: set[str]
+) -> None:
+    """Root can; an ordinary user has no rights over processes that are not dumpable."""
+    with (
+        Scratch(user_id("ordinary")) as scratch,
+        start_prepared(preparation, prefix=behind_barrier("ordinary", "none")) as server,
+        server.connect() as client,
+    ):
+        scratch.reset(BASE_STEPS)
+        stage = Stage(server, scratch)
+        written = {"path": uri(stage.ws / "new"), "sandbox": stage.policy("WW"), "dataBase64": ""}
+        assert client.call("fs/writeFile", written) == {}  # by a worker
+        confined = start_process(client, stage.policy("RO"), ["sleep", "600"])
+        outcome = run_attempts(stage, client, "NONE", _TRACE, str(server.process.pid))
+        client.call("process/terminate", {"processId": confined["processId"]})
+        finish(client, confined)
+    assert {name.split()[0] for name in successes(outcome)} == reached
+    helpers = {name.split()[0] for name in verdicts(outcome)}
+    assert helpers >= _FORKED | {"exec-guardian"}
+    assert len(helpers) == 5  # and the server itself
 
 
 # ---- a shared /proc -------------------------------------------------------------------

@@ -171,7 +171,6 @@ def _build(request: BuildRequest, namespaces: int) -> _Built:
                 ruleset = confine.command_ruleset(request.network, request.view, top)
         if top is not None:
             os.close(top)
-    libc.hide_memory()
     try:
         kernel.leave_keyring()
     except OSError:
@@ -199,15 +198,21 @@ def _naming_failure(action: str) -> Iterator[None]:
 
 def _map_user() -> None:
     """Map the ids of this user and group to themselves; all others are unmapped."""
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{_USER} {_USER} 1")
-    _write("/proc/self/gid_map", f"{_GROUP} {_GROUP} 1")
-
-
-def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    os.write(descriptor, text.encode())
-    os.close(descriptor)
+    maps = {
+        "setgroups": "deny",
+        "uid_map": f"{_USER} {_USER} 1",
+        "gid_map": f"{_GROUP} {_GROUP} 1",
+    }
+    # Only root can open these files of a hidden process. So this one, which has inherited that
+    # from the launcher, can be traced by its user while they are opened, but not afterwards.
+    libc.show_memory()
+    try:
+        opened = [os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC) for name in maps]
+    finally:
+        libc.hide_memory()
+    for descriptor, text in zip(opened, maps.values(), strict=True):
+        os.write(descriptor, text.encode())
+        os.close(descriptor)
 
 
 # ---- the init of a command ------------------------------------------------------------

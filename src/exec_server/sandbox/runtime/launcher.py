@@ -45,7 +45,10 @@ CHECK_SECONDS: Final = 0.5
 RESPONSE_SECONDS: Final = 20.0
 # The variables of the server's environment that confined processes get.
 _VARIABLES: Final = ("PATH", "TMPDIR", "TMP", "TEMP")
-_CODE: Final = "from exec_server.sandbox.runtime.launcher import serve; serve({})"
+_CODE: Final = (
+    "from exec_server.host import libc; libc.hide_memory(); "  # as early as possible
+    "from exec_server.sandbox.runtime.launcher import serve; serve({})"
+)
 
 
 class _Unresponsive(InternalError):
