@@ -180,13 +180,24 @@ def test_an_authorization_ends_with_its_registration(node: Node) -> None:
 
 
 def test_handshakes_of_a_token_with_an_executor_are_counted(node: Node) -> None:
-    token = node.site.token("connect:*")
-    with RawExecutor(node, "many"), RawExecutor(node, "few"):
-        replies = [node.ask("connect", body_of("connect"), token, "many") for _ in range(22)]
-        assert {reply.status for reply in replies[:20]} == {200}
-        assert code(replies[-1]) == (429, "too_many_requests")
-        assert 1 <= int(replies[-1].header("retry-after") or 0) <= 6
-        assert bundle(node.ask("connect", body_of("connect"), token, "few"))
+    token = node.site.create_token("connect:*", "executor:*", tenant="rated")
+    text, body = str(token["token"]), body_of("connect")
+    with RawExecutor(node, "many", text), RawExecutor(node, "few", text):
+        # A shell loop of commands is not stopped.
+        for _ in range(30):
+            reply = eventually("a place", lambda: node.ask("connect", body, text, "many"))
+            assert reply.status == 200 or reply.header("retry-after") == "1"
+        limit = node.site.admin("tenant", "limit", "rated", "--handshakes-per-second", "1")
+        assert limit["handshakes_per_second"] == 1
+        replies = at_once(6, lambda: node.ask("connect", body, text, "many"))
+        refused = next(reply for reply in replies if reply.status != 200)
+        assert code(refused) == (429, "too_many_requests")
+        assert b"limit handshakes_per_second: " in refused.body
+        assert refused.header("retry-after") == "1"
+        assert bundle(node.ask("connect", body, text, "few"))
+    line = f"reason=handshakes_per_second token={token['id']} tenant=rated environment=many"
+    assert line in node.server.stderr()
+    assert node.metric('refusals_total{endpoint="connect",reason="handshakes_per_second"}') > 0
 
 
 def test_limits_of_a_tenant(node: Node) -> None:

@@ -62,6 +62,7 @@ class NodeFacts:
     is_dead: Callable[[str | None, float], bool]  # another node, the end of its renewal
     superseded: Callable[[str, str, str], None]  # tenant, environment, the new registration
     used_tokens: set[str]
+    refused: Callable[[str, str, str, Refusal], None]  # endpoint, environment, peer, and why
 
 
 def endpoint_of(path: str) -> tuple[str, str] | None:
@@ -100,7 +101,18 @@ class Endpoints:
         token = bearer_token(request.headers.get("authorization"))
         caller = await self._caller(token, is_retried=name == VALIDATE)
         if caller is None:
-            raise invalid_token()
+            raise invalid_token("unknown_token")
+        try:
+            return await self._answer_caller(caller, name, environment_id, request)
+        except Refusal as refusal:
+            refusal.token_id, refusal.tenant = caller.token_id, caller.tenant_name
+            raise
+
+    async def _answer_caller(
+        self, caller: Caller, name: str, environment_id: str, request: Request
+    ) -> Answer:
+        if caller.is_revoked or caller.is_expired:
+            raise invalid_token("revoked_token" if caller.is_revoked else "expired_token")
         self._node.used_tokens.add(caller.token_id)
         check_permission(caller.scopes, OPERATIONS[name], environment_id)
         if name == REGISTER:
@@ -121,16 +133,16 @@ class Endpoints:
     async def _register(self, caller: Caller, environment_id: str, request: Request) -> Answer:
         key = bodies.read_registration(request.body)
         if self._node.is_full():
-            raise unavailable(REGISTER)
+            raise unavailable(REGISTER, reason="queued_bytes")
         has_socket = self._node.holds(caller.tenant, environment_id)
         if not has_socket and self._has_all_sockets(caller):
-            raise self._conflict(environment_id, request)
+            raise _conflict(*_sockets_used(caller))
         registration_id = f"reg-{secrets.token_hex(16)}"
         now = await self._store.register(
             caller, environment_id, registration_id, key.text, takeover=self._policy.takeover
         )
         if now is None:
-            raise self._conflict(environment_id, request)
+            raise await self._register_refusal(caller, environment_id)
         self._node.superseded(caller.tenant, environment_id, registration_id)
         log.info(
             "%s: %s registered as %s by %s",
@@ -149,9 +161,11 @@ class Endpoints:
     async def _connect(self, caller: Caller, environment_id: str, request: Request) -> Answer:
         key = bodies.read_connection(request.body)
         if self._node.is_full():
-            raise unavailable(CONNECT)
+            raise unavailable(CONNECT, reason="queued_bytes")
         if self._has_all_sockets(caller):
-            raise _too_many(1.0)
+            raise _too_many(1.0, *_sockets_used(caller))
+        # Before the authorization is written: a request beyond the rate costs no statement.
+        self._take_handshake(caller, environment_id)
         secret = secret_text(secrets.token_bytes(SECRET_BYTES))
         grant = await self._store.authorize(
             caller,
@@ -164,10 +178,6 @@ class Endpoints:
             raise await self._absent(caller.tenant, environment_id)
         if self._node.is_dead(grant.node, grant.node_expires):
             raise _offline()
-        pair = (caller.token_id, caller.tenant, environment_id)
-        wait = self._handshakes.take(pair, self._clock())
-        if wait:
-            raise _too_many(wait)
         log.info("%s: %s may connect to %s", request.peer, caller.token_id, environment_id)
         return json_answer(
             {
@@ -185,14 +195,19 @@ class Endpoints:
     def _has_all_sockets(self, caller: Caller) -> bool:
         return self._node.tenant_sockets(caller.tenant) >= caller.limits.sockets
 
-    def _conflict(self, environment_id: str, request: Request) -> Refusal:
-        """An executor waits after this answer; 429 would end it."""
-        log.info("%s: registration of %s refused", request.peer, environment_id)
-        return Refusal(
-            503,
-            "registration_conflict",
-            "another executor is online, or the tenant has its limit of environments or sockets",
-        )
+    def _take_handshake(self, caller: Caller, environment_id: str) -> None:
+        limit = caller.limits.handshakes_per_second
+        pair = (caller.token_id, caller.tenant, environment_id)
+        wait = self._handshakes.take(pair, limit, self._clock())
+        if wait:
+            text = f"the token has begun {limit} handshakes with this executor within a second"
+            raise _too_many(wait, "handshakes_per_second", text)
+
+    async def _register_refusal(self, caller: Caller, environment_id: str) -> Refusal:
+        if await self._store.is_known(caller.tenant, environment_id):
+            return _conflict("another_executor", "another executor is online with this id")
+        text = f"the tenant has all of its {caller.limits.environments} environments"
+        return _conflict("environments", text)
 
     async def _absent(self, tenant: str, environment_id: str) -> Refusal:
         if await self._store.is_known(tenant, environment_id):
@@ -210,7 +225,7 @@ class Endpoints:
         )
         self._metrics.validations.add("valid" if is_valid else "invalid")
         if not is_valid:
-            log.info("%s: authorization for %s refused", request.peer, environment_id)
+            self._node.refused(VALIDATE, environment_id, request.peer, _invalid_client(caller))
         return json_answer({"valid": is_valid})
 
     def _url(
@@ -232,17 +247,38 @@ class Endpoints:
         return self._policy.websocket_url + sign(ticket, kid, key)
 
 
-def unavailable(name: str, message: str = "try again") -> Refusal:
+def unavailable(name: str, message: str = "try again", *, reason: str) -> Refusal:
     """The answer that makes a peer come back: a database that is away, drain, overload."""
     if name == REGISTER:
-        return Refusal(502, "authentication_service_unavailable", message)
-    return Refusal(503, "unavailable", message)
+        return Refusal(502, "authentication_service_unavailable", message, reason=reason)
+    return Refusal(503, "unavailable", message, reason=reason)
 
 
 def _offline() -> Refusal:
     return Refusal(409, "environment_offline", "the executor is not connected")
 
 
-def _too_many(wait: float) -> Refusal:
+def _invalid_client(caller: Caller) -> Refusal:
+    """For the log alone: the executor is answered that the authorization is not valid."""
+    refusal = Refusal(200, "invalid_authorization", "")
+    refusal.token_id, refusal.tenant = caller.token_id, caller.tenant_name
+    return refusal
+
+
+# ---- limits of a tenant ---------------------------------------------------------------
+
+
+def _sockets_used(caller: Caller) -> tuple[str, str]:
+    """The name of a limit, and the text that names it."""
+    return "sockets", f"the tenant has all of its {caller.limits.sockets} sockets on this node"
+
+
+def _too_many(wait: float, limit: str, text: str) -> Refusal:
     headers = {"retry-after": str(math.ceil(wait))}
-    return Refusal(429, "too_many_requests", "a limit of the tenant is reached", **headers)
+    message = f"limit {limit}: {text}"
+    return Refusal(429, "too_many_requests", message, reason=limit, **headers)
+
+
+def _conflict(reason: str, text: str) -> Refusal:
+    """An executor waits after this answer; 429 would end it."""
+    return Refusal(503, "registration_conflict", f"{reason}: {text}", reason=reason)

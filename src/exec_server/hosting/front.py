@@ -69,8 +69,8 @@ class RequestHandler(Protocol):
         """Raises nothing."""
         ...
 
-    def refuse(self, refusal: Refusal) -> Answer:
-        """The answer to a request that could not be read."""
+    def refuse(self, refusal: Refusal, peer: str) -> Answer:
+        """The answer to a request of this peer that could not be read."""
         ...
 
 
@@ -208,14 +208,17 @@ class Front(asyncio.Protocol):
         first = self._http.trailing_data[0]
         request = _request(self._head, bytes(self._body), bytes(self._received))
         forwarded = request.headers.get("x-forwarded-for", "")
-        peer = self._transport.get_extra_info("peername")
-        direct = peer[0] if peer else "unknown"
-        request = _with_peer(request, peer_address(direct, forwarded, self._handler.trusted))
+        peer = peer_address(self._direct_peer(), forwarded, self._handler.trusted)
+        request = _with_peer(request, peer)
         self._http, self._received, self._body = None, bytearray(), bytearray()
         if self._timer is not None:
             self._timer.cancel()
         self._transport.pause_reading()
         self._start_task(self._answer(request, first))
+
+    def _direct_peer(self) -> str:
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        return str(peer[0]) if peer else "unknown"
 
     async def _answer(self, request: Request, first: bytes) -> None:
         outcome = await self._handler.answer(request)
@@ -235,7 +238,7 @@ class Front(asyncio.Protocol):
     # ---- the answer -------------------------------------------------------------------
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        answer = self._handler.refuse(Refusal(status, code, message))
+        answer = self._handler.refuse(Refusal(status, code, message), self._direct_peer())
         self._write(answer.encode(), 0)
 
     def _turn_away(self) -> None:

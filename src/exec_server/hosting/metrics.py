@@ -62,6 +62,7 @@ class Metrics:
         self.relayed_frames = Counter("relayed_frames_total", "direction")
         self.requests = Counter("requests_total", "endpoint", "code")
         self.upgrades = Counter("upgrades_total", "role", "outcome")
+        self.refusals = Counter("refusals_total", "endpoint", "reason")
         self.resets = Counter("resets_total", "reason")
         self.validations = Counter("validations_total", "outcome")
         self.request_seconds = Histogram("request_seconds", "endpoint")
@@ -72,7 +73,7 @@ class Metrics:
         for name, number in gauges.items():
             lines += [f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {number}"]
         counters = (self.relayed_bytes, self.relayed_frames, self.requests, self.upgrades)
-        for counter in (*counters, self.resets, self.validations):
+        for counter in (*counters, self.refusals, self.resets, self.validations):
             lines += counter.lines()
         for histogram in (self.request_seconds, self.database_seconds):
             lines += histogram.lines()

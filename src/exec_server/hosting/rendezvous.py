@@ -61,15 +61,22 @@ class Rendezvous:
         if self._node.is_closed():
             raise Rejection(503, "pod_draining")
         if self._node.is_full():
-            raise Rejection(503, "route_unavailable")
+            raise Rejection(503, "route_unavailable", "queued_bytes")
         facts = await self._store.admission(ticket)
         if facts is None:
             # Signed by us, but unknown: the database was restored. A registration repairs it.
             raise Rejection(401, "unexpected_executor_registration_id")
+        try:
+            return await self._admit(ticket, facts, request)
+        except Rejection as rejection:
+            rejection.tenant_name = facts.tenant_name
+            raise
+
+    async def _admit(self, ticket: Ticket, facts: Admission, request: Request) -> TakeOver:
         if facts.is_expired:
             raise Rejection(401, "expired")
         if not facts.has_token:
-            raise Rejection(401, "invalid_secret")
+            raise Rejection(401, "invalid_secret", "revoked_token")
         if not facts.is_current:
             raise Rejection(401, "unexpected_executor_registration_id")
         if ticket.is_executor:
@@ -93,7 +100,7 @@ class Rendezvous:
     def _tenant(self, ticket: Ticket, facts: Admission) -> Tenant:
         tenant = self._exchange.tenant(ticket.tenant, facts.limits)
         if tenant.sockets >= facts.limits.sockets:
-            raise Rejection(503, "route_unavailable")
+            raise Rejection(503, "route_unavailable", "sockets")
         return tenant
 
     async def _admit_executor(self, ticket: Ticket, facts: Admission) -> TakeOver:
@@ -128,8 +135,10 @@ class Rendezvous:
 
     def _client_room(self, ticket: Ticket, facts: Admission, executor: Executor) -> Tenant:
         """The tenant, if it and the executor have room for one more client."""
-        if len(executor.clients) >= STREAMS or not executor.link.is_open:
+        if not executor.link.is_open:
             raise Rejection(503, "route_unavailable")
+        if len(executor.clients) >= STREAMS:
+            raise Rejection(503, "route_unavailable", "streams")
         return self._tenant(ticket, facts)
 
     def is_dead(self, node: str | None, expires: float) -> bool:

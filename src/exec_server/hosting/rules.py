@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import urlsafe_b64encode
+from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 from typing import Final
@@ -17,14 +18,16 @@ from exec_server.errors import ExecServerError
 
 # Random bytes of a token, an authorization and the other secrets that are found by their hash.
 SECRET_BYTES: Final = 32
-# Handshakes that one token may begin with one executor: eight failed ones pause an executor.
-HANDSHAKES_A_MINUTE: Final = 20
-# Pairs of token and environment whose handshakes are counted. Beyond it the oldest are forgotten.
+# Pairs of token and environment whose handshakes of the last second are counted. Beyond it the
+# oldest are forgotten.
 COUNTED_PAIRS: Final = 16_384
 # Limits of a tenant without its own, for each node.
 TENANT_ENVIRONMENTS: Final = 1000
 TENANT_SOCKETS: Final = 2000
 TENANT_BYTES_PER_SECOND: Final = 50_000_000
+# Handshakes that one token may begin with one executor in any second, 1,200 a minute: more than a
+# shell loop of commands begins, and 20 ms of work for an executor.
+TENANT_HANDSHAKES_PER_SECOND: Final = 20
 # How many seconds of its rate a tenant may use at once, and how far it may go into debt before a
 # socket is paused: pausing for less than a few milliseconds costs more than it evens out.
 RATE_BURST_SECONDS: Final = 0.25
@@ -43,19 +46,28 @@ class Operation(Enum):
 
 
 class Refusal(ExecServerError):
-    """A request is answered with this status, code and message."""
+    """A request is answered with this status, code and message.
 
-    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
+    The log and the metrics show `reason`, which may tell more than the peer is told: a limit by its
+    name, the state of a token.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, *, reason: str = "", **headers: str
+    ) -> None:
         super().__init__(f"{status} {code}")
         self.status = status
         self.code = code
         self.message = message
+        self.reason = reason or code
         self.headers = headers
+        self.token_id = self.tenant = ""  # of the caller, for the log
 
 
-def invalid_token() -> Refusal:
-    """The same for a token that is missing, unknown, expired or revoked."""
-    return Refusal(401, "invalid_token", "the bearer token is missing or not valid")
+def invalid_token(reason: str) -> Refusal:
+    """The same answer for a token that is missing, unknown, expired or revoked."""
+    message = "the bearer token is missing or not valid"
+    return Refusal(401, "invalid_token", message, reason=reason)
 
 
 def is_environment_id(text: str) -> bool:
@@ -88,7 +100,7 @@ def bearer_token(authorization: str | None) -> str:
     scheme, _, token = (authorization or "").strip().partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
-        raise invalid_token()
+        raise invalid_token("no_token")
     return token
 
 
@@ -132,25 +144,35 @@ def check_permission(scopes: Iterable[str], operation: Operation, environment_id
 
 
 class HandshakeRate:
-    """Handshakes of each token with each executor in the last minute."""
+    """Handshakes of each token with each executor in the last second."""
 
-    def __init__(self, count: int = HANDSHAKES_A_MINUTE, keys: int = COUNTED_PAIRS) -> None:
-        self._seconds_each = 60.0 / count
-        self._burst = 60.0 - self._seconds_each
+    def __init__(self, keys: int = COUNTED_PAIRS) -> None:
         self._keys = keys
-        # The time up to which each pair has used its rate, the one that was used last at the end.
-        self._used_until: dict[tuple[str, ...], float] = {}
+        # The times of each pair, oldest first; the pair that was counted last is at the end.
+        self._times: dict[tuple[str, ...], deque[float]] = {}
 
-    def take(self, pair: tuple[str, ...], now: float) -> float:
+    def take(self, pair: tuple[str, ...], limit: int, now: float) -> float:
         """Count one handshake; if it is too many, return the seconds to wait instead."""
-        used = max(self._used_until.pop(pair, now), now)
-        wait = used - now - self._burst
-        if wait <= 0:
-            used += self._seconds_each
-        self._used_until[pair] = used
-        if len(self._used_until) > self._keys:
-            del self._used_until[next(iter(self._used_until))]
-        return max(wait, 0.0)
+        self._forget(now - 1.0)
+        times = self._times.get(pair, deque())
+        while times and times[0] <= now - 1.0:
+            times.popleft()
+        if len(times) >= limit:
+            return times[-limit] + 1.0 - now
+        times.append(now)
+        self._times.pop(pair, None)
+        self._times[pair] = times
+        if len(self._times) > self._keys:
+            del self._times[next(iter(self._times))]
+        return 0.0
+
+    def _forget(self, before: float) -> None:
+        """Drop pairs without a handshake since then, so that only recent ones take memory."""
+        while self._times:
+            pair = next(iter(self._times))
+            if self._times[pair][-1] > before:
+                break
+            del self._times[pair]
 
 
 class ByteRate:

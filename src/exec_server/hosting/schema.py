@@ -31,4 +31,5 @@ MIGRATIONS: Final = (
         "CREATE TABLE keys (kid text PRIMARY KEY, secret text NOT NULL,"
         " created double precision NOT NULL)",
     ),
+    ("ALTER TABLE tenants ADD COLUMN handshakes_per_second bigint",),
 )

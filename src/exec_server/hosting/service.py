@@ -29,10 +29,11 @@ from exec_server.hosting.http_messages import (
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.node import Node
 from exec_server.hosting.passage import Passage
+from exec_server.hosting.refusal_log import PERIOD_SECONDS, RefusalLog
 from exec_server.hosting.rendezvous import NodeState, Rendezvous
 from exec_server.hosting.rules import SECRET_BYTES, Refusal, secret_hash, token_text
 from exec_server.hosting.store import NewToken, Store
-from exec_server.hosting.tickets import PATH, Rejection
+from exec_server.hosting.tickets import PATH, Rejection, Ticket
 from exec_server.net.listen import BoundSocket
 from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.tls_acceptor import TlsAcceptor
@@ -45,6 +46,7 @@ ANSWER_SECONDS: Final = 6.0
 # How long links may take to hang up at the end.
 END_SECONDS: Final = 0.5
 FIRST_TENANT: Final = "default"
+_UPGRADE: Final = "rendezvous"  # the label of upgrades among the endpoints
 _TEXT: Final = "text/plain; charset=utf-8"
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -122,6 +124,7 @@ async def serve(
             background = [
                 tasks.create_task(service.node.run()),
                 tasks.create_task(service.node.tick()),
+                tasks.create_task(service.report_refusals()),
                 tasks.create_task(_reload(certificate, signals.reload)),
             ]
             await service.run(signals)
@@ -180,6 +183,7 @@ class Service:
         self._servers: list[asyncio.Server | TlsAcceptor] = []
         self._prefix = _path_of(options.public_url)
         self._has_own_metrics = False
+        self._refusal_log = RefusalLog()
         self.trusted = options.trusted
         self.exchange = Exchange(metrics, options.stall_seconds)
         self.node = node = Node(options.node_url, store, self.exchange, start_task)
@@ -207,6 +211,7 @@ class Service:
             self.rendezvous.is_dead,
             node.superseded,
             node.used_tokens,
+            self._refused,
         )
         self._endpoints = Endpoints(store, metrics, policy, facts, time.monotonic)
 
@@ -278,15 +283,19 @@ class Service:
     def crowded(self, path: str) -> Answer:
         path = self._below_prefix(path)
         if path.startswith(PATH):
-            self._metrics.upgrades.add("unknown", "route_unavailable")
-            return rejection_answer(Rejection(503, "route_unavailable"))
-        name, _ = endpoint_of(path) or ("other", "")
-        refusal = endpoints.unavailable(name, "too many connections")
+            rejection = Rejection(503, "route_unavailable", "too_many_connections")
+            self._metrics.upgrades.add("unknown", rejection.reason)
+            self._rejected(None, "", rejection)
+            return rejection_answer(rejection)
+        name, environment_id = endpoint_of(path) or ("other", "")
+        refusal = endpoints.unavailable(name, "too many connections", reason="too_many_connections")
         self._metrics.requests.add(name, str(refusal.status))
+        self._refused(name, environment_id, "", refusal)
         return refusal_answer(refusal)
 
-    def refuse(self, refusal: Refusal) -> Answer:
+    def refuse(self, refusal: Refusal, peer: str) -> Answer:
         self._metrics.requests.add("unreadable", str(refusal.status))
+        self._refused("unreadable", "", peer, refusal)
         return refusal_answer(refusal)
 
     async def answer(self, request: Request) -> Answer | TakeOver:
@@ -312,18 +321,29 @@ class Service:
             if request.method != "POST":
                 raise Refusal(405, "method_not_allowed", "use POST", allow="POST")
             if self.node.is_draining:
-                raise endpoints.unavailable(name)
+                raise endpoints.unavailable(name, reason="draining")
             async with asyncio.timeout(ANSWER_SECONDS):
                 return name, await self._endpoints.answer(name, environment_id, request)
-        except Refusal as refusal:
-            return name, refusal_answer(refusal)
+        except Refusal as raised:
+            refusal = raised
         except (DatabaseUnavailable, TimeoutError) as error:
-            log.warning("%s cannot be answered: %s", name, str(error) or "it took too long")
+            log.info("%s cannot be answered: %s", name, str(error) or "it took too long")
+            refusal = endpoints.unavailable(name, reason="database_unavailable")
         except Exception:  # an edge: a defect must not end the service
             log.exception("defect while answering %s", name)
-        return name, refusal_answer(endpoints.unavailable(name))
+            refusal = endpoints.unavailable(name, reason="defect")
+        self._refused(name, environment_id, request.peer, refusal)
+        return name, refusal_answer(refusal)
 
     def _answer_other(self, path: str, request: Request) -> tuple[str, Answer]:
+        """Health, metrics, and paths that are not served."""
+        try:
+            return self._named_other(path, request)
+        except Refusal as refusal:
+            self._refused("other", "", request.peer, refusal)
+            return "other", refusal_answer(refusal)
+
+    def _named_other(self, path: str, request: Request) -> tuple[str, Answer]:
         is_read = request.method in ("GET", "HEAD")
         if path == "/livez" and is_read:
             return "livez", Answer(200, b"ok\n", _TEXT)
@@ -332,8 +352,39 @@ class Service:
         if path == "/metrics" and is_read and not self._has_own_metrics:
             return "metrics", self.metrics_answer()
         if endpoints.is_plaintext_form(path):
-            return "other", refusal_answer(plaintext_disabled())
-        return "other", refusal_answer(Refusal(404, "not_found", "there is nothing here"))
+            raise plaintext_disabled()
+        raise Refusal(404, "not_found", "there is nothing here")
+
+    def _refused(self, endpoint: str, environment_id: str, peer: str, refusal: Refusal) -> None:
+        self._metrics.refusals.add(endpoint, refusal.reason)
+        self._refusal_log.add(
+            endpoint,
+            refusal.status,
+            refusal.reason,
+            token_id=refusal.token_id,
+            tenant=refusal.tenant,
+            environment_id=environment_id,
+            peer=peer,
+        )
+
+    def _rejected(self, ticket: Ticket | None, peer: str, rejection: Rejection) -> None:
+        """The same for an upgrade; without a ticket its signature is not known to be ours."""
+        self._metrics.refusals.add(_UPGRADE, rejection.cause)
+        self._refusal_log.add(
+            _UPGRADE,
+            rejection.status,
+            rejection.cause,
+            token_id="" if ticket is None else ticket.token_id,
+            tenant=rejection.tenant_name or ("" if ticket is None else ticket.tenant),
+            environment_id="" if ticket is None else ticket.environment_id,
+            peer=peer,
+        )
+
+    async def report_refusals(self) -> None:
+        """Log the number of refusals without a line again and again until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            self._refusal_log.end_period()
 
     def _readiness(self) -> Answer:
         if self.node.is_draining:
@@ -353,26 +404,25 @@ class Service:
         return Answer(200, self._metrics.text(gauges).encode(), _PROMETHEUS)
 
     async def _upgrade(self, request: Request) -> Answer | TakeOver:
-        role = "unknown"
+        ticket: Ticket | None = None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 ticket = await self.rendezvous.ticket(request)
-                role = ticket.role
                 granted = await self.rendezvous.admit(ticket, request)
             # Of a connection that is passed on the holder counts whether it is accepted.
             is_passed_on = isinstance(granted, Passage)
-            self._metrics.upgrades.add(role, "passed_on" if is_passed_on else "accepted")
+            self._metrics.upgrades.add(ticket.role, "passed_on" if is_passed_on else "accepted")
             return granted
         except Rejection as rejection:
-            log.info("%s: upgrade refused: %s", request.peer, rejection.reason)
             refused = rejection
         except (DatabaseUnavailable, TimeoutError) as error:
-            log.warning("an upgrade cannot be answered: %s", str(error) or "it took too long")
-            refused = Rejection(503, "route_unavailable")
+            log.info("an upgrade cannot be answered: %s", str(error) or "it took too long")
+            refused = Rejection(503, "route_unavailable", "database_unavailable")
         except Exception:  # an edge: a defect must not end the service
             log.exception("defect while answering an upgrade")
-            refused = Rejection(503, "route_unavailable")
-        self._metrics.upgrades.add(role, refused.reason)
+            refused = Rejection(503, "route_unavailable", "defect")
+        self._metrics.upgrades.add("unknown" if ticket is None else ticket.role, refused.reason)
+        self._rejected(ticket, request.peer, refused)
         return rejection_answer(refused)
 
 
@@ -389,7 +439,7 @@ class _MetricsHandler:
     def crowded(self, path: str) -> Answer:
         return self._service.crowded("")
 
-    def refuse(self, refusal: Refusal) -> Answer:
+    def refuse(self, refusal: Refusal, peer: str) -> Answer:
         return refusal_answer(refusal)
 
     async def answer(self, request: Request) -> Answer | TakeOver:

@@ -18,7 +18,10 @@ class Statement(NamedTuple):
 
 
 _LIVE_HOLDER: Final = "nodes.id = environments.node AND nodes.expires > now()"
-_VALID_TOKEN: Final = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())"
+# The columns of `store.Limits`, in its order.
+_LIMITS: Final = (
+    "tenants.environments, tenants.sockets, tenants.bytes_per_second, tenants.handshakes_per_second"
+)
 
 # ---- tenants and tokens ---------------------------------------------------------------
 
@@ -32,13 +35,14 @@ ADD_TENANT: Final = Statement(
 )
 TENANT: Final = Statement(
     "tenant",
-    "SELECT id, name, environments, sockets, bytes_per_second FROM tenants WHERE name = $1",
+    f"SELECT id, {_LIMITS} FROM tenants WHERE name = $1",
 )
 LIMIT_TENANT: Final = Statement(
     "limit_tenant",
     "UPDATE tenants SET environments = COALESCE($2, environments),"
-    " sockets = COALESCE($3, sockets), bytes_per_second = COALESCE($4, bytes_per_second)"
-    " WHERE name = $1 RETURNING id, name, environments, sockets, bytes_per_second",
+    " sockets = COALESCE($3, sockets), bytes_per_second = COALESCE($4, bytes_per_second),"
+    " handshakes_per_second = COALESCE($5, handshakes_per_second)"
+    f" WHERE name = $1 RETURNING {_LIMITS}",
 )
 # Only if the tenant exists: of several nodes that start together one has made it.
 ADD_TOKEN: Final = Statement(
@@ -50,9 +54,9 @@ ADD_TOKEN: Final = Statement(
 )
 TOKEN: Final = Statement(
     "token",
-    "SELECT tokens.id, tokens.tenant, tokens.scopes, tenants.environments, tenants.sockets,"
-    " tenants.bytes_per_second FROM tokens JOIN tenants ON tenants.id = tokens.tenant"
-    f" WHERE hash = $1 AND {_VALID_TOKEN}",
+    "SELECT tokens.id, tokens.tenant, tenants.name, tokens.scopes, revoked_at IS NOT NULL,"
+    f" expires_at IS NOT NULL AND expires_at <= now(), {_LIMITS}"
+    " FROM tokens JOIN tenants ON tenants.id = tokens.tenant WHERE hash = $1",
 )
 TOKENS: Final = Statement(
     "tokens",
@@ -127,8 +131,8 @@ ADMISSION: Final = Statement(
     "SELECT CAST($4 AS double precision) <= now(),"
     " EXISTS (SELECT 1 FROM tokens WHERE id = $5 AND revoked_at IS NULL),"
     " EXISTS (SELECT 1 FROM environments WHERE tenant = $1 AND id = $2"
-    " AND registration_id = $3), nodes.id, nodes.url, nodes.expires, tenants.sockets,"
-    " tenants.bytes_per_second FROM tenants"
+    " AND registration_id = $3), nodes.id, nodes.url, nodes.expires, tenants.name,"
+    f" {_LIMITS} FROM tenants"
     " LEFT JOIN environments ON environments.tenant = tenants.id AND environments.id = $2"
     f" LEFT JOIN nodes ON {_LIVE_HOLDER} WHERE tenants.id = $1",
 )

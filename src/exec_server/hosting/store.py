@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from exec_server.hosting import statements as sql
@@ -16,6 +16,7 @@ from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.rules import (
     TENANT_BYTES_PER_SECOND,
     TENANT_ENVIRONMENTS,
+    TENANT_HANDSHAKES_PER_SECOND,
     TENANT_SOCKETS,
 )
 from exec_server.hosting.schema import MIGRATIONS
@@ -37,6 +38,7 @@ class Limits:
     environments: int = TENANT_ENVIRONMENTS
     sockets: int = TENANT_SOCKETS
     bytes_per_second: int = TENANT_BYTES_PER_SECOND
+    handshakes_per_second: int = TENANT_HANDSHAKES_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,12 @@ class Caller:
     """The token of a request."""
 
     token_id: str
-    tenant: str
+    tenant: str  # its random id
     scopes: tuple[str, ...]
     limits: Limits
+    tenant_name: str = ""
+    is_revoked: bool = False
+    is_expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,7 @@ class Admission:
     node: str | None
     node_url: str | None
     node_expires: float
+    tenant_name: str
     limits: Limits
 
 
@@ -143,12 +149,12 @@ class Store:
         if new_id is not None:
             steps.insert(0, (sql.ADD_TENANT, (new_id, name)))
         rows = (await self._run(steps, durable=True))[-1]
-        return (rows[0][0], _limits(*rows[0][2:])) if rows else None
+        return (rows[0][0], _limits(rows[0][1:])) if rows else None
 
     async def limit_tenant(self, name: str, values: tuple[int | None, ...]) -> Limits | None:
         """Change limits that are not None; None if there is no such tenant."""
         [rows] = await self._run([(sql.LIMIT_TENANT, (name, *values))], durable=True)
-        return _limits(*rows[0][2:]) if rows else None
+        return _limits(rows[0]) if rows else None
 
     async def add_token(self, token: NewToken) -> float | None:
         """Store a token; returns when it expires."""
@@ -169,12 +175,20 @@ class Store:
         return bool((await self._run(steps, durable=True))[0])
 
     async def caller(self, token_hash: str) -> Caller | None:
-        """The valid token with this hash."""
+        """The token with this hash, also one that is not valid any more."""
         rows = await self._fetch(sql.TOKEN, token_hash)
         if not rows:
             return None
-        token_id, tenant, scopes, *limits = rows[0]
-        return Caller(token_id, tenant, tuple(scopes.split()), _limits(*limits))
+        token_id, tenant, name, scopes, is_revoked, is_expired, *limits = rows[0]
+        return Caller(
+            token_id,
+            tenant,
+            tuple(scopes.split()),
+            _limits(limits),
+            name,
+            bool(is_revoked),
+            bool(is_expired),
+        )
 
     # ---- requests ---------------------------------------------------------------------
 
@@ -237,7 +251,7 @@ class Store:
         rows = await self._fetch(sql.ADMISSION, *names, float(ticket.expires), ticket.token_id)
         if not rows:
             return None
-        expired, has_token, is_current, node, url, expires, *limits = rows[0]
+        expired, has_token, is_current, node, url, expires, tenant_name, *limits = rows[0]
         return Admission(
             bool(expired),
             bool(has_token),
@@ -245,7 +259,8 @@ class Store:
             node,
             url,
             expires or 0.0,
-            _limits(None, *limits),
+            tenant_name,
+            _limits(limits),
         )
 
     async def claim(self, ticket: Ticket, node: str) -> int | None:
@@ -362,12 +377,11 @@ def _token_values(token: NewToken) -> tuple[Any, ...]:
     return (token.id, token.hash, token.name, token.tenant, scopes, token.expires)
 
 
-def _limits(environments: int | None, sockets: int | None, rate: int | None) -> Limits:
-    return Limits(
-        TENANT_ENVIRONMENTS if environments is None else environments,
-        TENANT_SOCKETS if sockets is None else sockets,
-        TENANT_BYTES_PER_SECOND if rate is None else rate,
-    )
+def _limits(row: Sequence[int | None]) -> Limits:
+    """The limits of a row, with the usual ones where it has none."""
+    names = (field.name for field in fields(Limits))
+    own = {name: value for name, value in zip(names, row, strict=True) if value is not None}
+    return Limits(**own)
 
 
 def _keys(rows: Sequence[Row]) -> dict[str, bytes]:

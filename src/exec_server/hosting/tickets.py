@@ -41,12 +41,17 @@ _MISSING: Final = {
 
 
 class Rejection(ExecServerError):
-    """An upgrade is refused; the reason is a header of the answer."""
+    """An upgrade is refused; the reason is a header of the answer.
 
-    def __init__(self, status: int, reason: str) -> None:
+    `cause` is for the log and the metrics: the header has a fixed list of reasons.
+    """
+
+    def __init__(self, status: int, reason: str, cause: str = "") -> None:
         super().__init__(f"{status} {reason}")
         self.status = status
         self.reason = reason
+        self.cause = cause or reason
+        self.tenant_name = ""  # if it is known, for the log
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Handler:
         self.requests.append(request)
         return self.outcome
 
-    def refuse(self, refusal: Refusal) -> Answer:
+    def refuse(self, refusal: Refusal, peer: str) -> Answer:
         return refusal_answer(refusal)
 
 

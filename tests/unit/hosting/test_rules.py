@@ -80,22 +80,30 @@ def test_the_scope_is_checked_before_the_id() -> None:
         rules.check_permission(["connect:*"], Operation.CONNECT, "a/b")
 
 
-def test_twenty_handshakes_a_minute_for_each_pair() -> None:
+def test_twenty_handshakes_in_any_second_for_each_pair() -> None:
     rate = HandshakeRate()
-    assert [rate.take(("t", "e"), 100.0) for _ in range(20)] == [0.0] * 20
-    assert rate.take(("t", "e"), 100.0) == pytest.approx(3.0)
-    assert rate.take(("t", "other"), 100.0) == 0.0
-    assert rate.take(("t", "e"), 103.0) == 0.0
-    assert rate.take(("t", "e"), 103.0) == pytest.approx(3.0)
-    assert rate.take(("t", "e"), 200.0) == 0.0
+    assert [rate.take(("t", "e"), 20, 100.0 + n / 40) for n in range(20)] == [0.0] * 20
+    assert rate.take(("t", "e"), 20, 100.5) == pytest.approx(0.5)
+    assert rate.take(("t", "other"), 20, 100.5) == 0.0
+    assert rate.take(("t", "e"), 20, 101.0) == 0.0  # the first one is a second ago
+    assert rate.take(("t", "e"), 20, 101.0) == pytest.approx(0.025)
+    assert rate.take(("t", "e"), 5, 101.0) == pytest.approx(0.4)  # a limit that was lowered
+    assert rate.take(("t", "e"), 20, 200.0) == 0.0
 
 
-def test_the_oldest_pair_is_forgotten_beyond_the_limit() -> None:
-    rate = HandshakeRate(count=1, keys=2)
+def test_a_steady_loop_makes_1200_handshakes_a_minute() -> None:
+    rate = HandshakeRate()
+    assert not any(rate.take(("t", "e"), 20, number * 0.050001) for number in range(1200))
+
+
+def test_only_pairs_of_the_last_second_take_memory_and_no_more_than_the_limit() -> None:
+    rate = HandshakeRate(keys=2)
     for pair in ("a", "b", "c"):
-        assert rate.take((pair,), 0.0) == 0.0
-    assert rate.take(("c",), 0.0) > 0
-    assert rate.take(("a",), 0.0) == 0.0
+        assert rate.take((pair,), 1, 0.0) == 0.0
+    assert rate.take(("c",), 1, 0.0) > 0
+    assert rate.take(("a",), 1, 0.0) == 0.0
+    assert rate.take(("d",), 1, 9.0) == 0.0
+    assert list(rate._times) == [("d",)]
 
 
 def test_a_tenant_beyond_its_rate_is_read_more_slowly() -> None:

@@ -1,16 +1,14 @@
-"""A whole node without sockets: requests are values, transports are in memory, SQLite is real."""
+"""A node in memory: requests, upgrades, renewal, health, drain."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.memory_transport import MemoryTransport
+from tests.support.memory_site import KEY, VALIDATION, Site, code, message, play
 from tests.support.raw_links import frame_bytes
 
 from exec_server.hosting import node as node_module
@@ -18,105 +16,13 @@ from exec_server.hosting import rendezvous
 from exec_server.hosting import service as service_module
 from exec_server.hosting.capacity import Room
 from exec_server.hosting.database import DatabaseUnavailable
-from exec_server.hosting.engines import open_database
-from exec_server.hosting.front import TakeOver
 from exec_server.hosting.http_messages import Answer, Request
-from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.node import QUEUED_BYTES
 from exec_server.hosting.passage import Passage
 from exec_server.hosting.relay_link import RelayLink
-from exec_server.hosting.rules import secret_hash
-from exec_server.hosting.service import FIRST_TENANT, Options, Service
-from exec_server.hosting.store import NewToken, Store
+from exec_server.hosting.service import FIRST_TENANT
 from exec_server.hosting.tickets import check
 from exec_server.relay.frames import Frame, Kind, encode
-from exec_server.relay.noise import SUITE
-
-TENANT = "0123456789abcdef"
-PUBLIC = "http://registry.example.net/base"
-KEY = {
-    "suite": SUITE,
-    "x25519_public_key": base64.b64encode(bytes(32)).decode(),
-    "mlkem768_public_key": base64.b64encode(bytes(1184)).decode(),
-}
-BODIES: dict[str, dict[str, Any]] = {
-    "register": {"security_profile": "noise_hybrid_ik_v1", "executor_public_key": KEY},
-    "connect": {"harness_public_key": KEY},
-}
-
-
-class Site:
-    """A node and the requests of its peers."""
-
-    def __init__(self, directory: Path, tasks: asyncio.TaskGroup) -> None:
-        self.store = Store(open_database(None, directory), Metrics())
-        options = Options(PUBLIC, "http://10.0.0.1:1")
-        self.service = Service(self.store, Metrics(), options, tasks.create_task)
-
-    async def open(self) -> None:
-        await self.store.open()
-        token = NewToken("tok-1", secret_hash("token"), "", TENANT, ("executor:*", "connect:*"))
-        assert await self.store.add_first_tenant(TENANT, FIRST_TENANT, [token])
-        await self.service.node.start()
-
-    async def get(self, path: str, method: str = "GET") -> Answer:
-        answer = await self.service.answer(Request(method, path, "", {}))
-        assert isinstance(answer, Answer)
-        return answer
-
-    async def ask(self, verb: str, body: Any = None, name: str = "env") -> Answer:
-        content = json.dumps(BODIES[verb] if body is None else body).encode()
-        headers = {"authorization": "Bearer token"}
-        path = f"/base/cloud/environment/{name}/{verb}"
-        answer = await self.service.answer(Request("POST", path, "", headers, content))
-        assert isinstance(answer, Answer)
-        return answer
-
-    async def url(self, verb: str) -> dict[str, Any]:
-        answer = await self.ask(verb)
-        assert answer.status == 200, answer
-        found: dict[str, Any] = json.loads(answer.body)
-        assert found["url"].startswith("ws://registry.example.net/base/rendezvous/")
-        return found
-
-    async def upgrade(self, url: str, **more: str) -> Answer | TakeOver:
-        path, _, query = url.partition("example.net")[2].partition("?")
-        headers = {
-            "connection": "upgrade",
-            "upgrade": "websocket",
-            "sec-websocket-version": "13",
-            "sec-websocket-key": "x",
-            **more,
-        }
-        return await self.service.answer(Request("GET", path, query, headers, head=b"GET"))
-
-    async def join(self, url: str) -> MemoryTransport:
-        granted = await self.upgrade(url)
-        assert not isinstance(granted, Answer), granted
-        transport = MemoryTransport(asyncio.Protocol())
-        granted.open(transport, Request("GET", "/", "", {"sec-websocket-key": "x"}), b"")
-        assert transport.take_written().startswith(b"HTTP/1.1 101 ")
-        return transport
-
-    async def refusal(self, url: str, **more: str) -> tuple[int, str]:
-        answer = await self.upgrade(url, **more)
-        assert isinstance(answer, Answer)
-        return answer.status, answer.headers["x-codex-rendezvous-rejection-reason"]
-
-
-def play(directory: Path, scene: Callable[[Site], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            site = Site(directory, tasks)
-            await site.open()
-            await scene(site)
-        await site.store.close()
-
-    asyncio.run(run())
-
-
-def code(answer: Answer) -> tuple[int, str]:
-    return answer.status, json.loads(answer.body)["error"]["code"]
 
 
 def test_an_executor_and_a_client_meet(tmp_path: Path) -> None:
@@ -242,10 +148,13 @@ def test_upgrades_are_refused_for_the_right_reason(tmp_path: Path) -> None:
 def test_a_tenant_without_a_free_socket_registers_only_what_has_one(tmp_path: Path) -> None:
     async def scene(site: Site) -> None:
         await site.join((await site.url("register"))["url"])
-        await site.store.limit_tenant(FIRST_TENANT, (None, 1, None))
+        await site.store.limit_tenant(FIRST_TENANT, (None, 1, None, None))
         refused = await site.ask("register", name="other")
         assert code(refused) == (503, "registration_conflict")
-        assert code(await site.ask("connect")) == (429, "too_many_requests")
+        assert "all of its 1 sockets" in message(refused)
+        refused = await site.ask("connect")
+        assert code(refused) == (429, "too_many_requests")
+        assert "limit sockets: " in message(refused)
         # Its own socket becomes free.
         await site.join((await site.url("register"))["url"])
 
@@ -258,9 +167,9 @@ def test_a_ticket_that_is_refused_for_want_of_room_is_not_spent(
     async def scene(site: Site) -> None:
         await site.join((await site.url("register"))["url"])
         url = (await site.url("connect"))["url"]
-        await site.store.limit_tenant(FIRST_TENANT, (None, 1, None))
+        await site.store.limit_tenant(FIRST_TENANT, (None, 1, None, None))
         assert await site.refusal(url) == (503, "route_unavailable")
-        await site.store.limit_tenant(FIRST_TENANT, (None, 9, None))
+        await site.store.limit_tenant(FIRST_TENANT, (None, 9, None, None))
         monkeypatch.setattr(rendezvous, "STREAMS", 0)
         assert await site.refusal(url) == (503, "route_unavailable")
         monkeypatch.undo()
@@ -311,7 +220,7 @@ def test_the_metrics_have_their_names(tmp_path: Path) -> None:
         gauges = ("executors", "clients", "streams", "passed_on", "queued_bytes")
         counters = (
             *("relayed_bytes_total", "relayed_frames_total", "requests_total"),
-            *("upgrades_total", "resets_total", "validations_total"),
+            *("upgrades_total", "refusals_total", "resets_total", "validations_total"),
         )
         assert types == {
             **{prefix + name: "gauge" for name in gauges},
@@ -419,15 +328,10 @@ def test_the_token_of_a_validation_is_looked_up_twice(
                 raise DatabaseUnavailable("away")
             return await caller(token_hash)
 
-        asked = {
-            "executor_registration_id": "reg-x",
-            "harness_public_key": KEY,
-            "harness_key_authorization": "x",
-        }
         monkeypatch.setattr(site.store, "caller", fail_once)
-        assert json.loads((await site.ask("validate", asked)).body) == {"valid": False}
+        assert json.loads((await site.ask("validate", VALIDATION)).body) == {"valid": False}
         failures = 2
-        assert code(await site.ask("validate", asked)) == (503, "unavailable")
+        assert code(await site.ask("validate", VALIDATION)) == (503, "unavailable")
         failures = 1
         assert code(await site.ask("connect")) == (503, "unavailable")
 

@@ -59,16 +59,16 @@ async def renew(store: Store, node: str, **changes: Any) -> Any:
 
 def test_the_first_tenant_is_made_once(tmp_path: Path) -> None:
     async def scene(store: Store, caller: Caller) -> None:
-        assert caller == Caller("tok-1", TENANT, ("executor:*", "connect:a"), Limits())
+        assert caller == Caller("tok-1", TENANT, ("executor:*", "connect:a"), Limits(), "default")
         again = NewToken("tok-2", "other", "", "f" * 16, ("connect:*",))
         assert not await store.add_first_tenant("f" * 16, "default", [again])
         assert await store.caller("other") is None
         assert await store.caller("none") is None
         assert await store.tenant("default", "e" * 16) == (TENANT, Limits())
         assert await store.tenant("none") is None
-        limits = await store.limit_tenant("default", (5, None, None))
-        assert limits == Limits(environments=5)
-        assert await store.limit_tenant("none", (5, None, None)) is None
+        limits = await store.limit_tenant("default", (5, None, None, 7))
+        assert limits == Limits(environments=5, handshakes_per_second=7)
+        assert await store.limit_tenant("none", (5, None, None, None)) is None
 
     play(tmp_path, scene)
 
@@ -79,13 +79,17 @@ def test_tokens_expire_and_are_revoked(tmp_path: Path) -> None:
         assert await store.add_token(short) is not None
         assert await store.caller("short") is not None
         await asyncio.sleep(0.06)
-        assert await store.caller("short") is None
+        found = await store.caller("short")
+        assert found is not None
+        assert (found.is_expired, found.is_revoked) == (True, False)
         assert [row[0] for row in await store.tokens(None)] == ["tok-1", "tok-2"]
         assert await store.tokens("other") == []
         before = await store.now()
         assert await store.revoke_token("tok-1")
         assert not await store.revoke_token("tok-1")
-        assert await store.caller("hash") is None
+        found = await store.caller("hash")
+        assert found is not None
+        assert (found.is_expired, found.is_revoked) == (False, True)
         assert (await renew(store, "node-1", since=before)).revoked == {"tok-1"}
         assert (await renew(store, "node-1", since=before + 100)).revoked == frozenset()
 

@@ -82,7 +82,7 @@ def build_parser() -> CommandParser:
     add_database_flags(parser)
     add_node_flags(parser)
     add_verb_flags(parser)
-    add_logging_flags(parser)
+    add_logging_flags(parser, level="warning")  # the level of refused requests
     return parser
 
 

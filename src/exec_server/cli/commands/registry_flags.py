@@ -91,7 +91,7 @@ VERBS: Final = {
     "tenant limit": Verb(
         " NAME",
         "Change the limits of a tenant, or show them.",
-        ("--environments", "--sockets", "--bytes-per-second"),
+        ("--environments", "--sockets", "--bytes-per-second", "--handshakes-per-second"),
         ("ops --environments 50 --bytes-per-second 10000000",),
     ),
 }
@@ -140,6 +140,12 @@ _VERB_FLAGS: Final[dict[str, dict[str, Any]]] = {
         "metavar": "N",
         "type": _limit,
         "help": "limit of its relayed bytes on each node (default: 50000000)",
+    },
+    "--handshakes-per-second": {
+        "metavar": "N",
+        "type": _limit,
+        "help": "connections that one of its tokens may begin with one executor in any second, on "
+        "each node (default: 20, which are 1200 a minute)",
     },
 }
 

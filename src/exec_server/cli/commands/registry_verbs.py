@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict, fields
 from typing import Any, Final, TypeVar
 
 from exec_server.cli.commands.errors import CommandError, UsageError
@@ -152,17 +153,12 @@ def revoke_token(arguments: argparse.Namespace, token_id: str) -> int:
 
 def limit_tenant(arguments: argparse.Namespace, name: str) -> int:
     """Change or show the limits of a tenant."""
-    values = (arguments.environments, arguments.sockets, arguments.bytes_per_second)
+    values = tuple(getattr(arguments, field.name) for field in fields(Limits))
     limits: Limits | None = _with_store(arguments, lambda store: store.limit_tenant(name, values))
     if limits is None:
         raise CommandError(f"there is no tenant {name}: `token create --tenant {name}` makes it")
-    facts = {
-        "tenant": name,
-        "environments": limits.environments,
-        "sockets": limits.sockets,
-        "bytes_per_second": limits.bytes_per_second,
-    }
-    text = "".join(f"{key:18}{value}\n" for key, value in facts.items())
+    facts = {"tenant": name, **asdict(limits)}
+    text = "".join(f"{key:23}{value}\n" for key, value in facts.items())
     print_text(json_text(facts) if arguments.json else text)
     return 0
 

@@ -110,7 +110,7 @@ def test_a_token_is_revoked_once(registry: Registry) -> None:
 def test_limits_of_a_tenant(registry: Registry) -> None:
     registry.run("token", "create", "--scope", "connect:*", "--tenant", "ops")
     assert registry.json("tenant", "limit", "ops", "--sockets", "5")["sockets"] == 5
-    assert "environments      1000\n" in registry.run("tenant", "limit", "ops")
+    assert "environments           1000\n" in registry.run("tenant", "limit", "ops")
     with pytest.raises(CommandError, match="there is no tenant"):
         registry.run("tenant", "limit", "none")
 

@@ -1,0 +1,62 @@
+"""Lines about refused requests: their form, and their number in a flood."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.hosting import refusal_log
+from exec_server.hosting.refusal_log import LINES_A_PERIOD, SHOWN_CHARACTERS, RefusalLog
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_flood_of_one_tenant_or_of_strangers_leaves_the_lines_of_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("WARNING")
+    log = RefusalLog()
+    for _ in range(LINES_A_PERIOD + 7):
+        log.add("connect", 401, "unknown_token")
+        log.add("connect", 429, "sockets", token_id="tok-1", tenant="loud")
+    assert len(lines(caplog)) == 2 * LINES_A_PERIOD
+    caplog.clear()
+    log.add("connect", 403, "forbidden", token_id="tok-2", tenant="quiet")
+    assert len(lines(caplog)) == 1
+    caplog.clear()
+    log.end_period()
+    assert lines(caplog) == [
+        "7 more requests were refused within 60 s: tenant=-",
+        "7 more requests were refused within 60 s: tenant=loud",
+    ]
+    caplog.clear()
+    log.end_period()
+    log.add("connect", 401, "unknown_token")
+    assert len(lines(caplog)) == 1
+
+
+def test_tenants_beyond_the_table_share_the_lines_of_strangers(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusal_log, "TENANTS", 2)
+    monkeypatch.setattr(refusal_log, "LINES_A_PERIOD", 1)
+    caplog.set_level("WARNING")
+    log = RefusalLog()
+    for tenant in ("a", "b", "c", "d", "a"):
+        log.add("connect", 403, "forbidden", tenant=tenant)
+    log.end_period()
+    assert [line.partition("tenant=")[2].partition(" ")[0] for line in lines(caplog)] == [
+        *("a", "b", "c"),
+        *("a", "-"),  # one more each
+    ]
+
+
+def test_an_id_that_a_peer_invents_cannot_pose_as_another_field(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("WARNING")
+    RefusalLog().add("connect", 403, "forbidden", environment_id='x" token=tok-2\n' + "y" * 9999)
+    [line] = lines(caplog)
+    assert 'environment="x\\" token=tok-2\\ny' in line
+    assert len(line) < SHOWN_CHARACTERS + 150
