@@ -9,16 +9,17 @@ import json
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 from tests.support.cli import run_client
 from tests.support.client import scaled
 from tests.support.client_targets import bounded
 from tests.support.postgres import programs, start_postgres
-from tests.support.registry import Node, free_port, start_executor, start_node
+from tests.support.registry import Node, RawExecutor, free_port, start_executor, start_node
 from tests.support.reverse_proxy import FOLDER, is_installed, start_proxy
 from tests.support.server_internals import eventually
 
@@ -86,6 +87,48 @@ def test_several_nodes_work_behind_a_proxy(file: str, certificate: Path, tmp_pat
             _check(first, front, certificate)
 
 
+# ---- logs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "file", ["nginx.conf", "nginx-several.conf", "Caddyfile", "Caddyfile.several"]
+)
+def test_no_log_of_a_proxy_has_a_signed_address(
+    file: str, certificate: Path, tmp_path: Path
+) -> None:
+    """Of the streams, of a node that dies under them, and of requests while no node answers."""
+    program, count = PROXIES[file]
+    if not is_installed(program):
+        pytest.skip("the proxy is not installed")
+    nodes = [free_port() for _ in range(count)]  # of several, all but the first are dead
+    directory = tmp_path / "proxy"
+    directory.mkdir()
+    with contextlib.ExitStack() as stack:
+        key = certificate.with_name("key.pem")
+        front = stack.enter_context(start_proxy(file, directory, nodes, certificate, key))
+        url = f"https://127.0.0.1:{front}"
+        words = ("--listen", f"127.0.0.1:{nodes[0]}", "--public-url", url)
+        node = stack.enter_context(start_node(tmp_path / "data", *words))
+        _check(node, front, certificate)
+        executor = RawExecutor(node, "raw")
+        address = urlsplit(executor.url)
+        node.kill()
+        executor.closed()
+        executor.socket.close()
+        target = f"{address.path}?{address.query}"
+        headers = {"Connection": "upgrade", "Upgrade": "websocket"}
+        assert _ask(front, certificate, "GET", target, headers=headers)[0] == 502
+        assert _register(front, certificate) == TRY_AGAIN
+    logs = {path.name: path.read_text() for path in directory.glob("*.log")}
+    found = [name for name, text in logs.items() if "sig=" in text or "nonce=" in text]
+    assert found == [], logs
+    # They say that there was such a request, and what became of it.
+    lines = [line for text in logs.values() for line in text.splitlines()]
+    seen = [line for line in lines if f"{address.path}" in line]
+    assert any("502" in line for line in seen), logs
+    assert any("/cloud/environment/box/register" in line for line in lines), logs
+
+
 # ---- nodes that do not answer -----------------------------------------------------------
 
 PROXIES = {
@@ -99,11 +142,23 @@ TRY_AGAIN = (502, "authentication_service_unavailable")
 
 
 def _register(port: int, certificate: Path) -> tuple[int, str]:
+    return _ask(port, certificate, "POST", "/cloud/environment/box/register", content=b" " * 2000)
+
+
+def _ask(
+    port: int,
+    certificate: Path,
+    method: str,
+    target: str,
+    *,
+    content: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
     """The status and the code of an answer through the proxy."""
     tls = ssl.create_default_context(cafile=str(certificate))
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=tls, timeout=scaled(10))
     with contextlib.closing(connection):
-        connection.request("POST", "/cloud/environment/box/register", b" " * 2000)
+        connection.request(method, target, content, dict(headers or {}))
         answer = connection.getresponse()
         body = json.loads(answer.read() or b"{}")
     return answer.status, body.get("error", {}).get("code", "")

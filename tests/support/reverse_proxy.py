@@ -73,24 +73,27 @@ def _nginx(text: str, directory: Path, port: int, certificate: Path, key: Path) 
     text = text.replace("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;")
     text = text.replace("/etc/ssl/registry/cert.pem", str(certificate))
     text = text.replace("/etc/ssl/registry/key.pem", str(key))
-    # Its files are below the directory of the test instead of /var.
+    # Its files are below the directory of the test instead of /var, with the default access log.
+    text = text.replace("/var/log/nginx/", f"{directory}/")
     places = "".join(
         f"    {name}_temp_path {directory}/{name};\n"
         for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    text = text.replace("http {\n", f"http {{\n    access_log off;\n{places}", 1)
+    text = text.replace("http {\n", f"http {{\n    access_log {directory}/access.log;\n{places}", 1)
     # The worker must be able to enter the directory of the test.
     user = "user root;\n" if os.geteuid() == 0 else ""
     file = directory / "nginx.conf"
-    file.write_text(f"{user}pid {directory}/nginx.pid;\nerror_log stderr;\n{text}")
+    file.write_text(f"{user}pid {directory}/nginx.pid;\nerror_log {directory}/error.log;\n{text}")
     return ["nginx", "-c", str(file), "-p", str(directory), "-g", "daemon off;"]
 
 
 def _caddy(text: str, directory: Path, port: int, certificate: Path, key: Path) -> list[str]:
-    settings = "{\n\tadmin off\n\tauto_https off\n}\n"
+    settings = "\n{\n\tadmin off\n\tauto_https off\n"
+    text = text.replace("\n{\n", settings, 1) if "\n{\n" in text else f"{settings}}}\n{text}"
+    # With the access log that an administrator would add.
     text = text.replace(
-        f"{_NAME} {{\n", f"https://127.0.0.1:{port} {{\n\ttls {certificate} {key}\n"
+        f"{_NAME} {{\n", f"https://127.0.0.1:{port} {{\n\tlog\n\ttls {certificate} {key}\n"
     )
     file = directory / "Caddyfile"
-    file.write_text(settings + text)
+    file.write_text(text)
     return ["caddy", "run", "--adapter", "caddyfile", "--config", str(file)]
