@@ -212,6 +212,9 @@ class _Link:
     def stream_opened(self, channel: object) -> Any:
         raise AssertionError("a stream was opened without a handshake")
 
+    def stream_revoked(self, stream_id: str) -> None:
+        pass
+
 
 def _multiplexer(data: bytes) -> None:
     """Frames of a link, each after a byte with its size."""

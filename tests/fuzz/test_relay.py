@@ -240,6 +240,9 @@ class _Relay:
     def validate(self, handshake: PendingHandshake) -> None:
         self.pending.append(handshake)
 
+    def stream_revoked(self, stream_id: str) -> None:
+        raise AssertionError("no harness may say so")
+
     def stream_opened(self, channel: Channel) -> _Receiver:
         receiver = _Receiver()
         self.receivers[channel.stream_id].append(receiver)

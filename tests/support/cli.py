@@ -43,12 +43,12 @@ def run_client(
 @contextlib.contextmanager
 def start_client(*words: str, **options: object) -> Iterator[subprocess.Popen[bytes]]:
     """A client that runs; killed at last with all that it has started."""
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    usual: dict[str, object] = {"stdin": subprocess.DEVNULL, "env": client_environment(None)}
+    usual |= dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(  # type: ignore[call-overload]
         [*server_command("ours"), *words],
-        env=client_environment(None),
         process_group=0,  # as a shell does it: only then can it be stopped
-        **(streams | options),
+        **(usual | options),
     )
     try:
         yield process

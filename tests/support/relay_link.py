@@ -38,6 +38,7 @@ class FakeLink:
         self.sent: list[Frame] = []
         self.asked: list[PendingHandshake] = []
         self.opened: list[FakeReceiver] = []
+        self.revoked: list[str] = []
         self.streams = EncryptedMultiplexer(EXECUTOR, "env-1", "reg-1", self, lambda: self.now)
 
     def send_frame(self, frame: bytes) -> None:
@@ -49,6 +50,9 @@ class FakeLink:
     def stream_opened(self, channel: Channel) -> FakeReceiver:
         self.opened.append(FakeReceiver(channel))
         return self.opened[-1]
+
+    def stream_revoked(self, stream_id: str) -> None:
+        self.revoked.append(stream_id)
 
     def deliver(self, frame: Frame) -> list[Frame]:
         """The frames sent in response to this frame."""

@@ -19,7 +19,8 @@ from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.relay_link import RelayLink, flush_links
 from exec_server.hosting.rules import ByteRate
 from exec_server.hosting.store import Holding, Limits
-from exec_server.relay.frames import Kind
+from exec_server.relay.frames import Kind, decode
+from exec_server.relay.stream_table import REVOKED_REASON
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,14 @@ CLIENT_STALLED: Final = "harness_stalled"
 FOREIGN_STREAM: Final = "stream_id_not_owned"
 USED_STREAM: Final = "stream_id_in_use"
 SECOND_HANDSHAKE: Final = "second_handshake"
+FORGED_REASON: Final = "reason_not_allowed"
+# An executor of ours ends the session of this stream with its processes, others the stream.
+REVOKED: Final = REVOKED_REASON
+# How long an executor keeps the session of a client that has left, and how many streams of such
+# clients are remembered for `token revoke --kill`. Beyond it the oldest are forgotten: their
+# sessions end by themselves soon after.
+RETAINED_SECONDS: Final = 30.0
+ENDED_STREAMS: Final = 16_384
 
 GOING_AWAY: Final = 1001
 NOT_BINARY: Final = 1003
@@ -70,6 +79,8 @@ class Exchange:
     executors: dict[tuple[str, str], Executor] = field(default_factory=dict)
     clients: set[Client] = field(default_factory=set)
     tenants: dict[str, Tenant] = field(default_factory=dict)
+    # Streams that have ended, by executor and prefix, with token and time; the oldest first.
+    _ended: dict[tuple[tuple[str, str], bytes], tuple[str, float]] = field(default_factory=dict)
 
     def tenant(self, name: str, limits: Limits) -> Tenant:
         """The tenant with its limits of now."""
@@ -85,6 +96,39 @@ class Exchange:
     def forget_idle_tenants(self) -> None:
         for name in [name for name, tenant in self.tenants.items() if not tenant.sockets]:
             del self.tenants[name]
+
+    # ---- revoked tokens ---------------------------------------------------------------
+
+    def stream_began(self, executor: tuple[str, str], prefix: bytes) -> None:
+        """Its id is in use again, by any token."""
+        self._ended.pop((executor, prefix), None)
+
+    def stream_ended(self, executor: tuple[str, str], prefix: bytes, token_id: str) -> None:
+        """Remember a stream whose session the executor may still have."""
+        now = asyncio.get_running_loop().time()
+        self._ended.pop((executor, prefix), None)
+        self._ended[executor, prefix] = token_id, now
+        while len(self._ended) > ENDED_STREAMS or (
+            next(iter(self._ended.values()))[1] < now - RETAINED_SECONDS
+        ):
+            del self._ended[next(iter(self._ended))]
+
+    def end_streams_of(self, tokens: frozenset[str]) -> None:
+        """Tell executors to end what clients with these tokens have begun."""
+        if not tokens:
+            return
+        for client in [each for each in self.clients if each.link.token_id in tokens]:
+            client.end_session()
+        for key, (token_id, _) in list(self._ended.items()):
+            if token_id not in tokens:
+                continue
+            del self._ended[key]
+            environment, prefix = key
+            executor = self.executors.get(environment)
+            if executor is not None:
+                self.reset(executor.link, prefix, REVOKED)
+
+    # ---- facts ------------------------------------------------------------------------
 
     def unsent(self) -> int:
         """Bytes in all queues of the node."""
@@ -282,19 +326,22 @@ class Client(_End):
         if found is None:
             self.link.close(UNREADABLE, "unreadable frame")
             return False
-        refusal = self._refusal(executor, found)
+        refusal = self._refusal(executor, found, frame)
         if refusal is not None:
             self._exchange.reset(self.link, found.prefix, refusal)
         return refusal is None
 
-    def _refusal(self, executor: Executor, found: envelope.Envelope) -> str | None:
+    def _refusal(self, executor: Executor, found: envelope.Envelope, frame: bytes) -> str | None:
         """Why a frame is not for the executor; the first stream that is named becomes the own."""
+        if found.kind is Kind.RESET and decode(frame).reason == REVOKED:
+            return FORGED_REASON  # it could name a stream of another client that has left
         if not self._prefix_bytes:
             if found.prefix in executor.streams:
                 return USED_STREAM
             self._prefix = found.prefix
             self._prefix_bytes = len(found.prefix)
             executor.streams[found.prefix] = self
+            self._exchange.stream_began(executor.key, found.prefix)
         elif found.prefix != self._prefix:
             return FOREIGN_STREAM
         if found.kind is Kind.HANDSHAKE:
@@ -346,14 +393,25 @@ class Client(_End):
         self._stop_stalling(executor)
         if self._prefix_bytes and executor.streams.pop(self._prefix, None) is not None:
             self._exchange.reset(executor.link, self._prefix, reason)
+            if reason != REVOKED:
+                self._remember(executor)
+
+    def _remember(self, executor: Executor) -> None:
+        self._exchange.stream_ended(executor.key, self._prefix, self.link.token_id)
+
+    def end_session(self) -> None:
+        """Tell the executor to end the session of this client; the link is closed by the caller."""
+        self._end_stream(REVOKED)
 
     def executor_left(self) -> None:
         """Tell the client, which comes back by itself."""
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
-        self.executor = None
+        executor, self.executor = self.executor, None
         if self._prefix_bytes:
+            if executor is not None:
+                self._remember(executor)
             self._exchange.reset(self.link, self._prefix, EXECUTOR_GONE)
         self.link.close(GOING_AWAY, "the executor has left")
 

@@ -118,6 +118,7 @@ class Node:
         self._written(executors, counts)
         self._renewed_at = renewal.now
         await self._rotate(renewal)
+        self._exchange.end_streams_of(renewal.killed)
         self._close_revoked(renewal.revoked)
         await self._compare(executors, renewal)
         flush_links()

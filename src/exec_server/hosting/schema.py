@@ -31,5 +31,9 @@ MIGRATIONS: Final = (
         "CREATE TABLE keys (kid text PRIMARY KEY, secret text NOT NULL,"
         " created double precision NOT NULL)",
     ),
-    ("ALTER TABLE tenants ADD COLUMN handshakes_per_second bigint",),
+    (
+        "ALTER TABLE tenants ADD COLUMN handshakes_per_second bigint",
+        # When the commands of its clients were to end, if ever.
+        "ALTER TABLE tokens ADD COLUMN killed_at double precision",
+    ),
 )

@@ -69,6 +69,12 @@ REVOKE_TOKEN: Final = Statement(
     "revoke_token",
     "UPDATE tokens SET revoked_at = now() WHERE id = $1 AND revoked_at IS NULL RETURNING id",
 )
+# Also for a token that is revoked already: its clients' sessions may still be there.
+KILL_TOKEN: Final = Statement(
+    "kill_token",
+    "UPDATE tokens SET revoked_at = COALESCE(revoked_at, now()), killed_at = now()"
+    " WHERE id = $1 RETURNING id",
+)
 REVOKE_AUTHORIZATIONS: Final = Statement(
     "revoke_authorizations", "DELETE FROM authorizations WHERE token_id = $1"
 )
@@ -170,7 +176,11 @@ REMOVE_NODE: Final = Statement("remove_node", "DELETE FROM nodes WHERE id = $1")
 HELD: Final = Statement(
     "held", "SELECT tenant, id, epoch, registration_id FROM environments WHERE node = $1"
 )
-REVOKED: Final = Statement("revoked", "SELECT id FROM tokens WHERE revoked_at > $1")
+REVOKED: Final = Statement(
+    "revoked",
+    "SELECT id, killed_at IS NOT NULL AND killed_at > $1 FROM tokens"
+    " WHERE revoked_at > $1 OR killed_at > $1",
+)
 COUNT: Final = Statement(
     "count",
     "UPDATE environments SET streams = $5, bytes = bytes + $6"

@@ -117,6 +117,7 @@ class Renewal:
     now: float
     held: dict[tuple[str, str], tuple[int, str]]
     revoked: frozenset[str]
+    killed: frozenset[str]  # those whose clients' commands end
     keys: dict[str, bytes]  # the newest first
 
 
@@ -166,10 +167,10 @@ class Store:
         """Id, name, tenant, scopes, created, expires, last used of tokens that are not revoked."""
         return await self._fetch(sql.TOKENS, tenant)
 
-    async def revoke_token(self, token_id: str) -> bool:
-        """Revoke a token and its authorizations; whether it existed."""
+    async def revoke_token(self, token_id: str, *, kill: bool = False) -> bool:
+        """Revoke a token and its authorizations, and end its clients' commands; if it existed."""
         steps: list[Step] = [
-            (sql.REVOKE_TOKEN, (token_id,)),
+            (sql.KILL_TOKEN if kill else sql.REVOKE_TOKEN, (token_id,)),
             (sql.REVOKE_AUTHORIZATIONS, (token_id,)),
         ]
         return bool((await self._run(steps, durable=True))[0])
@@ -332,6 +333,7 @@ class Store:
             renewed[0][0],
             {(tenant, name): (epoch, reg) for tenant, name, epoch, reg in held_rows},
             frozenset(row[0] for row in revoked),
+            frozenset(row[0] for row in revoked if row[1]),
             _keys(keys),
         )
 

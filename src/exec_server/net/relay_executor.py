@@ -13,7 +13,7 @@ from exec_server.net.byte_budget import ByteBudget
 from exec_server.net.ephemeral_keys import EphemeralKeys
 from exec_server.net.relay_socket import RelaySocket
 from exec_server.net.relay_stream import RECEIVING_BYTES, RelayStream, SendingChannel
-from exec_server.net.stream import ReceiverFactory
+from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.client import ClientSocket
 from exec_server.relay.multiplexer import EncryptedMultiplexer, PendingHandshake, RelayLink
 from exec_server.relay.noise import Identity
@@ -40,6 +40,7 @@ class Settings:
 
     receiver: ReceiverFactory
     tasks: GuardedTasks
+    stream_revoked: StreamRevoked
     budget: ByteBudget = field(default_factory=lambda: ByteBudget(RECEIVING_BYTES))
 
 
@@ -113,6 +114,9 @@ class ExecutorRelayLink:
     def stream_opened(self, channel: SendingChannel) -> StreamReceiver:
         settings = self._settings
         return RelayStream(self, channel, settings.receiver, settings.budget)
+
+    def stream_revoked(self, stream_id: str) -> None:
+        self._settings.stream_revoked(stream_id)
 
     def end_stream(self, stream_id: str) -> None:
         self._multiplexer.end(stream_id)

@@ -96,6 +96,7 @@ class RelayStream:
     ) -> None:
         """`set_reading` pauses and resumes the socket, if it has no other stream."""
         self.origin = f"JSON-RPC message from relay stream {channel.stream_id}"
+        self.stream_id = channel.stream_id
         self._loop = asyncio.get_running_loop()
         self._carrier = carrier
         self._channel = channel

@@ -66,6 +66,14 @@ class BinaryStream(Protocol):
         ...
 
 
+@runtime_checkable
+class RelayedStream(Protocol):
+    """A message stream through a relay, which knows it by an id."""
+
+    @property
+    def stream_id(self) -> str: ...
+
+
 class MessageReceiver(Protocol):
     """The user of a link: gets its messages and is told when to stop sending."""
 
@@ -86,3 +94,5 @@ class MessageReceiver(Protocol):
 
 # Makes the user of a new link.
 ReceiverFactory = Callable[[MessageStream], MessageReceiver]
+# Ends what the client of a relayed stream has begun; the stream may have ended before.
+StreamRevoked = Callable[[str], None]

@@ -22,7 +22,7 @@ from exec_server.errors import RelayError
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.noise import Ciphers, Identity, PublicKey, Responder, prologue
-from exec_server.relay.stream_table import StreamReceiver, StreamTable
+from exec_server.relay.stream_table import REVOKED_REASON, StreamReceiver, StreamTable
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,10 @@ class RelayLink(Protocol):
         ...
 
     def stream_opened(self, channel: Channel) -> StreamReceiver: ...
+
+    def stream_revoked(self, stream_id: str) -> None:
+        """End what a client has begun on a stream, which may have ended before."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -118,6 +122,8 @@ class EncryptedMultiplexer:
         elif frame.kind is Kind.RESET:
             self._cancel(frame.stream_id)
             self._streams.drop(frame.stream_id)
+            if frame.reason == REVOKED_REASON:
+                self._link.stream_revoked(frame.stream_id)
 
     # ---- open streams -----------------------------------------------------------------
 

@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 MAX_STREAMS = 128
 # Without detail on purpose: the relay, and not only the peer, can read it.
 RESET_REASON = "noise_relay_protocol_error"
+# The reason of a registry of ours for a stream whose token is revoked with its commands. Other
+# executors take it for an ordinary reset.
+REVOKED_REASON = "token_revoked"
 
 
 class ReceivingChannel(Protocol):

@@ -27,7 +27,7 @@ from exec_server.errors import (
     rpc_error_from_os,
 )
 from exec_server.host.guarded_tasks import guarded_call
-from exec_server.net.stream import BinaryStream, GatheringStream, MessageStream
+from exec_server.net.stream import BinaryStream, GatheringStream, MessageStream, RelayedStream
 from exec_server.protocol import binary, jsonrpc
 from exec_server.protocol.decoding import Result, decode
 from exec_server.protocol.method import Call, Notice
@@ -99,6 +99,7 @@ class Connection:
         self._send = stream.send
         self._send_pieces = stream.send_pieces if isinstance(stream, GatheringStream) else None
         self._send_binary = stream.send_binary if isinstance(stream, BinaryStream) else None
+        self._stream_id = stream.stream_id if isinstance(stream, RelayedStream) else None
         self._state = State.NEW
         self._context: ConnectionContext | None = None
         self._lanes = Lanes(server.concurrent_requests)
@@ -401,6 +402,7 @@ class Connection:
             session = sessions.create(self)
         else:
             session = sessions.resume(params.resume_session_id, self)
+        session.stream_id = self._stream_id
         self._context = ConnectionContext(
             self._server,
             session,

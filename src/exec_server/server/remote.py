@@ -20,7 +20,7 @@ from exec_server.errors import ConnectFailed, RegistryError
 from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.net.client_stream import ClientStream, open_stream
 from exec_server.net.relay_executor import ExecutorRelayLink, Settings, encrypted_multiplexer
-from exec_server.net.stream import ReceiverFactory
+from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.client import ClientSocket, connect
 from exec_server.net.websocket.frames import MESSAGE_BYTES
 from exec_server.registry.api import Registration, Registry, retry_delay
@@ -90,12 +90,17 @@ class RelayExecutor:
         self._identity = Identity.generate()
         self._is_registered = False
 
-    async def serve(self, make_receiver: ReceiverFactory, tasks: GuardedTasks) -> NoReturn:
+    async def serve(
+        self,
+        make_receiver: ReceiverFactory,
+        stream_revoked: StreamRevoked,
+        tasks: GuardedTasks,
+    ) -> NoReturn:
         await self._credential.ready()
         if self._security == "noise":
             log.info("this executor's key is %s", self._identity.public.fingerprint)
         registration = await self._register()
-        settings = Settings(make_receiver, tasks)
+        settings = Settings(make_receiver, tasks, stream_revoked)
         loop = asyncio.get_running_loop()
         backoff = Backoff()
         while True:
@@ -190,7 +195,12 @@ class DirectExecutor:
         self._credential = credential
         self._tls = tls
 
-    async def serve(self, make_receiver: ReceiverFactory, tasks: GuardedTasks) -> NoReturn:
+    async def serve(
+        self,
+        make_receiver: ReceiverFactory,
+        stream_revoked: StreamRevoked,
+        tasks: GuardedTasks,
+    ) -> NoReturn:
         await self._credential.ready()
         registration = await self._registry.register_direct()
         failures = 0

@@ -22,7 +22,7 @@ from exec_server.net.auth import Authenticator
 from exec_server.net.listen import BoundSocket
 from exec_server.net.port_socket import PortSockets
 from exec_server.net.server_certificate import ServerCertificate
-from exec_server.net.stream import ReceiverFactory
+from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.listener import WebSocketListener
 from exec_server.net.websocket.server import Settings
 from exec_server.process.output import SERVER_YOUNG_BYTES, YoungBudget
@@ -78,7 +78,12 @@ DEFAULT_RETENTION_SECONDS = 30.0
 class Executor(Protocol):
     """A source of connections other than a listening socket."""
 
-    async def serve(self, make_receiver: ReceiverFactory, tasks: GuardedTasks) -> NoReturn:
+    async def serve(
+        self,
+        make_receiver: ReceiverFactory,
+        stream_revoked: StreamRevoked,
+        tasks: GuardedTasks,
+    ) -> NoReturn:
         """Serve until cancelled; raises RegistryError or StartupError if that is impossible."""
         ...
 
@@ -314,9 +319,10 @@ async def serve_remote(
     """Serve the connections of an executor until `stop` is set or `watch` ends."""
     async with _server_context(options, variables) as server:
         libc.unmap_unchanged_files()  # no thread has anything to do yet
-        failures = await _run_executor(
-            executor, lambda stream: Connection(server, stream), server.tasks, stop, watch
+        serving = executor.serve(
+            lambda stream: Connection(server, stream), server.sessions.end_of_stream, server.tasks
         )
+        failures = await _run_executor(serving, server.tasks, stop, watch)
     for failure in failures:
         raise failure
 
@@ -331,19 +337,20 @@ async def forward_remote(
     """Forward the connections of an executor until `stop` is set or `watch` ends."""
     async with asyncio.TaskGroup() as group:
         tasks = GuardedTasks(group)
-        failures = await _run_executor(executor, make_receiver(tasks), tasks, stop, watch)
+        # The sessions are those of another server, which is not told.
+        serving = executor.serve(make_receiver(tasks), lambda stream_id: None, tasks)
+        failures = await _run_executor(serving, tasks, stop, watch)
     for failure in failures:
         raise failure
 
 
 async def _run_executor(
-    executor: Executor,
-    make_receiver: ReceiverFactory,
+    serving: Coroutine[Any, Any, None],
     tasks: GuardedTasks,
     stop: asyncio.Event,
     watch: Callable[[], Coroutine[Any, Any, None]],
 ) -> list[Exception]:
-    """Run the executor until it fails, `watch` ends or `stop` is set; returns the failures."""
+    """Run an executor until it fails, `watch` ends or `stop` is set; returns the failures."""
     failures: list[Exception] = []
 
     async def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -353,7 +360,7 @@ async def _run_executor(
             failures.append(error)
         stop.set()
 
-    runners = [tasks.create_task(run(executor.serve(make_receiver, tasks)))]
+    runners = [tasks.create_task(run(serving))]
     runners.append(tasks.create_task(run(watch())))
     await stop.wait()
     for runner in runners:

@@ -48,6 +48,7 @@ class Session:
         self._captures: ProcessTable | None = None
         self.id = SessionId(str(uuid.uuid4()))
         self.connection: AttachedConnection | None = None
+        self.stream_id: str | None = None  # of its last connection, if that came through a relay
         self.processes = make_table(self.notify)
         self.attachments: dict[ProcessId, Attachment] = {}  # detached processes that it uses
         self._is_paused = False  # the send buffer of the connection is full
@@ -201,6 +202,15 @@ class SessionRegistry:
             return
         loop = asyncio.get_running_loop()
         self._expiries[session.id] = loop.call_later(self._retention, self._expire, session)
+
+    def end_of_stream(self, stream_id: str) -> None:
+        """End the session whose last connection came by this relayed stream, attached or not."""
+        for session in [each for each in self._sessions.values() if each.stream_id == stream_id]:
+            log.warning("session %s ends: the token of its client is revoked", session.id)
+            session.connection = None
+            if session.id in self._expiries:
+                self._expiries.pop(session.id).cancel()
+            self._end(session)
 
     def _evict(self) -> None:
         """End the oldest detached session, one without processes if there is any.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
 from tests.support.memory_transport import MemoryTransport
 from tests.support.raw_links import frame_bytes
 
@@ -16,7 +17,7 @@ from exec_server.hosting.exchange import (
     Executor,
 )
 from exec_server.hosting.metrics import Metrics
-from exec_server.hosting.relay_link import RelayLink
+from exec_server.hosting.relay_link import RelayLink, flush_links
 from exec_server.hosting.store import Holding, Limits
 from exec_server.relay.frames import Frame, Kind, decode, encode, stream_prefix
 
@@ -24,9 +25,9 @@ from exec_server.relay.frames import Frame, Kind, decode, encode, stream_prefix
 class Side:
     """One end of the exchange, and its peer."""
 
-    def __init__(self) -> None:
+    def __init__(self, token_id: str = "tok") -> None:
         self.transport = MemoryTransport(asyncio.Protocol())
-        self.link = RelayLink(self.transport, "tok")
+        self.link = RelayLink(self.transport, token_id)
 
     def send(self, frame: Frame | bytes) -> None:
         self.transport.receive(frame_bytes(2, frame if isinstance(frame, bytes) else encode(frame)))
@@ -60,8 +61,8 @@ class Hall:
         executor.open(b"")
         return side, executor
 
-    def client(self) -> tuple[Side, Client]:
-        side = Side()
+    def client(self, token_id: str = "tok") -> tuple[Side, Client]:
+        side = Side(token_id)
         client = Client(self.exchange, self.tenant, side.link, self.executor)
         client.open(b"")
         return side, client
@@ -114,6 +115,77 @@ async def test_a_client_owns_one_stream() -> None:
     one.send(shake)
     assert one.frames() == [reset("1", "second_handshake")]
     assert hall.side.frames() == [data("1"), shake]
+
+
+@on_loop
+async def test_an_executor_is_told_which_streams_a_revoked_token_had() -> None:
+    hall = Hall()
+    sides = {name: hall.client(token) for name, token in (("1", "bad"), ("2", "ok"), ("3", "bad"))}
+    for name, (side, _) in sides.items():
+        side.send(data(name))
+    sides["3"][0].transport.lose()  # its session may be there for a while
+    nameless, _ = hall.client("bad")
+    hall.side.frames()
+    for _ in range(2):  # nodes see a revocation several times
+        hall.exchange.end_streams_of(frozenset({"bad", "other"}))
+        flush_links()
+    assert hall.side.frames() == [reset("1", "token_revoked"), reset("3", "token_revoked")]
+    assert list(hall.executor.streams) == [stream_prefix("2")]
+    sides["1"][0].transport.lose()
+    nameless.transport.lose()
+    hall.exchange.end_streams_of(frozenset({"bad"}))
+    flush_links()
+    assert hall.side.frames() == []
+
+
+@on_loop
+async def test_ended_streams_are_remembered_for_an_executor_that_comes_back() -> None:
+    hall = Hall()
+    for name in ("1", "2"):
+        hall.client("bad")[0].send(data(name))
+    hall.side.transport.lose()
+    hall.exchange.end_streams_of(frozenset({"none"}))
+    hall.side, hall.executor = hall.arrive(2)
+    hall.client("ok")[0].send(data("2"))  # the id is in use again
+    hall.side.frames()
+    hall.exchange.end_streams_of(frozenset({"bad"}))
+    flush_links()
+    assert hall.side.frames() == [reset("1", "token_revoked")]
+    hall.client("bad")[0].send(data("3"))
+    hall.side.transport.lose()
+    hall.exchange.end_streams_of(frozenset({"bad"}))  # no executor to tell
+
+
+@on_loop
+async def test_the_memory_of_ended_streams_is_bounded_in_number_and_time() -> None:
+    hall = Hall()
+    exchange, loop = hall.exchange, asyncio.get_running_loop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exec_server.hosting.exchange.ENDED_STREAMS", 2)
+        patch.setattr(loop, "time", lambda: 100.0)
+        for prefix in (b"1", b"2", b"1", b"3"):
+            exchange.stream_ended(("t", "env"), prefix, "tok")
+        assert [prefix for _, prefix in exchange._ended] == [b"1", b"3"]
+        patch.setattr(loop, "time", lambda: 131.0)
+        exchange.stream_ended(("t", "env"), b"4", "tok")
+        assert [prefix for _, prefix in exchange._ended] == [b"4"]
+
+
+@on_loop
+async def test_a_client_cannot_say_that_a_token_is_revoked() -> None:
+    hall = Hall()
+    victim, _ = hall.client("victim")
+    victim.send(data("1"))
+    victim.transport.lose()
+    hall.side.frames()
+    attacker, _ = hall.client("attacker")
+    attacker.send(reset("1", "token_revoked"))
+    assert attacker.frames() == [reset("1", "reason_not_allowed")]
+    assert hall.side.frames() == []
+    # Nor does it hide the stream from a revocation.
+    hall.exchange.end_streams_of(frozenset({"victim"}))
+    flush_links()
+    assert hall.side.frames() == [reset("1", "token_revoked")]
 
 
 @on_loop

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.memory_site import KEY, VALIDATION, Site, code, message, play
+from tests.support.memory_site import KEY, TENANT, VALIDATION, Site, code, message, play
 from tests.support.raw_links import frame_bytes
 
 from exec_server.hosting import node as node_module
@@ -20,7 +20,9 @@ from exec_server.hosting.http_messages import Answer, Request
 from exec_server.hosting.node import QUEUED_BYTES
 from exec_server.hosting.passage import Passage
 from exec_server.hosting.relay_link import RelayLink
+from exec_server.hosting.rules import secret_hash
 from exec_server.hosting.service import FIRST_TENANT
+from exec_server.hosting.store import NewToken
 from exec_server.hosting.tickets import check
 from exec_server.relay.frames import Frame, Kind, encode
 
@@ -104,6 +106,24 @@ def test_a_revoked_token_ends_sockets_and_addresses(tmp_path: Path) -> None:
         for url in (registered["url"], used["url"], unused["url"]):
             assert await site.refusal(url) == (401, "invalid_secret")
         assert code(await site.ask("connect")) == (401, "invalid_token")
+
+    play(tmp_path, scene)
+
+
+def test_a_killed_token_ends_the_sessions_of_its_clients(tmp_path: Path) -> None:
+    async def scene(site: Site) -> None:
+        token = NewToken("tok-2", secret_hash("client"), "", TENANT, ("connect:*",))
+        await site.store.add_token(token)
+        executor = await site.join((await site.url("register"))["url"])
+        granted = json.loads((await site.ask("connect", token="client")).body)
+        client = await site.join(granted["url"])
+        client.receive(frame_bytes(2, encode(Frame("s", Kind.DATA, b"x"))))
+        await site.store.revoke_token("tok-2", kill=True)
+        await site.service.node._renew()
+        assert b"token_revoked" in executor.take_written()
+        assert b"\x03\xf0" in client.take_written()  # 1008
+        metrics = (await site.get("/metrics")).body.decode()
+        assert 'resets_total{reason="token_revoked"} 1\n' in metrics
 
     play(tmp_path, scene)
 

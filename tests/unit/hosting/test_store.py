@@ -92,6 +92,13 @@ def test_tokens_expire_and_are_revoked(tmp_path: Path) -> None:
         assert (found.is_expired, found.is_revoked) == (False, True)
         assert (await renew(store, "node-1", since=before)).revoked == {"tok-1"}
         assert (await renew(store, "node-1", since=before + 100)).revoked == frozenset()
+        assert (await renew(store, "node-1", since=before)).killed == frozenset()
+        # A token that is revoked already.
+        assert await store.revoke_token("tok-1", kill=True)
+        assert await store.revoke_token("tok-2", kill=True)
+        assert not await store.revoke_token("none", kill=True)
+        renewal = await renew(store, "node-1", since=before)
+        assert (renewal.revoked, renewal.killed) == ({"tok-1", "tok-2"}, {"tok-1", "tok-2"})
 
     play(tmp_path, scene)
 

@@ -39,7 +39,7 @@ from exec_server.relay.noise import (
     Responder,
     prologue,
 )
-from exec_server.relay.stream_table import MAX_STREAMS
+from exec_server.relay.stream_table import MAX_STREAMS, REVOKED_REASON
 
 _FILE = json.loads((Path(__file__).parents[2] / "vectors" / "relay_frames.json").read_text())
 
@@ -250,6 +250,15 @@ def test_reset_of_a_pending_stream_cancels_it_without_a_charge(link: FakeLink) -
     assert link.finish_handshake(handshake, is_valid=False) == []
     assert link.opened == []
     assert link.failures() == 0
+
+
+def test_a_revoked_stream_is_told_to_the_link_after_its_loss(link: FakeLink) -> None:
+    link.open("s")
+    for name in ("s", "gone"):
+        assert link.deliver(Frame(name, Kind.RESET, reason=REVOKED_REASON)) == []
+    assert (link.opened[0].losses, link.revoked, len(link.streams)) == (1, ["s", "gone"], 0)
+    link.deliver(reset_frame("s"))
+    assert link.revoked == ["s", "gone"]
 
 
 def test_stream_id_used_again_while_the_old_attempt_is_judged(link: FakeLink) -> None:

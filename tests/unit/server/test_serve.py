@@ -13,7 +13,12 @@ from exec_server.host import libc
 from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.net.server_certificate import ServerCertificate
-from exec_server.net.stream import MessageReceiver, MessageStream, ReceiverFactory
+from exec_server.net.stream import (
+    MessageReceiver,
+    MessageStream,
+    ReceiverFactory,
+    StreamRevoked,
+)
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server import serve
 from exec_server.server.serve import (
@@ -37,7 +42,12 @@ class FakeExecutor:
         self._error = error
         self.stop: asyncio.Event | None = None
 
-    async def serve(self, make_receiver: ReceiverFactory, tasks: GuardedTasks) -> NoReturn:
+    async def serve(
+        self,
+        make_receiver: ReceiverFactory,
+        stream_revoked: StreamRevoked,
+        tasks: GuardedTasks,
+    ) -> NoReturn:
         assert make_receiver is _make_receiver
         self.events.append("serving")
         if self._error is not None:

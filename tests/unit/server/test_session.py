@@ -123,6 +123,24 @@ def test_young_output_is_kept_only_while_the_client_is_there() -> None:
     asyncio.run(scenario())
 
 
+def test_the_session_of_a_revoked_stream_ends_attached_or_not() -> None:
+    async def scenario(bench: Bench) -> None:
+        registry = bench.registry
+        attached, away, other = (registry.create(FakeConnection()) for _ in range(3))
+        attached.stream_id, away.stream_id, other.stream_id = "a", "b", "c"
+        registry.detach(away)
+        for stream_id in ("a", "b", "unknown"):
+            registry.end_of_stream(stream_id)
+        await _settle()
+        assert [table.calls[-1:] for table in bench.tables] == [["ended"], ["ended"], []]
+        registry.detach(attached)  # its connection notices later
+        for session in (attached, away):
+            with pytest.raises(InvalidRequest, match="unknown session id"):
+                registry.resume(session.id, FakeConnection())
+
+    _run(scenario)
+
+
 def test_events_go_to_the_attached_connection() -> None:
     async def scenario(bench: Bench) -> None:
         connection = FakeConnection()

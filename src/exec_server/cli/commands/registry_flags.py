@@ -65,9 +65,10 @@ VERBS: Final = {
     ),
     "token revoke": Verb(
         " ID",
-        "Refuse a token on all nodes within 2 s, and close its sockets.",
-        (),
-        ("tok-0123456789ab",),
+        "Refuse a token on all nodes within 2 s, and close its sockets. With --kill the commands\n"
+        "of its clients end as well, instead of after the 30 s in which a client may come back.",
+        ("--kill",),
+        ("tok-0123456789ab", "tok-0123456789ab --kill"),
     ),
     "environment list": Verb(
         "",
@@ -118,6 +119,10 @@ _VERB_FLAGS: Final[dict[str, dict[str, Any]]] = {
     "--credential": {
         "metavar": "ENV",
         "help": "print the line that --executor-credential-stdin of an executor reads",
+    },
+    "--kill": {
+        "action": "store_true",
+        "help": "of token revoke: let executors end the commands of the token's clients at once",
     },
     "--unseen": {
         "metavar": "TIME",

@@ -144,10 +144,12 @@ def list_tokens(arguments: argparse.Namespace) -> int:
 
 def revoke_token(arguments: argparse.Namespace, token_id: str) -> int:
     """Refuse a token from now on, and close its sockets."""
-    if not _with_store(arguments, lambda store: store.revoke_token(token_id)):
+    kill: bool = arguments.kill
+    if not _with_store(arguments, lambda store: store.revoke_token(token_id, kill=kill)):
         raise CommandError(f"there is no token {token_id}: see `exec-server registry token list`")
-    facts = {"id": token_id, "revoked": True}
-    print_text(json_text(facts) if arguments.json else f"{token_id} is revoked\n")
+    facts = {"id": token_id, "revoked": True, **({"killed": True} if kill else {})}
+    more = "; commands of its clients end within seconds" if kill else ""
+    print_text(json_text(facts) if arguments.json else f"{token_id} is revoked{more}\n")
     return 0
 
 
