@@ -80,21 +80,29 @@ def test_from_nothing_to_a_command_on_the_machine(tmp_path: Path) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in directory.iterdir()} == {0o600}
 
 
-def test_the_first_start_prints_two_commands_and_later_starts_none(tmp_path: Path) -> None:
-    words = ("registry", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+def test_no_start_of_a_service_prints_a_token(tmp_path: Path) -> None:
+    """Its stdout and stderr are a log; `registry init` shows the tokens, also beside a node."""
+    where = ("--data", str(tmp_path / "data"))
+    words = ("registry", "--listen", "127.0.0.1:0", *where, "--log-level", "debug")
     texts = []
     for number in range(2):
         shown = tmp_path / f"shown-{number}"
-        with shown.open("wb") as stdout, start_client(*words, stdout=stdout) as process:
-            eventually("the node listens", lambda file=shown: file.stat().st_size > 0)  # type: ignore[misc]
+        with (
+            shown.open("wb") as output,
+            start_client(*words, stdout=output, stderr=output) as process,
+        ):
+            eventually("it listens", lambda file=shown: "listening on" in file.read_text())  # type: ignore[misc]
+            if number == 0:
+                made = run_client("registry", "init", *where)
+                assert (made.returncode, made.stdout.count(b"esr_")) == (0, 2)
+                again = run_client("registry", "init", *where)
+                assert (again.returncode, again.stdout) == (1, b"")
             process.send_signal(signal.SIGTERM)
             assert process.wait(scaled(20)) == 0
         texts.append(shown.read_text())
-    assert texts[0].count("esr_") == 2
-    assert "EXEC_SERVER_API_KEY=esr_" in texts[0]
-    assert "exec-server exec --token-env" in texts[0]
-    assert texts[1].startswith("listening on 127.0.0.1:")
-    assert "esr_" not in texts[1]
+    assert "`exec-server registry init`" in texts[0]
+    assert "registry init" not in texts[1]
+    assert "esr_" not in "".join(texts)
 
 
 @pytest.mark.parametrize("how", ["drain", "kill"])
@@ -189,6 +197,7 @@ def test_limits_of_a_tenant_are_changed_in_the_database(tmp_path: Path) -> None:
             "environments": 1,
             "sockets": 2000,
             "bytes_per_second": 50_000_000,
+            "handshakes_per_second": 20,
         }
         node.register(name="one")
         node.register(name="one")

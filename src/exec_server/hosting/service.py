@@ -65,6 +65,7 @@ class Options:
     trusted: Networks = ()
     capacity: Capacity = field(default_factory=Capacity)
     environ: Mapping[str, str] = field(default_factory=dict)
+    makes_first_tokens: bool = False  # of a new database, instead of `registry init`
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Listening:
 
     node: str
     first_start: FirstStart | None
+    has_tenant: bool = True
 
 
 async def serve(
@@ -109,7 +111,8 @@ async def serve(
     try:
         try:
             await store.open()
-            first_start = await _first_start(store)
+            first_start = await make_first_tenant(store) if options.makes_first_tokens else None
+            has_tenant = await store.has_tenant()
         except DatabaseUnavailable as error:
             raise StartupError(f"cannot use the database: {error}") from None
         async with asyncio.TaskGroup() as tasks:
@@ -120,7 +123,7 @@ async def serve(
             except DatabaseUnavailable as error:
                 raise StartupError(f"cannot use the database: {error}") from None
             await service.open(bound, metrics_bound, certificate, guarded)
-            listening(Listening(service.node.id, first_start))
+            listening(Listening(service.node.id, first_start, has_tenant))
             background = [
                 tasks.create_task(service.node.run()),
                 tasks.create_task(service.node.tick()),
@@ -136,7 +139,8 @@ async def serve(
         await store.close()
 
 
-async def _first_start(store: Store) -> FirstStart | None:
+async def make_first_tenant(store: Store) -> FirstStart | None:
+    """Make the first tenant with its two tokens; None if there is a tenant."""
     tenant = secrets.token_hex(8)
     tokens = {"executor": "executor:*", "client": "connect:*"}
     texts = {name: token_text(secrets.token_bytes(SECRET_BYTES)) for name in tokens}

@@ -30,6 +30,7 @@ ADD_FIRST_TENANT: Final = Statement(
     "INSERT INTO tenants (id, name) SELECT CAST($1 AS text), CAST($2 AS text)"
     " WHERE NOT EXISTS (SELECT 1 FROM tenants) ON CONFLICT DO NOTHING",
 )
+HAS_TENANT: Final = Statement("has_tenant", "SELECT EXISTS (SELECT 1 FROM tenants)")
 ADD_TENANT: Final = Statement(
     "add_tenant", "INSERT INTO tenants (id, name) VALUES ($1, $2) ON CONFLICT DO NOTHING"
 )

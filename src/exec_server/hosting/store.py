@@ -144,6 +144,9 @@ class Store:
         rows = await self._run(steps, durable=True)
         return bool(rows[1])
 
+    async def has_tenant(self) -> bool:
+        return bool((await self._fetch(sql.HAS_TENANT))[0][0])
+
     async def tenant(self, name: str, new_id: str | None = None) -> tuple[str, Limits] | None:
         """Id and limits of a tenant; with `new_id` it is made if it does not exist."""
         steps: list[Step] = [(sql.TENANT, (name,))]

@@ -23,8 +23,9 @@ _DESCRIPTION: Final = """\
 Run a registry and rendezvous, so that machines behind a NAT can be reached through it. It relays
 encrypted streams and cannot read them.
 
-  exec-server registry                  run it; the first start prints the two commands to paste,
-                                        one for the machine to be reached, one for its clients
+  exec-server registry init             make the first tokens, and print two commands to paste: one
+                                        for the machine to be reached, one for its clients
+  exec-server registry                  run it
   exec-server registry token create     make a token; list and revoke do what they say
   exec-server registry status           who is online, from the database
   exec-server registry environment remove --unseen 30d   make room for other machines
@@ -41,7 +42,7 @@ balancer as --public-url, and the address of the machine as --node-url (docs/hos
 SIGTERM drains the node: its executors move to other nodes. A second signal ends it at once.
 
 examples:
-  exec-server registry
+  exec-server registry init && exec-server registry
       on 127.0.0.1:7800, for trying it out on one machine
   exec-server registry --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem
       for other machines, with TLS of its own; --public-url https://… says by which name
@@ -100,6 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
     from exec_server.cli.commands import registry_verbs as verbs
 
     match words:
+        case ["init"]:
+            return verbs.init(arguments)
         case ["token", "create"]:
             return verbs.create_token(arguments)
         case ["token", "list"]:

@@ -46,7 +46,15 @@ class Verb(NamedTuple):
     examples: tuple[str, ...]
 
 
+_PUBLIC_URL: Final = "--public-url"
 VERBS: Final = {
+    "init": Verb(
+        "",
+        "Make the tenant `default` of a new registry with two tokens, and print them: the only\n"
+        "time that they are shown. A node prints none, because the output of a service is a log.",
+        (_PUBLIC_URL,),
+        ("", "--public-url https://registry.example.net"),
+    ),
     "token create": Verb(
         "",
         "Make a token and print it: the only time that it is shown.",
@@ -273,6 +281,10 @@ def verb_parser(name: str) -> CommandParser:
     )
     parser.usage = f"exec-server registry {name}{verb.operands} [flags]"
     add_verb_flags(parser, verb)
+    if _PUBLIC_URL in verb.flags:
+        parser.add_argument(
+            _PUBLIC_URL, metavar="URL", help=f"as of the node (default: http://{DEFAULT_LISTEN})"
+        )
     add_database_flags(parser)
     return parser
 
@@ -296,10 +308,10 @@ def check_verb(arguments: argparse.Namespace, name: str) -> None:
     parser = CommandParser("registry", description="")
     add_node_flags(parser)
     for action in parser._actions:
+        flag = action.option_strings[-1]
         given = getattr(arguments, action.dest, action.default)
-        if given != action.default:
+        if given != action.default and flag not in VERBS[name].flags:
             hint = "; use --json" if action.dest == "print_json" else ""
-            flag = action.option_strings[-1]
             raise UsageError(f"`{name}` takes no {flag}, which is for running a node{hint}")
 
 

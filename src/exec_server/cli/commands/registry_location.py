@@ -10,8 +10,10 @@ from typing import Final
 from exec_server.cli.commands.errors import UsageError
 from exec_server.errors import StartupError
 from exec_server.hosting.engines import check_database_url, may_hold_password
+from exec_server.net.dial import Url, parse_url
 
 DEFAULT_LISTEN: Final = "127.0.0.1:7800"
+_HTTP: Final = frozenset({"http", "https"})
 
 
 def data_directory(arguments: argparse.Namespace) -> Path:
@@ -60,3 +62,22 @@ def database_url(arguments: argparse.Namespace) -> str | None:
         except StartupError as error:
             raise UsageError(str(error)) from None
     return url
+
+
+def checked_url(flag: str, text: str | None) -> Url | None:
+    """The URL of a flag; raises UsageError."""
+    if text is None:
+        return None
+    try:
+        url = parse_url(text, _HTTP)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    if "?" in text or "#" in text:
+        raise UsageError(f"{flag}: the URL must not have a query")
+    return url
+
+
+def normalised_url(url: str) -> str:
+    """Rendezvous URLs begin with `ws` and the rest of the scheme, so it is in lower case."""
+    scheme, separator, rest = url.partition("://")
+    return scheme.lower() + separator + rest.rstrip("/")

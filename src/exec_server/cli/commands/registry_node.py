@@ -12,15 +12,16 @@ import stat
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Final
 
 from exec_server.cli import logs
 from exec_server.cli.commands.errors import UsageError
 from exec_server.cli.commands.printing import print_status, print_text
 from exec_server.cli.commands.registry_location import (
     DEFAULT_LISTEN,
+    checked_url,
     data_directory,
     database_url,
+    normalised_url,
 )
 from exec_server.errors import StartupError
 from exec_server.host.descriptor_limit import raise_descriptor_limit
@@ -29,11 +30,9 @@ from exec_server.hosting.capacity import SOCKETS, WANTED_DESCRIPTORS, Capacity, 
 from exec_server.hosting.engines import open_database
 from exec_server.hosting.http_messages import Networks
 from exec_server.hosting.service import Listening, Options, Signals, serve
-from exec_server.net.dial import Url, parse_url
+from exec_server.net.dial import Url
 from exec_server.net.listen import BoundSocket, TcpAddress, parse_listen_url
 from exec_server.net.server_certificate import ServerCertificate
-
-_HTTP: Final = frozenset({"http", "https"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ def run_node(arguments: argparse.Namespace) -> int:
             trusted,
             _capacity(),
             dict(os.environ),
+            makes_first_tokens=arguments.print_json,
         )
 
         def listening(facts: Listening) -> None:
@@ -180,7 +180,7 @@ def _address(flag: str, text: str) -> TcpAddress:
 
 def _bind(arguments: argparse.Namespace, certificate: ServerCertificate | None) -> _Place:
     address = _address("--listen", arguments.listen or DEFAULT_LISTEN)
-    public = _checked_url("--public-url", arguments.public_url)
+    public = checked_url("--public-url", arguments.public_url)
     _check_exposure(arguments, address, certificate, public)
     _check_node_url(arguments, address)
     metrics = arguments.metrics_listen
@@ -199,8 +199,8 @@ def _bind(arguments: argparse.Namespace, certificate: ServerCertificate | None) 
         bound,
         metrics_bound,
         listen,
-        _normalised(arguments.public_url or own),
-        _normalised(arguments.node_url or own),
+        normalised_url(arguments.public_url or own),
+        normalised_url(arguments.node_url or own),
     )
 
 
@@ -213,24 +213,6 @@ def _listen(flag: str, address: TcpAddress) -> BoundSocket:
         raise StartupError(f"{flag}: {text}") from None
 
 
-def _checked_url(flag: str, text: str | None) -> Url | None:
-    if text is None:
-        return None
-    try:
-        url = parse_url(text, _HTTP)
-    except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from None
-    if "?" in text or "#" in text:
-        raise UsageError(f"{flag}: the URL must not have a query")
-    return url
-
-
-def _normalised(url: str) -> str:
-    """Rendezvous URLs begin with `ws` and the rest of the scheme, so it is in lower case."""
-    scheme, separator, rest = url.partition("://")
-    return scheme.lower() + separator + rest.rstrip("/")
-
-
 def _is_wildcard(host: str) -> bool:
     try:
         return ip_address(host).is_unspecified
@@ -240,7 +222,7 @@ def _is_wildcard(host: str) -> bool:
 
 def _check_node_url(arguments: argparse.Namespace, address: TcpAddress) -> None:
     """Refuse a URL of this node by which the other nodes of its site could not reach it."""
-    node = _checked_url("--node-url", arguments.node_url)
+    node = checked_url("--node-url", arguments.node_url)
     if node is not None and _is_wildcard(node.host):
         raise UsageError(f"--node-url {arguments.node_url}: other nodes cannot connect to it")
     may_have_others = arguments.database is not None or arguments.database_url_file is not None
@@ -275,8 +257,12 @@ def _print_listening(arguments: argparse.Namespace, place: _Place, facts: Listen
         _print_json(place, facts)
         return
     lines = [f"listening on {place.listen} as {facts.node}, for {place.public_url}"]
-    if facts.first_start is not None:
-        lines += _welcome(place.public_url, facts)
+    if not facts.has_tenant:
+        # Not the tokens: the output of a service is a log.
+        lines += [
+            "There are no tokens yet: `exec-server registry init`, with the same --data or",
+            "--database, makes the first two and shows them once. It can run beside this node.",
+        ]
     print_text("\n".join(lines) + "\n")
 
 
@@ -297,30 +283,3 @@ def _print_json(place: _Place, facts: Listening) -> None:
         event["executor_token"] = first.executor_token
         event["client_token"] = first.client_token
     print_text(json.dumps(event) + "\n")
-
-
-def _welcome(url: str, facts: Listening) -> list[str]:
-    first = facts.first_start
-    assert first is not None
-    quoted = shlex.quote(url)
-    return [
-        "",
-        "This is the first start. The two tokens below are shown once; `exec-server registry token",
-        "create` makes others.",
-        "",
-        "On the machine to be reached (any name instead of my-machine):",
-        f"  EXEC_SERVER_API_KEY={first.executor_token} \\",
-        f"      exec-server --remote {quoted} --registry-auth api-key --environment-id my-machine",
-        "",
-        "On the client:",
-        f"  export REGISTRY_TOKEN={first.client_token}",
-        "  exec-server exec --token-env REGISTRY_TOKEN \\",
-        f"      {shlex.quote(f'relay:{url}/my-machine')} -- uname -a",
-        "",
-        "Or store the tokens: run `exec-server login URL` on both machines and paste the token,",
-        "then `exec-server up` on the machine to be reached.",
-        "",
-        "The registry hands out the keys of both sides, so it is trusted with them. A client that",
-        "knows the executor's fingerprint (executor_key in targets.toml) trusts the registry for",
-        "reachability only. `exec-server up` prints it; --log-level info lets the executor log it.",
-    ]

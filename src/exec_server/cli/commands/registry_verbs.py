@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, fields
 from typing import Any, Final, TypeVar
@@ -15,7 +16,13 @@ from typing import Any, Final, TypeVar
 from exec_server.cli.commands.errors import CommandError, UsageError
 from exec_server.cli.commands.local_time import local_time
 from exec_server.cli.commands.printing import json_text, print_text
-from exec_server.cli.commands.registry_location import data_directory, database_url
+from exec_server.cli.commands.registry_location import (
+    DEFAULT_LISTEN,
+    checked_url,
+    data_directory,
+    database_url,
+    normalised_url,
+)
 from exec_server.host.event_loop import run as run_loop
 from exec_server.hosting.database import DatabaseUnavailable, Row
 from exec_server.hosting.engines import open_database
@@ -30,12 +37,55 @@ from exec_server.hosting.rules import (
     secret_hash,
     token_text,
 )
-from exec_server.hosting.service import FIRST_TENANT, new_token_id
+from exec_server.hosting.service import (
+    FIRST_TENANT,
+    FirstStart,
+    make_first_tenant,
+    new_token_id,
+)
 from exec_server.hosting.store import RENEWAL_SECONDS, Limits, NewToken, Store
 from exec_server.printable import printable
 
 _CLEAR_SCREEN: Final = "\x1b[H\x1b[2J"
 T = TypeVar("T")
+
+
+def init(arguments: argparse.Namespace) -> int:
+    """Make the first tenant, and print its tokens: the only time that they are shown."""
+    checked_url("--public-url", arguments.public_url)
+    url = normalised_url(arguments.public_url or f"http://{DEFAULT_LISTEN}")
+    first: FirstStart | None = _with_store(arguments, make_first_tenant, may_create=True)
+    if first is None:
+        raise CommandError(
+            "the registry has tokens already: `exec-server registry token create` makes others"
+        )
+    print_text(json_text(asdict(first)) if arguments.json else _welcome(url, first))
+    return 0
+
+
+def _welcome(url: str, first: FirstStart) -> str:
+    quoted = shlex.quote(url)
+    lines = [
+        "The two tokens below are shown once; `exec-server registry token create` makes others.",
+        "Run `exec-server registry` with the same --data or --database, if no node runs yet.",
+        "",
+        "On the machine to be reached (any name instead of my-machine):",
+        f"  EXEC_SERVER_API_KEY={first.executor_token} \\",
+        f"      exec-server --remote {quoted} --registry-auth api-key --environment-id my-machine",
+        "",
+        "On the client:",
+        f"  export REGISTRY_TOKEN={first.client_token}",
+        "  exec-server exec --token-env REGISTRY_TOKEN \\",
+        f"      {shlex.quote(f'relay:{url}/my-machine')} -- uname -a",
+        "",
+        "Or store the tokens: run `exec-server login URL` on both machines and paste the token,",
+        "then `exec-server up` on the machine to be reached.",
+        "",
+        "The registry hands out the keys of both sides, so it is trusted with them. A client that",
+        "knows the executor's fingerprint (executor_key in targets.toml) trusts the registry for",
+        "reachability only. `exec-server up` prints it; --log-level info lets the executor log it.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def create_token(arguments: argparse.Namespace) -> int:

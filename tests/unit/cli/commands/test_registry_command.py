@@ -19,7 +19,7 @@ def test_flags_may_stand_before_between_and_after_the_words() -> None:
 @pytest.mark.parametrize("words", [["token"], ["fly"], ["token", "revoke"], ["tenant", "limit"]])
 def test_unknown_words_are_explained(words: list[str]) -> None:
     arguments = registry_command.build_parser().parse_words(words)
-    with pytest.raises(UsageError, match="expected `token create`"):
+    with pytest.raises(UsageError, match="expected `init`, `token create`"):
         registry_command.run(arguments)
 
 

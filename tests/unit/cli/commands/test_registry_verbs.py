@@ -42,6 +42,25 @@ def registry(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Registry:
     return Registry(tmp_path / "data", capfd)
 
 
+def test_the_first_tokens_are_shown_once(registry: Registry) -> None:
+    text = registry.run("init", "--public-url", "HTTPS://registry.example.net/")
+    assert text.count("esr_") == 2
+    assert "EXEC_SERVER_API_KEY=esr_" in text
+    assert "REGISTRY_TOKEN=esr_" in text
+    assert "relay:https://registry.example.net/my-machine" in text
+    assert "`exec-server up` prints it; --log-level info" in text
+    with pytest.raises(CommandError, match="token create"):
+        registry.run("init")
+    scopes = [token["scopes"] for token in registry.json("token", "list")["tokens"]]
+    assert sorted(scopes) == [["connect:*"], ["executor:*"]]
+
+
+def test_the_first_tokens_as_json_and_a_wrong_url(registry: Registry) -> None:
+    with pytest.raises(UsageError, match="--public-url"):
+        registry.run("init", "--public-url", "nothing")
+    assert set(registry.json("init")) == {"tenant", "executor_token", "client_token"}
+
+
 def test_a_token_is_shown_once_and_listed_without_its_text(registry: Registry) -> None:
     text = registry.run("token", "create", "--scope", "connect:*", "--name", "me")
     token, _, rest = text.partition("\n")
