@@ -36,6 +36,7 @@ def test_pins_replace_the_issuer_everywhere(tmp_path: Path) -> None:
 
 def _check(node: Node, tmp_path: Path, pin: str, certificate: str) -> None:
     assert node.url.startswith("https://127.0.0.1:")
+    assert (node.get("/metrics").status, node.get("/readyz").status) == (403, 200)
     variables = {"XDG_CONFIG_HOME": str(tmp_path)}
     executor, client = (t.encode() for t in (node.site.executor_token, node.site.client_token))
     refused = run_client("login", node.url, env=variables, input=executor)

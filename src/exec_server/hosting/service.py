@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import secrets
 import time
@@ -31,7 +32,14 @@ from exec_server.hosting.node import Node
 from exec_server.hosting.passage import Passage
 from exec_server.hosting.refusal_log import PERIOD_SECONDS, RefusalLog
 from exec_server.hosting.rendezvous import NodeState, Rendezvous
-from exec_server.hosting.rules import SECRET_BYTES, Refusal, secret_hash, token_text
+from exec_server.hosting.rules import (
+    SECRET_BYTES,
+    Refusal,
+    bearer_token,
+    invalid_token,
+    secret_hash,
+    token_text,
+)
 from exec_server.hosting.store import NewToken, Store
 from exec_server.hosting.tickets import PATH, Rejection, Ticket
 from exec_server.net.listen import BoundSocket
@@ -51,6 +59,24 @@ _TEXT: Final = "text/plain; charset=utf-8"
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
+@dataclass(frozen=True, slots=True)
+class MetricsAccess:
+    """Who may read /metrics: the holder of a token, or each peer of a listener that is open."""
+
+    token_hash: str = ""
+    is_open: bool = True  # the listener of the node, if there is no token
+
+    def check(self, request: Request, *, is_open: bool) -> None:
+        """Raise Refusal if this request may not read them."""
+        if not self.token_hash:
+            if not is_open:
+                raise Refusal(403, "forbidden", "/metrics needs a token or an address of its own")
+            return
+        token = bearer_token(request.headers.get("authorization"))
+        if not hmac.compare_digest(secret_hash(token), self.token_hash):
+            raise invalid_token("unknown_token")
+
+
 @dataclass(frozen=True)
 class Options:
     """The settings of a node."""
@@ -65,6 +91,7 @@ class Options:
     trusted: Networks = ()
     capacity: Capacity = field(default_factory=Capacity)
     environ: Mapping[str, str] = field(default_factory=dict)
+    metrics: MetricsAccess = field(default_factory=MetricsAccess)
     makes_first_tokens: bool = False  # of a new database, instead of `registry init`
 
 
@@ -237,7 +264,7 @@ class Service:
             self._servers.append(await loop.create_server(self._make_front, sock=bound.socket))
         if metrics_bound is not None:
             self._has_own_metrics = True
-            handler = _MetricsHandler(self)
+            handler = _MetricsHandler(self, self._options.metrics)
             self._servers.append(
                 await loop.create_server(
                     lambda: Front(handler, self._start_task, self._fronts),
@@ -344,8 +371,12 @@ class Service:
         try:
             return self._named_other(path, request)
         except Refusal as refusal:
-            self._refused("other", "", request.peer, refusal)
-            return "other", refusal_answer(refusal)
+            return "other", self.refused_answer(refusal, request.peer)
+
+    def refused_answer(self, refusal: Refusal, peer: str) -> Answer:
+        """The answer to a request that is none of the registry, logged and counted."""
+        self._refused("other", "", peer, refusal)
+        return refusal_answer(refusal)
 
     def _named_other(self, path: str, request: Request) -> tuple[str, Answer]:
         is_read = request.method in ("GET", "HEAD")
@@ -354,6 +385,8 @@ class Service:
         if path == "/readyz" and is_read:
             return "readyz", self._readiness()
         if path == "/metrics" and is_read and not self._has_own_metrics:
+            access = self._options.metrics
+            access.check(request, is_open=access.is_open)
             return "metrics", self.metrics_answer()
         if endpoints.is_plaintext_form(path):
             raise plaintext_disabled()
@@ -433,8 +466,9 @@ class Service:
 class _MetricsHandler:
     """The handler of --metrics-listen."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, access: MetricsAccess) -> None:
         self._service = service
+        self._access = access
         self.trusted: Networks = ()
 
     def room(self) -> Room:
@@ -447,9 +481,13 @@ class _MetricsHandler:
         return refusal_answer(refusal)
 
     async def answer(self, request: Request) -> Answer | TakeOver:
-        if request.path == "/metrics" and request.method in ("GET", "HEAD"):
+        try:
+            if request.path != "/metrics" or request.method not in ("GET", "HEAD"):
+                raise Refusal(404, "not_found", "there is nothing here")
+            self._access.check(request, is_open=True)
             return self._service.metrics_answer()
-        return refusal_answer(Refusal(404, "not_found", "there is nothing here"))
+        except Refusal as refusal:
+            return self._service.refused_answer(refusal, request.peer)
 
 
 def _at(request: Request, path: str) -> Request:

@@ -21,7 +21,7 @@ from exec_server.hosting.node import QUEUED_BYTES
 from exec_server.hosting.passage import Passage
 from exec_server.hosting.relay_link import RelayLink
 from exec_server.hosting.rules import secret_hash
-from exec_server.hosting.service import FIRST_TENANT
+from exec_server.hosting.service import FIRST_TENANT, MetricsAccess
 from exec_server.hosting.store import NewToken
 from exec_server.hosting.tickets import check
 from exec_server.relay.frames import Frame, Kind, encode
@@ -292,13 +292,41 @@ def test_paths_methods_and_health(tmp_path: Path) -> None:
         assert code(await site.ask("register")) == (502, "authentication_service_unavailable")
         for verb in ("connect", "validate"):
             assert code(await site.ask(verb, {})) == (503, "unavailable")
-        handler = service_module._MetricsHandler(site.service)
+        handler = service_module._MetricsHandler(site.service, MetricsAccess(is_open=False))
         assert handler.room() is Room.SERVED
         assert code(handler.crowded("/metrics")) == (503, "unavailable")
         for path, status in (("/metrics", 200), ("/livez", 404)):
             answer = await handler.answer(Request("GET", path, "", {}))
             assert isinstance(answer, Answer)
             assert answer.status == status
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("access", "header", "status"),
+    [
+        (MetricsAccess(), "", 200),
+        (MetricsAccess(is_open=False), "", 403),
+        (MetricsAccess(is_open=False), "Bearer x", 403),
+        (MetricsAccess(secret_hash("secret")), "", 401),
+        (MetricsAccess(secret_hash("secret")), "Bearer wrong", 401),
+        (MetricsAccess(secret_hash("secret"), is_open=False), "Bearer secret", 200),
+    ],
+)
+def test_metrics_are_for_loopback_or_the_holder_of_their_token(
+    tmp_path: Path, access: MetricsAccess, header: str, status: int
+) -> None:
+    async def scene(site: Site) -> None:
+        object.__setattr__(site.service._options, "metrics", access)
+        request = Request("GET", "/metrics", "", {"authorization": header})
+        own = service_module._MetricsHandler(site.service, access)
+        for handler in (site.service, own):
+            answer = await handler.answer(request)
+            assert isinstance(answer, Answer)
+            is_open = handler is own and not access.token_hash
+            assert answer.status == (200 if is_open else status)
+            assert (b"registry_executors" in answer.body) == (answer.status == 200)
 
     play(tmp_path, scene)
 

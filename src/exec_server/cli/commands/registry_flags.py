@@ -213,7 +213,18 @@ def add_node_flags(parser: CommandParser) -> None:
         action="store_true",
         help="listen beyond loopback without TLS, although tokens cross the network readable",
     )
-    group.add_argument("--metrics-listen", metavar="HOST:PORT", help="serve /metrics there instead")
+    group.add_argument(
+        "--metrics-listen",
+        metavar="HOST:PORT",
+        help="serve /metrics there instead, without TLS; on another address than loopback it needs "
+        "--metrics-token-file, or --insecure-listen",
+    )
+    group.add_argument(
+        "--metrics-token-file",
+        metavar="FILE",
+        help="/metrics asks for the bearer token in this file; without it a --listen with TLS or "
+        "beyond loopback does not serve /metrics",
+    )
     group.add_argument(
         "--print-json", action="store_true", help="print one JSON line instead of text"
     )

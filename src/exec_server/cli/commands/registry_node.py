@@ -29,7 +29,8 @@ from exec_server.host.event_loop import run as run_loop
 from exec_server.hosting.capacity import SOCKETS, WANTED_DESCRIPTORS, Capacity, capacity_of
 from exec_server.hosting.engines import open_database
 from exec_server.hosting.http_messages import Networks
-from exec_server.hosting.service import Listening, Options, Signals, serve
+from exec_server.hosting.rules import secret_hash
+from exec_server.hosting.service import Listening, MetricsAccess, Options, Signals, serve
 from exec_server.net.dial import Url
 from exec_server.net.listen import BoundSocket, TcpAddress, parse_listen_url
 from exec_server.net.server_certificate import ServerCertificate
@@ -44,6 +45,7 @@ class _Place:
     listen: str
     public_url: str
     node_url: str
+    metrics_access: MetricsAccess
 
 
 def run_node(arguments: argparse.Namespace) -> int:
@@ -68,6 +70,7 @@ def run_node(arguments: argparse.Namespace) -> int:
             trusted,
             _capacity(),
             dict(os.environ),
+            metrics=place.metrics_access,
             makes_first_tokens=arguments.print_json,
         )
 
@@ -185,6 +188,9 @@ def _bind(arguments: argparse.Namespace, certificate: ServerCertificate | None) 
     _check_node_url(arguments, address)
     metrics = arguments.metrics_listen
     metrics_address = None if metrics is None else _address("--metrics-listen", metrics)
+    is_open = address.is_loopback and certificate is None
+    access = MetricsAccess(_metrics_token(arguments), is_open)
+    _check_metrics(arguments, metrics_address, access)
     bound = _listen("--listen", address)
     listen = bound.url.removeprefix("ws://")
     own = f"{'http' if certificate is None else 'https'}://{listen}"
@@ -201,6 +207,32 @@ def _bind(arguments: argparse.Namespace, certificate: ServerCertificate | None) 
         listen,
         normalised_url(arguments.public_url or own),
         normalised_url(arguments.node_url or own),
+        access,
+    )
+
+
+def _metrics_token(arguments: argparse.Namespace) -> str:
+    """The hash of the token for /metrics, empty without one."""
+    file = arguments.metrics_token_file
+    if file is None:
+        return ""
+    try:
+        token = Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--metrics-token-file {file}: {error}") from None
+    if not token:
+        raise UsageError(f"--metrics-token-file {file}: it is empty")
+    return secret_hash(token)
+
+
+def _check_metrics(
+    arguments: argparse.Namespace, address: TcpAddress | None, access: MetricsAccess
+) -> None:
+    if address is None or address.is_loopback or access.token_hash or arguments.insecure_listen:
+        return
+    raise UsageError(
+        f"refusing to serve /metrics on {address.host} without a token: use --metrics-token-file, "
+        "a loopback address, or --insecure-listen"
     )
 
 

@@ -12,7 +12,8 @@ from exec_server.cli.commands import registry_node
 from exec_server.cli.commands.errors import UsageError
 from exec_server.cli.commands.registry_command import build_parser
 from exec_server.errors import StartupError
-from exec_server.hosting.service import FirstStart, Listening
+from exec_server.hosting.rules import secret_hash
+from exec_server.hosting.service import FirstStart, Listening, MetricsAccess
 from exec_server.net.self_signed import make_self_signed
 
 FIRST = Listening("node-1", FirstStart("default", "esr_e", "esr_c"))
@@ -48,6 +49,9 @@ def test_the_urls_follow_from_the_address() -> None:
         (("--listen", "0.0.0.0:0"), "without TLS"),
         (("--listen", "x"), "expected IP:PORT"),
         (("--metrics-listen", "x"), "--metrics-listen"),
+        (("--metrics-listen", "0.0.0.0:0"), "without a token: use --metrics-token-file"),
+        (("--metrics-token-file", "/nonexistent"), "--metrics-token-file /nonexistent: "),
+        (("--metrics-token-file", "/dev/null"), "it is empty"),
         (("--listen", "127.0.0.1:0", "--node-url", "http://[::]:1"), "cannot connect"),
         (("--public-url", "http://x/?y"), "must not have a query"),
         (("--public-url", "nothing"), "--public-url"),
@@ -56,6 +60,19 @@ def test_the_urls_follow_from_the_address() -> None:
 def test_wrong_flags_are_explained(words: tuple[str, ...], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         _place(*words)
+
+
+def test_metrics_are_open_on_loopback_without_tls_alone(tmp_path: Path) -> None:
+    assert _place("--listen", "127.0.0.1:0").metrics_access == MetricsAccess()
+    outside = ("--listen", "0.0.0.0:0", "--public-url", "https://x")
+    assert _place(*outside).metrics_access == MetricsAccess(is_open=False)
+    (tmp_path / "token").write_text("secret\n")
+    words = ("--metrics-token-file", str(tmp_path / "token"), "--metrics-listen", "0.0.0.0:0")
+    place = _place("--listen", "127.0.0.1:0", *words)
+    assert place.metrics_access == MetricsAccess(secret_hash("secret"))
+    assert place.metrics is not None
+    insecure = ("--metrics-listen", "0.0.0.0:0", "--insecure-listen")
+    assert _place("--listen", "127.0.0.1:0", *insecure).metrics is not None
 
 
 def test_a_port_in_use_is_named_without_a_scheme() -> None:
