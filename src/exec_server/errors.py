@@ -153,6 +153,10 @@ class ConnectFailed(ExecServerError):
         return printable("\n  ".join((text, *self.stderr_lines)), keep="\n")
 
 
+class HandshakeReset(ConnectFailed):
+    """An executor has reset a relay stream instead of answering its handshake: it may be busy."""
+
+
 class CertificateRejected(ConnectFailed):
     """The certificate of a server is not the pinned one, or cannot be verified."""
 

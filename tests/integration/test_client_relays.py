@@ -161,13 +161,25 @@ def test_a_relay_that_refuses_is_not_asked_twice() -> None:
         assert len(service.requests_to(Endpoint.CONNECT)) == 1
 
 
-def test_a_refused_handshake_is_no_connection() -> None:
+def test_a_handshake_that_is_reset_is_tried_again() -> None:
     with ThreadedRelayService() as service, start_executor(service):
-        service.faults.http.answer(Endpoint.VALIDATE, 200, {"valid": False})
+        service.faults.http.answer(Endpoint.VALIDATE, 200, {"valid": False}, times=2)
+        dialer = relay_dialer(service)
+        dialer.retry_delay = no_delay  # type: ignore[method-assign]
+        bounded(exercise(dialer))
+        assert len(service.requests_to(Endpoint.CONNECT)) == 3
+
+
+def test_a_handshake_that_is_always_refused_is_no_connection() -> None:
+    with ThreadedRelayService() as service, start_executor(service):
+        service.faults.http.answer(Endpoint.VALIDATE, 200, {"valid": False}, times=None)
+        dialer = relay_dialer(service)
+        dialer.retry_delay = no_delay  # type: ignore[method-assign]
         with pytest.raises(
             ConnectFailed, match="relay: relay handshake failed: relay stream reset"
         ):
-            bounded(exercise(relay_dialer(service)))
+            bounded(exercise(dialer))
+        assert len(service.requests_to(Endpoint.CONNECT)) == 5
 
 
 def test_an_executor_can_be_pinned() -> None:

@@ -32,7 +32,7 @@ from exec_server.relay.frames import Kind as FrameKind
 from exec_server.relay.frames import decode, encode
 
 READY = {"status": "ready"}
-NO_PAUSE = {"relay.multiplexer.MAX_FAILURES": 1_000_000}
+NO_PAUSE = {"relay.handshake_failures.BURST_FAILURES": 1_000_000}
 # As many as make a gap before them end the stream.
 ENOUGH = 70
 

@@ -24,16 +24,15 @@ from tests.support.relay import (
     post,
     relay_link,
     start_executor,
-    wait_logged,
 )
 from tests.support.server_internals import eventually
 
 from exec_server.relay.frames import Kind
-from exec_server.relay.noise import Identity
+from exec_server.relay.noise import FIRST_BYTES, Identity
 
 READY = {"status": "ready"}
 # No test here is about the pause, except where it says so.
-NO_PAUSE = {"relay.multiplexer.MAX_FAILURES": 1_000_000}
+NO_PAUSE = {"relay.handshake_failures.BURST_FAILURES": 1_000_000}
 
 
 @pytest.fixture(scope="module")
@@ -428,38 +427,35 @@ def test_at_most_128_streams_are_served(kind: str) -> None:
             client.close()
 
 
-# ---- the pause --------------------------------------------------------------------------
+# ---- too many failures ------------------------------------------------------------------
 
 
 def _fail(service: ThreadedRelayService) -> None:
     with RelayLink(service, handshake=False) as link:
-        link.send_kind(Kind.HANDSHAKE, b"bad")
+        link.send_kind(Kind.HANDSHAKE, bytes(FIRST_BYTES))
         assert link.wait_reset() == RESET_REASON
 
 
-def test_after_eight_failures_handshakes_pause_and_streams_go_on() -> None:
-    pause = {"relay.multiplexer.PAUSE_SECONDS": scaled(1.0)}
+def test_after_too_many_failures_handshakes_are_refused_and_streams_go_on() -> None:
+    few = {
+        "relay.handshake_failures.BURST_FAILURES": 8,
+        "relay.handshake_failures.FAILURES_A_SECOND": 1 / scaled(1.0),
+    }
     with (
         ThreadedRelayService() as service,
-        start_executor(service, "--log-level", "warning", constants=pause) as executor,
+        start_executor(service, "--log-level", "warning", constants=few) as executor,
         connect(service) as client,
     ):
-        for _ in range(7):
-            _fail(service)
-        assert is_served(service)  # which does not lower the count
         before = _validations(service)
-        _fail(service)
-        with RelayLink(service, handshake=False) as link:
-            link.begin()
-            assert link.wait_reset() == RESET_REASON
-        assert _validations(service) == before
-        wait_logged(executor, "too many failed handshakes")
-        assert client.run(["echo", "hello"]).stdout == b"hello\n"
-        eventually("the pause is over", lambda: _gets_in(service))
-        # The count begins anew: another seven do no harm.
-        for _ in range(7):
+
+        def is_refused() -> bool:
             _fail(service)
-        assert is_served(service)
+            return "too many failed handshakes on this link" in executor.stderr()
+
+        eventually("failures are too many", is_refused)
+        assert _validations(service) == before
+        assert client.run(["echo", "hello"]).stdout == b"hello\n"
+        eventually("the allowance has grown back", lambda: _gets_in(service))
         assert executor.stderr().count("too many failed handshakes") == 1
         assert len(service.requests_to(Endpoint.EXECUTOR_SOCKET)) == 1
 
@@ -471,11 +467,31 @@ def _gets_in(service: ThreadedRelayService) -> bool:
         return False
 
 
+def _as_reference(kind: str) -> dict[str, float] | None:
+    """Constants with which our executor refuses handshakes after eight failures, for 10 s."""
+    if kind == "reference":
+        return None
+    return {
+        "relay.handshake_failures.BURST_FAILURES": 8,
+        "relay.handshake_failures.FAILURES_A_SECOND": 0.1,
+    }
+
+
+def test_eight_failures_lock_no_client_out() -> None:
+    with ThreadedRelayService() as service, start_executor(service):
+        for _ in range(12):
+            _fail(service)
+            with RelayLink(service, handshake=False) as link:
+                link.send_kind(Kind.HANDSHAKE, b"short")
+                assert link.wait_reset() == RESET_REASON
+        assert is_served(service)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_eight_failures_of_any_kind_are_too_many(kind: str) -> None:
+def test_failures_of_any_kind_count_together(kind: str) -> None:
     with (
         ThreadedRelayService() as service,
-        start_executor(service, kind=kind),
+        start_executor(service, kind=kind, constants=_as_reference(kind)),
         connect(service) as client,
     ):
         link = relay_link(client)
@@ -507,7 +523,8 @@ def test_eight_failures_of_any_kind_are_too_many(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_link_is_not_paused(kind: str) -> None:
-    with ThreadedRelayService() as service, start_executor(service, kind=kind):
+    constants = _as_reference(kind)
+    with ThreadedRelayService() as service, start_executor(service, kind=kind, constants=constants):
         for _ in range(8):
             _fail(service)
         with pytest.raises(StreamReset):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from exec_server.errors import RelayError
 from exec_server.relay.channel import Channel
-from exec_server.relay.frames import Frame, Kind, decode, encode
-from exec_server.relay.multiplexer import MAX_FAILURES, EncryptedMultiplexer, PendingHandshake
-from exec_server.relay.noise import Identity, Initiator, prologue
+from exec_server.relay.frames import Frame, Kind, decode, encode, token_field
+from exec_server.relay.handshake_failures import BURST_FAILURES
+from exec_server.relay.multiplexer import EncryptedMultiplexer, PendingHandshake
+from exec_server.relay.noise import FIRST_BYTES, Identity, Initiator, prologue
 from exec_server.relay.stream_table import RESET_REASON
 
 EXECUTOR = Identity.generate()
@@ -33,13 +34,15 @@ class FakeReceiver:
 class FakeLink:
     """The owner of the streams: keeps frames, validations and opened streams; time stands still."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, names_tokens: bool = False) -> None:
         self.now = 1000.0
         self.sent: list[Frame] = []
         self.asked: list[PendingHandshake] = []
         self.opened: list[FakeReceiver] = []
         self.revoked: list[str] = []
-        self.streams = EncryptedMultiplexer(EXECUTOR, "env-1", "reg-1", self, lambda: self.now)
+        self.streams = EncryptedMultiplexer(
+            *(EXECUTOR, "env-1", "reg-1", self, lambda: self.now), names_tokens=names_tokens
+        )
 
     def send_frame(self, frame: bytes) -> None:
         self.sent.append(decode(frame))
@@ -57,7 +60,7 @@ class FakeLink:
     def deliver(self, frame: Frame) -> list[Frame]:
         """The frames sent in response to this frame."""
         before = len(self.sent)
-        self.streams.frame_received(encode(frame))
+        self.streams.frame_received(encode(frame) + token_field(frame.token_id))
         return self.sent[before:]
 
     def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> list[Frame]:
@@ -66,12 +69,11 @@ class FakeLink:
         self.streams.finish_handshake(handshake, is_valid=is_valid)
         return self.sent[before:]
 
-    def begin(self, stream_id: str) -> tuple[Initiator, PendingHandshake]:
+    def begin(self, stream_id: str, token: str = "") -> tuple[Initiator, PendingHandshake]:
         """A handshake up to the question to the registry."""
         initiator = initiator_of(stream_id)
-        assert (
-            self.deliver(handshake_frame(stream_id, initiator.write_first(b"authorization"))) == []
-        )
+        first = initiator.write_first(b"authorization")
+        assert self.deliver(handshake_frame(stream_id, first, token)) == []
         return initiator, self.asked[-1]
 
     def open(self, stream_id: str) -> Channel:
@@ -81,34 +83,38 @@ class FakeLink:
         assert (answer.stream_id, answer.kind) == (stream_id, Kind.HANDSHAKE)
         return Channel(stream_id, initiator.read_second(answer.payload))
 
-    def fail(self, count: int) -> None:
+    def fail(self, count: int, token: str = "") -> None:
         """Handshakes that are charged."""
         for _ in range(count):
-            assert self.deliver(handshake_frame("bad", b"x")) == [reset_frame("bad")]
+            garbage = handshake_frame("bad", bytes(FIRST_BYTES), token)
+            assert self.deliver(garbage) == [reset_frame("bad")]
 
-    def is_paused(self) -> bool:
+    def is_refused(self, token: str = "") -> bool:
         """Whether a good handshake is refused; one that is not is taken back."""
         asked = len(self.asked)
-        answers = self.deliver(handshake_frame("probe", initiator_of("probe").write_first(b"")))
+        first = initiator_of("probe").write_first(b"")
+        answers = self.deliver(handshake_frame("probe", first, token))
         assert self.deliver(reset_frame("probe")) == []
         assert answers == ([reset_frame("probe")] if len(self.asked) == asked else [])
-        return len(self.asked) == asked
+        if not answers:
+            assert self.finish_handshake(self.asked[-1], is_valid=True) == []
+        return bool(answers)
 
     def failures(self) -> int:
         """How many failures were charged, found out by adding some until all is refused."""
-        for missing in range(1, MAX_FAILURES + 1):
+        for missing in range(1, BURST_FAILURES + 1):
             self.fail(1)
-            if self.is_paused():
-                return MAX_FAILURES - missing
-        raise AssertionError("never paused")
+            if self.is_refused():
+                return BURST_FAILURES - missing
+        raise AssertionError("never refused")
 
 
 def initiator_of(stream_id: str, registration_id: str = "reg-1") -> Initiator:
     return Initiator(CLIENT, EXECUTOR.public, prologue("env-1", registration_id, stream_id))
 
 
-def handshake_frame(stream_id: str, payload: bytes) -> Frame:
-    return Frame(stream_id, Kind.HANDSHAKE, payload)
+def handshake_frame(stream_id: str, payload: bytes, token: str = "") -> Frame:
+    return Frame(stream_id, Kind.HANDSHAKE, payload, token_id=token)
 
 
 def reset_frame(stream_id: str) -> Frame:

@@ -31,18 +31,22 @@ BODY_BYTES = 47 * 1_048_576
 BUFFERED_BYTES = 256 * 1_048_576
 
 # Credentials of the server's parent that no client may send.
-_FORBIDDEN_NAMES = STRIPPED_NAMES | REGISTRY_NAMES | {
-    "OPENAI_API_KEY",
-    "CODEX_API_KEY",
-    "CODEX_ACCESS_TOKEN",
-    "CODEX_CONNECTORS_TOKEN",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AZURE_CLIENT_SECRET",
-    "AZURE_FEDERATED_TOKEN_FILE",
-    "GOOGLE_APPLICATION_CREDENTIALS",
-}
+_FORBIDDEN_NAMES = (
+    STRIPPED_NAMES
+    | REGISTRY_NAMES
+    | {
+        "OPENAI_API_KEY",
+        "CODEX_API_KEY",
+        "CODEX_ACCESS_TOKEN",
+        "CODEX_CONNECTORS_TOKEN",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AZURE_CLIENT_SECRET",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    }
+)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _INVALID_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")

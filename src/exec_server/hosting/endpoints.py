@@ -155,6 +155,8 @@ class Endpoints:
                 "security_profile": bodies.SECURITY_PROFILE,
                 "executor_registration_id": registration_id,
                 "url": url,
+                # The rendezvous writes the token id of each client into its handshake.
+                "names_tokens": True,
             }
         )
 

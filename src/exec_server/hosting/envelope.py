@@ -1,8 +1,8 @@
 """The part of a relay frame that the rendezvous reads: version, stream id and kind.
 
-The bytes of a frame are forwarded as they came. A frame that names its stream twice could mean one
-stream here and another one at the executor, so the fast path takes only frames of the usual form,
-and all others are decoded as the executor decodes them.
+The bytes of a frame are forwarded as they came; only a handshake gets one field more. A frame that
+names its stream twice could mean one stream here and another one at the executor, so the fast path
+takes only frames of the usual form, and all others are decoded as the executor decodes them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.relay_link import RelayLink, flush_links
 from exec_server.hosting.rules import ByteRate
 from exec_server.hosting.store import Holding, Limits
-from exec_server.relay.frames import Kind, decode
+from exec_server.relay.frames import FRAME_BYTES, Kind, decode, token_field
 from exec_server.relay.stream_table import REVOKED_REASON
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,10 @@ EXECUTOR_UNSENT_BYTES: Final = 4_194_304
 EXECUTOR_STALL_SECONDS: Final = 30.0
 # What a frame counts at least in the rate of a tenant: the work for a tiny one is that for 1 KiB.
 FRAME_COST_BYTES: Final = 1024
-# Streams of an executor, as in the executor itself.
+# Streams of an executor, as in the executor itself, and those of them that one token may have. The
+# others are left to other tokens.
 STREAMS: Final = 128
+STREAMS_OF_TOKEN: Final = 112
 
 TO_CLIENT: Final = "to_client"
 TO_EXECUTOR: Final = "to_executor"
@@ -222,6 +224,11 @@ class Executor(_End):
         if replaced is not None:
             replaced.link.close(REPLACED, "replaced by a new connection")
 
+    def has_room(self, token_id: str) -> bool:
+        """Whether one more client with this token may have a stream."""
+        of_token = sum(client.link.token_id == token_id for client in self.clients)
+        return len(self.clients) < STREAMS and of_token < STREAMS_OF_TOKEN
+
     def frame_received(self, frame: bytes) -> None:
         # The hot path: every frame begins with the prefix of its stream, and a body follows.
         end = 4 + frame[3] if len(frame) > 3 else 0
@@ -318,18 +325,28 @@ class Client(_End):
             self._prefix_bytes
             and frame.startswith(self._prefix)
             and envelope.is_data(frame, self._prefix_bytes)
-        ) or self._may_forward(executor, frame):
+        ):
             executor.link.send(frame)
+        elif (checked := self._checked(executor, frame)) is not None:
+            executor.link.send(checked)
 
-    def _may_forward(self, executor: Executor, frame: bytes) -> bool:
+    def _checked(self, executor: Executor, frame: bytes) -> bytes | None:
+        """A frame as it is forwarded, None if it is not; a handshake gets the client's token id."""
         found = envelope.read(frame)
         if found is None:
             self.link.close(UNREADABLE, "unreadable frame")
-            return False
+            return None
         refusal = self._refusal(executor, found, frame)
         if refusal is not None:
             self._exchange.reset(self.link, found.prefix, refusal)
-        return refusal is None
+            return None
+        if found.kind is not Kind.HANDSHAKE:
+            return frame
+        named = frame + token_field(self.link.token_id)
+        if len(named) > FRAME_BYTES:  # which would cost the executor its link
+            self.link.close(UNREADABLE, "handshake is too large")
+            return None
+        return named
 
     def _refusal(self, executor: Executor, found: envelope.Envelope, frame: bytes) -> str | None:
         """Why a frame is not for the executor; the first stream that is named becomes the own."""

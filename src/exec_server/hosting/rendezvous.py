@@ -10,7 +10,7 @@ from typing import Final
 
 from exec_server.errors import ConnectFailed
 from exec_server.hosting import tickets
-from exec_server.hosting.exchange import STREAMS, Client, Exchange, Executor, Tenant
+from exec_server.hosting.exchange import Client, Exchange, Executor, Tenant
 from exec_server.hosting.front import TakeOver
 from exec_server.hosting.http_messages import PASSED_ON, Request
 from exec_server.hosting.passage import CONNECT_SECONDS, Passage
@@ -137,7 +137,7 @@ class Rendezvous:
         """The tenant, if it and the executor have room for one more client."""
         if not executor.link.is_open:
             raise Rejection(503, "route_unavailable")
-        if len(executor.clients) >= STREAMS:
+        if not executor.has_room(ticket.token_id):
             raise Rejection(503, "route_unavailable", "streams")
         return self._tenant(ticket, facts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from exec_server.errors import ConnectFailed, RelayError
+from exec_server.errors import ConnectFailed, HandshakeReset, RelayError
 from exec_server.net.byte_budget import ByteBudget
 from exec_server.net.relay_socket import RelaySocket
 from exec_server.net.relay_stream import RECEIVING_BYTES, RelayStream
@@ -75,7 +75,8 @@ class ClientRelayLink:
 
     def _frame_received(self, frame: Frame) -> None:
         if frame.kind is Kind.RESET:
-            raise RelayError("relay stream reset")  # its text is not authenticated
+            self._fail("relay stream reset", HandshakeReset)  # its text is not authenticated
+            return
         if frame.kind is Kind.HANDSHAKE:
             if self._channel is not None or self.answer.done():
                 raise RelayError("unexpected handshake")
@@ -85,9 +86,9 @@ class ClientRelayLink:
                 raise RelayError("relay received data before handshake completion")
             self._stream.messages_received(self._channel.receive(frame))
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, kind: type[ConnectFailed] = ConnectFailed) -> None:
         if not self.answer.done():
-            self.answer.set_exception(ConnectFailed(f"relay handshake failed: {reason}"))
+            self.answer.set_exception(kind(f"relay handshake failed: {reason}"))
         self._socket.abort(reason)
 
     def _socket_lost(self) -> None:

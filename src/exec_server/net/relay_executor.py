@@ -123,7 +123,7 @@ class ExecutorRelayLink:
 
 
 def encrypted_multiplexer(
-    identity: Identity, environment_id: str, registration_id: str
+    identity: Identity, environment_id: str, registration_id: str, *, names_tokens: bool = False
 ) -> Callable[[RelayLink], EncryptedMultiplexer]:
     """A factory of the multiplexer of a link, whose handshakes share the keys made ahead."""
     keys = EphemeralKeys()
@@ -131,7 +131,13 @@ def encrypted_multiplexer(
     def make(link: RelayLink) -> EncryptedMultiplexer:
         clock = asyncio.get_running_loop().time
         return EncryptedMultiplexer(
-            identity, environment_id, registration_id, link, clock, make_ephemeral=keys.take
+            identity,
+            environment_id,
+            registration_id,
+            link,
+            clock,
+            make_ephemeral=keys.take,
+            names_tokens=names_tokens,
         )
 
     return make

@@ -46,6 +46,7 @@ class Registration(NamedTuple):
 
     url: str
     registration_id: str
+    names_tokens: bool = False  # whether the relay adds the token id of each client
 
 
 class ConnectionBundle(NamedTuple):
@@ -105,7 +106,9 @@ class Registry:
         registered = self._decode_registration(exchange, responses.RegistrationResponse)
         self._check_id(registered.environment_id, _ENVIRONMENT)
         _check_profile(registered.security_profile)
-        return Registration(registered.url, registered.executor_registration_id)
+        return Registration(
+            registered.url, registered.executor_registration_id, registered.names_tokens
+        )
 
     async def register_until_accepted(self, key: PublicKey) -> Registration:
         """Register, and retry after transient errors; raises RegistryError."""

@@ -35,6 +35,8 @@ class RegistrationResponse(msgspec.Struct, frozen=True):
     url: str
     security_profile: str
     executor_registration_id: str
+    # Whether the relay adds the token id of each client to its handshake; only our registry does.
+    names_tokens: bool = False
 
 
 class DirectRegistrationResponse(msgspec.Struct, frozen=True):

@@ -24,6 +24,8 @@ MAX_DEPTH = 32
 # would fit take half a second to decode.
 MAX_FIELDS = 512
 
+# An extension of this project, far from the numbers that the reference may come to use.
+_TOKEN_ID = 1000
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _MAX_VARINT_BYTES = 10
 _UINT32 = 0xFFFF_FFFF
@@ -59,6 +61,7 @@ class Frame(NamedTuple):
     ack_bits: int = 0
     traceparent: str | None = None
     tracestate: str | None = None
+    token_id: str = ""  # of the client; added by a rendezvous of ours, see `token_field`
 
     @property
     def is_segment(self) -> bool:
@@ -93,6 +96,16 @@ def encode(frame: Frame) -> bytes:
 def stream_prefix(stream_id: str) -> bytes:
     """The start of every frame of a stream: version and stream id."""
     return _uint(1, VERSION) + _text(2, stream_id.encode())
+
+
+def token_field(token_id: str) -> bytes:
+    """The field that names the token of a client; stands at the end of its handshake frame.
+
+    The last of several equal fields is valid, so a client cannot name another token. Executors
+    other than ours skip it.
+    """
+    value = token_id.encode()
+    return _varint(_TOKEN_ID << 3 | _BYTES) + _varint(len(value)) + value
 
 
 def data_frame(prefix: bytes, seq: int, payload: bytes) -> bytes:
@@ -217,6 +230,7 @@ _ENVELOPE = {
     4: ("ack_bits", _VARINT),
     11: ("traceparent", _BYTES),
     12: ("tracestate", _BYTES),
+    _TOKEN_ID: ("token_id", _BYTES),
 }
 _ENVELOPE_NAMES = {name for name, _ in _ENVELOPE.values()}
 

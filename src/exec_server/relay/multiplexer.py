@@ -8,29 +8,39 @@ link back to send frames, to validate a key and to open a stream.
 
 Any client of the relay can send frames, so a frame is trusted only after its handshake, and an
 error of one stream ends that stream alone. A handshake costs about a millisecond of processor
-time, so after too many failures all handshakes are refused for a while. Open streams go on.
+time, so the failures of each source are limited (`handshake_failures`). Open streams go on.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from exec_server.errors import RelayError
+from exec_server.printable import printable
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode, encode
-from exec_server.relay.noise import Ciphers, Identity, PublicKey, Responder, prologue
+from exec_server.relay.handshake_failures import HandshakeFailures
+from exec_server.relay.noise import (
+    FIRST_BYTES,
+    MESSAGE_BYTES,
+    Ciphers,
+    Identity,
+    PublicKey,
+    Responder,
+    prologue,
+)
 from exec_server.relay.stream_table import REVOKED_REASON, StreamReceiver, StreamTable
 
 log = logging.getLogger(__name__)
 
 # Pending handshakes, as in the reference. A further one gets a reset.
 MAX_PENDING = 32
-# After this many failed handshakes on one link, further ones are refused for PAUSE_SECONDS.
-MAX_FAILURES = 8
-PAUSE_SECONDS = 10.0
+# Pending handshakes of one token, if the registry names it. The others are left to other tokens.
+MAX_PENDING_OF_TOKEN = 24
 # The client's authorization from the registry. A longer one fails the handshake.
 AUTHORIZATION_BYTES = 4096
 
@@ -59,6 +69,7 @@ class PendingHandshake:
     key: PublicKey
     authorization: str = field(repr=False)  # a secret, good for one connection
     responder: Responder
+    source: str = ""  # the token of the client, if the registry names it
     is_cancelled: bool = False
     _response: tuple[bytes, Ciphers] | None = field(default=None, repr=False)
 
@@ -89,20 +100,22 @@ class EncryptedMultiplexer:
         clock: Callable[[], float],
         *,
         make_ephemeral: Callable[[], Identity] = Identity.generate,
+        names_tokens: bool = False,
     ) -> None:
+        """With `names_tokens` the relay sets the token of each handshake, and no client can."""
         self._make_ephemeral = make_ephemeral
+        self._names_tokens = names_tokens
         self._identity = identity
         self._environment_id = environment_id
         self._registration_id = registration_id
         self._link = link
         self._clock = clock
         self._pending: dict[str, PendingHandshake] = {}
-        # Validations in progress. That of a cancelled handshake goes on and counts as well:
-        # otherwise a client that resets its streams could have any number of them.
-        self._validations = 0
+        # Validations in progress, by source. That of a cancelled handshake goes on and counts as
+        # well: otherwise a client that resets its streams could have any number of them.
+        self._validations: Counter[str] = Counter()
         self._streams = StreamTable(link.send_frame)
-        self._failures = 0
-        self._paused_until = 0.0
+        self._failures = HandshakeFailures()
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -131,8 +144,8 @@ class EncryptedMultiplexer:
         # Segments are dropped, on open streams too.
         if self._streams.deliver(frame) or frame.is_segment:
             return
-        if frame.stream_id in self._pending:
-            self._record_failure("data before the end of a handshake")
+        if (pending := self._pending.get(frame.stream_id)) is not None:
+            self._record_failure("data before the end of a handshake", pending.source)
             self._cancel(frame.stream_id)
         self._streams.send_reset(frame.stream_id)
 
@@ -151,29 +164,37 @@ class EncryptedMultiplexer:
 
     def _handshake_received(self, frame: Frame) -> None:
         stream_id = frame.stream_id
-        if stream_id in self._pending:
-            self._record_failure("second handshake")
+        source = frame.token_id if self._names_tokens else ""
+        if (pending := self._pending.get(stream_id)) is not None:
+            self._record_failure("second handshake", pending.source)
             self._cancel(stream_id)
             self._streams.send_reset(stream_id)
-        elif (
-            stream_id in self._streams
-            or self._streams.is_full
-            or self._validations >= MAX_PENDING
-            or self._is_paused()
-        ):
+        elif not FIRST_BYTES <= len(frame.payload) <= MESSAGE_BYTES:
+            log.info("handshake failed: handshake has a wrong length")  # which cost nothing
+            self._streams.send_reset(stream_id)
+        elif not self._has_room(stream_id, source):
             self._streams.send_reset(stream_id)
         else:
             try:
-                handshake = self._read_handshake(frame)
+                handshake = self._read_handshake(frame, source)
             except RelayError as error:
-                self._record_failure(str(error))
+                self._record_failure(str(error), source)
                 self._streams.send_reset(stream_id)
                 return
             self._pending[stream_id] = handshake
-            self._validations += 1
+            self._validations[source] += 1
             self._link.validate(handshake)
 
-    def _read_handshake(self, frame: Frame) -> PendingHandshake:
+    def _has_room(self, stream_id: str, source: str) -> bool:
+        """Whether a handshake of this source may be read; judged before any cryptography."""
+        if stream_id in self._streams or self._streams.is_full:
+            return False
+        limit = MAX_PENDING_OF_TOKEN if source else MAX_PENDING
+        if self._validations[source] >= limit or self._validations.total() >= MAX_PENDING:
+            return False
+        return not self._failures.is_exhausted(source, self._clock())
+
+    def _read_handshake(self, frame: Frame, source: str) -> PendingHandshake:
         context = prologue(self._environment_id, self._registration_id, frame.stream_id)
         responder = Responder(self._identity, context, make_ephemeral=self._make_ephemeral)
         key, payload = responder.read_first(frame.payload)
@@ -183,11 +204,14 @@ class EncryptedMultiplexer:
             authorization = payload.decode()
         except UnicodeDecodeError:
             raise RelayError("authorization is not UTF-8") from None
-        return PendingHandshake(frame.stream_id, key, authorization, responder)
+        return PendingHandshake(frame.stream_id, key, authorization, responder, source)
 
     def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> None:
         """Open or refuse a stream. Must be called once for every handshake passed to `validate`."""
-        self._validations -= 1
+        source = handshake.source
+        self._validations[source] -= 1
+        if not self._validations[source]:
+            del self._validations[source]
         if handshake.is_cancelled:
             return
         del self._pending[handshake.stream_id]
@@ -199,7 +223,7 @@ class EncryptedMultiplexer:
                 raise RelayError("key is not valid")
             response, ciphers = handshake.response()
         except RelayError as error:
-            self._record_failure(str(error))
+            self._record_failure(str(error), source)
             self._streams.send_reset(handshake.stream_id)
             return
         self._link.send_frame(encode(Frame(handshake.stream_id, Kind.HANDSHAKE, response)))
@@ -217,15 +241,8 @@ class EncryptedMultiplexer:
         if handshake is not None:
             handshake.is_cancelled = True
 
-    def _record_failure(self, reason: str) -> None:
+    def _record_failure(self, reason: str, source: str) -> None:
         log.info("handshake failed: %s", reason)
-        if self._is_paused():
-            return  # the handshake began before the pause; counting goes on after it
-        self._failures += 1
-        if self._failures == MAX_FAILURES:
-            self._failures = 0
-            self._paused_until = self._clock() + PAUSE_SECONDS
-            log.warning("too many failed handshakes: refusing all for %g s", PAUSE_SECONDS)
-
-    def _is_paused(self) -> bool:
-        return self._clock() < self._paused_until
+        if self._failures.record(source, self._clock()):
+            whose = f"of token {printable(source)}" if source else "on this link"
+            log.warning("too many failed handshakes %s: some are refused", whose)

@@ -170,7 +170,12 @@ class RelayExecutor:
 
         def make_link(socket: ClientSocket) -> ExecutorRelayLink:
             ids = (self._registry.environment_id, registration.registration_id)
-            make = encrypted_multiplexer(self._identity, *ids) if encrypted else PlainMultiplexer
+            named = registration.names_tokens
+            make = (
+                encrypted_multiplexer(self._identity, *ids, names_tokens=named)
+                if encrypted
+                else PlainMultiplexer
+            )
             made.append(ExecutorRelayLink(socket, settings, make, validate))
             return made[0]
 

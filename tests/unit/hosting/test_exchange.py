@@ -12,6 +12,8 @@ from tests.support.raw_links import frame_bytes
 
 from exec_server.hosting.exchange import (
     EXECUTOR_STALL_SECONDS,
+    STREAMS,
+    STREAMS_OF_TOKEN,
     Client,
     Exchange,
     Executor,
@@ -19,7 +21,15 @@ from exec_server.hosting.exchange import (
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.relay_link import RelayLink, flush_links
 from exec_server.hosting.store import Holding, Limits
-from exec_server.relay.frames import Frame, Kind, decode, encode, stream_prefix
+from exec_server.relay.frames import (
+    FRAME_BYTES,
+    Frame,
+    Kind,
+    decode,
+    encode,
+    stream_prefix,
+    token_field,
+)
 
 
 class Side:
@@ -114,7 +124,45 @@ async def test_a_client_owns_one_stream() -> None:
     one.send(shake)
     one.send(shake)
     assert one.frames() == [reset("1", "second_handshake")]
-    assert hall.side.frames() == [data("1"), shake]
+    assert hall.side.frames() == [data("1"), shake._replace(token_id="tok")]
+
+
+@on_loop
+async def test_a_handshake_names_the_token_of_its_client_whatever_that_says() -> None:
+    hall = Hall()
+    side, _ = hall.client()
+    shake = Frame("1", Kind.HANDSHAKE, b"h")
+    side.send(encode(shake) + token_field("another"))
+    assert hall.side.frames() == [shake._replace(token_id="tok")]
+
+
+@on_loop
+async def test_a_handshake_without_room_for_the_token_is_not_forwarded() -> None:
+    hall = Hall()
+    side, _ = hall.client()
+    unknown = b"\xfa\x01"  # a field with bytes, to fill the frame
+    shake = encode(Frame("1", Kind.HANDSHAKE, b"h")) + unknown
+    size = FRAME_BYTES - len(shake) - 3
+    side.send(
+        shake + bytes((size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14)) + bytes(size)
+    )
+    assert hall.side.frames() == [reset("1", "harness_disconnected")]
+    side.frames()
+    assert side.closed == 1007
+    assert hall.executor.link.is_open
+
+
+@on_loop
+async def test_one_token_leaves_streams_to_others() -> None:
+    hall = Hall()
+    for _ in range(STREAMS_OF_TOKEN):
+        assert hall.executor.has_room("tok")
+        hall.client()
+    assert not hall.executor.has_room("tok")
+    for _ in range(STREAMS - STREAMS_OF_TOKEN):
+        assert hall.executor.has_room("another")
+        hall.client()[0].link.token_id = "another"
+    assert not hall.executor.has_room("another")
 
 
 @on_loop

@@ -11,8 +11,8 @@ import pytest
 from tests.support.memory_site import KEY, TENANT, VALIDATION, Site, code, message, play
 from tests.support.raw_links import frame_bytes
 
+from exec_server.hosting import exchange
 from exec_server.hosting import node as node_module
-from exec_server.hosting import rendezvous
 from exec_server.hosting import service as service_module
 from exec_server.hosting.capacity import Room
 from exec_server.hosting.database import DatabaseUnavailable
@@ -190,7 +190,7 @@ def test_a_ticket_that_is_refused_for_want_of_room_is_not_spent(
         await site.store.limit_tenant(FIRST_TENANT, (None, 1, None, None))
         assert await site.refusal(url) == (503, "route_unavailable")
         await site.store.limit_tenant(FIRST_TENANT, (None, 9, None, None))
-        monkeypatch.setattr(rendezvous, "STREAMS", 0)
+        monkeypatch.setattr(exchange, "STREAMS", 0)
         assert await site.refusal(url) == (503, "route_unavailable")
         monkeypatch.undo()
         await site.join(url)

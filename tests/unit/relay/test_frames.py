@@ -90,6 +90,7 @@ def test_schema_has_no_field_that_we_do_not_know() -> None:
     schema = _FILE["schema"]["RelayMessageFrame"]
     known = {"version": 1, "stream_id": 2} | {name: int(kind) for name, kind in _KINDS.items()}
     known |= {name: number for number, (name, _) in frames._ENVELOPE.items()}
+    assert known.pop("token_id") == 1000  # our own, which other executors skip
     assert {name: number for name, (number, _) in schema.items()} == known
 
 
@@ -411,3 +412,14 @@ def test_a_frame_of_very_many_fields_is_refused(inside: bytes) -> None:
     assert frames.decode(start + unknown * spare + end).kind is Kind.HEARTBEAT
     with pytest.raises(RelayError, match="too many fields"):
         frames.decode(start + unknown * (spare + 1) + end)
+
+
+def test_last_token_id_is_the_valid_one() -> None:
+    handshake = encode(Frame("s", Kind.HANDSHAKE, b"h"))
+    assert decode(handshake).token_id == ""
+    claimed = handshake + frames.token_field("claimed")
+    assert decode(claimed).token_id == "claimed"
+    assert decode(claimed + frames.token_field("true")).token_id == "true"
+    assert decode(claimed + frames.token_field("")).token_id == ""
+    # It outlives a second body, of which only the last is valid.
+    assert decode(claimed + b"\x3a\x00") == Frame("s", Kind.RESUME, token_id="claimed")

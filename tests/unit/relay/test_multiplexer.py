@@ -1,4 +1,4 @@
-"""The executor's streams: every event of their lives, every limit, and the pause.
+"""The executor's streams: every event of their lives, every limit, and refused handshakes.
 
 The link and the registry are fakes that keep what they are told; the harnesses are real ones.
 """
@@ -26,11 +26,11 @@ from tests.support.relay_link import (
 from exec_server.errors import RelayError
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, encode
+from exec_server.relay.handshake_failures import BURST_FAILURES, FAILURES_A_SECOND
 from exec_server.relay.multiplexer import (
     AUTHORIZATION_BYTES,
-    MAX_FAILURES,
     MAX_PENDING,
-    PAUSE_SECONDS,
+    MAX_PENDING_OF_TOKEN,
 )
 from exec_server.relay.noise import (
     FIRST_BYTES,
@@ -159,9 +159,6 @@ def test_recorded_verdicts(link: FakeLink, case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        b"short",
-        bytes(FIRST_BYTES - 1),
-        bytes(65_536),
         bytes(FIRST_BYTES),
         initiator_of("s", "another registration").write_first(b""),
         initiator_of("another stream").write_first(b""),
@@ -169,9 +166,6 @@ def test_recorded_verdicts(link: FakeLink, case: dict[str, Any]) -> None:
         initiator_of("s").write_first(b"\xff"),
     ],
     ids=[
-        "short",
-        "nearly long enough",
-        "too long",
         "zeros",
         "other registration",
         "other stream",
@@ -302,7 +296,7 @@ def test_streams_are_limited(link: FakeLink) -> None:
 def test_stream_that_was_validated_too_late_is_not_charged(link: FakeLink) -> None:
     for number in range(MAX_STREAMS - 1):
         link.open(f"s{number}")
-    attempts = [link.begin(f"late{number}")[1] for number in range(MAX_FAILURES + 2)]
+    attempts = [link.begin(f"late{number}")[1] for number in range(10)]
     (answer,) = link.finish_handshake(attempts[0], is_valid=True)
     assert answer.kind is Kind.HANDSHAKE
     for handshake in attempts[1:-1]:
@@ -353,69 +347,74 @@ def test_limits_are_judged_before_any_cryptography(
     assert link.deliver(handshake_frame("more", bytes(FIRST_BYTES))) == [reset_frame("more")]
 
 
-# ---- the pause ------------------------------------------------------------------------
+# ---- failures -------------------------------------------------------------------------
 
 
-def test_failures_pause_handshakes_for_exactly_ten_seconds(link: FakeLink) -> None:
+def test_too_many_failures_refuse_handshakes_until_the_allowance_grows_back(
+    link: FakeLink,
+) -> None:
     harness = link.open("active")
     _, pending = link.begin("pending")
-    link.fail(MAX_FAILURES - 1)
-    assert not link.is_paused()
+    link.fail(BURST_FAILURES - 1)
+    assert not link.is_refused()
     link.fail(1)
-    assert MAX_FAILURES == 8
-    assert link.is_paused()
-    link.now += PAUSE_SECONDS - 0.001
-    assert link.is_paused()
+    assert link.is_refused()
     # What was there before goes on.
     check_alive(link, harness, link.opened[0])
     (answer,) = link.finish_handshake(pending, is_valid=True)
     assert answer.kind is Kind.HANDSHAKE
-    link.now += 0.001
-    assert link.now == 1010.0
-    assert not link.is_paused()
-    assert link.failures() == 0
-
-
-def test_refusals_of_the_pause_are_not_charged(link: FakeLink) -> None:
-    link.fail(MAX_FAILURES)
-    link.fail(MAX_FAILURES - 1)  # nobody reads them
-    link.now += PAUSE_SECONDS
-    assert link.failures() == 0
-
-
-def test_failures_of_the_pause_neither_count_nor_extend_it(link: FakeLink) -> None:
-    attempts = [link.begin(f"p{number}")[1] for number in range(3 * MAX_FAILURES)]
-    for handshake in attempts[:MAX_FAILURES]:
-        link.finish_handshake(handshake, is_valid=False)
-    assert link.is_paused()
-    link.now += PAUSE_SECONDS / 2
-    for handshake in attempts[MAX_FAILURES : 2 * MAX_FAILURES + 1]:
-        assert link.finish_handshake(handshake, is_valid=False) == [
-            reset_frame(handshake.stream_id)
-        ]
-    link.deliver(Frame(attempts[-1].stream_id, Kind.DATA, b"early"))
-    link.deliver(handshake_frame(attempts[-2].stream_id, b"second"))
-    link.now += PAUSE_SECONDS / 2
-    assert not link.is_paused()
-    # From here on they count again.
-    link.finish_handshake(attempts[-3], is_valid=False)
-    assert link.failures() == 1
-
-
-def test_neither_time_nor_success_lowers_the_count(link: FakeLink) -> None:
-    link.fail(MAX_FAILURES - 1)
-    link.now += 1_000_000
-    link.open("good")
+    link.now += 1 / FAILURES_A_SECOND
+    assert not link.is_refused()
     link.fail(1)
-    assert link.is_paused()
+    assert link.is_refused()
 
 
-def test_pause_can_come_again(link: FakeLink) -> None:
-    for _ in range(3):
-        link.fail(MAX_FAILURES)
-        assert link.is_paused()
-        link.now += PAUSE_SECONDS
-        assert not link.is_paused()
+def test_refused_handshakes_are_not_charged(link: FakeLink) -> None:
+    link.fail(10 * BURST_FAILURES)
+    link.now += 1 / FAILURES_A_SECOND
+    assert not link.is_refused()
+
+
+def test_handshakes_that_cost_nothing_are_not_charged(link: FakeLink) -> None:
+    for size in (1, FIRST_BYTES - 1, 65_536):
+        for _ in range(BURST_FAILURES):
+            assert link.deliver(handshake_frame("bad", bytes(size))) == [reset_frame("bad")]
+    assert link.asked == []
+    assert link.failures() == 0
+
+
+def test_failures_of_one_token_refuse_no_other() -> None:
+    link = FakeLink(names_tokens=True)
+    link.fail(BURST_FAILURES, "tok-a")
+    assert link.is_refused("tok-a")
+    assert not link.is_refused("tok-b")
+    assert not link.is_refused("")
+    # Those that fail later are charged to their own token, too.
+    _, invalid = link.begin("i", "tok-b")
+    link.finish_handshake(invalid, is_valid=False)
+    link.begin("h", "tok-b")
+    link.deliver(handshake_frame("h", b"again", "tok-c"))
+    link.begin("d", "tok-b")
+    link.deliver(Frame("d", Kind.DATA, b"early", token_id="tok-c"))
+    link.fail(BURST_FAILURES - 3, "tok-b")
+    assert link.is_refused("tok-b")
+    assert link.failures() == 0
+
+
+def test_tokens_that_clients_name_themselves_do_not_count(link: FakeLink) -> None:
+    for number in range(BURST_FAILURES):
+        link.fail(1, f"tok-{number}")
+    assert link.is_refused("tok-new")
+
+
+def test_pending_handshakes_of_one_token_leave_room_for_others() -> None:
+    link = FakeLink(names_tokens=True)
+    attempts = [link.begin(f"a{number}", "tok-a")[1] for number in range(MAX_PENDING_OF_TOKEN)]
+    assert link.is_refused("tok-a")
+    attempts += [link.begin(f"b{number}", "tok-b")[1] for number in range(MAX_PENDING - 24)]
+    assert link.is_refused("tok-b")
+    link.finish_handshake(attempts[0], is_valid=True)
+    assert not link.is_refused("tok-a")
 
 
 def test_all_kinds_of_failures_count_together(link: FakeLink) -> None:
@@ -441,7 +440,7 @@ def test_log_tells_no_secrets(link: FakeLink, caplog: pytest.LogCaptureFixture) 
     harness = link.open("b")
     link.deliver(data_frame_of(harness, b"refuse"))
     link.streams.frame_received(b"garbage")
-    link.fail(MAX_FAILURES)
+    link.fail(BURST_FAILURES)
     texts = [record.getMessage() for record in caplog.records]
     assert texts[:4] == [
         "handshake failed: key is not valid",
@@ -450,8 +449,8 @@ def test_log_tells_no_secrets(link: FakeLink, caplog: pytest.LogCaptureFixture) 
         "dropped a relay frame: field of a wrong type",
     ]
     assert texts[-2:] == [
-        "handshake failed: handshake has a wrong length",
-        "too many failed handshakes: refusing all for 10 s",
+        "handshake failed: invalid public key",
+        "too many failed handshakes on this link: some are refused",
     ]
     assert "secret" not in caplog.text
     assert "secret" not in repr(link.asked)

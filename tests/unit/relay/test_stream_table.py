@@ -14,7 +14,7 @@ from tests.support.relay_link import (
 
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode
-from exec_server.relay.multiplexer import MAX_FAILURES
+from exec_server.relay.handshake_failures import BURST_FAILURES
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def link() -> FakeLink:
 
 
 def test_data_of_an_unknown_stream_is_answered_by_a_reset(link: FakeLink) -> None:
-    for _ in range(MAX_FAILURES + 1):
+    for _ in range(BURST_FAILURES + 1):
         assert link.deliver(Frame("nobody", Kind.DATA, b"x")) == [reset_frame("nobody")]
     assert link.failures() == 0
 

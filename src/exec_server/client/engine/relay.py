@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import ssl
 import uuid
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from exec_server.client.engine.dialers import RECONNECT_SECONDS, Sockets, parse_target
 from exec_server.errors import (
     ConnectFailed,
+    HandshakeReset,
     RegistryError,
     RegistryUnavailable,
     RelayError,
@@ -37,8 +39,9 @@ HANDSHAKE_SECONDS = 10.0
 # Calls that are sent and not answered: half of the number that an executor queues for one stream
 # before it resets the stream.
 RELAYED_CALLS_IN_FLIGHT = 64
-# For the first connection through a relay: retries of the request to the registry, the time for
-# each request, and the time for all of them including the delays between.
+# For the first connection through a relay: retries of the request to the registry, and of a
+# handshake that was reset; the time for each request, and the time for all of them including the
+# delays between.
 FIRST_RETRIES = 4
 REQUEST_SECONDS = 6.0
 FIRST_SECONDS = 14.0
@@ -85,20 +88,39 @@ class RelayDialer:
         self._on_retry = on_retry
 
     async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
+        """Connect; the first connection is tried again if the executor resets its handshake.
+
+        The session itself retries later ones. An executor resets a handshake if it is busy, or was
+        registered anew since the registry answered.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + FIRST_SECONDS
+        for attempt in itertools.count():
+            try:
+                stream = await self._open_once(make_receiver)
+                break
+            except HandshakeReset:
+                delay = self.retry_delay(attempt)
+                is_last = attempt == FIRST_RETRIES or loop.time() + delay > deadline
+                if is_last or not self._is_first:
+                    raise
+                await asyncio.sleep(delay)
+        self._is_first = False
+        return stream
+
+    async def _open_once(self, make_receiver: ReceiverFactory) -> MessageStream:
         bundle = await self._request_connection()
         try:
-            stream = await self._connect(bundle, make_receiver)
+            return await self._connect(bundle, make_receiver)
         except ConnectFailed as error_response:
             if error_response.status != 401:
                 # Without the status: the next attempt uses another URL, so no status is final.
-                raise ConnectFailed(f"relay: {error_response}") from None
-            # The URL may have expired meanwhile: request another one, once.
-            try:
-                stream = await self._connect(await self._request_connection(), make_receiver)
-            except ConnectFailed as again:
-                raise ConnectFailed(f"relay: {again}") from None
-        self._is_first = False
-        return stream
+                raise _relay_error(error_response) from None
+        # The URL may have expired meanwhile: request another one, once.
+        try:
+            return await self._connect(await self._request_connection(), make_receiver)
+        except ConnectFailed as again:
+            raise _relay_error(again) from None
 
     def retry_delay(self, attempt: int) -> float:
         return retry_delay(attempt, random.random)
@@ -189,6 +211,11 @@ class PlainRelayDialer:
 
     async def close(self) -> None:
         await self._sockets.close()
+
+
+def _relay_error(error: ConnectFailed) -> ConnectFailed:
+    kind = HandshakeReset if isinstance(error, HandshakeReset) else ConnectFailed
+    return kind(f"relay: {error}")
 
 
 def _normalise_fingerprint(fingerprint: str) -> str:
