@@ -308,3 +308,27 @@ def test_children_do_not_outlive_a_killed_server(kind: str) -> None:
         server.process.wait()
         assert survivors(family) == []
         client.close()
+
+
+def test_a_shell_state_that_cannot_be_captured_is_tried_three_times(
+    client: Client, folder: Path
+) -> None:
+    """A second apart; each start also runs the profile once for its command."""
+    (folder / ".bash_profile").write_text("echo x >> ~/runs; exit 3\n")
+    params = {
+        "cwd": uri(folder),
+        "env": {"PATH": os.environ["PATH"], "HOME": str(folder)},
+        "shellSnapshot": {"scopeId": "s", "shell": {"name": "bash", "path": "/bin/bash"}},
+    }
+    captures: list[float] = []
+    starts = 0
+    end = time.monotonic() + 4.0
+    while time.monotonic() < end:
+        assert client.run(["/bin/bash", "-lc", "echo unseen"], **params).exit_code == 3
+        starts += 1
+        if len((folder / "runs").read_text().splitlines()) - starts > len(captures):
+            captures.append(time.monotonic())
+    assert len(captures) == 3
+    assert starts > 6
+    # The time is that after a start, so the next capture may seem to come a little earlier.
+    assert captures[2] - captures[0] > 1.5

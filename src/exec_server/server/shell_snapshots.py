@@ -2,7 +2,8 @@
 
 A capture is a process of its session, in a table of its own: it has the sandbox of the command, and
 ends with the session, as do processes that start-up files have left behind. A capture that fails is
-no error: the command runs as a login shell.
+no error: the command runs as a login shell. The failure is remembered, so that start-up files that
+always fail do not run twice for every command.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ log = logging.getLogger(__name__)
 SCOPE_BYTES = 256
 MAX_STATES = 16
 CAPTURE_SECONDS = 10.0
+# Captures of one state that may fail, and the time between the end of one and the start of the
+# next, as in the reference. Starts in between, and all starts after the last one, have no state.
+CAPTURE_ATTEMPTS = 3
+RETRY_SECONDS = 1.0
 # The states of all sessions. Beyond it a further state is not kept.
 TOTAL_BYTES = 64 * 1_048_576
 
@@ -127,14 +132,36 @@ def _key(params: StartParams) -> bytes:
 
 
 class _KeptState:
-    """A state that is being captured, or that is kept; None: too large to be kept."""
+    """A state that is being captured, or that is kept; None: the last capture has failed."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
+        self.waiting = 0  # starts
+        self._attempts = 0
+        self._failed_at = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a capture, the first one or another."""
+        self._attempts += 1
         self.state: asyncio.Future[ShellState | None]
         self.state = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()  # the shell has printed its state, or is not needed any more
-        self.waiting = 0  # starts
+
+    def finish(self, state: ShellState | None, *, is_final: bool) -> None:
+        """Keep the state, or the failure: for a while, or for good if it `is_final`."""
+        if is_final:
+            self._attempts = CAPTURE_ATTEMPTS
+        self._failed_at = asyncio.get_running_loop().time()
+        self.state.set_result(state)
+
+    @property
+    def may_be_retried(self) -> bool:
+        """Whether the next start captures the state again."""
+        if not self.state.done() or self.state.result() is not None:
+            return False
+        passed = asyncio.get_running_loop().time() - self._failed_at
+        return self._attempts < CAPTURE_ATTEMPTS and passed >= RETRY_SECONDS
 
     @property
     def size(self) -> int:
@@ -169,6 +196,9 @@ class _SessionStates:
             tasks.create_task(self._capture(kept, params, launch, room))
             if len(self._states) > MAX_STATES:
                 self._states.popitem(last=False)
+        elif kept.may_be_retried:
+            kept.begin()
+            tasks.create_task(self._capture(kept, params, launch, room))
         self._states.move_to_end(key)
         return kept
 
@@ -176,16 +206,13 @@ class _SessionStates:
         """End a capture for which no start waits; a later start begins another one."""
         if not kept.state.done():
             kept.ended.set()
-            self._forget(kept)
-
-    def _forget(self, kept: _KeptState) -> None:
-        if self._states.get(kept.key) is kept:
-            del self._states[kept.key]
+            if self._states.get(kept.key) is kept:
+                del self._states[kept.key]
 
     async def _capture(
         self, kept: _KeptState, params: StartParams, launch: Launch, room: int
     ) -> None:
-        """Set the result of the future; a failure that may pass is not kept."""
+        """Set the result of the future."""
         state, is_final = None, False
         try:
             state, is_final = await self._run(kept, params, launch)
@@ -194,9 +221,7 @@ class _SessionStates:
         except Exception:  # a defect here must not end other sessions
             log.exception("a capture failed")
         finally:
-            if not is_final:
-                self._forget(kept)
-            kept.state.set_result(state)
+            kept.finish(state, is_final=is_final)
 
     async def _run(
         self, kept: _KeptState, params: StartParams, launch: Launch

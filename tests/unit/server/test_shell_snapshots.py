@@ -193,20 +193,60 @@ def test_other_starts_have_states_of_their_own(members: Any) -> None:
     play(scene)
 
 
-def test_a_capture_that_fails_is_tried_again() -> None:
+def test_a_capture_that_fails_is_tried_again_twice_and_not_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scene(stage: Stage) -> None:
+        now = 100.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
         task = stage.ask(_params())
         await stage.settle()
         stage.table.exit()
         assert await task is None
         assert len(stage.table.terminated) == 1
+        now += 0.99
+        assert await stage.ask(_params()) is None
+        assert len(stage.table.started) == 1
+        now += 0.01
         stage.table.fault = InternalError("no such shell")
         assert await stage.ask(_params()) is None
         stage.table.fault = None
+        assert await stage.ask(_params()) is None
+        assert len(stage.table.started) == 1
+        now += 1.0
         task = stage.ask(_params())
+        await stage.settle()
+        stage.table.exit()
+        assert await task is None
+        assert len(stage.table.started) == 2
+        # From here on the start-up files are left alone; another scope has captures of its own.
+        now += 1_000_000.0
+        assert await stage.ask(_params()) is None
+        assert len(stage.table.started) == 2
+        task = stage.ask(_params("other"))
         await stage.settle()
         stage.table.print_state()
         assert await task is not None
+
+    play(scene)
+
+
+def test_a_state_may_be_captured_by_a_later_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_snapshots, "RETRY_SECONDS", 0.0)
+
+    async def scene(stage: Stage) -> None:
+        for _ in range(2):
+            task = stage.ask(_params())
+            await stage.settle()
+            stage.table.exit()
+            assert await task is None
+        first, second = stage.ask(_params()), stage.ask(_params())
+        await stage.settle()
+        stage.table.print_state()
+        assert await first is not None
+        assert await second is await first
+        assert await stage.ask(_params()) is await first
+        assert len(stage.table.started) == 3
 
     play(scene)
 
@@ -267,6 +307,7 @@ def test_a_start_that_is_cancelled_as_its_state_arrives() -> None:
 
 def test_slow_start_up_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell_snapshots, "CAPTURE_SECONDS", 0.0)
+    monkeypatch.setattr(shell_snapshots, "RETRY_SECONDS", 0.0)
 
     async def scene(stage: Stage) -> None:
         assert await stage.ask(_params()) is None
@@ -297,7 +338,7 @@ def test_defects_end_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
         stage.table.exit()
         await task
         stage.table.fault = ValueError("a defect")
-        assert await stage.ask(_params()) is None
+        assert await stage.ask(_params("other")) is None
 
     play(scene)
     assert "a capture failed" in caplog.text
