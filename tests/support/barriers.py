@@ -98,6 +98,7 @@ def start_server_as(
     *flags: str,
     barrier: str = "none",
     env: Mapping[str, str | None] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
 ) -> Iterator[Server]:
     """A server as root or as an ordinary user, behind a barrier."""
     command = [*behind_barrier(user, barrier), *server_command(kind)]
@@ -111,7 +112,7 @@ def start_server_as(
         else:
             changed = {"EXEC_SERVER_COMMAND": shlex.join(command)}
         with mock.patch.dict(os.environ, changed):
-            server = stack.enter_context(start_server(kind, *flags, env=env))
+            server = stack.enter_context(start_server(kind, *flags, env=env, cwd=cwd))
         yield server
 
 

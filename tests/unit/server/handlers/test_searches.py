@@ -1,4 +1,4 @@
-"""fs/grep: slots that all clients share, slots of a connection, and the program that searches."""
+"""fs/grep: the slots that all clients share, those of a connection, and ripgrep."""
 
 from __future__ import annotations
 
