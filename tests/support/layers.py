@@ -104,7 +104,7 @@ LAYERS = [
             *("proxy.credentials", "proxy.credential_destinations", "proxy.datagrams"),
             *("proxy.credential_patterns", "proxy.credential_providers"),
         ),
-        ("errors", "protocol"),
+        ("errors", "url host", "protocol"),
         _PURE,
     ),
     Layer(

@@ -22,6 +22,7 @@ from typing import Any
 from exec_server.filesystem.placeholder import MARK_NS
 from tests.support.barriers import mount, unmount, user_id
 from tests.support.client import RpcFailure
+from tests.support.network import network_proxy
 from tests.support.protections import Scene
 from tests.support.sandbox import (
     MARKER,
@@ -29,6 +30,9 @@ from tests.support.sandbox import (
     Json,
     entry,
     finish,
+    policy,
+    run,
+    special,
     start_process,
     workspace_write,
 )
@@ -69,6 +73,47 @@ def read(policy: str, path: str, part: str = "") -> Attack:
         return bool(data) and part.encode() in data
 
     return attack
+
+
+_MASKED = network_proxy(domains={"*": "allow"}, credentialMasking=True)
+_TRUSTED = ["/bin/sh", "-c", 'echo "$SSL_CERT_FILE"; cat "$SSL_CERT_FILE"']
+
+
+def _trusted(scene: Scene, sandbox: Json | None = None) -> list[str]:
+    """The file of a masked command, and its lines; unconfined ones have a file of the host."""
+    return run(scene.client, sandbox, _TRUSTED, networkProxy=_MASKED).stdout.splitlines()
+
+
+def _forge_trusted(scene: Scene, sandbox: Json | None) -> list[str]:
+    """Add a line to the file of masked commands; what an unconfined one finds in it at once."""
+    path = _trusted(scene)[0]
+    run(scene.client, sandbox, ["/bin/sh", "-c", f"echo forged >> {path}"])
+    with open(path) as file:
+        return file.read().splitlines()
+
+
+def forge_certificates(scene: Scene) -> bool:
+    """A confined command that may write where the file is adds an authority to it."""
+    everything = policy(special("root", "write"), entry(scene.ws / "sub", "deny"))
+    return "forged" in _forge_trusted(scene, everything)
+
+
+def trust_forged_certificates(scene: Scene) -> bool:
+    """A masked command trusts what an unconfined one has added before its start."""
+    assert "forged" in _forge_trusted(scene, None)
+    return "forged" in _trusted(scene)
+
+
+def trust_later_certificates(scene: Scene) -> bool:
+    """A masked, confined command trusts what an unconfined one adds after its start."""
+    path = _trusted(scene)[0]
+    script = f'mkfifo {scene.ws}/go; echo; read line < {scene.ws}/go; cat "$SSL_CERT_FILE"'
+    sandbox = workspace_write(scene.ws)
+    argv = ["/bin/sh", "-c", script]
+    start = start_process(scene.client, sandbox, argv, networkProxy=_MASKED)
+    scene.client.notice("process/output", start["processId"])
+    run(scene.client, None, ["/bin/sh", "-c", f"echo forged >> {path}; echo > {scene.ws}/go"])
+    return "forged" in finish(scene.client, start).stdout.splitlines()
 
 
 def make_a_missing_name_by_request(scene: Scene) -> bool:

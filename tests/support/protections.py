@@ -32,7 +32,8 @@ _SERVER = """
 import ctypes, dataclasses, os, subprocess
 import msgspec
 from exec_server.filesystem import mounts, placeholder
-from exec_server.sandbox import builder
+from exec_server.proxy import certificate_file
+from exec_server.sandbox import builder, command_sandbox
 from exec_server.sandbox.policy import layout, resolver
 from exec_server.sandbox.runtime import capabilities, disk, glob_scan, kernel, launcher
 from exec_server.sandbox.runtime import placeholders, prebuilt, staleness
@@ -154,6 +155,11 @@ IN_SERVER = {
     "refusal of shared processes": "ignore_shared_processes()",
     "clean environment": f"launcher._VARIABLES = ({MARKER!r},)",
     "no descriptors for the launcher": "subprocess.Popen = LeakingPopen",
+    "files of the server read-only": "command_sandbox._protect = lambda policy, paths: policy",
+    "verified certificates": "certificate_file.CertificateFile._is_intact = lambda *given: True",
+    "certificates in the view": (
+        "command_sandbox._with_certificates_in_view = lambda command, file: command"
+    ),
 }
 
 _LAUNCHER = """

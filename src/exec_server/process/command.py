@@ -41,6 +41,16 @@ STATE_DESCRIPTOR = 9
 _DEFAULT_EXCLUDES = ("*KEY*", "*SECRET*", "*TOKEN*")
 
 
+class ServerFile(msgspec.Struct, frozen=True):
+    """A file of the server that variables of a command name by its path.
+
+    A command with a view of its own reads a copy in it, and its variables name that.
+    """
+
+    path: str
+    content: bytes
+
+
 class Command(msgspec.Struct, frozen=True):
     """A program with everything its start depends on."""
 
@@ -56,6 +66,7 @@ class Command(msgspec.Struct, frozen=True):
     merge_stderr: bool = False  # into stdout
     # Read by the program from STATE_DESCRIPTOR; None: it has no such descriptor.
     shell_state: bytes | None = None
+    certificates: ServerFile | None = None  # that it trusts
 
 
 def _expressions(patterns: Sequence[str]) -> list[re.Pattern[str]]:

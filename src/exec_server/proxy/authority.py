@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 import os
 import ssl
-import tempfile
 import threading
+from collections.abc import Mapping
 from typing import Final
 
 from cryptography import x509
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from exec_server.proxy.certificate_file import CertificateFile
 from exec_server.proxy.hosts import parse_address
 
 # Longer than a server runs; the certificates are made anew by each server.
@@ -41,7 +42,8 @@ _SIGNING: Final = x509.KeyUsage(
 class CertificateAuthority:
     """Makes certificates for hosts. Every method is thread-safe, and blocking."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        """`variables` are the server's own."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name(
             [x509.NameAttribute(NameOID.COMMON_NAME, "exec-server credential masking")]
@@ -55,20 +57,7 @@ class CertificateAuthority:
             .add_extension(_SIGNING, critical=True)
             .sign(self._key, hashes.SHA256())
         )
-        self.bundle = self._write_bundle()
-
-    def _write_bundle(self) -> str:
-        """A file with the certificates of the system and that of the authority."""
-        paths = ssl.get_default_verify_paths()
-        system = b""
-        if paths.cafile is not None:
-            with open(paths.cafile, "rb") as file:
-                system = file.read()
-        descriptor, path = tempfile.mkstemp(prefix="exec-server-ca-", suffix=".pem")
-        with open(descriptor, "wb") as file:
-            file.write(system.rstrip() + b"\n" + _pem(self._certificate))
-            os.fchmod(file.fileno(), 0o644)
-        return path
+        self.file = CertificateFile(_system_certificates() + _pem(self._certificate), variables)
 
     def context(self, host: str) -> ssl.SSLContext:
         """The TLS context of a server that is this host."""
@@ -112,7 +101,16 @@ class CertificateAuthority:
 
     def close(self) -> None:
         """Remove the file."""
-        os.unlink(self.bundle)
+        self.file.close()
+
+
+def _system_certificates() -> bytes:
+    """The certificates that the system trusts."""
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile is None:
+        return b""
+    with open(paths.cafile, "rb") as file:
+        return file.read().rstrip() + b"\n"
 
 
 def _builder(

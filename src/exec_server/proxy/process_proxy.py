@@ -13,6 +13,7 @@ from typing import Final
 
 from exec_server.errors import InvalidParams
 from exec_server.protocol.network import NetworkProxy
+from exec_server.proxy.certificate_file import VerifiedFile
 from exec_server.proxy.credential_patterns import SEARCH_SECONDS, PatternsTooSlow, SearchTime
 from exec_server.proxy.credential_providers import custom_providers
 from exec_server.proxy.credentials import (
@@ -194,6 +195,7 @@ class ProcessProxy:
         self._loop = resources.loop
         self._associations = 0
         self._has_datagrams = False
+        self.certificates: VerifiedFile | None = None  # of a masked process
 
     def mask(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment of the process, without secrets if that is asked for. In a thread.
@@ -216,8 +218,8 @@ class ProcessProxy:
         self._interceptor = Interceptor(
             mask, self._resources, self._upstream, is_limited=self._is_limited
         )
-        bundle = self._resources.authority().bundle
-        return mask.masked(env) | dict.fromkeys(CERTIFICATE_VARIABLES, bundle)
+        self.certificates = self._resources.authority().file.verified()
+        return mask.masked(env) | dict.fromkeys(CERTIFICATE_VARIABLES, self.certificates.path)
 
     def listen(self) -> dict[str, str]:
         """Bind free ports of this machine; returns the variables of the process. In a thread."""

@@ -43,7 +43,7 @@ class ProxyResources(msgspec.Struct):
                 # Imported here: most servers mask nothing.
                 from exec_server.proxy.authority import CertificateAuthority
 
-                self._authority = CertificateAuthority()
+                self._authority = CertificateAuthority(self.variables)
                 self._client_context = ssl.create_default_context()
                 self._client_context.set_alpn_protocols(["http/1.1"])
                 # Authorities of companies often lack extensions that strict checks ask for, and
@@ -55,6 +55,11 @@ class ProxyResources(msgspec.Struct):
         """The context of TLS connections to origins; only after `authority`."""
         assert self._client_context is not None
         return self._client_context
+
+    @property
+    def certificate_path(self) -> str | None:
+        """The file that masked processes trust; None if there was none yet."""
+        return None if self._authority is None else self._authority.file.path
 
     def close(self) -> None:
         if self._authority is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
 from exec_server.errors import InternalError
 from exec_server.process import tags
-from exec_server.process.command import Command
+from exec_server.process.command import Command, ServerFile
 from exec_server.process.orphans import Owner
 from exec_server.process.spawn import Child, Streams, check_directory, encode
 from exec_server.process.table import LaunchMode
@@ -24,7 +24,7 @@ from exec_server.sandbox.builder import (
 )
 from exec_server.sandbox.denial_explainer import CommandDenials
 from exec_server.sandbox.policy import compiler
-from exec_server.sandbox.policy.access import policy_access
+from exec_server.sandbox.policy.access import merge_rules, policy_access, rule_access
 from exec_server.sandbox.policy.denial import is_likely_denied
 from exec_server.sandbox.policy.layout import resolve_globs
 from exec_server.sandbox.policy.model import Policy
@@ -37,7 +37,7 @@ from exec_server.sandbox.runtime.placeholders import Placeholder, Placeholders
 from exec_server.sandbox.runtime.prebuilt import Init, PrebuiltPool
 from exec_server.sandbox.runtime.reports import CommandReports
 from exec_server.sandbox.runtime.staleness import ViewDependencies
-from exec_server.sandbox.runtime.view import ProcMount, StaleView
+from exec_server.sandbox.runtime.view import CERTIFICATES, ProcMount, StaleView
 
 CleanUp = Callable[[], None]
 
@@ -58,11 +58,18 @@ class CommandSandbox:
         self._placeholders.drop_idle()
 
     def launch_mode(
-        self, sandbox: Sandbox, cwd: str, env: dict[str, str], *, is_proxied: bool = False
+        self,
+        sandbox: Sandbox,
+        cwd: str,
+        env: dict[str, str],
+        *,
+        is_proxied: bool = False,
+        read_only: Sequence[str] = (),
     ) -> LaunchMode:
         """How to start a command in this sandbox; sets PWD in its environment.
 
-        With `is_proxied` its `proxy_ports` are all of the network that it has.
+        With `is_proxied` its `proxy_ports` are all of the network that it has. `read_only` are
+        files of the server, which stay as they are even if the policy makes their place writable.
         """
         env["PWD"] = cwd
         paths = host_paths(env.get("TMPDIR"), cwd)
@@ -76,6 +83,7 @@ class CommandSandbox:
             )
         if sandbox.use_legacy_landlock:
             raise InternalError(LEGACY_LANDLOCK)
+        policy = _protect(policy, read_only)
         denials = CommandDenials(policy, cwd)
         return LaunchMode(partial(self.spawn, policy, denials), denials.check)
 
@@ -85,6 +93,8 @@ class CommandSandbox:
         """Start a confined command; otherwise like process.spawn.spawn. Blocking."""
         encode(command)  # raises for arguments that no program can be given
         check_directory(command.cwd)
+        if policy.rules is not None and command.certificates is not None:
+            command = _with_certificates_in_view(command, command.certificates)
         denials.prepare(command.env)
         # Files that match a pattern are looked up for each command, so a view cannot be prebuilt.
         prebuild_next = policy.rules is not None and not policy.globs
@@ -157,6 +167,7 @@ class CommandSandbox:
             except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
                 raise StaleView(str(error)) from error
             covers = tuple(placeholder.step for placeholder in held)
+            certificates = None if command.certificates is None else command.certificates.content
             program = ExecRequest(
                 command.argv,
                 command.arg0,
@@ -165,6 +176,7 @@ class CommandSandbox:
                 terminal,
                 covers,
                 command.proxy_ports,
+                certificates,
             )
             owner.tag = tags.allocate()
             tags.tag_running(init.pid, owner.tag)
@@ -206,6 +218,29 @@ class CommandSandbox:
             init.close()
             raise StaleView(f"the disk keeps changing: {changed}")
         return init
+
+
+def _protect(policy: Policy, read_only: Sequence[str]) -> Policy:
+    """A policy without the right to write to these files, those that exist."""
+    if policy.rules is None:
+        return policy
+    rules = policy.rules
+    paths = [
+        path for path in read_only if rule_access(rules, path) == "write" and os.path.isfile(path)
+    ]
+    if not paths:
+        return policy
+    stated = [(rule.path, rule.access) for rule in rules]
+    narrowed = merge_rules([*stated, *((path, "read") for path in paths)])
+    return msgspec.structs.replace(policy, rules=narrowed)
+
+
+def _with_certificates_in_view(command: Command, file: ServerFile) -> Command:
+    """The command with variables that name the copy of the file in its view."""
+    env = {
+        name: CERTIFICATES if value == file.path else value for name, value in command.env.items()
+    }
+    return msgspec.structs.replace(command, env=env)
 
 
 def standard_streams(command: Command, streams: Streams) -> tuple[list[int], str | None]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from exec_server.errors import InvalidRequest
 from exec_server.host import users
-from exec_server.process.command import Command, child_environment
+from exec_server.process.command import Command, ServerFile, child_environment
 from exec_server.process.orphans import Owner
 from exec_server.process.process import DenialCheck
 from exec_server.process.spawn import Child, spawn
@@ -35,7 +35,10 @@ class ProcessLaunch:
     Environment and sandbox may take long to compute, so the event loop does not.
     """
 
-    __slots__ = ("_captured", "_check_denial", "_network", "_params", "_server", "_session")
+    __slots__ = (
+        *("_captured", "_certificates", "_check_denial", "_network", "_params", "_server"),
+        "_session",
+    )
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class ProcessLaunch:
         self._params = params
         self._check_denial: DenialCheck | None = None
         self._network: ProcessProxy | PortBridge | None = None
+        self._certificates: ServerFile | None = None
 
     @property
     def mode(self) -> LaunchMode:
@@ -81,10 +85,12 @@ class ProcessLaunch:
             launch_mode = LaunchMode(partial(server.sandboxes.user_commands.spawn, user))
         if params.sandbox is not None:
             launch_mode = server.sandboxes.commands.launch_mode(
-                params.sandbox, command.cwd, env, is_proxied=bool(ports)
+                *(params.sandbox, command.cwd, env),
+                is_proxied=bool(ports),
+                read_only=self._server_files(),
             )
         self._check_denial = launch_mode.check_denial
-        completed = replace(command, env=env, proxy_ports=ports)
+        completed = replace(command, env=env, proxy_ports=ports, certificates=self._certificates)
         child = (launch_mode.spawn or spawn)(completed, owner)
         if self._network is not None:
             self._network.adopt(child.listeners)
@@ -122,6 +128,8 @@ class ProcessLaunch:
         proxy = ProcessProxy(params.network_proxy, params.process_id, controller, resources)
         self._network = proxy
         masked = proxy.mask(env)
+        if proxy.certificates is not None:
+            self._certificates = ServerFile(*proxy.certificates)
         env.clear()
         env.update(masked)
         env.update(proxy.namespace_variables() if is_enforced else proxy.listen())
@@ -140,6 +148,12 @@ class ProcessLaunch:
                 "needs a networkProxy, or variables that name a port of managedNetwork"
             )
         return tuple(sorted(ports))
+
+    def _server_files(self) -> tuple[str, ...]:
+        """Files of the server that no confined command may change."""
+        proxies = self._server.proxies
+        path = None if proxies is None else proxies.certificate_path
+        return () if path is None else (path,)
 
     def _close_network(self) -> None:
         if self._network is not None:

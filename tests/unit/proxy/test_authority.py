@@ -25,28 +25,32 @@ def _handshake(server: ssl.SSLContext, trusted: str, host: str) -> None:
 
 
 def test_certificates_are_trusted_with_the_bundle_only() -> None:
-    authority, other = CertificateAuthority(), CertificateAuthority()
+    authority, other = CertificateAuthority({}), CertificateAuthority({})
     try:
+        trusted_file, other_file = authority.file.verified().path, other.file.verified().path
         context = authority.context("api.github.com")
         assert authority.context("api.github.com") is context
-        _handshake(context, authority.bundle, "api.github.com")
-        for trusted, host in ((other.bundle, "api.github.com"), (authority.bundle, "b.test")):
+        _handshake(context, trusted_file, "api.github.com")
+        for trusted, host in (
+            (other_file, "api.github.com"),
+            (trusted_file, "b.test"),
+        ):
             try:
                 _handshake(context, trusted, host)
             except ssl.SSLCertVerificationError:
                 continue
             raise AssertionError("accepted")
-        assert stat.S_IMODE(os.stat(authority.bundle).st_mode) == 0o644
-        with open(authority.bundle) as file:
+        assert stat.S_IMODE(os.stat(trusted_file).st_mode) == 0o644
+        with open(trusted_file) as file:
             assert "PRIVATE" not in file.read()
     finally:
         authority.close()
         other.close()
-    assert not os.path.exists(authority.bundle)
+    assert not os.path.exists(trusted_file)
 
 
 def test_certificates_are_limited(monkeypatch: object) -> None:
-    authority = CertificateAuthority()
+    authority = CertificateAuthority({})
     try:
         first = authority.context("h0.test")
         for number in range(1, module.MAX_HOSTS + 1):

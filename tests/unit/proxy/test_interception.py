@@ -239,7 +239,7 @@ def test_an_origin_that_is_not_verified() -> None:
 
 @pytest.fixture(scope="module")
 def authority() -> Iterator[CertificateAuthority]:
-    made = CertificateAuthority()
+    made = CertificateAuthority({})
     yield made
     made.close()
 
@@ -285,7 +285,7 @@ def test_the_process_meets_the_host_that_it_asked_for(
 
     async def run() -> None:
         stream, outer = _pair()
-        context = ssl.create_default_context(cafile=authority.bundle)
+        context = ssl.create_default_context(cafile=authority.file.verified().path)
         context.check_hostname = False
         if protocols is not None:
             context.set_alpn_protocols(protocols)
@@ -413,11 +413,14 @@ def test_the_authority_is_made_once() -> None:
     async def run() -> None:
         async with asyncio.TaskGroup() as tasks:
             resources = ProxyResources(GuardedTasks(tasks), _NO_THREADS, {})
+            assert resources.certificate_path is None
             made = resources.authority()
+            path = made.file.verified().path
+            assert resources.certificate_path == path
             assert resources.authority() is made
             assert resources.client_context().verify_mode is ssl.CERT_REQUIRED
             resources.close()
-            assert not Path(made.bundle).exists()
+            assert not Path(path).exists()
             ProxyResources(GuardedTasks(tasks), _NO_THREADS, {}).close()
 
     asyncio.run(run())

@@ -276,6 +276,8 @@ def _confine(
         os.close(built.terminals)
     with _naming_failure("build the view of the file system"):
         view.mount_read_only(request.placeholders)
+        if build.view is not None and request.certificates is not None:
+            view.add_certificates(request.certificates)
     try:
         os.chdir(request.cwd)
     except OSError:

@@ -65,6 +65,7 @@ class ExecRequest(msgspec.Struct, frozen=True):
     terminal: str | None  # its path on the host
     placeholders: tuple[Step, ...]  # created after the view was built
     proxy_ports: tuple[int, ...] = ()  # to listen on; the sockets are beside the Status
+    certificates: bytes | None = None  # the content of view.CERTIFICATES, if there is a view
 
 
 class UserRequest(msgspec.Struct, frozen=True):

@@ -24,6 +24,9 @@ ProcMount = Literal["private", "inherited", "none"]
 
 _NOSUID_NODEV: Final = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+# The certificates that the command trusts, in its private /dev: every view has one, and no policy
+# makes a part of it writable.
+CERTIFICATES: Final = "/dev/exec-server-ca/certificates.pem"
 _STAGING: Final = "/dev"
 _ROOT: Final = "root"  # the directory of the staging area in which the root can be
 # A tmpfs uses memory of the machine. The skeletons hold only names; programs can write only to
@@ -139,6 +142,25 @@ def add_terminal(terminals: int, path: str) -> None:
     kernel.set_mount_attributes(devices, kernel.MOUNT_ATTR_RDONLY, recursive=False)
     os.close(devices)
     _attach_to(tree, kernel.open_entry("/dev/console"))
+
+
+def add_certificates(content: bytes) -> None:
+    """Add the file CERTIFICATES to a built view, on a tmpfs that no other view has."""
+    directory = os.path.dirname(CERTIFICATES)
+    devices = kernel.open_entry("/dev")
+    kernel.clear_read_only(devices)
+    _make_mount_point(directory, is_directory=True)
+    kernel.set_mount_attributes(devices, kernel.MOUNT_ATTR_RDONLY, recursive=False)
+    os.close(devices)
+    attributes = _NOSUID_NODEV | kernel.MOUNT_ATTR_NOEXEC
+    # Whole pages, one for the names; an init has no other use of memory for the file.
+    size = len(content) + 2 * os.sysconf("SC_PAGE_SIZE")
+    kernel.mount_new("tmpfs", directory, f"mode=0755,size={size},nr_inodes=4", attributes)
+    descriptor = os.open(CERTIFICATES, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        os.fchmod(descriptor, 0o444)
+    _set_attributes(directory, kernel.MOUNT_ATTR_RDONLY | attributes)
 
 
 def _open_terminals() -> int | None:

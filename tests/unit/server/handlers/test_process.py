@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -47,7 +47,13 @@ class Commands:
         self.spawned: list[Command] = []
 
     def launch_mode(
-        self, sandbox: wire.Sandbox, cwd: str, env: dict[str, str], *, is_proxied: bool = False
+        self,
+        sandbox: wire.Sandbox,
+        cwd: str,
+        env: dict[str, str],
+        *,
+        is_proxied: bool = False,
+        read_only: Sequence[str] = (),
     ) -> LaunchMode:
         self.asked.append((cwd, dict(env)))
         return LaunchMode(self._spawn, lambda code, output: (code == 7, None))
@@ -66,6 +72,7 @@ class World:
         self.processes = Table()
         self.commands = Commands()
         self.server = self.session = self.sandboxes = self
+        self.proxies = None
 
     def check_unused(self, process_id: ProcessId) -> None:
         assert process_id == "p"
