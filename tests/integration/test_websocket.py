@@ -431,7 +431,7 @@ def test_trickling_large_message_gives_its_room_back_to_those_who_wait() -> None
 
 def test_too_many_connections_are_told_so() -> None:
     constants = {
-        "net.websocket.server.MAX_CONNECTIONS": 3,
+        "net.admission.MAX_CONNECTIONS": 3,
         "net.websocket.server.REFUSED_CONNECTIONS": 2,
     }
     with start_patched(constants) as server:

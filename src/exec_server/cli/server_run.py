@@ -18,6 +18,7 @@ from exec_server.cli import logs
 from exec_server.cli.signal_handlers import SignalHandlers
 from exec_server.cli.watchdog import Watchdog
 from exec_server.host import libc
+from exec_server.host.descriptor_limit import raise_server_limit
 from exec_server.host.secret_variables import REGISTRY_NAMES, STRIPPED_NAMES
 from exec_server.net.auth import Authenticator
 from exec_server.net.listen import BoundSocket
@@ -80,6 +81,7 @@ def run_remote(arguments: argparse.Namespace, dog: Watchdog) -> None:
 def _prepare(arguments: argparse.Namespace, dog: Watchdog) -> Options:
     logs.configure(arguments.log_level, arguments.log_format)
     dog.wait_until_ready()
+    raise_server_limit()  # after the fork of the watchdog, which needs few descriptors
     return Options(
         arguments.concurrent_requests,
         arguments.session_retention,

@@ -14,14 +14,11 @@ from collections.abc import Callable
 from typing import Final
 
 from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.net.admission import Admission
 from exec_server.net.server_certificate import ServerCertificate
 
 log = logging.getLogger(__name__)
 
-# Handshakes under way; each takes some tens of kilobytes before the peer has proved anything.
-# Beyond it the oldest is aborted: an honest one takes a few round trips, so stalled ones cannot
-# keep clients out.
-MAX_HANDSHAKES: Final = 256
 # From accept to established TLS. The upgrade request has its own time after that.
 HANDSHAKE_SECONDS: Final = 10.0
 # How long a peer may take to answer the end of TLS.
@@ -48,6 +45,7 @@ class TlsAcceptor:
         self._make_protocol = make_protocol
         self._tasks = tasks
         self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._max_handshakes = Admission().max_handshakes
         self._retry: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
@@ -82,7 +80,8 @@ class TlsAcceptor:
             self._start_handshake(accepted, peer)
 
     def _start_handshake(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
-        if len(self._handshakes) >= MAX_HANDSHAKES:
+        # An honest handshake takes a few round trips, so stalled ones cannot keep clients out.
+        if len(self._handshakes) >= self._max_handshakes:
             oldest = next(iter(self._handshakes))
             del self._handshakes[oldest]
             oldest.cancel()

@@ -25,6 +25,8 @@ from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
 
+from exec_server.host import descriptor_limit
+
 TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
 if TYPE_CHECKING:
     from types import TracebackType
@@ -172,9 +174,13 @@ class Tagged:
         if self._has_lock and _PLAN is not None:
             try:
                 _set_own_limits(_PLAN, tag)
+                descriptor_limit.lower_for_child()
             except BaseException:
                 _tagging_lock.release()
                 raise
+        elif can_inherit:
+            # The start that hangs has its child, and the server needs its descriptors.
+            descriptor_limit.restore()
         return tag
 
     def __exit__(
@@ -184,6 +190,7 @@ class Tagged:
         traceback: TracebackType | None,
     ) -> None:
         if self._has_lock:
+            descriptor_limit.restore()
             _tagging_lock.release()
 
 
@@ -209,7 +216,11 @@ def _set_own_limits(plan: Plan, value: int) -> None:
 
 
 def tag_running(pid: int, tag: int) -> None:
-    """Tag a running child for good; children that it has started before keep what they have."""
+    """Tag a running child for good; children that it has started before keep what they have.
+
+    Its limit of descriptors is that of a child from now on, also if it could not inherit it.
+    """
+    descriptor_limit.limit_child(pid)
     if _PLAN is not None and _HAS_TAGS:
         try:
             resource.prlimit(pid, _PLAN.carrier.number, (tag, tag))

@@ -17,7 +17,7 @@ from tests.support.raw_links import DEFAULT_TIMEOUT, scaled
 from tests.support.raw_servers import make_certificate
 
 from exec_server.host.guarded_tasks import GuardedTasks
-from exec_server.net import tls_acceptor
+from exec_server.net import admission, tls_acceptor
 from exec_server.net.client_tls import tls_context
 from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.tls_acceptor import TlsAcceptor
@@ -133,7 +133,7 @@ def test_a_stalled_handshake_ends(
 def test_stalled_handshakes_do_not_keep_others_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_acceptor, "MAX_HANDSHAKES", 2)
+    monkeypatch.setattr(admission, "MAX_HANDSHAKES", 2)
 
     async def body(scene: _Scene) -> None:
         readers = [await scene.plain() for _ in range(4)]

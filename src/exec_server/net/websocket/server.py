@@ -7,11 +7,13 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import cast
 
 import msgspec
 
 from exec_server.errors import ProtocolError
+from exec_server.net.admission import Admission
 from exec_server.net.auth import Authenticator
 from exec_server.net.busy_poll import BusyPoll
 from exec_server.net.byte_budget import ByteBudget, Reservation
@@ -44,9 +46,8 @@ from exec_server.net.websocket.writer import DIRECT_BYTES
 
 log = logging.getLogger(__name__)
 
-# Open sockets, upgraded or not. Beyond it a new one is answered 503, and beyond the sum of both
-# it is closed without an answer.
-MAX_CONNECTIONS = 4096
+# Connections above the bound of `net.admission` that are answered 503; further ones are closed
+# without an answer.
 REFUSED_CONNECTIONS = 256
 # From accept to a complete upgrade request; clients give up after 10 s themselves.
 HANDSHAKE_SECONDS = 10.0
@@ -79,6 +80,7 @@ class Settings(msgspec.Struct, frozen=True):
     receiver: ReceiverFactory
     authenticate: Authenticator | None = None
     allowed_hosts: frozenset[str] | None = None
+    admission: Admission = msgspec.field(default_factory=Admission)
     budget: ByteBudget = msgspec.field(default_factory=lambda: ByteBudget(RECEIVING_BYTES))
     busy_poll: BusyPoll = msgspec.field(default_factory=BusyPoll)
 
@@ -120,10 +122,12 @@ class WebSocketStream(asyncio.Protocol):
         uid = peer_user(raw) if raw.family == socket.AF_UNIX else None
         self.origin = _origin(transport.get_extra_info("peername"), uid)
         self._streams.add(self)
-        if len(self._streams) > MAX_CONNECTIONS + REFUSED_CONNECTIONS:
+        admission = self._settings.admission
+        admission.add(self, partial(self.abort, "too many connections without an upgrade request"))
+        if len(self._streams) > admission.max_connections + REFUSED_CONNECTIONS:
             self.abort("too many connections")
             return
-        if len(self._streams) > MAX_CONNECTIONS:
+        if len(self._streams) > admission.max_connections:
             self._refuse(HttpRefusal(503, "too many connections"))
             return
         # Root may do everything anyway. The mode of the file keeps others away too, but it can be
@@ -172,6 +176,7 @@ class WebSocketStream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._streams.discard(self)
+        self._settings.admission.remove(self)
         self.closed.set_result(None)
         self._head = b""
         self._cancel_handshake_timer()
@@ -230,6 +235,7 @@ class WebSocketStream(asyncio.Protocol):
             self._refuse(refusal, request)
             return
         self._cancel_handshake_timer()
+        self._settings.admission.remove(self)
         self._transport.write(upgrade_answer(request))
         self._socket.change(Cause.UPGRADED)
         self._receiver = self._outbox.producer = self._settings.receiver(self)

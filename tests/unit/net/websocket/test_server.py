@@ -203,10 +203,22 @@ def test_silent_client_is_cut_off_before_the_upgrade(listener: Server, clock: Cl
     assert transport.is_aborted
 
 
+def test_the_oldest_connection_without_an_upgrade_gives_way(listener: Server) -> None:
+    listener.settings.admission.max_pending = 2
+    upgraded = listener.open()
+    transports = [listener.accept()[1] for _ in range(3)]
+    assert [each.is_closing() for each in transports] == [True, False, False]
+    transports[1].receive(UPGRADE)
+    assert listener.accept()[1].is_closing() is False
+    assert [each.is_closing() for each in transports[1:]] == [False, False]
+    assert not upgraded.transport.is_closing()
+    assert len(listener.settings.admission) == 2
+
+
 def test_too_many_connections_are_refused_then_cut_off(
     listener: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
+    listener.settings.admission.max_connections = 1
     monkeypatch.setattr(server, "REFUSED_CONNECTIONS", 1)
     _, first = listener.accept()
     _, second = listener.accept()
