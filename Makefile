@@ -124,6 +124,7 @@ soak: $(STAMP)
 
 fuzz: $(STAMP)
 	$(VENV)/bin/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(FUZZ_ARGS)
+	$(VENV)/bin/python -m tests.fuzz --seconds $(or $(SECONDS),60) --only methods,methods-confined
 
 # KERNEL_ARGS=--help lists the flags; other words go to pytest.
 test-kernel: $(STAMP)

@@ -109,6 +109,8 @@ _MEMBERS: dict[str, tuple[Json, ...]] = {
     "target": ("a", "dir", "missing", "\0"),
     "oldText": ("hello", "hello", "a", "", "missing"),
 }
+# Names with every kind of bytes that a file may have, which `live` plants.
+NAMES = (b"\xff", b"caf\xe9", b"new\nline", b"\xed\xa0\x80", b"\x1b[31m", b"%41", b"*[", b"\\")
 # Words that mutations insert.
 _WORDS = ("type", "kind", "root", "access", "\u00e9", "%", "x")
 _NOWHERE = "/nonexistent"
@@ -243,7 +245,15 @@ class Grammar:
             return random.choice(
                 ("file:///nonexistent/x", "relative", "", "file:///nonexistent%00")
             )
+        if random.random() < 0.3:
+            return self._any_name(random)
         return self._within(random, _PATHS)
+
+    def _any_name(self, random: Random) -> str:
+        """A URI whose last name has any bytes; mostly one of those that exist."""
+        name = random.choice(NAMES) if random.random() < 0.6 else random.randbytes(3)
+        parent = random.choice(("", "", "/dir", "/link", "/missing"))
+        return f"{self._folder}{parent}/" + "".join(f"%{byte:02X}" for byte in name)
 
     def _within(self, random: Random, names: Sequence[str]) -> str:
         path = self._folder + random.choice(names)
@@ -266,12 +276,16 @@ class Grammar:
         entries = [{"path": _special("root"), "access": "read"}]
         if random.random() < 0.7:
             entries.append({"path": _special("project_roots"), "access": "write"})
-        if random.random() < 0.3:
+        if random.random() < 0.4:
             path = {"type": "path", "path": self.path(random)}
             entries.append({"path": path, "access": random.choice(("read", "write", "deny"))})
         if random.random() < 0.3:
             pattern = random.choice(("**/*.secret", "dir/*", "[", "/nonexistent/*", "*" * 50))
             entries.append({"path": {"type": "glob_pattern", "pattern": pattern}, "access": "deny"})
+        if random.random() < 0.2:
+            # Every request is denied, and each answer names the path.
+            whole = {"type": "path", "path": self._folder.removeprefix("file://")}
+            entries.append({"path": whole, "access": "deny"})
         return {
             "permissions": {
                 "type": "managed",

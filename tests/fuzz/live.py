@@ -22,9 +22,9 @@ from random import Random
 from typing import Any
 
 from tests.fuzz.engine import Finding
-from tests.fuzz.grammar import Grammar, all_calls
+from tests.fuzz.grammar import NAMES, Grammar, all_calls
 from tests.support.barriers import start_server_as, user_id
-from tests.support.client import Disconnected, NothingArrived, Server, descendants, uri
+from tests.support.client import Client, Disconnected, NothingArrived, Server, descendants, uri
 
 _CODES = frozenset({-32700, -32600, -32601, -32602, -32603, -32004, -32001, -32000})
 _CONNECTIONS = 3
@@ -87,7 +87,10 @@ class _Traffic:
         self._folder = folder
         self._random = random
         self._run = run
-        self._clients = [server.connect() for _ in range(_CONNECTIONS)]
+        # Whatever the others do, this one must not notice.
+        self._bystander = server.connect()
+        self._bystander.start(["sleep", "1000"], process_id="sleep")
+        self._clients = [_connect(server) for _ in range(_CONNECTIONS)]
         self._grammars = [make_grammar() for _ in self._clients]  # each knows its own ids
 
     def go(self, seconds: float) -> None:
@@ -99,8 +102,11 @@ class _Traffic:
             self._batch()
         for client in self._clients:
             client.close()
-        with self._server.connect() as client:
+        with self._server.connect() as client, self._bystander as bystander:
             client.call("environment/status", {})
+            (listed,) = bystander.call("process/list", {})["processes"]
+            if not listed["running"]:
+                _record(self._run, "", "the process of another client has ended")
         growth = _resident(self._server.process.pid) - before
         if growth > GROWTH_BYTES:
             _record(self._run, "", f"memory grew by {growth / 1e6:.0f} MB")
@@ -148,11 +154,17 @@ class _Traffic:
         resume = old.session_id if self._random.random() < 0.5 else None
         for _ in range(100):
             try:
-                self._clients[index] = self._server.connect(resume=resume)
+                self._clients[index] = _connect(self._server, resume)
                 return
             except Exception:
                 time.sleep(0.05)  # the server has not noticed the cut yet
         _record(self._run, "", "a session could not be resumed")
+
+
+def _connect(server: Server, resume: str | None = None) -> Client:
+    client = server.connect(resume=resume)
+    client.websocket.takes_binary = True
+    return client
 
 
 # ---- the surroundings -----------------------------------------------------------------
@@ -189,6 +201,9 @@ def _plant(folder: Path) -> None:
                 path.touch()
                 path.chmod(0o644)
                 path.write_text("hello\n")
+        for name in NAMES:
+            for parent in (folder, folder / "dir"):
+                Path(os.fsdecode(os.fsencode(parent) + b"/" + name)).write_text("hello\n")
         if not (folder / "link").is_symlink():
             (folder / "link").symlink_to("dir")
         if os.geteuid() == 0:

@@ -243,6 +243,7 @@ class WebSocketLink:
         self.pongs: list[bytes] = []
         self.close_code: int | None = None
         self.answer_pings = True
+        self.takes_binary = False  # of a binary message `receive` returns the JSON text
         request = upgrade_request(target, headers, host=urlsplit(url).netloc or "localhost")
         try:
             self.sock.sendall(request)
@@ -314,15 +315,19 @@ class WebSocketLink:
         """The next whole message; an unfinished one is dropped when time runs out."""
         deadline = time.monotonic() + timeout
         parts: list[bytes] = []
+        is_binary = False
         while True:
             frame = self.receive_frame(deadline - time.monotonic())
             if frame.opcode in (PING, PONG, CLOSE):
                 self._take_control(frame)
                 continue
-            assert frame.opcode == (CONTINUATION if parts else TEXT), frame.opcode
+            is_binary = is_binary or (self.takes_binary and frame.opcode == BINARY)
+            first = BINARY if is_binary else TEXT
+            assert frame.opcode == (CONTINUATION if parts else first), frame.opcode
             parts.append(frame.payload)
             if frame.fin:
-                return b"".join(parts)
+                message = b"".join(parts)
+                return message[4 : 4 + int.from_bytes(message[:4], "big")] if is_binary else message
 
     def close(self) -> None:
         """Ends the TCP connection without a word, as the newest client does."""
