@@ -25,7 +25,11 @@ from tests.support.sandbox import (
 from tests.support.server_internals import start_prepared
 
 _FORGED = "forged"
-STEPS = (*BASE_STEPS, {"write": ["ws/sub/a.key", "secret"]})
+STEPS = (
+    *BASE_STEPS,
+    {"write": ["ws/sub/a.key", "secret"]},
+    {"write": ["ws/d.key/file", "secret"]},
+)
 
 
 _SERVER = """
@@ -94,6 +98,11 @@ def ignore_unsearchable():
         except glob_scan.InternalError:
             return []
     glob_scan._entries = changed
+def ignore_matching_directories():
+    denied = layout._denied_paths
+    def changed(paths, resolver_of_layout):
+        return denied([path for path in paths if not os.path.isdir(path)], resolver_of_layout)
+    layout._denied_paths = changed
 def forget_mounts():
     is_proc = mounts.MountTable.is_proc
     def changed(self, device):
@@ -129,6 +138,7 @@ IN_SERVER = {
     "pins": "layout._pins = lambda *arguments: []",
     "refusal of writable links": "layout._writable_link = lambda *arguments: None",
     "search for globs": "glob_scan.scan = lambda *arguments: []",
+    "directories that match globs": "ignore_matching_directories()",
     "closed paths refused": "ignore_closed_paths()",
     "closed directories refused": "ignore_closed_directories()",
     "placeholders": "placeholders.Placeholders.hold = lambda self, missing: []",
@@ -167,7 +177,7 @@ import os
 from exec_server.filesystem import path_guard
 from exec_server.filesystem.syscalls import OpenHow
 from exec_server.host import libc
-from exec_server.sandbox.policy import seccomp
+from exec_server.sandbox.policy import globs, seccomp
 from exec_server.sandbox.runtime import child, confine, kernel, view, worker
 def nothing(*arguments, **options):
     pass
@@ -205,6 +215,8 @@ def ignore_covered_host():
     def changed(*arguments, **options):
         return build(*arguments, **options)._replace(covers_host=False)
     view.build = changed
+def match_alone():
+    globs.deepest_match = lambda glob, path: path if globs.matches(glob, path) else None
 def share_top():
     lower_root = kernel.lower_root
     def changed(path, name):
@@ -242,6 +254,7 @@ IN_LAUNCHER = {
     "own keyring": "kernel.leave_keyring = nothing",
     "hidden memory": "libc.hide_memory = nothing",
     "log left": "child._leave_log = nothing",
+    "parents that match globs": "match_alone()",
     "own process of a worker": "worker._is_process = lambda path: False",
     "descriptors closed": "child._close_all_but = nothing",
 }

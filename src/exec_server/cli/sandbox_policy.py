@@ -111,7 +111,7 @@ def describe_view(policy: Policy | None) -> str:
     else:
         disk = HostDisk(sees_placeholders=False)
         patterns = resolve_globs(policy, disk)
-        view = lay_out(policy, disk, glob_scan.scan(patterns))
+        view = lay_out(policy, disk, glob_scan.scan_policy(policy, disk))
         rest = "only the following" if view.is_empty else "everything read-only, except"
         lines.append(f"files      {rest} (/dev and /proc are private)")
         lines += [f"{step.kind:<11}{step.path}" for step in view.steps]

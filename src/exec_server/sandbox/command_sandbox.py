@@ -26,7 +26,6 @@ from exec_server.sandbox.denial_explainer import CommandDenials
 from exec_server.sandbox.policy import compiler
 from exec_server.sandbox.policy.access import merge_rules, policy_access, rule_access
 from exec_server.sandbox.policy.denial import is_likely_denied
-from exec_server.sandbox.policy.layout import resolve_globs
 from exec_server.sandbox.policy.model import Policy
 from exec_server.sandbox.runtime import glob_scan
 from exec_server.sandbox.runtime.capabilities import Confinement
@@ -196,7 +195,7 @@ class CommandSandbox:
             unlimited = BuildRequest("init", None, policy.network, "inherited")
             return Init(*self._builder.launch_unlimited(unlimited), (), None)
         disk = HostDisk(sees_placeholders=False)
-        denied = glob_scan.scan(resolve_globs(policy, disk)) if policy.globs else []
+        denied = glob_scan.scan_policy(policy, disk)
         view = build_view(policy, disk, denied)
         dependencies = ViewDependencies(
             view, self._builder.mounts, self._builder.pins, sees_placeholders=False

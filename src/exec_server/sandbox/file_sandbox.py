@@ -23,7 +23,7 @@ from exec_server.sandbox.builder import (
 from exec_server.sandbox.denial_explainer import DenialExplainer
 from exec_server.sandbox.policy import compiler, globs
 from exec_server.sandbox.policy.access import allows_all_reads
-from exec_server.sandbox.policy.layout import is_visible, resolve_globs
+from exec_server.sandbox.policy.layout import is_visible, resolve_globs, writable_paths
 from exec_server.sandbox.policy.model import Policy
 from exec_server.sandbox.runtime.capabilities import Confinement
 from exec_server.sandbox.runtime.disk import HostDisk
@@ -142,10 +142,11 @@ class FilePolicy:
         disk = HostDisk(sees_placeholders=True)
         view = build_view(self._policy, disk)
         denied = resolve_globs(self._policy, disk)
+        writable = writable_paths(view)
         return [
             path
             for path in paths
-            if is_visible(view, path) and not any(globs.matches(glob, path) for glob in denied)
+            if is_visible(view, path) and not globs.denies(denied, path, writable)
         ]
 
     def _run(self, params: ConfinableParams, action: Callable[[Worker], T]) -> T:

@@ -11,8 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from tests.support.client import Client
-from tests.support.sandbox import NEEDS_ROOT, Stage, guarded, start_stage
+from tests.support.client import Client, uri
+from tests.support.sandbox import (
+    NEEDS_ROOT,
+    Stage,
+    entry,
+    glob,
+    guarded,
+    run,
+    start_stage,
+    workspace_write,
+)
 from tests.support.sandbox_attacks import prepare_attacks, run_attempts, successes, verdicts
 
 
@@ -334,3 +343,29 @@ def test_harmless_attempts_succeed_without_a_sandbox(name: str) -> None:
         found = verdicts(run_attempts(stage, client, "NONE", _BY_NAME[name].code))
     assert found == dict.fromkeys(found, "DONE")
     assert len(found) >= 3
+
+
+def test_a_directory_that_matches_a_glob_is_masked_but_for_grants_below_it(
+    stage: Stage, client: Client
+) -> None:
+    stage.scratch.apply(
+        [
+            {"write": ["ws/secrets/deep/file", "HIDDEN"]},
+            {"write": ["ws/secrets/out/plain", "open"]},
+            {"write": ["ws/secrets/out/secret.txt", "HIDDEN"]},
+        ]
+    )
+    denied = glob(f"{stage.ws}/**/secret*")
+    sandbox = workspace_write(stage.ws, denied, entry(stage.ws / "secrets/out", "write"))
+    script = """
+    cat secrets/deep/file secrets/out/secret.txt; ls secrets/deep; mkdir secrets/new
+    mv secrets other; mv secrets/out/secret.txt shown; cp -r secrets copy; cat copy/deep/file
+    cat secrets/out/plain; echo new > secrets/out/made; exit 0
+    """
+    outcome = run(client, sandbox, ["/bin/sh", "-c", script], cwd=uri(stage.ws))
+    assert outcome.stdout == "open", outcome
+    assert "HIDDEN" not in outcome.output
+    assert (stage.ws / "secrets/out/made").read_text() == "new\n"
+    assert sorted(path.name for path in (stage.ws / "secrets").iterdir()) == ["deep", "out"]
+    assert not (stage.ws / "other").exists()
+    assert not (stage.ws / "shown").exists()

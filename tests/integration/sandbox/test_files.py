@@ -344,6 +344,46 @@ def test_no_read_gives_what_the_server_has_in_proc(stage: Stage, client: Client,
         assert str(stage.server.process.pid) not in names
 
 
+def test_a_directory_that_matches_a_glob_is_hidden_with_its_contents(
+    stage: Stage, client: Client
+) -> None:
+    stage.scratch.apply(
+        [
+            {"write": ["ws/sub/d.key/deep/f.txt", "secret"]},
+            {"symlink": ["sub/d.key/deep", "ws/way"]},
+        ]
+    )
+    sandbox = {"sandbox": stage.policy("GLOB")}
+    hidden = stage.ws / "sub/d.key"
+    for path in (hidden / "deep/f.txt", stage.ws / "way/f.txt"):
+        for method in ("fs/readFile", "fs/getMetadata", "fs/remove"):
+            assert _answer(client, method, {"path": uri(path)} | sandbox) == _DENIED
+        written = {"path": uri(path), "dataBase64": b64("x")}
+        assert _answer(client, "fs/writeFile", written | sandbox) == _DENIED
+    for path in (hidden, hidden / "deep", stage.ws / "way"):
+        for method in ("fs/readDirectory", "fs/getMetadata"):
+            assert _answer(client, method, {"path": uri(path)} | sandbox) == _DENIED
+        new = {"path": uri(path / "new"), "recursive": False}
+        assert _answer(client, "fs/createDirectory", new | sandbox) == _DENIED
+    options = _WALK | {"followDirectorySymlinks": True, "pruneHiddenDirectories": False}
+    walked = client.call("fs/walk", {"path": uri(stage.ws), "options": options} | sandbox)
+    assert "f.txt" not in str(walked)
+    found = client.call("fs/grep", {"path": uri(stage.ws), "pattern": "secret"} | sandbox)
+    assert found["matches"] == []
+    found = client.call("fs/glob", {"path": uri(stage.ws), "pattern": "**/f.txt"} | sandbox)
+    assert found["paths"] == []
+    for source, target in ((hidden, stage.ws / "open"), (stage.ws / "sub", stage.ws / "n.key")):
+        moved = {"sourcePath": uri(source), "destinationPath": uri(target)}
+        assert isinstance(_answer(client, "fs/rename", moved | sandbox), tuple)
+        _answer(client, "fs/copy", moved | sandbox | {"recursive": True})
+        assert not (target / "deep").exists()
+    client.call("fs/createDirectory", {"path": uri(stage.ws / "plain")} | sandbox)
+    (stage.ws / "plain").rename(stage.ws / "late.key")  # by a program of the host
+    listed = {"path": uri(stage.ws / "late.key")} | sandbox
+    assert _answer(client, "fs/readDirectory", listed) == _DENIED
+    assert (hidden / "deep/f.txt").read_text() == "secret"
+
+
 _WORKER_FILES = ("mem", "environ", "fdinfo/3", "task/1/mem", "root/proc/self/mem")
 
 

@@ -65,6 +65,14 @@ _ROWS: dict[str, tuple[attacks.Attack, str]] = {
         "search for globs",
     ),
     "read a denied pattern by request": (attacks.read("GLOB", "ws/sub/a.key"), "path checks"),
+    "read in a directory of a pattern": (
+        attacks.by_command("content('d.key/file')", "GLOB"),
+        "directories that match globs",
+    ),
+    "read in a directory of a pattern by request": (
+        attacks.read("GLOB", "ws/d.key/file"),
+        "parents that match globs",
+    ),
     "read what is not granted": (
         attacks.by_command("content(out + '/o.txt')", "MINW"),
         "empty root",

@@ -140,9 +140,12 @@ def test_paths_that_a_policy_hides(tmp_path: Path) -> None:
     rules = (Rule("/", "read"), Rule(f"{base}/alias", "deny"))
     denying = Policy(rules, (Glob(base, "**/*.key", None),), "restricted")
     paths = [f"{base}/{name}" for name in ("open/a", "open/a.key", "secret", "secret/a")]
+    hidden = [f"{base}/{name}" for name in ("open/d.key", "open/d.key/a")]
 
     def visible(policy: Policy, *, is_legacy: bool = False) -> list[str]:
-        return FilePolicy(cast(Any, None), policy, False, is_legacy=is_legacy).visible(paths)
+        return FilePolicy(cast(Any, None), policy, False, is_legacy=is_legacy).visible(
+            [*paths, *hidden]
+        )
 
     assert visible(denying) == paths[:1]
     assert visible(Policy((Rule(f"{base}/secret", "read"),), (), "restricted")) == paths[2:]

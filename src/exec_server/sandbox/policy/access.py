@@ -41,8 +41,9 @@ def rule_access(rules: Sequence[Rule], path: str) -> Access | None:
 
 def explain_denial(policy: Policy, path: str, operation: Literal["read", "write"]) -> str | None:
     """The rule that denies an operation on a path without links, None if it is allowed."""
+    writable = [rule.path for rule in policy.rules or () if rule.access == "write"]
     for glob in policy.globs:
-        if globs.matches(glob, path):
+        if globs.denies((glob,), path, writable):
             return f"deny glob {join(glob.root, glob.pattern)}"
     if policy.rules is None:
         return None

@@ -1,5 +1,8 @@
 """Matching of paths against deny globs. Pure; `runtime.glob_scan` searches the disk.
 
+A directory that matches is denied with everything in it, like the path of a deny entry. In the
+reference only files match.
+
 The dialect is the reference's, found by experiment. Case matters, and hidden names are
 ordinary names. `*` and `?` stay within one name; a character class may match a slash. `**` as
 a whole name matches any number of names; elsewhere it is two `*`. `{a,b}` are alternatives,
@@ -10,7 +13,9 @@ is one character, not one byte.
 
 from __future__ import annotations
 
+import posixpath
 import re
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -27,6 +32,30 @@ def matches(glob: Glob, path: str) -> bool:
     if not path.startswith(prefix):
         return False
     return matches_below(glob, path[len(prefix) :])
+
+
+def deepest_match(glob: Glob, path: str) -> str | None:
+    """The deepest of a path and the directories above it that matches the glob."""
+    while len(path) > len(glob.root):
+        if matches(glob, path):
+            return path
+        path = posixpath.dirname(path)
+    return None
+
+
+def denies(globs: Iterable[Glob], path: str, writable: Sequence[str]) -> bool:
+    """Whether globs deny an absolute path without links, itself or with a directory above it.
+
+    As below a denied path, those `writable` paths are reopened that are below a match.
+    """
+    found = [match for glob in globs if (match := deepest_match(glob, path)) is not None]
+    if not found:
+        return False
+    denied = max(found, key=len)  # all of them are above the path
+    return not any(
+        f"{root}/".startswith(f"{denied}/") and root != denied and f"{path}/".startswith(f"{root}/")
+        for root in writable
+    )
 
 
 def check(glob: Glob) -> None:

@@ -62,11 +62,11 @@ class Unenforceable(InternalError):
         )
 
 
-def lay_out(policy: Policy, disk: Disk, denied_files: Sequence[str] = ()) -> View:
+def lay_out(policy: Policy, disk: Disk, denied_paths: Sequence[str] = ()) -> View:
     """The mounts that enforce a policy now; raises Unenforceable or Unexaminable.
 
-    `denied_files` are the files that match globs of the policy, free of links. A policy
-    without rules has no layout.
+    `denied_paths` are the files and directories that match globs of the policy, free of links. A
+    policy without rules has no layout.
     """
     assert policy.rules is not None
     resolver = DiskResolver(disk)
@@ -74,7 +74,7 @@ def lay_out(policy: Policy, disk: Disk, denied_files: Sequence[str] = ()) -> Vie
     entries += [*_protected(entries, policy.rules, resolver), *_glob_roots(policy.globs, resolver)]
     rules = _effective_rules(entries)
     _refuse_writable_links(entries, rules, resolver.user)
-    rules = merge_rules([*_pairs(rules), *_denied_files(denied_files, resolver)])
+    rules = merge_rules([*_pairs(rules), *_denied_paths(denied_paths, resolver)])
     steps = _steps(rules, resolver)
     restrictions = [entry for entry in entries if entry.is_restriction]
     missing = _missing_names(restrictions, rules)
@@ -124,6 +124,19 @@ def is_visible(view: View, path: str) -> bool:
     if access_errno(view, path, writing=False):
         return False
     return not view.is_empty or any(contains(step.path, path) for step in view.steps)
+
+
+def writable_paths(view: View) -> list[str]:
+    """The paths of a view that can be written, with what is below them."""
+    return [step.path for step in view.steps if step.kind == "write"]
+
+
+def resolve_writable(policy: Policy, disk: Disk) -> list[str]:
+    """The paths that a policy grants to write, with their links resolved."""
+    resolver = DiskResolver(disk)
+    granted = [rule.path for rule in policy.rules or () if rule.access == "write"]
+    resolved = [resolver.resolve(path) for path in granted]
+    return [each.path for each in resolved if not each.absent]
 
 
 def resolve_globs(policy: Policy, disk: Disk) -> tuple[Glob, ...]:
@@ -265,10 +278,10 @@ def _pairs(rules: Iterable[Rule]) -> Iterator[tuple[str, Access]]:
         yield rule.path, rule.access
 
 
-def _denied_files(paths: Iterable[str], resolver: DiskResolver) -> Iterator[tuple[str, Access]]:
+def _denied_paths(paths: Iterable[str], resolver: DiskResolver) -> Iterator[tuple[str, Access]]:
     for path in paths:
         node = resolver.depend_on(path)
-        if node is not None and node.kind in ("file", "other"):
+        if node is not None and node.kind != "link":
             yield path, "deny"
 
 

@@ -24,7 +24,10 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Glob(msgspec.Struct, frozen=True):
-    """Denied files: the files below `root` whose relative path matches `pattern`."""
+    """Denied paths: those below `root` whose relative path matches `pattern`.
+
+    A directory that matches is denied with everything in it.
+    """
 
     root: str
     pattern: str  # as the client wrote it, after the search root

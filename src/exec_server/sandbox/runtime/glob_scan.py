@@ -1,4 +1,4 @@
-"""The search on the disk for files that match deny globs."""
+"""The search on the disk for files and directories that match deny globs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Final
 
 from exec_server.errors import InternalError, os_error_text
 from exec_server.sandbox.policy.globs import matches_below
-from exec_server.sandbox.policy.model import Glob
+from exec_server.sandbox.policy.layout import resolve_globs, resolve_writable
+from exec_server.sandbox.policy.model import Glob, Policy
+from exec_server.sandbox.policy.resolver import Disk
 
 # Each match becomes a mount of its own. The reference gives up at the same number.
 MAX_MATCHES: Final = 8192
@@ -19,26 +21,40 @@ MAX_ENTRIES: Final = 2_000_000
 _SHOWN_PATH: Final = 400
 
 
-def scan(globs: Sequence[Glob]) -> list[str]:
-    """The files that match one of the globs, sorted; links and directories are left out.
+def scan_policy(policy: Policy, disk: Disk) -> list[str]:
+    """The files and directories that the globs of a policy deny now, sorted."""
+    if not policy.globs:
+        return []
+    return scan(resolve_globs(policy, disk), resolve_writable(policy, disk))
 
-    The roots must be free of links (see `layout.resolve_globs`). Raises InternalError for too
-    many matches, and for a directory that cannot be searched but that a confined process could
-    open or pass through.
+
+def scan(globs: Sequence[Glob], writable: Sequence[str] = ()) -> list[str]:
+    """The files and directories that match one of the globs, sorted; links are left out.
+
+    A directory that matches is searched only if one of the `writable` paths is below it: all the
+    rest of it is denied with it. The roots must be free of links (see `layout.resolve_globs`).
+    Raises InternalError for too many matches, and for a directory that cannot be searched but
+    that a confined process could open or pass through.
     """
     found: set[str] = set()
     budget = _Budget()
+    reopened = {above for path in writable for above in _parents(path)}
     for root in dict.fromkeys(glob.root for glob in globs):
         of_root = [glob for glob in globs if glob.root == root]
-        for below in _files(root, _max_depth(of_root), budget):
-            if any(matches_below(glob, below) for glob in of_root):
-                found.add(f"{root.rstrip('/')}/{below}")
-                if len(found) > MAX_MATCHES:
-                    raise InternalError(
-                        f"unreadable globs match more than {MAX_MATCHES} files; "
-                        "deny a directory instead"
-                    )
+        for path in _matches(root, of_root, reopened, budget):
+            found.add(path)
+            if len(found) > MAX_MATCHES:
+                raise InternalError(
+                    f"unreadable globs match more than {MAX_MATCHES} files; "
+                    "deny a directory instead"
+                )
     return sorted(found)
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path != "/":
+        path = os.path.dirname(path)
+        yield path
 
 
 class _Budget:
@@ -62,17 +78,28 @@ def _max_depth(globs: Sequence[Glob]) -> int | None:
     return max(limits) if len(limits) == len(depths) else None
 
 
-def _files(root: str, max_depth: int | None, budget: _Budget) -> Iterator[str]:
-    """The relative paths of all files down to `max_depth`; links are not followed."""
+def _matches(
+    root: str, globs: Sequence[Glob], reopened: set[str], budget: _Budget
+) -> Iterator[str]:
+    """The paths below a root that match one of its globs; links are not followed."""
+    max_depth = _max_depth(globs)
     pending = [("", 1)]
     while pending:
         below, depth = pending.pop()
         for name, is_directory in _entries(f"{root}/{below}"):
             budget.spend()
-            if not is_directory:
-                yield below + name
-            elif max_depth is None or depth < max_depth:
+            path = f"{root.rstrip('/')}/{below}{name}"
+            is_match = _is_match(globs, below + name)
+            if is_match:
+                yield path
+            if not is_directory or (is_match and path not in reopened):
+                continue
+            if max_depth is None or depth < max_depth:
                 pending.append((f"{below}{name}/", depth + 1))
+
+
+def _is_match(globs: Sequence[Glob], below: str) -> bool:
+    return any(matches_below(glob, below) for glob in globs)
 
 
 def _entries(path: str) -> Iterator[tuple[str, bool]]:

@@ -28,7 +28,7 @@ from exec_server.protocol.method import Call
 from exec_server.protocol.paths import PathUri
 from exec_server.sandbox.policy import globs
 from exec_server.sandbox.policy.access import components, contains
-from exec_server.sandbox.policy.layout import access_errno
+from exec_server.sandbox.policy.layout import access_errno, writable_paths
 from exec_server.sandbox.policy.model import Glob, View
 from exec_server.sandbox.runtime import messages
 from exec_server.sandbox.runtime.messages import ControlSocket
@@ -79,8 +79,10 @@ def install_checks(view: View, denied: tuple[Glob, ...]) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return  # without a procfs the worker cannot find out paths: only the mounts protect
 
+    writable = writable_paths(view)
+
     def check(path: str, writing: bool) -> int:
-        if _is_process(path) or any(globs.matches(glob, path) for glob in denied):
+        if _is_process(path) or globs.denies(denied, path, writable):
             return errno.EACCES
         return access_errno(view, path, writing=writing)
 

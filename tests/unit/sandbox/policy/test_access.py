@@ -69,6 +69,7 @@ def test_the_deepest_rule_decides_by_whole_names() -> None:
         ("/ws/sub/x", "read", "deny entry /ws/sub"),
         ("/ws/b/a.key", "read", "deny glob /ws/**/*.key"),
         ("/ws/b/a.key", "write", "deny glob /ws/**/*.key"),
+        ("/ws/b.key/a", "read", "deny glob /ws/**/*.key"),
     ],
 )
 def test_a_denial_names_its_rule(where: str, operation: Any, reason: str | None) -> None:

@@ -108,6 +108,35 @@ def test_the_depth_counts_from_the_search_root(depth: int, expected: str) -> Non
     assert matched("x1", depth) == set(expected.split())
 
 
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/g/a.key", True),
+        ("/g/dir.key", True),
+        ("/g/dir.key/inner/file", True),
+        ("/g/x/dir.key/file", True),
+        ("/g/x/file", False),
+        ("/g/dir.keys/file", False),
+        ("/x.key/file", False),
+        ("/g/open.key/w/file", False),
+        ("/g/open.key/w", False),
+        ("/g/open.key/w/b.key", True),
+        ("/g/open.key/wide", True),
+        ("/g/granted.key/file", True),
+    ],
+)
+def test_directories_are_denied_with_everything_in_them(path: str, expected: bool) -> None:
+    denied = [Glob("/g", "**/*.key", None), Glob("/g/none", "*", None)]
+    writable = ["/", "/g", "/g/open.key/w", "/g/granted.key"]
+    assert globs.denies(denied, path, writable) == expected
+
+
+def test_the_depth_limits_which_directories_match_but_not_their_contents() -> None:
+    denied = [Glob("/g", "*.key", 1)]
+    assert globs.denies(denied, "/g/a.key/deep/file", [])
+    assert not globs.denies(denied, "/g/x/a.key/file", [])
+
+
 def test_paths_outside_the_root_do_not_match() -> None:
     assert not globs.matches(Glob("/g", "*", None), "/gg/x")
     assert not globs.matches(Glob("/g", "*", None), "/g")

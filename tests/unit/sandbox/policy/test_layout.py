@@ -390,11 +390,19 @@ def test_as_many_links_are_followed_as_the_kernel_follows() -> None:
     assert steps(view(tree, READ_ALL, ("/l", "deny"))) == []
 
 
-def test_denied_files_are_masked_even_where_writing_was_granted() -> None:
+def test_matches_of_globs_are_masked_even_where_writing_was_granted() -> None:
     tree = workspace(("/ws/sub/a.key", b""))
     denied = "/ws/sub/a.key /ws/a.txt /ws/gone /out/dir"
     found = view(tree, READ_ALL, WS, ("/ws/a.txt", "write"), denied=denied)
-    assert steps(found) == ["write /ws", "mask /ws/a.txt", "pin /ws/sub", "mask /ws/sub/a.key"]
+    masks = ["mask /ws/a.txt", "pin /ws/sub", "mask /ws/sub/a.key"]
+    assert steps(found) == ["mask /out/dir", "write /ws", *masks]
+
+
+def test_a_directory_that_matches_a_glob_is_reopened_by_a_grant_below_it() -> None:
+    found = view(workspace(), READ_ALL, WS, ("/ws/sub/deep", "write"), denied="/ws/sub")
+    assert steps(found) == ["write /ws", "mask* /ws/sub", "write /ws/sub/deep"]
+    found = view(workspace(), READ_ALL, WS, ("/ws/sub", "write"), denied="/ws/sub")
+    assert steps(found) == ["write /ws", "mask /ws/sub"]
 
 
 def test_denied_files_that_are_not_visible_need_no_mask() -> None:

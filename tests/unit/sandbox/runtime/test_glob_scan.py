@@ -41,9 +41,21 @@ def tree(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("pattern", ["*.key", "**/*.key", "s*/x1", "*/*", "x?"])
 def test_the_search_finds_what_matches(tree: Path, pattern: str, depth: int | None) -> None:
     glob = Glob(str(tree), pattern, depth)
-    there = [*FILES, ".gitignore", "fifo.key"]
-    expected = [str(tree / name) for name in there if matches(glob, str(tree / name))]
+    there = [path for path in tree.rglob("*") if not path.is_symlink()]
+    matched = {str(path) for path in there if matches(glob, str(path))}
+    expected = {path for path in matched if not matched & {*map(str, Path(path).parents)}}
     assert scan([glob]) == sorted(expected)
+
+
+def test_a_matching_directory_is_searched_below_a_writable_path(tree: Path) -> None:
+    (tree / "q.key/sub/a.key").mkdir(parents=True)
+    globs = [Glob(str(tree), "q.key", None), Glob(str(tree), "a.key", None)]
+    outside = [str(tree / name) for name in (".hid/a.key", "a.key", "q.key")]
+    others = [str(tree / name) for name in ("sub/a.key", "sub/d/a.key")]
+    assert scan(globs) == [*outside, *others]
+    assert scan(globs, [str(tree / "q.key")]) == [*outside, *others]
+    inside = str(tree / "q.key/sub/a.key")
+    assert scan(globs, [str(tree / "q.key/sub")]) == [*outside, inside, *others]
 
 
 def test_several_globs_are_searched_together_without_repeating_a_file(tree: Path) -> None:
