@@ -561,6 +561,12 @@ if libc.mount(b'x', b'/dev/shm', b'cgroup2', 0, None) < 0:
     check(libc.mount(b'x', b'/dev/shm', b'cgroup', 0, b'memory'))
 opens('/dev/shm/cgroup.procs', os.O_WRONLY)
 """
+LEASE = """
+leased = os.open(out + '/o.txt', os.O_RDONLY)
+fcntl.fcntl(leased, fcntl.F_SETSIG, 23)  # SIGURG, ignored by default
+fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+"""
+LOCK = "fcntl.flock(os.open(out + '/o.txt', os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 OPEN_SETTINGS = "opens('/proc/sys/kernel/core_pattern', os.O_WRONLY)"
 TYPE = "fcntl.ioctl(0, 0x5412, b' ')"
 FIND_VARIABLE = f"content('/proc/1/environ', {MARKER!r})"

@@ -247,6 +247,8 @@ IN_LAUNCHER = {
     "no nesting above the host": "ignore_covered_host()",
     "rule for joining": "seccomp._NOT_NESTING.clear()",
     "rule for terminals": "seccomp._TIOCSTI = 0",
+    "rule for leases": "seccomp._F_SETLEASE = 0xFFFF",
+    "rule for locks": "seccomp._LOCK_EX = 0",
     "rule for architectures": "seccomp._KILL = seccomp._ALLOW",
     "rule for unix sockets": "change_restrictions(unix_sockets=True)",
     "refusal of shared processes": "change_restrictions(is_separate=True)",

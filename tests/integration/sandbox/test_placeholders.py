@@ -110,7 +110,7 @@ sys.stdin.read()
 def test_a_lock_of_a_confined_command_stops_no_start(stage: Stage, client: Client) -> None:
     path = _leave_behind(stage)
     argv = [interpreter(), "-I", "-S", "-c", _LOCK, str(path)]
-    start = start_process(client, stage.policy("RO"), argv, pipeStdin=True)
+    start = start_process(client, stage.policy("ELSEWHERE"), argv, pipeStdin=True)
     eventually(
         "the lock",
         lambda: client.call("process/read", {"processId": start["processId"]})["chunks"],

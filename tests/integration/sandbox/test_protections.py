@@ -179,6 +179,8 @@ _ROWS: dict[str, tuple[attacks.Attack, str]] = {
         attacks.by_command(attacks.TYPE, tty=True),
         "rule for terminals",
     ),
+    "lease a file of the host": (attacks.by_command(attacks.LEASE, "RO"), "rule for leases"),
+    "lock a file of the host": (attacks.by_command(attacks.LOCK, "RO"), "rule for locks"),
     "open settings of the kernel": (
         attacks.by_command(attacks.OPEN_SETTINGS),
         "read-only /proc/sys",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 
 import pytest
 from tests.support.client import Client
 from tests.support.protections import with_landlock
-from tests.support.sandbox import BASE_STEPS, MARKER, Scratch, Stage
+from tests.support.sandbox import BASE_STEPS, MARKER, Scratch, Stage, interpreter
 from tests.support.sandbox_attacks import run_attempts, verdicts
 from tests.support.server_internals import start_prepared
 
@@ -122,3 +124,22 @@ def test_shell_commands_with_an_older_landlock(landlock: int, name: str) -> None
         scratch.reset(BASE_STEPS)
         stage = Stage(server, scratch)
         assert stage.shell(client, name, _SHELL).stdout.endswith("finished\n")
+
+
+_READ_DATABASE = """
+import sqlite3
+print(sqlite3.connect('data.db').execute('select a from t').fetchall())
+"""
+
+
+def test_locks(stage: Stage, client: Client) -> None:
+    """Exclusive ones need something to write; readers share locks, of flock and of fcntl."""
+    with contextlib.closing(sqlite3.connect(stage.ws / "data.db")) as database:
+        database.executescript("create table t(a); insert into t values(1)")
+    stage.scratch.give_away()
+    assert stage.shell(client, "WW", "flock --nonblock a.txt true").exit_code == 0
+    assert stage.shell(client, "RO", "flock --nonblock --shared a.txt true").exit_code == 0
+    assert stage.shell(client, "RO", "flock --nonblock a.txt true").exit_code != 0
+    for name in ("RO", "WW"):
+        outcome = stage.run(client, name, [interpreter(), "-I", "-S", "-c", _READ_DATABASE])
+        assert outcome.stdout == "[(1,)]\n", outcome

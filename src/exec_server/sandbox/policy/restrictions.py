@@ -13,6 +13,9 @@ The mount points of the other command's view are not in the mount namespace of t
 could rename them. Landlock's file rights prevent it. They also prevent mounts, so that a command
 has either file rights or nested namespaces.
 
+Exclusive locks: flock locks a file that is only open for reading, and programs of the host then
+wait for it. A command that may write nothing needs no such lock.
+
 Other commands: a process can open /proc/PID/root of the processes in its /proc, trace them and
 copy their descriptors, if they have the same user and user namespace and are not in another
 Landlock domain.
@@ -35,6 +38,7 @@ class Restrictions(NamedTuple):
     file_rights: bool  # Landlock limits where files can be changed
     unix_sockets: bool  # a command with network can connect to a path
     is_separate: bool  # processes outside of the sandbox cannot be read or traced
+    exclusive_locks: bool = True  # files can be locked against all other programs
 
 
 _UNLIMITED_FILES: Final = Restrictions(
@@ -67,6 +71,7 @@ def choose_restrictions(
         file_rights=file_rights,
         unix_sockets=file_rights or network == "restricted",
         is_separate=file_rights or not sees_others,
+        exclusive_locks=any(step.kind == "write" for step in view.steps),
     )
 
 

@@ -3,7 +3,7 @@
 A program examines the architecture, then the number of the system call, and for some calls
 the arguments. Since 5.11 the kernel computes once which numbers are allowed for any arguments
 and does not run the program for those; for the others, and on older kernels for all, the
-number is found by binary search in about ten steps. The longest program has 57 instructions.
+number is found by binary search in about ten steps. The longest program has 62 instructions.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _Numbers = dict[str, tuple[int | None, int | None]]
 # Decided by their arguments, at the label given as the key.
 _CHECKED: Final[dict[str, _Numbers]] = {
     "ioctl": {"ioctl": (16, 29)},
+    "fcntl": {"fcntl": (72, 25)},
+    "flock": {"flock": (73, 32)},
     "socket": {"socket": (41, 198)},
     "pair": {"socketpair": (53, 199)},
     "namespaces": {"clone": (56, 220), "unshare": (272, 97)},
@@ -158,6 +160,11 @@ _SOCK_STREAM: Final = 1
 _SOCK_SEQPACKET: Final = 5
 _TIOCSTI: Final = 0x5412
 _TIOCLINUX: Final = 0x541C
+_F_SETLEASE: Final = 1024
+_F_SETDELEG: Final = 1040  # the same for directories, since 6.19
+_LOCK_EX: Final = 2
+# The labels of calls whose arguments are checked for a worker, too; it makes none of the others.
+_CHECKED_IN_WORKER: Final = ("ioctl", "fcntl")
 
 # Up to this many ranges of numbers are compared in sequence; more are split in two halves.
 _MAX_SEQUENCE: Final = 3
@@ -176,21 +183,26 @@ def build_filter(
     for_worker: bool = False,
     allow_nesting: bool = False,
     unix_sockets: bool = True,
+    exclusive_locks: bool = True,
     with_listener: bool = False,
 ) -> bytes:
     """The filter as an array of `struct sock_filter`; raises UnsupportedMachine.
 
     Empty if `network` is None: nothing is refused and no filter installed. A worker has no
     network for any value of `network`. `allow_nesting` permits a command to create user and
-    mount namespaces, `unix_sockets` to connect by path if it has network. `with_listener` leaves
-    it to a listener to refuse sockets of the internet.
+    mount namespaces, `unix_sockets` to connect by path if it has network, `exclusive_locks` to
+    lock files against all others. `with_listener` leaves it to a listener to refuse sockets of the
+    internet.
     """
     if network is None and not for_worker:
         return b""
     if machine not in _MACHINES:
         raise UnsupportedMachine(machine)
     architecture, column = _MACHINES[machine]
-    ranges = _ranges(_labels(network, column, for_worker=for_worker, allow_nesting=allow_nesting))
+    labels = _labels(network, column, for_worker=for_worker, allow_nesting=allow_nesting)
+    if exclusive_locks and not for_worker:
+        labels = {number: label for number, label in labels.items() if label != "flock"}
+    ranges = _ranges(labels)
     lines: list[_Line] = [
         (_LOAD, _ARCHITECTURE, "", ""),
         (_IF_EQUAL, architecture, "", "kill"),
@@ -200,7 +212,9 @@ def build_filter(
         lines.append((_IF_ANY_BIT, _X32_BIT, "x32", ""))
     lines += _search(ranges, low=0)
     lines += _ioctl_check()
+    lines += _lease_check()
     if not for_worker:
+        lines += [] if exclusive_locks else _lock_check()
         lines += _socket_check(network, unix_sockets=unix_sockets, with_listener=with_listener)
         lines += _namespace_check(allow_nesting=allow_nesting)
         lines += ["absent", (_RETURN, _NO_SUCH_CALL, "", "")]
@@ -229,7 +243,7 @@ def _labels(
         refused |= _WORKER
     labels = dict.fromkeys((numbers[column] for numbers in refused.values()), "refuse")
     for label, calls in _CHECKED.items():
-        target = "refuse" if for_worker and label != "ioctl" else label
+        target = "refuse" if for_worker and label not in _CHECKED_IN_WORKER else label
         labels |= dict.fromkeys((numbers[column] for numbers in calls.values()), target)
     return {number: label for number, label in labels.items() if number is not None}
 
@@ -276,6 +290,31 @@ def _ioctl_check() -> list[_Line]:
         (_LOAD, _SECOND_ARGUMENT, "", ""),
         (_IF_EQUAL, _TIOCSTI, "refuse", ""),
         (_IF_EQUAL, _TIOCLINUX, "refuse", "allow"),
+    ]
+
+
+def _lease_check() -> list[_Line]:
+    """Refuse leases: other programs wait for up to a minute when they open a leased file.
+
+    A descriptor for reading is enough for one, and no build tool takes any.
+    """
+    return [
+        "fcntl",
+        (_LOAD, _SECOND_ARGUMENT, "", ""),
+        (_IF_EQUAL, _F_SETLEASE, "refuse", ""),
+        (_IF_EQUAL, _F_SETDELEG, "refuse", "allow"),
+    ]
+
+
+def _lock_check() -> list[_Line]:
+    """Refuse exclusive locks of flock, for which a descriptor for reading is enough.
+
+    The write locks of fcntl need no rule: the kernel wants a descriptor for writing.
+    """
+    return [
+        "flock",
+        (_LOAD, _SECOND_ARGUMENT, "", ""),
+        (_IF_ANY_BIT, _LOCK_EX, "refuse", "allow"),
     ]
 
 

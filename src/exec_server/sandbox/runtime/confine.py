@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Iterable
 from functools import partial
+from itertools import product
 from typing import Final
 
 from exec_server.errors import ExecServerError
@@ -50,22 +51,37 @@ class NotConfined(ExecServerError):
 def prepare_filters() -> None:
     """Build all filters once, for the processes that are forked from this one."""
     if kernel.is_supported_machine():
-        for flag in (False, True):
-            _command_filter("restricted", allow_nesting=flag, unix_sockets=True)
-            _command_filter("restricted", allow_nesting=flag, unix_sockets=True, with_listener=True)
-            _command_filter("enabled", allow_nesting=False, unix_sockets=flag)
-            _command_filter("proxied", allow_nesting=False, unix_sockets=flag)
+        for flag, locks in product((False, True), repeat=2):
+            offline = partial(
+                _command_filter,
+                "restricted",
+                allow_nesting=flag,
+                unix_sockets=True,
+                exclusive_locks=locks,
+            )
+            offline()
+            offline(with_listener=True)
+            for network in ("enabled", "proxied"):
+                _command_filter(
+                    network, allow_nesting=False, unix_sockets=flag, exclusive_locks=locks
+                )
         _worker_filter()
 
 
 def _command_filter(
-    network: Network, *, allow_nesting: bool, unix_sockets: bool, with_listener: bool = False
+    network: Network,
+    *,
+    allow_nesting: bool,
+    unix_sockets: bool,
+    exclusive_locks: bool,
+    with_listener: bool = False,
 ) -> bytes:
     return build_filter(
         network,
         machine=kernel.MACHINE,
         allow_nesting=allow_nesting,
         unix_sockets=unix_sockets,
+        exclusive_locks=exclusive_locks,
         with_listener=with_listener,
     )
 
@@ -157,6 +173,7 @@ def _filter_command(network: Network, view: View | None, restrictions: Restricti
         network,
         allow_nesting=restrictions.allow_nesting,
         unix_sockets=restrictions.unix_sockets,
+        exclusive_locks=restrictions.exclusive_locks,
     )
     if network == "restricted" and view is not None:
         try:

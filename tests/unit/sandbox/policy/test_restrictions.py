@@ -84,7 +84,7 @@ def test_restrictions_of_a_command_with_network(
     kernel: tuple[bool, bool, int], expected: tuple[bool, bool, bool], access: Access
 ) -> None:
     found = _restrictions(_view(_READ_ALL, ("/ws", access)), "enabled", kernel)
-    assert found == Restrictions(False, *expected)
+    assert found == Restrictions(False, *expected, exclusive_locks=access == "write")
 
 
 @pytest.mark.parametrize(("kernel", "expected"), _KERNELS)
@@ -94,7 +94,7 @@ def test_restrictions_of_a_command_that_can_change_nothing(
     found = _restrictions(_view(_READ_ALL), "restricted", kernel)
     # Nested namespaces need a user namespace around them, and exclude file rights.
     file_rights = expected[0] and not kernel[0]
-    assert found == Restrictions(kernel[0], file_rights, True, expected[2])
+    assert found == Restrictions(kernel[0], file_rights, True, expected[2], exclusive_locks=False)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
 import signal
@@ -42,6 +43,8 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "ioctl": (16, 29),
     "socket": (41, 198),
     "socketpair": (53, 199),
+    "fcntl": (72, 25),
+    "flock": (73, 32),
 }
 ALWAYS = {
     "io_uring_setup": (425, 425),
@@ -115,7 +118,7 @@ TIOCSTI, TIOCLINUX, TCGETS = 0x5412, 0x541C, 0x5401
 
 
 KINDS = ["restricted", "enabled", "worker", "restricted, nesting", "enabled, nesting"]
-KINDS += ["enabled, no unix", "restricted, listener", "proxied"]
+KINDS += ["enabled, no unix", "restricted, listener", "proxied", "restricted, no locks"]
 
 
 def number(name: str, machine: str) -> int | None:
@@ -164,6 +167,7 @@ def programs(machine: str) -> dict[str, bytes]:
         "enabled, no unix": build_filter("enabled", machine=machine, unix_sockets=False),
         "restricted, listener": build_filter("restricted", machine=machine, with_listener=True),
         "proxied": build_filter("proxied", machine=machine),
+        "restricted, no locks": build_filter("restricted", machine=machine, exclusive_locks=False),
     }
 
 
@@ -178,7 +182,7 @@ def test_exactly_the_listed_numbers_are_refused(kind: str, machine: str) -> None
     if not kind.endswith("nesting"):
         refused = refused | NOT_NESTING
     if kind == "worker":
-        sockets = {name: CALLS[name] for name in ("socket", "socketpair")}
+        sockets = {name: CALLS[name] for name in ("socket", "socketpair", "flock")}
         refused = refused | WORKER | sockets
     if kind.endswith("no unix"):
         refused |= {"socket": CALLS["socket"]}
@@ -273,6 +277,23 @@ def test_terminal_input_cannot_be_inserted(kind: str, machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_leases_are_refused_to_all_and_exclusive_locks_to_readers(kind: str, machine: str) -> None:
+    code = programs(machine)[kind]
+    for high in (0, GARBAGE):
+        for command in (fcntl.F_SETLEASE, 1040):
+            assert outcome(code, machine, "fcntl", 3, command | high) == REFUSE
+        for command in (fcntl.F_DUPFD, fcntl.F_SETLK, fcntl.F_OFD_SETLK, fcntl.F_GETLEASE):
+            assert outcome(code, machine, "fcntl", fcntl.F_SETLEASE, command | high) == ALLOW
+        for operation in (fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            expected = REFUSE if kind in ("worker", "restricted, no locks") else ALLOW
+            assert outcome(code, machine, "flock", 3, operation | high) == expected
+        for operation in (fcntl.LOCK_SH, fcntl.LOCK_UN, fcntl.LOCK_SH | fcntl.LOCK_NB):
+            expected = REFUSE if kind == "worker" else ALLOW
+            assert outcome(code, machine, "flock", fcntl.LOCK_EX, operation | high) == expected
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("kind", ["restricted", "enabled", "worker"])
 def test_foreign_architectures_are_fatal(kind: str, machine: str) -> None:
     code = programs(machine)[kind]
@@ -328,8 +349,8 @@ def test_which_namespaces_are_refused_and_others_allowed(kind: str, machine: str
 def test_programs_are_small() -> None:
     sizes = {m: [len(code) // 8 for code in programs(m).values()] for m in MACHINES}
     assert sizes == {
-        "x86_64": [52, 34, 52, 51, 33, 41, 57, 45],
-        "aarch64": [46, 32, 41, 46, 31, 39, 51, 43],
+        "x86_64": [54, 38, 56, 53, 37, 45, 59, 49, 57],
+        "aarch64": [50, 36, 45, 50, 35, 43, 55, 47, 52],
     }
 
 
