@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.support.client import scaled
 
 from exec_server.errors import InternalError
 from exec_server.process.descendants import children_of
@@ -54,7 +55,7 @@ def launcher() -> Iterator[Launcher]:
 
 
 def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + scaled(20)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
