@@ -255,6 +255,35 @@ def test_streams_survive_a_restart_of_the_database(pair: Pair, name: str) -> Non
             assert executor.receive() == data("t")
 
 
+def test_a_killed_token_reaches_the_node_that_holds_the_executor(pair: Pair, name: str) -> None:
+    made = pair.site.create_token("connect:*")
+    with (
+        pair.executor(pair.one, name) as executor,
+        pair.client(pair.two, name, made["token"]) as client,
+    ):
+        client.send(data("s"))
+        assert executor.receive() == data("s")
+        pair.site.admin("token", "revoke", made["id"], "--kill")
+        assert executor.receive() == Frame("s", Kind.RESET, reason="token_revoked")
+        assert client.closed() == 1008
+
+
+def test_tenants_are_administered(pair: Pair, name: str) -> None:
+    token = pair.site.token("executor:*", "connect:*", tenant=name)
+    words = ("tenant", "limit", name, "--handshakes-per-second", "7")
+    assert pair.site.admin(*words)["handshakes_per_second"] == 7
+    with pair.executor(pair.one, "box", token):
+        assert pair.site.admin("tenant", "show", name)["online"] == 1
+        refused = run_client("registry", "tenant", "remove", name, *pair.site.where)
+        assert (refused.returncode, b"online" in refused.stderr) == (1, True)
+    eventually("offline", lambda: pair.site.admin("tenant", "show", name)["online"] == 0, 15)
+    assert pair.site.admin("tenant", "remove", name) == {"tenant": name, "removed": True}
+    tenants = pair.site.admin("tenant", "list")["tenants"]
+    assert name not in [each["tenant"] for each in tenants]
+    body = {"harness_public_key": key_object(Identity.generate().public)}
+    assert pair.two.ask("connect", body, token, "box").status == 401
+
+
 def test_status_shows_nodes_and_environments(pair: Pair, name: str) -> None:
     with pair.executor(pair.one, name), pair.client(pair.two, name) as client:
         client.send(data("s", b"x" * 1000))
@@ -291,13 +320,13 @@ def test_no_address_of_the_database_is_told(pair: Pair) -> None:
 def test_nodes_reach_each_other_over_tls(pair: Pair, name: str, tmp_path: Path) -> None:
     certificate = make_pair(tmp_path, "node", "127.0.0.1")
     trust = {"SSL_CERT_FILE": str(certificate.certificate)}
+    (tmp_path / "token").write_text("metrics-token")
     with (
         start_node(pair.database.where, *certificate.flags, site=pair.site, env=trust) as one,
         start_node(
             pair.database.where,
             *certificate.flags,
-            "--public-url",
-            one.url,
+            *("--public-url", one.url, "--metrics-token-file", str(tmp_path / "token")),
             site=pair.site,
             env=trust,
         ) as two,
@@ -310,4 +339,4 @@ def test_nodes_reach_each_other_over_tls(pair: Pair, name: str, tmp_path: Path) 
                 assert executor.receive() == data("s", b"x" * size)
                 executor.send(data("s", b"y" * size))
                 assert client.receive() == data("s", b"y" * size)
-            assert two.metric("passed_on") == 1
+            assert two.metric("passed_on", "metrics-token") == 1

@@ -142,9 +142,10 @@ class Node:
         assert reply.status == 200, reply
         return bundle(reply)
 
-    def metric(self, name: str) -> int:
+    def metric(self, name: str, token: str = "") -> int:
         """The value of a metric, with its labels in the name."""
-        text = self.get("/metrics").body.decode()
+        head = f"GET /metrics HTTP/1.1\r\nhost: registry\r\nauthorization: Bearer {token}"
+        text = self.request(head).body.decode()
         for line in text.splitlines():
             if line.startswith(f"exec_server_registry_{name} "):
                 return int(line.rpartition(" ")[2])

@@ -38,6 +38,38 @@ TENANT: Final = Statement(
     "tenant",
     f"SELECT id, {_LIMITS} FROM tenants WHERE name = $1",
 )
+# Tokens that are valid, environments, and those of them that are online.
+TENANTS: Final = Statement(
+    "tenants",
+    "SELECT tenants.id, tenants.name, (SELECT count(*) FROM tokens WHERE tokens.tenant = tenants.id"
+    " AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())),"
+    " (SELECT count(*) FROM environments WHERE environments.tenant = tenants.id),"
+    " (SELECT count(*) FROM environments WHERE environments.tenant = tenants.id"
+    f" AND EXISTS (SELECT 1 FROM nodes WHERE {_LIVE_HOLDER})), {_LIMITS} FROM tenants"
+    " WHERE CAST($1 AS text) IS NULL OR tenants.name = $1 ORDER BY tenants.name",
+)
+# The steps of a removal. Each one does nothing while an environment of the tenant is online: the
+# rows of its tokens are how nodes learn that sockets are to be closed.
+_REMOVABLE: Final = (
+    "(SELECT tenants.id FROM tenants WHERE tenants.name = $1 AND NOT EXISTS"
+    " (SELECT 1 FROM environments JOIN nodes"
+    f" ON {_LIVE_HOLDER} WHERE environments.tenant = tenants.id))"
+)
+REMOVE_TENANT: Final = (
+    Statement(
+        "remove_tenant_authorizations", f"DELETE FROM authorizations WHERE tenant = {_REMOVABLE}"
+    ),
+    Statement("remove_tenant_tokens", f"DELETE FROM tokens WHERE tenant = {_REMOVABLE}"),
+    Statement(
+        "remove_tenant_environments", f"DELETE FROM environments WHERE tenant = {_REMOVABLE}"
+    ),
+    Statement(
+        "remove_tenant",
+        "DELETE FROM tenants WHERE name = $1 AND NOT EXISTS (SELECT 1 FROM tokens"
+        " WHERE tokens.tenant = tenants.id) AND NOT EXISTS (SELECT 1 FROM environments"
+        " WHERE environments.tenant = tenants.id) RETURNING id",
+    ),
+)
 LIMIT_TENANT: Final = Statement(
     "limit_tenant",
     "UPDATE tenants SET environments = COALESCE($2, environments),"
@@ -213,7 +245,9 @@ NOW: Final = Statement("now", "SELECT now()")
 
 ENVIRONMENTS: Final = Statement(
     "environments",
-    "SELECT tenants.name, environments.id, nodes.id, environments.since, environments.streams,"
+    # A node that was killed has left its number of streams.
+    "SELECT tenants.name, environments.id, nodes.id, environments.since,"
+    " CASE WHEN nodes.id IS NULL THEN 0 ELSE environments.streams END,"
     " environments.bytes FROM environments JOIN tenants ON tenants.id = environments.tenant"
     f" LEFT JOIN nodes ON {_LIVE_HOLDER} ORDER BY tenants.name, environments.id",
 )

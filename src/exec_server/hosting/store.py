@@ -42,6 +42,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantFacts:
+    """A tenant as `tenant list` shows it."""
+
+    id: str
+    name: str
+    tokens: int  # that are valid
+    environments: int
+    online: int  # of the environments
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """The token of a request."""
 
@@ -154,6 +166,19 @@ class Store:
             steps.insert(0, (sql.ADD_TENANT, (new_id, name)))
         rows = (await self._run(steps, durable=True))[-1]
         return (rows[0][0], _limits(rows[0][1:])) if rows else None
+
+    async def tenants(self, name: str | None = None) -> list[TenantFacts]:
+        """All tenants, or the one with this name."""
+        rows = await self._fetch(sql.TENANTS, name)
+        return [
+            TenantFacts(tenant, found, tokens, environments, online, _limits(limits))
+            for tenant, found, tokens, environments, online, *limits in rows
+        ]
+
+    async def remove_tenant(self, name: str) -> bool:
+        """Remove a tenant with its tokens and environments, unless one of these is online."""
+        steps: list[Step] = [(statement, (name,)) for statement in sql.REMOVE_TENANT]
+        return bool((await self._run(steps, durable=True))[-1])
 
     async def limit_tenant(self, name: str, values: tuple[int | None, ...]) -> Limits | None:
         """Change limits that are not None; None if there is no such tenant."""

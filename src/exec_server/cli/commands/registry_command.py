@@ -29,7 +29,8 @@ encrypted streams and cannot read them.
   exec-server registry token create     make a token; list and revoke do what they say
   exec-server registry status           who is online, from the database
   exec-server registry environment remove --unseen 30d   make room for other machines
-  exec-server registry tenant limit NAME   change the limits of a tenant
+  exec-server registry tenant limit NAME   change the limits of a tenant; list, show and remove
+                                        do what they say
 
 The verbs work on the database itself (--data or --database, as given to the node), with or without
 a running node. There is no administration over the network.
@@ -115,6 +116,12 @@ def run(arguments: argparse.Namespace) -> int:
             return verbs.remove_environments(arguments, ids)
         case ["status"]:
             return verbs.show_status(arguments)
+        case ["tenant", "list"]:
+            return verbs.list_tenants(arguments)
+        case ["tenant", "show", name]:
+            return verbs.show_tenant(arguments, name)
+        case ["tenant", "remove", name]:
+            return verbs.remove_tenant(arguments, name)
         case ["tenant", "limit", name]:
             return verbs.limit_tenant(arguments, name)
     expected = ", ".join(f"`{name}{verb.operands}`" for name, verb in VERBS.items())

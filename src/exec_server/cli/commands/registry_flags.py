@@ -97,6 +97,24 @@ VERBS: Final = {
         ("--watch",),
         ("", "--watch"),
     ),
+    "tenant list": Verb(
+        "",
+        "List the tenants, with the numbers of their tokens and environments.",
+        (),
+        ("", "--json"),
+    ),
+    "tenant show": Verb(
+        " NAME",
+        "Show a tenant: its numbers and its limits.",
+        (),
+        ("ops",),
+    ),
+    "tenant remove": Verb(
+        " NAME",
+        "Remove a tenant with its tokens and environments, if none of these is online.",
+        (),
+        ("ops",),
+    ),
     "tenant limit": Verb(
         " NAME",
         "Change the limits of a tenant, or show them.",

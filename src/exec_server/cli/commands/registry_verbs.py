@@ -43,7 +43,7 @@ from exec_server.hosting.service import (
     make_first_tenant,
     new_token_id,
 )
-from exec_server.hosting.store import RENEWAL_SECONDS, Limits, NewToken, Store
+from exec_server.hosting.store import RENEWAL_SECONDS, Limits, NewToken, Store, TenantFacts
 from exec_server.printable import printable
 
 _CLEAR_SCREEN: Final = "\x1b[H\x1b[2J"
@@ -203,12 +203,70 @@ def revoke_token(arguments: argparse.Namespace, token_id: str) -> int:
     return 0
 
 
+# ---- tenants --------------------------------------------------------------------------
+
+
+def list_tenants(arguments: argparse.Namespace) -> int:
+    """Print the tenants with the numbers of their tokens and environments."""
+    tenants = _with_store(arguments, lambda store: store.tenants())
+    if arguments.json:
+        print_text(json_text({"tenants": [_tenant_facts(tenant) for tenant in tenants]}))
+    else:
+        rows = [(each.name, each.tokens, each.environments, each.online) for each in tenants]
+        print_text(_table(("TENANT", "TOKENS", "ENVIRONMENTS", "ONLINE"), rows))
+    return 0
+
+
+def show_tenant(arguments: argparse.Namespace, name: str) -> int:
+    """Print the numbers and limits of one tenant."""
+    tenants = _with_store(arguments, lambda store: store.tenants(name))
+    if not tenants:
+        raise _no_tenant(name)
+    facts = _tenant_facts(tenants[0])
+    if arguments.json:
+        print_text(json_text(facts))
+        return 0
+    limits = facts.pop("limits")
+    lines = {**facts, **{f"limit {key}": value for key, value in limits.items()}}
+    print_text("".join(f"{key:29}{value}\n" for key, value in lines.items()))
+    return 0
+
+
+def remove_tenant(arguments: argparse.Namespace, name: str) -> int:
+    """Remove a tenant that has nothing online."""
+
+    async def remove(store: Store) -> tuple[bool, bool]:
+        return bool(await store.tenants(name)), await store.remove_tenant(name)
+
+    was_there, is_removed = _with_store(arguments, remove)
+    if not was_there:
+        raise _no_tenant(name)
+    if not is_removed:
+        raise CommandError(
+            f"tenant {name} has an environment online: stop its executors, or revoke their tokens; "
+            "see `exec-server registry status`"
+        )
+    facts = {"tenant": name, "removed": True}
+    text = f"tenant {name} is removed with its tokens and environments\n"
+    print_text(json_text(facts) if arguments.json else text)
+    return 0
+
+
+def _tenant_facts(tenant: TenantFacts) -> dict[str, Any]:
+    facts = asdict(tenant)
+    return {"tenant": facts.pop("name"), **facts}
+
+
+def _no_tenant(name: str) -> CommandError:
+    return CommandError(f"there is no tenant {printable(name)}: `token create --tenant` makes one")
+
+
 def limit_tenant(arguments: argparse.Namespace, name: str) -> int:
     """Change or show the limits of a tenant."""
     values = tuple(getattr(arguments, field.name) for field in fields(Limits))
     limits: Limits | None = _with_store(arguments, lambda store: store.limit_tenant(name, values))
     if limits is None:
-        raise CommandError(f"there is no tenant {name}: `token create --tenant {name}` makes it")
+        raise _no_tenant(name)
     facts = {"tenant": name, **asdict(limits)}
     text = "".join(f"{key:23}{value}\n" for key, value in facts.items())
     print_text(json_text(facts) if arguments.json else text)
@@ -289,7 +347,10 @@ def _status_text(arguments: argparse.Namespace, environments: list[Row], nodes: 
 
 def _environment_table(environments: list[Row]) -> str:
     rows = [
-        (tenant, name, "yes" if node else "no", node or "-", _time(since), streams, size)
+        (
+            *(tenant, name, "yes" if node else "no", node or "-", _time(since)),
+            *(streams if node else "-", size),
+        )
         for tenant, name, node, since, streams, size in environments
     ]
     titles = ("TENANT", "ENVIRONMENT", "ONLINE", "NODE", "SINCE", "STREAMS", "BYTES")
@@ -322,7 +383,7 @@ def _seconds(at: float | None) -> int | None:
 
 
 def _time(at: float | None) -> str:
-    return "-" if at is None else local_time(at, "%Y-%m-%d %H:%M:%S")
+    return "-" if at is None else local_time(at, "%Y-%m-%d %H:%M:%S %z")
 
 
 def _table(titles: tuple[str, ...], rows: list[Any]) -> str:

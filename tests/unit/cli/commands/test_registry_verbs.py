@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +247,60 @@ def _register(registry: Registry, tenant: str, *names: str, node: str | None = N
 def _names(registry: Registry, *flags: str) -> list[str]:
     listed = registry.json("environment", "list", *flags)["environments"]
     return [each["environment_id"] for each in listed]
+
+
+def test_tenants_are_listed_shown_and_removed(registry: Registry) -> None:
+    _register(registry, "default", "a", "b")
+    _register(registry, "ops", "a", node="node-1")
+    table = registry.run("tenant", "list")
+    assert table == (
+        "TENANT   TOKENS  ENVIRONMENTS  ONLINE\n"
+        "default  1       2             0\n"
+        "ops      1       1             1\n"
+    )
+    listed = registry.json("tenant", "list")["tenants"]
+    assert [each["tenant"] for each in listed] == ["default", "ops"]
+    shown = registry.json("tenant", "show", "ops")
+    assert shown == listed[1]
+    assert (shown["tokens"], shown["environments"], shown["online"]) == (1, 1, 1)
+    assert shown["limits"]["handshakes_per_second"] == 20
+    assert "limit handshakes_per_second  20\n" in registry.run("tenant", "show", "ops")
+    with pytest.raises(CommandError, match="tenant ops has an environment online"):
+        registry.run("tenant", "remove", "ops")
+    assert registry.json("tenant", "list")["tenants"] == listed
+    removed = registry.run("tenant", "remove", "default")
+    assert removed == "tenant default is removed with its tokens and environments\n"
+    assert [each["tenant"] for each in registry.json("tenant", "list")["tenants"]] == ["ops"]
+    assert _names(registry) == ["a"]
+    assert len(registry.json("token", "list")["tokens"]) == 1
+    for verb in ("show", "remove"):
+        with pytest.raises(CommandError, match="there is no tenant default"):
+            registry.run("tenant", verb, "default")
+
+
+def test_an_environment_whose_node_has_died_shows_no_streams(registry: Registry) -> None:
+    _register(registry, "default", "a", node="node-1")
+    with contextlib.closing(sqlite3.connect(registry.directory / "registry.db")) as database:
+        database.execute("UPDATE environments SET streams = 7")
+        database.commit()
+        assert registry.json("status")["environments"][0]["streams"] == 7
+        database.execute("UPDATE nodes SET expires = 0")
+        database.commit()
+    assert registry.json("status")["environments"][0]["streams"] == 0
+    [line] = registry.run("environment", "list").splitlines()[1:]
+    assert line.split()[-2:] == ["-", "0"]
+
+
+def test_times_have_their_zone(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XXX-5:30")
+    time.tzset()
+    try:
+        made = registry.run("token", "create", "--scope", "connect:*", "--expires", "1h")
+        assert re.search(r"valid until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \+0530\n", made)
+        assert registry.run("token", "list").count(" +0530") == 2
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_environments_are_listed_and_removed_by_their_ids(registry: Registry) -> None:
