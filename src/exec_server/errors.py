@@ -169,6 +169,14 @@ class RegistryUnavailable(RegistryError):
     """A temporary error of the registry; a retry may succeed."""
 
 
+class RegistryUnreachable(RegistryError):
+    """The registry does not answer, or cannot work now; `summary` is the reason in one line."""
+
+    def __init__(self, text: str, summary: str) -> None:
+        super().__init__(text)
+        self.summary = summary
+
+
 class StartupError(ExecServerError):
     """The server cannot start with this command line or on this machine."""
 

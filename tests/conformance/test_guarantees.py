@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -315,7 +316,7 @@ def test_a_shell_state_that_cannot_be_captured_is_tried_three_times(
 ) -> None:
     """A second apart; each start also runs the profile once for its command."""
     (folder / ".bash_profile").write_text("echo x >> ~/runs; exit 3\n")
-    params = {
+    params: dict[str, Any] = {
         "cwd": uri(folder),
         "env": {"PATH": os.environ["PATH"], "HOME": str(folder)},
         "shellSnapshot": {"scopeId": "s", "shell": {"name": "bash", "path": "/bin/bash"}},

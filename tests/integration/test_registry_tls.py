@@ -62,7 +62,8 @@ def _check(node: Node, tmp_path: Path, pin: str, certificate: str) -> None:
     finally:
         _stop(up)
     remote = ["--remote", node.url, "--environment-id", "box", "--registry-auth", "api-key"]
-    refused = run_client(*remote, "--pin", other, env={"EXEC_SERVER_API_KEY": executor.decode()})
+    variables = {"EXEC_SERVER_API_KEY": executor.decode(), "XDG_STATE_HOME": str(tmp_path)}
+    refused = run_client(*remote, "--pin", other, env=variables)
     assert refused.returncode == 1
     assert b"is not pinned" in refused.stderr
     assert executor not in refused.stderr

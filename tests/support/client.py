@@ -386,6 +386,15 @@ def server_environment(kind: str, extra: Mapping[str, str | None] | None = None)
     return {name: value for name, value in environment.items() if value is not None}
 
 
+def _with_state(
+    kind: str, words: Sequence[str], extra: Mapping[str, str | None] | None, state: str
+) -> dict[str, str]:
+    """The environment of a server; an executor of ours has a state directory of its own."""
+    is_executor = kind == "ours" and ("--remote" in words or words[:1] == ["up"])
+    own = {"XDG_STATE_HOME": state} if is_executor else {}
+    return server_environment(kind, {**own, **(extra or {})})
+
+
 def _process_table() -> dict[int, tuple[int, str]]:
     """Parent and start time of every process; the start time distinguishes reused pids."""
     table = {}
@@ -427,9 +436,10 @@ class Server:
     def __init__(self, kind: str, flags: Sequence[str], **options: Any) -> None:
         self.kind = kind
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
+        self._state = tempfile.TemporaryDirectory()  # an executor keeps its key there
         self.process = subprocess.Popen(
             [*server_command(kind), *flags],
-            env=server_environment(kind, options.get("env")),
+            env=_with_state(kind, flags, options.get("env"), self._state.name),
             cwd=options.get("cwd"),
             stdin=options.get("stdin", subprocess.DEVNULL),
             stdout=subprocess.PIPE,
@@ -504,6 +514,7 @@ class Server:
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
+        self._state.cleanup()
 
 
 @contextlib.contextmanager
@@ -557,12 +568,13 @@ def run_command(
     kind: str, *arguments: str, env: Mapping[str, str | None] | None = None, timeout: float = 20.0
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command line to its end, for start-up errors."""
-    return subprocess.run(
-        [*server_command(kind), *arguments],
-        env=server_environment(kind, env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=scaled(timeout),
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as state:
+        return subprocess.run(
+            [*server_command(kind), *arguments],
+            env=_with_state(kind, arguments, env, state),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=scaled(timeout),
+            check=False,
+        )

@@ -326,7 +326,7 @@ def patches(constants: Mapping[str, object]) -> str:
 
 
 @contextlib.contextmanager
-def _prepared(preparation: str, constants: Mapping[str, object] | None) -> Iterator[None]:
+def prepared(preparation: str, constants: Mapping[str, object] | None = None) -> Iterator[None]:
     """While it lasts, a server of ours runs some Python before anything else."""
     code = "\n".join(part for part in (preparation, patches(constants or {})) if part)
     command = [sys.executable, "-c", f"{code}\nfrom exec_server.cli.main import main\nmain()"]
@@ -357,7 +357,7 @@ def start_executor(
     """
     where = [] if "--remote" in flags else remote_flags(service, environment_id)
     variables = {"CODEX_API_KEY": service.token, **(env or {})}
-    with _prepared(preparation, constants):
+    with prepared(preparation, constants):
         executor = Server(kind, [*flags, *where], env=variables, stdin=stdin)
     try:
         if attached:
@@ -394,7 +394,7 @@ def run_executor(
     """An executor that is expected to end by itself."""
     where = [] if "--remote" in flags else remote_flags(service)
     variables = {"CODEX_API_KEY": service.token, **(env or {})}
-    with _prepared(preparation, constants):
+    with prepared(preparation, constants):
         return run_command(kind, *flags, *where, env=variables)
 
 

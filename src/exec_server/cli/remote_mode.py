@@ -26,6 +26,7 @@ from exec_server.registry.credentials import (
 )
 from exec_server.registry.destination import check_pinned_registry
 from exec_server.registry.executor_credential import ExecutorCredential
+from exec_server.registry.executor_key import executor_identity
 from exec_server.registry.http import HttpClient
 from exec_server.server.remote import DirectExecutor, RelayExecutor, Security, upgrade_headers
 from exec_server.server.serve import Executor, Options, forward_remote, serve_remote
@@ -59,8 +60,13 @@ class RemoteMode:
         self._headers = upgrade_headers(environ)
         self._http = HttpClient(own or tls_context(roots_for_http(environ)))
         self._on_ready: Callable[[str], None] | None = arguments.on_ready
+        self._waits_for_registry: bool = arguments.waits_for_registry
         self._credential = _credential(arguments, environ, self._id, self._http)
         self._registry = Registry(arguments.remote, self._id, self._credential, self._http)
+        has_key = self._security == "noise" and not self._is_direct
+        self._identity = (
+            executor_identity(arguments.key_file, self._id, environ) if has_key else None
+        )
         if self._security != "noise":
             print(_NOT_ENCRYPTED.format(self._security), file=sys.stderr, flush=True)
 
@@ -105,6 +111,8 @@ class RemoteMode:
             security=self._security,
             tls=self._tls,
             headers=self._headers,
+            identity=self._identity,
+            waits_for_registry=self._waits_for_registry,
             on_ready=self._on_ready,
         )
 

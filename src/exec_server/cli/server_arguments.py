@@ -53,8 +53,10 @@ def parse(words: list[str]) -> argparse.Namespace:
     arguments.forward = rest[:1] == ["forward"]
     if rest[arguments.forward :]:
         parser.error(f"unrecognized arguments: {' '.join(rest[arguments.forward :])}")
-    # `up` sets these two: the token of a login, and the callback for the first connection.
+    # `up` sets these: the token of a login, the callback for the first connection, and whether a
+    # registry that is away is waited for.
     arguments.registry_token = arguments.on_ready = None
+    arguments.waits_for_registry = False
     conflict = _find_conflict(arguments)
     if conflict is not None:
         parser.error(conflict)
@@ -96,6 +98,10 @@ def _find_conflict(arguments: argparse.Namespace) -> str | None:
             "--relay-security requires --remote-transport noise",
         ),
         (
+            arguments.key_file is not None and (is_direct or not _is_encrypted(arguments)),
+            "--key-file requires --relay-security noise",
+        ),
+        (
             arguments.ca_file is not None and arguments.pin,
             "--ca-file and --pin exclude each other",
         ),
@@ -105,6 +111,12 @@ def _find_conflict(arguments: argparse.Namespace) -> str | None:
         ),
     )
     return next((text for is_violated, text in rules if is_violated), None)
+
+
+def _is_encrypted(arguments: argparse.Namespace) -> bool:
+    return arguments.relay_security == "noise" or (
+        arguments.relay_security is None and arguments.executor_id is None
+    )
 
 
 def _dest(flag: str) -> str:
@@ -206,6 +218,7 @@ _REMOTE_FLAGS = (
     "--name",
     "--ca-file",
     "--pin",
+    "--key-file",
     "--remote-transport",
     "--relay-security",
     "--registry-auth",
@@ -242,6 +255,7 @@ def add_remote_flags(parser: ArgumentParser) -> None:
         help="accept exactly the certificate with this fingerprint, whatever its issuer; may be "
         "repeated",
     )
+    add_key_file(group)
     group.add_argument("--name", help="accepted for compatibility with older scripts; not sent")
     group.add_argument(
         "--remote-transport",
@@ -266,6 +280,16 @@ def add_remote_flags(parser: ArgumentParser) -> None:
         "--connect",
         metavar="URL",
         help="with forward: the ws:// or wss:// server to forward clients to",
+    )
+
+
+def add_key_file(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="the private key of this executor, created if it is missing, so that clients that pin "
+        "it still connect after a restart; none: a new key at each start, in memory alone "
+        "(default: a file for each environment id in ~/.local/state/exec-server/executor-keys)",
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from exec_server.cli.server_arguments import ServerParser, add_logging_flags
+from exec_server.cli.server_arguments import ServerParser, add_key_file, add_logging_flags
 
 _DESCRIPTION = """\
 Make this machine reachable through a registry, under its host name, with the token that
 `exec-server login` has stored. No port is opened on this machine. It runs until Ctrl-C, or as a
-service of the user.
+service of the user. While the registry is away it goes on trying; it ends if the registry rejects
+the token.
 """
 
 _EPILOG = """\
@@ -37,6 +38,7 @@ def build_parser() -> ServerParser:
         help="the id by which clients find this machine (default: its host name)",
     )
     _add_certificate_checks(parser)
+    add_key_file(parser)
     service = parser.add_mutually_exclusive_group()
     service.add_argument(
         "--install",

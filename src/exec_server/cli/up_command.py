@@ -14,6 +14,7 @@ from exec_server.cli.commands.errors import CommandError, UsageError
 from exec_server.cli.up_arguments import build_parser
 from exec_server.errors import RegistryError, StartupError
 from exec_server.host.signals import ignore_unused
+from exec_server.registry.executor_key import IN_MEMORY
 from exec_server.registry.machine_name import environment_id as machine_id
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ def up(words: list[str], dog: Watchdog) -> int:
             return _manage_service(uninstall=True)
         login = _choose_login(arguments.url)
         environment_id = arguments.environment_id or machine_id()
-        flags = _certificate_flags(arguments.ca_file, arguments.pin)
+        certificate = _certificate_flags(arguments.ca_file, arguments.pin)
+        key = _key_flags(arguments.key_file)
         if arguments.install:
-            return _manage_service(login.url, environment_id, flags)
-        _serve(arguments, login, environment_id, flags, dog)
+            return _manage_service(login.url, environment_id, [*certificate, *key])
+        certificate = certificate or _certificate_flags(login.ca_file, login.pins)
+        _serve(arguments, login, environment_id, [*certificate, *key], dog)
     except SystemExit as end:  # argparse: --help and usage errors
         return end.code if isinstance(end.code, int) else 1
     except (StartupError, RegistryError, UsageError, CommandError) as error:
@@ -69,6 +72,13 @@ def _certificate_flags(ca_file: str | None, pins: Sequence[str]) -> list[str]:
     return words + [word for pin in pins for word in ("--pin", pin)]
 
 
+def _key_flags(key_file: str | None) -> list[str]:
+    """The flag that says where the key of this machine is."""
+    if key_file is None:
+        return []
+    return ["--key-file", key_file if key_file == IN_MEMORY else os.path.abspath(key_file)]
+
+
 def _manage_service(
     url: str = "", environment_id: str = "", flags: Sequence[str] = (), *, uninstall: bool = False
 ) -> int:
@@ -90,9 +100,10 @@ def _serve(
 ) -> None:
     words = ["--remote", login.url, "--environment-id", environment_id]
     words += ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
-    words += flags or _certificate_flags(login.ca_file, login.pins)
+    words += flags
     settings = server_arguments.parse(words)
     settings.registry_token = login.read_token("executor")
+    settings.waits_for_registry = True
     settings.on_ready = _Announcement(login.url, environment_id)
     from exec_server.cli.server_run import run_remote
 

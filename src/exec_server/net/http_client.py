@@ -19,7 +19,7 @@ from typing import cast
 
 import h11
 
-from exec_server.errors import ConnectFailed, ExecServerError, os_error_text
+from exec_server.errors import CertificateRejected, ConnectFailed, ExecServerError, os_error_text
 from exec_server.net.client_tls import roots_for_http, tls_context
 from exec_server.net.dial import (
     Url,
@@ -57,6 +57,10 @@ class HttpFailed(ExecServerError):
 
     def __str__(self) -> str:
         return self.text
+
+
+class CertificateFailed(HttpFailed):
+    """The certificate of the server is not trusted; a retry would not help."""
 
 
 class StreamedResponse:
@@ -176,9 +180,12 @@ class Client:
                 self._tls = await asyncio.to_thread(tls_context, roots_for_http(os.environ))
             _, connection = await open_connection(url, lambda: _Connection(url), tls=self._tls)
         except ConnectFailed as error:
-            raise HttpFailed(error_text, "client error (Connect)", str(error)) from None
+            kind = CertificateFailed if isinstance(error, CertificateRejected) else HttpFailed
+            raise kind(error_text, "client error (Connect)", str(error)) from None
         except OSError as error:
-            raise HttpFailed(error_text, "client error (Connect)", *_causes(error)) from None
+            is_rejected = isinstance(error, ssl.SSLCertVerificationError)
+            kind = CertificateFailed if is_rejected else HttpFailed
+            raise kind(error_text, "client error (Connect)", *_causes(error)) from None
         return connection
 
 

@@ -98,7 +98,11 @@ class Registry:
     # ---- executor ---------------------------------------------------------------------
 
     async def register(self, key: PublicKey) -> Registration:
-        """Register once; raises RegistryUnavailable for transient errors, else RegistryError."""
+        """Register once; raises RegistryError.
+
+        It is RegistryUnavailable if the registry asks for another attempt, and RegistryUnreachable
+        if there was no response, or one of a registry in trouble.
+        """
         body = {"security_profile": SECURITY_PROFILE, "executor_public_key": key_object(key)}
         exchange = await self._post_registration(
             _ENVIRONMENT, "register", msgspec.json.encode(body)
@@ -183,18 +187,16 @@ class Registry:
         return response.valid
 
     async def _post_registration(self, noun: str, action: str, body: bytes) -> _Exchange:
-        """Register, with a 2xx response; raises RegistryError or RegistryUnavailable."""
+        """Register, with a 2xx response; raises RegistryError or one of its subclasses."""
         try:
             exchange = await self._post(noun, action, body)
         except HttpFailed as failure:
-            raise RegistryError(responses.failure_text(failure, noun)) from None
+            raise responses.registration_failure(failure, noun) from None
         if exchange.ok:
             return exchange
         response = exchange.error_response()
         text = response.text(noun, hides_responses=self._credential.hides_responses)
-        if (response.status, response.code) in responses.TRANSIENT_REGISTRATION_ERRORS:
-            raise RegistryUnavailable(text)
-        raise RegistryError(text)
+        raise responses.registration_refusal(response, text)
 
     def _decode_registration(self, exchange: _Exchange, kind: type[responses.T]) -> responses.T:
         """Decode a registration; errors show nothing that may repeat a hidden secret."""

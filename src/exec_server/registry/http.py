@@ -7,9 +7,9 @@ import ssl
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from exec_server.net.http_client import Client, HttpFailed
+from exec_server.net.http_client import CertificateFailed, Client, HttpFailed
 
-__all__ = ["CompleteResponse", "HttpClient", "HttpFailed", "ResponseTooLarge"]
+__all__ = ["CertificateFailed", "CompleteResponse", "HttpClient", "HttpFailed", "ResponseTooLarge"]
 
 # For a whole exchange, from the name lookup to the last byte of the response.
 REQUEST_SECONDS = 10.0

@@ -8,8 +8,13 @@ from typing import TypeVar
 
 import msgspec
 
-from exec_server.errors import RegistryError, RegistryUnavailable
-from exec_server.registry.http import CompleteResponse, HttpFailed, ResponseTooLarge
+from exec_server.errors import RegistryError, RegistryUnavailable, RegistryUnreachable
+from exec_server.registry.http import (
+    CertificateFailed,
+    CompleteResponse,
+    HttpFailed,
+    ResponseTooLarge,
+)
 from exec_server.registry.keys import KeyObject
 
 # Of an error body, in an error text.
@@ -124,6 +129,24 @@ def failure_text(failure: HttpFailed, noun: str) -> str:
         f"    {number}: {cause}" for number, cause in enumerate((failure.text, *failure.causes))
     ]
     return "\n".join([text, "", "Caused by:", *lines])
+
+
+def registration_failure(failure: HttpFailed, noun: str) -> RegistryError:
+    """The error for a registration without a response."""
+    text = failure_text(failure, noun)
+    if isinstance(failure, ResponseTooLarge | CertificateFailed):
+        return RegistryError(text)
+    cause = failure.causes[-1] if failure.causes else failure.text
+    return RegistryUnreachable(text, f"{noun} registry request failed: {cause}")
+
+
+def registration_refusal(response: ErrorResponse, text: str) -> RegistryError:
+    """The error for a registration that was refused with this text."""
+    if (response.status, response.code) in TRANSIENT_REGISTRATION_ERRORS:
+        return RegistryUnavailable(text)
+    if response.status in (408, 429) or 500 <= response.status < 600:
+        return RegistryUnreachable(text, text)
+    return RegistryError(text)
 
 
 def no_response_error(failure: HttpFailed, noun: str) -> RegistryError:

@@ -1,7 +1,8 @@
 """Executors: register with a registry, keep a link open, serve the clients that use the link.
 
 Refusals of the registry are fatal, because repeating the request would not help. Errors of the
-link are retried with backoff for as long as the program runs.
+link are retried with backoff for as long as the program runs; so are those of a registry that
+cannot be reached, for `exec-server up`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Literal, NoReturn
 
-from exec_server.errors import ConnectFailed, RegistryError
+from exec_server.errors import ConnectFailed, RegistryError, RegistryUnreachable
 from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.net.client_stream import ClientStream, open_stream
 from exec_server.net.relay_executor import ExecutorRelayLink, Settings, encrypted_multiplexer
@@ -78,16 +79,22 @@ class RelayExecutor:
         security: Security = "noise",
         tls: ssl.SSLContext | None = None,
         headers: Sequence[tuple[str, str]] = (),
+        identity: Identity | None = None,
+        waits_for_registry: bool = False,
         on_ready: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_ready` is called with the fingerprint of the executor's key at every new link."""
+        """`identity` is the executor's key, by default a new one; its fingerprint is passed to
+        `on_ready` at every new link. With `waits_for_registry`, a registry that cannot be reached
+        is asked again; without it, that ends the executor, as in the reference.
+        """
         self._registry = registry
         self._credential = credential
         self._security = security
         self._tls = tls
         self._headers = headers
         self._on_ready = on_ready
-        self._identity = Identity.generate()
+        self._identity = identity or Identity.generate()
+        self._waits_for_registry = waits_for_registry
         self._is_registered = False
 
     async def serve(
@@ -123,7 +130,7 @@ class RelayExecutor:
 
     async def _register(self) -> Registration:
         if self._security == "noise":
-            return await self._registry.register_until_accepted(self._identity.public)
+            return await self._register_key()
         is_text = self._security == "text"
         registration = await self._registry.register_plain(
             form="text" if is_text else "relay-plain"
@@ -135,6 +142,18 @@ class RelayExecutor:
             print(line, self._registry.environment_id, file=sys.stderr, flush=True)
         self._is_registered = True
         return registration
+
+    async def _register_key(self) -> Registration:
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._registry.register_until_accepted(self._identity.public)
+            except RegistryUnreachable as error:
+                if not self._waits_for_registry:
+                    raise
+                delay = backoff.next_delay()
+                log.warning("%s; trying again in %.1f s", error.summary, delay)
+            await asyncio.sleep(delay)
 
     async def _open(
         self, registration: Registration, settings: Settings

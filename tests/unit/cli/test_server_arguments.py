@@ -85,6 +85,19 @@ def test_forward_may_follow_flags() -> None:
             [*_REMOTE, "--remote-transport", "direct", "--aws-sigv4", "--relay-security", "text"],
             "--relay-security requires --remote-transport noise",
         ),
+        (
+            [*_REMOTE, "--remote-transport", "direct", "--aws-sigv4", "--key-file", "k"],
+            "--key-file requires --relay-security noise",
+        ),
+        (
+            [*_REMOTE, "--relay-security", "plain", "--key-file", "k"],
+            "--key-file requires --relay-security noise",
+        ),
+        (
+            ["--remote", "u", "--executor-id", "e", "--key-file", "k"],
+            "--key-file requires --relay-security noise",
+        ),
+        (["--key-file", "k"], "--key-file requires --remote"),
         ([*_REMOTE, "--ws-auth", "capability-token"], "--ws-auth requires --listen"),
         (["forward", "again"], "unrecognized arguments: again"),
         (["--concurrent-requests", "0"], "invalid positive number value: '0'"),

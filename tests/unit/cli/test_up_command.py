@@ -38,6 +38,7 @@ def test_the_only_login_is_used(
     assert arguments.remote == "https://r"
     assert arguments.environment_id == environment_id()
     assert (arguments.registry_token, arguments.pin) == ("secret", [pin])
+    assert (arguments.waits_for_registry, arguments.key_file) == (True, None)
     assert arguments.log_level == "info"
     arguments.on_ready("SHA")
     arguments.on_ready("SHA")
@@ -83,6 +84,24 @@ def test_flags_replace_the_certificate_checks_of_the_login(
     monkeypatch.setattr(user_service, "install", lambda *words: installed.append(words))
     assert up(["--install", "--environment-id", "box", "--ca-file", "ca.pem"], DOG) == 0
     assert installed == [("https://r", "box", ["--ca-file", str(tmp_path / "ca.pem")])]
+
+
+def test_key_file_is_passed_on_with_its_whole_path(
+    served: list[argparse.Namespace], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pin = "sha256:" + "a" * 64
+    logins.save(Login("https://r", {"executor": "secret"}, None, (pin,)), "file")
+    assert up(["--key-file", "key.pem"], DOG) == 0
+    assert up(["--key-file", "none"], DOG) == 0
+    assert [(each.key_file, each.pin) for each in served] == [
+        (str(tmp_path / "key.pem"), [pin]),
+        ("none", [pin]),
+    ]
+    installed: list[tuple[object, ...]] = []
+    monkeypatch.setattr(user_service, "install", lambda *words: installed.append(words))
+    assert up(["--install", "--environment-id", "box", "--key-file", "key.pem"], DOG) == 0
+    assert installed == [("https://r", "box", ["--key-file", str(tmp_path / "key.pem")])]
 
 
 def test_the_service_is_managed(
