@@ -113,9 +113,9 @@ class FileWatch(Handle):
 
     # ---- events of the session --------------------------------------------------------
 
-    def on_notice(self, notice: Notice[Any], params: Any) -> None:
+    def on_notice(self, notice: Notice[Any], params: Any) -> bool:
         if not isinstance(params, wire.ChangedParams) or params.watch_id != self._params.watch_id:
-            return
+            return False
         if params.overflow:
             self._add(_OVERFLOW)
         for change in params.changes:
@@ -123,6 +123,7 @@ class FileWatch(Handle):
         if params.closed:
             error = None if params.error is None else InternalError(f"{self._name}: {params.error}")
             self._end(error)
+        return params.overflow or params.closed or bool(params.changes)
 
     def on_disconnected(self) -> None:
         """The watch has ended with its connection; `on_resumed` makes another one."""

@@ -133,14 +133,14 @@ class HttpStream(Handle):
 
     # ---- events of the session --------------------------------------------------------
 
-    def on_notice(self, notice: Notice[Any], params: Any) -> None:
+    def on_notice(self, notice: Notice[Any], params: Any) -> bool:
         if not isinstance(params, BodyDeltaParams) or params.request_id != self._params.request_id:
-            return
+            return False
         if self._is_done or self._failure is not None:
-            return
+            return False
         if params.seq != self._next_seq:
             self._fail(InternalError("a part of the body is missing"))
-            return
+            return True
         self._next_seq += 1
         if params.delta_base64:
             self._pieces.append(params.delta_base64)
@@ -154,6 +154,7 @@ class HttpStream(Handle):
             if params.error is not None:
                 self._fail(InternalError(params.error))
         self._changed.set()
+        return bool(params.delta_base64) or params.done
 
     def on_disconnected(self) -> None:
         if not self._is_done:

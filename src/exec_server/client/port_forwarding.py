@@ -262,12 +262,12 @@ class PortStreams:
 
     # ---- events of the session --------------------------------------------------------
 
-    def on_notice(self, notice: Notice[Any], params: Any) -> None:
+    def on_notice(self, notice: Notice[Any], params: Any) -> bool:
         if isinstance(params, wire.AcceptedNotice):
             self._accept(params)
-            return
+            return True
         if notice.name not in _OF_STREAMS:
-            return
+            return False
         stream, _ = self._streams.get(params.stream_id, (None, None))
         if stream is None:
             if isinstance(params, wire.ResetNotice) and params.stream_id in self._accepting:
@@ -281,6 +281,7 @@ class PortStreams:
         else:
             log.debug("the server has reset a stream: %s", printable(params.reason))
             stream.reset_received()
+        return stream is not None
 
     def on_disconnected(self) -> None:
         self._accepting = dict.fromkeys(self._accepting)

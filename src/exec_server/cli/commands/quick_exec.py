@@ -17,6 +17,7 @@ import select
 import signal
 import stat
 import sys
+import time
 from binascii import a2b_base64, b2a_base64
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from exec_server.cli.commands.errors import LostConnection, command_code
 from exec_server.cli.commands.handover import Handover
 from exec_server.cli.commands.quick_request import Address, QuickRequest
 from exec_server.errors import ConnectFailed, ConnectionLost
+from exec_server.net.useless_messages import UselessMessages, flood_text
 from exec_server.net.websocket.blocking import BlockingSocket
 
 CLIENT_NAME: Final = "exec-server-client"
@@ -38,6 +40,10 @@ STALL_MILLISECONDS: Final = 200
 # After this time without a message the server is asked for a sign of life; after twice this time
 # the connection is given up.
 SILENCE_MILLISECONDS: Final = 10_000
+
+# How long the server may take to pause the output. A server that floods would never answer, and
+# the signal for which the command is handed over would not arrive.
+PAUSE_SECONDS: Final = 2.0
 
 _SIGNALS: Final = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
@@ -166,6 +172,7 @@ class _RunningCommand:
         self._received: list[bytes] = []  # messages that are not taken yet, the last one first
         self._exit_code: int | None = None
         self._end_code: int | None = None
+        self._useless = UselessMessages()
         self._is_pausing = False  # output is no longer written here
         self._files = frozenset(fd for fd in (1, 2) if stat.S_ISREG(os.fstat(fd).st_mode))
 
@@ -216,8 +223,12 @@ class _RunningCommand:
         self._is_pausing = True
         try:
             self._pause_request = self._send("process/setFlow", {"flow": "pause"})
-            while self._pause_request:
-                self._take_next()
+            deadline = time.monotonic() + PAUSE_SECONDS
+            while self._pause_request and (remaining := deadline - time.monotonic()) > 0:
+                poll = select.poll()
+                poll.register(self._link, select.POLLIN)
+                if self._received or poll.poll(1000 * remaining):
+                    self._take_next()
         except (ConnectionLost, _UnusualError, KeyError, TypeError, ValueError):
             pass  # the server keeps a part of the output
 
@@ -294,13 +305,24 @@ class _RunningCommand:
         elif received["id"] == self._pause_request:
             self._pause_request = 0
             self.handover.is_paused = "result" in received
+        else:
+            self._judge(is_useful=False)
+
+    def _judge(self, *, is_useful: bool) -> None:
+        """Give a server up that sends nothing but useless messages for too long."""
+        if is_useful:
+            self._useless.useful_received()
+        elif self._useless.useless_received(time.monotonic()):
+            raise LostConnection(flood_text())
 
     def _take_notification(self, received: dict[str, Any]) -> None:
         method, params = received["method"], received["params"]
         if "id" in received:
             raise _UnusualError  # a request of the server
         if method not in _EVENTS or params["processId"] != self.handover.process_id:
+            self._judge(is_useful=False)
             return
+        self._judge(is_useful=params.get("chunk") != "")
         if params["seq"] != self.handover.last_seq + 1 or params.get("sandboxDenied"):
             raise _UnusualError
         if method == "process/output":

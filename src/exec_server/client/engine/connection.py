@@ -8,6 +8,7 @@ from exec_server.client.engine.calls import PendingCall
 from exec_server.client.engine.messages import Envelope, decode
 from exec_server.errors import MalformedMessage
 from exec_server.net.stream import MessageStream
+from exec_server.net.useless_messages import UselessMessages
 
 
 class ConnectionOwner(Protocol):
@@ -33,7 +34,15 @@ class ConnectionOwner(Protocol):
 class Connection:
     """A stream, and the calls on it that are not answered."""
 
-    __slots__ = ("_owner", "end_reason", "is_writing_paused", "last_id", "pending", "stream")
+    __slots__ = (
+        "_owner",
+        "end_reason",
+        "is_writing_paused",
+        "last_id",
+        "pending",
+        "stream",
+        "useless",
+    )
 
     def __init__(self, owner: ConnectionOwner, stream: MessageStream) -> None:
         self._owner = owner
@@ -44,6 +53,7 @@ class Connection:
         self.pending: dict[int, PendingCall] = {}
         self.end_reason: str | None = None
         self.is_writing_paused = False
+        self.useless = UselessMessages()
 
     def message_received(self, message: bytes) -> None:
         if self.end_reason is not None:

@@ -29,8 +29,11 @@ class Subscriber(Protocol):
     A subscriber that cannot keep up calls `ClientSession.pause_reading`.
     """
 
-    def on_notice(self, notice: Notice[Any], params: Any) -> None:
-        """A notification was received; `params` is the notice's struct."""
+    def on_notice(self, notice: Notice[Any], params: Any) -> bool | None:
+        """A notification was received; `params` is the notice's struct.
+
+        True if it was for this subscriber and told something new.
+        """
         ...
 
     def on_disconnected(self) -> None:
@@ -46,20 +49,22 @@ class Subscriber(Protocol):
         ...
 
 
-def deliver(subscribers: Iterable[Subscriber], method: str, params: Raw) -> None:
+def deliver(subscribers: Iterable[Subscriber], method: str, params: Raw) -> bool:
     """Decode a notification for all subscribers; unknown ones are ignored, as servers may be newer.
 
-    Raises MalformedMessage.
+    Returns whether it told a subscriber something new. Raises MalformedMessage.
     """
     notice = NOTICES.get(method)
     if notice is None:
-        return
+        return False
+    is_useful = False
     decoded = decode_as(notice.params, params, method)
     for subscriber in tuple(subscribers):
         try:
-            subscriber.on_notice(notice, decoded)
+            is_useful |= subscriber.on_notice(notice, decoded) is True
         except Exception:  # an edge: see `notify`
             log.exception("a subscriber failed")
+    return is_useful
 
 
 def notify(subscribers: Iterable[Subscriber], report: Callable[[Subscriber], None]) -> None:

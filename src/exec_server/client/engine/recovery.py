@@ -356,12 +356,14 @@ class RemoteProcesses:
 
     # ---- events of the session --------------------------------------------------------
 
-    def on_notice(self, notice: Notice[Any], params: Any) -> None:
+    def on_notice(self, notice: Notice[Any], params: Any) -> bool:
         if not isinstance(params, OutputParams | ExitedParams | ClosedParams):
-            return
+            return False
         process = self._processes.get(params.process_id)
         if process is None:
-            return
+            return False
+        is_empty = isinstance(params, OutputParams) and not params.chunk
+        is_useful = params.seq > process.sequence.last and not is_empty
         if process.is_skipping:
             if isinstance(params, ExitedParams):
                 process.sink.on_exited(params)
@@ -369,10 +371,11 @@ class RemoteProcesses:
                 self._deliver(process, process.sequence.receive(params))
             elif isinstance(params, ClosedParams):
                 self._finish(process)
-            return
+            return is_useful
         self._deliver(process, process.sequence.receive(params))
         if process.sequence.needs_read:
             self.recover(process)
+        return is_useful
 
     def on_disconnected(self) -> None:
         """Nothing can be read before the session is resumed."""
