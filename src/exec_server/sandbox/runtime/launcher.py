@@ -47,7 +47,7 @@ RESPONSE_SECONDS: Final = 20.0
 _VARIABLES: Final = ("PATH", "TMPDIR", "TMP", "TEMP")
 _CODE: Final = (
     "from exec_server.host import libc; libc.hide_memory(); "  # as early as possible
-    "from exec_server.sandbox.runtime.launcher import serve; serve({})"
+    "from exec_server.sandbox.runtime.launcher import serve; serve(DESCRIPTOR)"
 )
 
 
@@ -71,7 +71,7 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(CHECK_SECONDS)
         self._failure = None
-        argv = module_path.helper_words(_CODE.format(theirs.fileno()))
+        argv = module_path.helper_words(_CODE.replace("DESCRIPTOR", str(theirs.fileno())))
         try:
             with theirs, tags.TaggedAsHelper() as tag:
                 process = subprocess.Popen(

@@ -24,10 +24,9 @@ _BUILD = BuildRequest("init", None, "restricted", "inherited")
 _CLONE_THREAD = 0x0001_0000  # the kernel refuses it without CLONE_SIGHAND
 # A launcher that is killed between the fork and the response.
 _DYING = """
-import os, socket, sys
-sys.path[:] = sys.argv[2:]
+import os, socket
 from exec_server.sandbox.runtime import child, kernel
-server = socket.socket(fileno=int(sys.argv[1]))
+server = socket.socket(fileno=DESCRIPTOR)
 _, (control,), _, _ = socket.recv_fds(server, 8, 1)
 if kernel.fork_as_sibling(0) == 0:
     server.close()
