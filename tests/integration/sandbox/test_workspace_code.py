@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from tests.support.barriers import User, start_server_as, user_id
 from tests.support.client import Client, uri
-from tests.support.hostile_directory import NEEDED, Trap
+from tests.support.hostile_directory import Trap
 from tests.support.network import PATH, network_proxy
 from tests.support.sandbox import USERS, Scratch, run, workspace_write
+
+from exec_server.host.module_path import NEEDED
 
 _PROVIDER = {
     "env": ["DEMO_TOKEN"],
