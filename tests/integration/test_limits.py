@@ -6,8 +6,10 @@ that a run shows them even when it passes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.certificates import make_pair
 from tests.support.client import (
     BINARY,
     CONTINUATION,
@@ -29,6 +32,7 @@ from tests.support.client import (
     frame_bytes,
     scaled,
     start_server,
+    upgrade_request,
     uri,
 )
 from tests.support.server_internals import eventually, load_sandboxes, own_processes, stat_fields
@@ -353,6 +357,39 @@ def test_memory_of_unfinished_messages_returns(
     while (kept := _memory(server) - before) > 20 * _MIB:
         assert time.monotonic() < deadline, f"{kept} bytes are kept"
         time.sleep(0.1)
+
+
+def test_memory_of_unfinished_messages_with_tls_returns(tmp_path: Path) -> None:
+    """The objects of TLS refer to each other, so that they stay until a garbage collection."""
+    pair = make_pair(tmp_path, "server", "127.0.0.1")
+    context = ssl.create_default_context(cafile=str(pair.certificate))
+    message = frame_bytes(TEXT, bytes(12 * _MIB), fin=False)
+    message += frame_bytes(CONTINUATION, bytes(30 * _MIB), fin=False)[: 6 * _MIB]
+    flags = ("--listen", "wss://127.0.0.1:0", *pair.flags)
+    with start_server("ours", *flags) as server:
+        _wait_until_idle(server)
+        before = _memory(server)
+        for _ in range(5):
+            links = [_secure_link(server, context) for _ in range(4)]
+            for link in links:
+                with contextlib.suppress(TimeoutError):
+                    link.sendall(message)
+            for link in links:
+                link.close()
+        deadline = time.monotonic() + scaled(10)
+        while (kept := _memory(server) - before) > 15 * _MIB:
+            assert time.monotonic() < deadline, f"{kept} bytes are kept"
+            time.sleep(0.1)
+
+
+def _secure_link(server: Server, context: ssl.SSLContext) -> ssl.SSLSocket:
+    port = int(server.url.rpartition(":")[2])
+    dialled = socket.create_connection(("127.0.0.1", port), scaled(10))
+    secured = context.wrap_socket(dialled, server_hostname="127.0.0.1")
+    secured.sendall(upgrade_request("/", (), host=f"127.0.0.1:{port}"))
+    assert secured.recv(4096).startswith(b"HTTP/1.1 101 ")
+    secured.settimeout(scaled(1))
+    return secured
 
 
 def test_tiny_fragments(server: Server, other: Client) -> None:

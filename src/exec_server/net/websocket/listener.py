@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Sequence
 
@@ -14,7 +15,8 @@ from exec_server.net.websocket.server import GOING_AWAY, Settings, WebSocketStre
 
 # How long peers may take to hang up when the server ends, which should be quick.
 SHUTDOWN_GRACE_SECONDS = 0.25
-_TICK_SECONDS = 5.0
+# With the interval of `server.serve.SWEEP_SECONDS` less than the 10 s in which memory is returned.
+_TICK_SECONDS = 3.0
 
 
 class WebSocketListener:
@@ -34,6 +36,7 @@ class WebSocketListener:
         self._certificate = certificate
         self._streams: set[WebSocketStream] = set()
         self._servers: list[asyncio.Server | TlsAcceptor] = []
+        self._seen: frozenset[WebSocketStream] = frozenset()  # at the last tick
         self._ticker: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
@@ -63,6 +66,11 @@ class WebSocketListener:
         for stream in list(self._streams):
             if not guarded_call(stream.tick, now):
                 guarded_call(stream.abort, "internal error")
+        if not self._seen <= self._streams:
+            # The objects of a TLS connection refer to each other and hold what was received last,
+            # megabytes of it; automatic collections are rare here (see `cli.server_run`).
+            gc.collect()
+        self._seen = frozenset(self._streams)
         self._ticker = loop.call_later(_TICK_SECONDS, self._tick)
 
     async def close(self) -> None:
