@@ -1,4 +1,4 @@
-"""deepagents: an agent whose tools work on a machine. pip install 'exec-server[deepagents]'
+"""deepagents: an agent whose tools work on a machine. pip install '.[deepagents]'
 
 The model is scripted, so that this runs without a network; give `create_deep_agent` a real one.
 """

@@ -1,4 +1,4 @@
-"""fsspec: files of a machine by URL. pip install 'exec-server[fsspec]'"""
+"""fsspec: files of a machine by URL. pip install '.[fsspec]'"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Harbor: a machine as the environment of a trial. pip install 'exec-server[harbor]'
+"""Harbor: a machine as the environment of a trial. pip install '.[harbor]'
 
 A job has the same in its `environment:`, with `import_path` and `kwargs`.
 """

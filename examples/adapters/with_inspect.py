@@ -1,6 +1,6 @@
 """Inspect AI: samples on a machine, each in a directory of its own.
 
-pip install 'exec-server[inspect]'
+pip install '.[inspect]'
 
 The model is scripted, so that this runs without a network; give `evaluate` a real one.
 """

@@ -1,4 +1,4 @@
-"""mini-swe-agent: an agent that works on a machine. pip install 'exec-server[mini-swe-agent]'
+"""mini-swe-agent: an agent that works on a machine. pip install '.[mini-swe-agent]'
 
 The model is scripted, so that this runs without a network. A configuration file has the same
 options in its `environment:`.

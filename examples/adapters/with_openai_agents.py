@@ -1,4 +1,4 @@
-"""OpenAI Agents SDK: an agent in a sandbox. pip install 'exec-server[openai-agents]'
+"""OpenAI Agents SDK: an agent in a sandbox. pip install '.[openai-agents]'
 
 The model is scripted, so that this runs without a network; give `SandboxAgent` a real one.
 """

@@ -1,6 +1,6 @@
 """OpenHands SDK: an agent whose tool runs commands on a machine.
 
-pip install 'exec-server[openhands]'
+pip install '.[openhands]'
 
 The model is scripted, so that this runs without a network; give `Agent` a real one.
 """

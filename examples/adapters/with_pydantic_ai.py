@@ -1,4 +1,4 @@
-"""Pydantic AI: an agent with a workspace on a machine. pip install 'exec-server[pydantic-ai]'
+"""Pydantic AI: an agent with a workspace on a machine. pip install '.[pydantic-ai]'
 
 The model is scripted, so that this runs without a network; give `Agent` a real one.
 """

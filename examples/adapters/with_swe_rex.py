@@ -1,4 +1,4 @@
-"""SWE-ReX: a deployment on a machine, with a session. pip install 'exec-server[swe-rex]'"""
+"""SWE-ReX: a deployment on a machine, with a session. pip install '.[swe-rex]'"""
 
 import asyncio
 import sys

@@ -14,5 +14,5 @@ def test_a_missing_ipython_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ImportError) as caught:
         importlib.import_module("exec_server.jupyter")
     assert str(caught.value).startswith("this adapter needs IPython: pip install ")
-    assert "'exec-server[jupyter]'" in str(caught.value)
+    assert "'.[jupyter]'" in str(caught.value)
     assert "\n" not in str(caught.value)

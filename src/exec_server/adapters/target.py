@@ -139,6 +139,7 @@ def _is_local(target: str | None, options: ConnectOptions) -> bool:
 def framework_missing(framework: str, extra: str, cause: ImportError) -> ImportError:
     """The error of an adapter whose framework cannot be imported: one sentence with the extra."""
     return ImportError(
-        f"this adapter needs {framework}: pip install 'exec-server[{extra}]' ({cause})",
+        f"this adapter needs {framework}: pip install '.[{extra}]' in a checkout of exec-server "
+        f"({cause})",
         name=cause.name,
     )

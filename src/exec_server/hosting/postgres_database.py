@@ -32,8 +32,8 @@ class PostgresDatabase:
             import asyncpg
         except ImportError:
             raise StartupError(
-                "--database postgresql://…: asyncpg is missing; run "
-                "`pip install 'exec-server[cluster]'`"
+                "--database postgresql://…: asyncpg is missing; run `pip install '.[cluster]'` in "
+                "a checkout of exec-server"
             ) from None
         self._asyncpg: Any = asyncpg
         self._url = url

@@ -27,7 +27,7 @@ def open_sealed(box: bytes, key: Ed25519PrivateKey) -> bytes:
     except ModuleNotFoundError:
         raise StartupError(
             "the registry encrypted the task id; install PyNaCl with "
-            "`pip install 'exec-server[agent-identity]'`"
+            "`pip install '.[agent-identity]'` in a checkout of exec-server"
         ) from None
     private = SigningKey(key.private_bytes_raw()).to_curve25519_private_key()
     try:

@@ -104,5 +104,6 @@ def _modules() -> dict[str, Any]:
         return {name: importlib.import_module(f"botocore.{name}") for name in names}
     except ModuleNotFoundError:
         raise StartupError(
-            "--aws-sigv4 needs botocore; install it with `pip install 'exec-server[aws]'`"
+            "--aws-sigv4 needs botocore; install it with `pip install '.[aws]'` in a checkout of "
+            "exec-server"
         ) from None

@@ -63,5 +63,5 @@ def test_without_pynacl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     for name in [name for name in sys.modules if name.partition(".")[0] == "nacl"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "nacl", None)
-    with pytest.raises(StartupError, match=r"pip install 'exec-server\[agent-identity\]'"):
+    with pytest.raises(StartupError, match=r"pip install '\.\[agent-identity\]'"):
         open_sealed(_BOX, _KEY)

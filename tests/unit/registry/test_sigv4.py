@@ -177,5 +177,5 @@ def test_no_botocore(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "botocore"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "botocore", None)
-    with pytest.raises(StartupError, match=r"exec-server\[aws\]"):
+    with pytest.raises(StartupError, match=r"pip install '\.\[aws\]'"):
         SigV4({}, region="eu-west-1")

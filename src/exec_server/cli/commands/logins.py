@@ -160,7 +160,8 @@ def _keyring() -> ModuleType:
         import keyring
     except ImportError:
         raise UsageError(
-            "the package keyring is missing: install exec-server[keyring], or use --store file"
+            "the package keyring is missing: run `pip install '.[keyring]'` in a checkout of "
+            "exec-server, or use --store file"
         ) from None
     module: ModuleType = keyring
     return module

@@ -28,7 +28,7 @@ commands and changes files on the target. What it has started ends with it.
 
 {TARGET_FORMS}"""
 _EPILOG: Final = """\
-It needs the package mcp: pip install 'exec-server[mcp]'. docs/mcp.md lists the tools.
+It needs the package mcp: pip install '.[mcp]' in a checkout. docs/mcp.md lists the tools.
 
 examples:
   exec-server mcp build
