@@ -23,7 +23,10 @@ def _run(scenario: Callable[[GuardedTasks], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("error", [ValueError("\udcff"), MemoryError(), _Panic(), OSError(5, "x")])
+_UNENCODABLE = UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed")
+
+
+@pytest.mark.parametrize("error", [_UNENCODABLE, MemoryError(), _Panic(), OSError(5, "x")])
 def test_an_exception_ends_its_task_alone(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
