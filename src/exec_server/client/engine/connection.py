@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from exec_server.client.engine.calls import PendingCall
 from exec_server.client.engine.messages import Envelope, decode
 from exec_server.errors import MalformedMessage
 from exec_server.net.stream import MessageStream
-from exec_server.net.useless_messages import UselessMessages
+from exec_server.net.useless_messages import UselessMessages, flood_text
 
 
 class ConnectionOwner(Protocol):
@@ -20,6 +21,10 @@ class ConnectionOwner(Protocol):
 
     def message_malformed(self, connection: Connection, error: MalformedMessage) -> None:
         """A message was received that cannot be understood."""
+        ...
+
+    def give_up(self, connection: Connection, reason: str) -> None:
+        """The server keeps the client busy with useless messages."""
         ...
 
     def send_queued(self) -> None:
@@ -36,12 +41,12 @@ class Connection:
 
     __slots__ = (
         "_owner",
+        "_useless",
         "end_reason",
         "is_writing_paused",
         "last_id",
         "pending",
         "stream",
-        "useless",
     )
 
     def __init__(self, owner: ConnectionOwner, stream: MessageStream) -> None:
@@ -53,7 +58,7 @@ class Connection:
         self.pending: dict[int, PendingCall] = {}
         self.end_reason: str | None = None
         self.is_writing_paused = False
-        self.useless = UselessMessages()
+        self._useless = UselessMessages()
 
     def message_received(self, message: bytes) -> None:
         if self.end_reason is not None:
@@ -62,6 +67,13 @@ class Connection:
             self._owner.message_received(self, decode(message))
         except MalformedMessage as error:
             self._owner.message_malformed(self, error)
+
+    def judge(self, *, is_useful: bool) -> None:
+        """Report a server that sends nothing but useless messages for too long."""
+        if is_useful:
+            self._useless.useful_received()
+        elif self._useless.useless_received(asyncio.get_running_loop().time()):
+            self._owner.give_up(self, flood_text())
 
     def pause_writing(self) -> None:
         self.is_writing_paused = True

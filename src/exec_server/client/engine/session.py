@@ -52,7 +52,6 @@ from exec_server.errors import (
 )
 from exec_server.host.forks import ForkGuard
 from exec_server.net.stream import MessageStream
-from exec_server.net.useless_messages import flood_text
 from exec_server.printable import printable
 from exec_server.protocol.method import Call
 from exec_server.protocol.session import (
@@ -444,7 +443,10 @@ class ClientSession:
 
         A process whose output was in it would otherwise seem to have ended in order.
         """
-        reason = f"malformed message from the server: {error}"
+        self.give_up(connection, f"malformed message from the server: {error}")
+
+    def give_up(self, connection: Connection, reason: str) -> None:
+        """End the session, or the connection before it is used."""
         if connection is self._connection:
             self._end(reason, _PROTOCOL_ERROR)
         else:
@@ -557,21 +559,9 @@ class ClientSession:
         if envelope.method is UNSET:
             self._answer_received(connection, envelope)
         elif envelope.id is UNSET:
-            is_useful = deliver(self._subscribers, envelope.method, envelope.params)
-            self._judge(connection, is_useful=is_useful)
+            connection.judge(is_useful=deliver(self._subscribers, envelope.method, envelope.params))
         else:
             self._request_received(connection, envelope)
-
-    def _judge(self, connection: Connection, *, is_useful: bool) -> None:
-        """End the session if its server sends nothing but useless messages for too long."""
-        if is_useful:
-            connection.useless.useful_received()
-        elif connection.useless.useless_received(asyncio.get_running_loop().time()):
-            reason = flood_text()
-            if connection is self._connection:
-                self._end(reason, _PROTOCOL_ERROR)
-            else:
-                self._drop(connection, reason, _PROTOCOL_ERROR)
 
     def _answer_received(self, connection: Connection, envelope: Envelope) -> None:
         request_id = envelope.id
@@ -583,11 +573,11 @@ class ClientSession:
                 self._drop(connection, reason, _PROTOCOL_ERROR)
                 return
             log.info("the server answered a request that was not made")
-            self._judge(connection, is_useful=False)
+            connection.judge(is_useful=False)
             return
         if not call.is_bound:
             # An answer about a process is no sign of progress: it may say that nothing is new.
-            connection.useless.useful_received()
+            connection.judge(is_useful=True)
         if envelope.result is not UNSET:
             call.resolve(envelope.result)
         else:

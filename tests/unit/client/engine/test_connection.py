@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
+
+import pytest
 
 from exec_server.client.engine.connection import Connection
 from exec_server.client.engine.messages import Envelope
 from exec_server.errors import MalformedMessage
+from exec_server.net import useless_messages
 
 
 class Owner:
@@ -22,6 +26,9 @@ class Owner:
 
     def message_malformed(self, connection: Connection, error: MalformedMessage) -> None:
         self.told.append(str(error))
+
+    def give_up(self, connection: Connection, reason: str) -> None:
+        self.told.append(reason)
 
     def send_queued(self) -> None:
         self.told.append("send")
@@ -51,3 +58,17 @@ def test_everything_is_reported_until_the_end() -> None:
         "send",
         "connection lost",
     ]
+
+
+def test_server_that_floods_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(useless_messages, "FLOOD_SECONDS", 0.0)
+
+    async def scene() -> list[Any]:
+        owner = Owner()
+        connection = Connection(owner, cast(Any, None))
+        connection.judge(is_useful=True)
+        assert owner.told == []
+        connection.judge(is_useful=False)
+        return owner.told
+
+    assert asyncio.run(scene()) == ["the server has sent nothing but useless messages for 0 s"]
