@@ -9,7 +9,9 @@ from typing import Any, Final, NamedTuple
 from exec_server.cli.argument_parser import positive_number, positive_seconds, seconds
 from exec_server.cli.commands.command_parser import CommandParser
 from exec_server.cli.commands.errors import UsageError
-from exec_server.cli.commands.registry_location import DEFAULT_LISTEN
+
+# Where a node listens by default.
+DEFAULT_LISTEN: Final = "127.0.0.1:7800"
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 # Far above every useful limit of a tenant, and within the integers of both databases.

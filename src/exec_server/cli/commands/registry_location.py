@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.commands.errors import UsageError
 from exec_server.errors import StartupError
 from exec_server.hosting.engines import check_database_url, may_hold_password
-from exec_server.net.dial import Url, parse_url
 
-DEFAULT_LISTEN: Final = "127.0.0.1:7800"
+if TYPE_CHECKING:
+    from exec_server.net.dial import Url
+
 _HTTP: Final = frozenset({"http", "https"})
 
 
@@ -68,6 +69,8 @@ def checked_url(flag: str, text: str | None) -> Url | None:
     """The URL of a flag; raises UsageError."""
     if text is None:
         return None
+    from exec_server.net.dial import parse_url
+
     try:
         url = parse_url(text, _HTTP)
     except ValueError as error:

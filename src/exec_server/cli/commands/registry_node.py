@@ -16,8 +16,8 @@ from pathlib import Path
 from exec_server.cli import logs
 from exec_server.cli.commands.errors import UsageError
 from exec_server.cli.commands.printing import print_status, print_text
+from exec_server.cli.commands.registry_flags import DEFAULT_LISTEN
 from exec_server.cli.commands.registry_location import (
-    DEFAULT_LISTEN,
     checked_url,
     data_directory,
     database_url,

@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 from exec_server.cli.commands.errors import CommandError, UsageError
 from exec_server.cli.commands.local_time import local_time
 from exec_server.cli.commands.printing import json_text, print_text
+from exec_server.cli.commands.registry_flags import DEFAULT_LISTEN
 from exec_server.cli.commands.registry_location import (
-    DEFAULT_LISTEN,
     checked_url,
     data_directory,
     database_url,
