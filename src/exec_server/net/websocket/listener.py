@@ -66,12 +66,20 @@ class WebSocketListener:
         for stream in list(self._streams):
             if not guarded_call(stream.tick, now):
                 guarded_call(stream.abort, "internal error")
-        if not self._seen <= self._streams:
-            # The objects of a TLS connection refer to each other and hold what was received last,
-            # megabytes of it; automatic collections are rare here (see `cli.server_run`).
-            gc.collect()
-        self._seen = frozenset(self._streams)
+        if self._certificate is not None:
+            self._collect_ended()
         self._ticker = loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _collect_ended(self) -> None:
+        """Free the connections that have ended since the last tick.
+
+        The objects of a TLS connection refer to each other and hold what was received last,
+        megabytes of it; automatic collections are rare here (see `cli.server_run`).
+        """
+        has_ended = not self._seen <= self._streams
+        self._seen = frozenset(self._streams)
+        if has_ended:
+            gc.collect()
 
     async def close(self) -> None:
         """Stop accepting, send all peers a close frame, and hang up."""
