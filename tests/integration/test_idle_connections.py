@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.certificates import make_pair
-from tests.support.client import Client, Server, scaled
+from tests.support.certificates import Pair, make_pair
+from tests.support.client import Client, Server, scaled, upgrade_request
 from tests.support.sandbox import workspace_write
 from tests.support.server_internals import start_prepared
 
+from exec_server.net.client_tls import tls_context
 from exec_server.sync import connect
 
 IDLE = 1100
@@ -25,11 +26,11 @@ def _limited(soft: int, hard: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _idle_connections(port: int) -> Iterator[Sequence[socket.socket]]:
+def _idle_connections(port: int, source: str = "127.0.0.1") -> Iterator[Sequence[socket.socket]]:
     with contextlib.ExitStack() as stack:
         opened = []
         for _ in range(IDLE):
-            idle = socket.create_connection(("127.0.0.1", port), scaled(10))
+            idle = socket.create_connection(("127.0.0.1", port), scaled(10), (source, 0))
             opened.append(stack.enter_context(idle))
         yield opened
 
@@ -74,6 +75,46 @@ def test_idle_connections_with_tls(tmp_path: Path) -> None:
             connect(server.url, pin=pair.fingerprint) as environment,
         ):
             assert environment.run(_LIMITS).stdout == b"1024\n1024\n"
+
+
+def test_idle_connections_take_no_place_of_clients() -> None:
+    """Clients and idle connections together are more than there may be clients: 384 of 1,024."""
+    with (
+        start_prepared("", prefix=_limited(1024, 1024)) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(140):
+            stack.enter_context(server.connect())
+        stack.enter_context(_idle_connections(int(server.url.rpartition(":")[2])))
+        _check_usable(stack.enter_context(server.connect()), 1024, 1024)
+
+
+def test_a_flood_does_not_cut_off_the_handshakes_of_other_addresses(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "server", "127.0.0.1")
+    flags = ("--listen", "ws://127.0.0.1:0", "--listen", "wss://127.0.0.1:0", *pair.flags)
+    with start_prepared("", *flags, prefix=_limited(1024, 1024)) as server:
+        for url in server.urls:
+            address = ("127.0.0.1", int(url.rpartition(":")[2]))
+            with (
+                socket.create_connection(address, scaled(10)) as slow,
+                _idle_connections(address[1], "127.0.0.2") as idle,
+            ):
+                _wait_for_end(idle[0])  # the oldest of them, though `slow` is older
+                assert _upgrade(slow, pair if url.startswith("wss") else None)
+
+
+def _wait_for_end(connection: socket.socket) -> None:
+    with contextlib.suppress(ConnectionResetError):
+        assert connection.recv(1) == b""
+
+
+def _upgrade(connection: socket.socket, pair: Pair | None) -> bool:
+    if pair is not None:
+        context = tls_context(str(pair.certificate))
+        connection = context.wrap_socket(connection, server_hostname="127.0.0.1")
+    with connection:
+        connection.sendall(upgrade_request())
+        return connection.recv(12) == b"HTTP/1.1 101"
 
 
 def test_children_have_the_limit_with_which_the_server_was_started(tmp_path: Path) -> None:

@@ -430,10 +430,7 @@ def test_trickling_large_message_gives_its_room_back_to_those_who_wait() -> None
 
 
 def test_too_many_connections_are_told_so() -> None:
-    constants = {
-        "net.admission.MAX_CONNECTIONS": 3,
-        "net.websocket.server.REFUSED_CONNECTIONS": 2,
-    }
+    constants = {"net.admission.MAX_CONNECTIONS": 3, "net.admission.MAX_PENDING": 2}
     with start_patched(constants) as server:
         clients = [server.connect() for _ in range(3)]
         with pytest.raises(HandshakeRefused) as refused:

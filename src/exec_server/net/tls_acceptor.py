@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from exec_server.host.guarded_tasks import GuardedTasks
-from exec_server.net.admission import Admission
+from exec_server.net.admission import Admission, PendingConnections, peer_network
 from exec_server.net.server_certificate import ServerCertificate
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,7 @@ class TlsAcceptor:
         self._certificate = certificate
         self._make_protocol = make_protocol
         self._tasks = tasks
-        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
-        self._max_handshakes = Admission().max_handshakes
+        self._handshakes = PendingConnections(Admission().max_handshakes)
         self._retry: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
@@ -58,8 +57,7 @@ class TlsAcceptor:
             self._retry.cancel()
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        for handshake in self._handshakes:
-            handshake.cancel()
+        self._handshakes.cut_off_all()
 
     def _start_accepting(self) -> None:
         self._retry = None
@@ -80,14 +78,10 @@ class TlsAcceptor:
             self._start_handshake(accepted, peer)
 
     def _start_handshake(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
-        # An honest handshake takes a few round trips, so stalled ones cannot keep clients out.
-        if len(self._handshakes) >= self._max_handshakes:
-            oldest = next(iter(self._handshakes))
-            del self._handshakes[oldest]
-            oldest.cancel()
         task = self._tasks.create_task(self._shake_hands(accepted, peer))
-        self._handshakes[task] = None
-        task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+        task.add_done_callback(self._handshakes.remove)
+        # An honest handshake takes a few round trips, so stalled ones cannot keep clients out.
+        self._handshakes.add(task, peer_network(peer[0]), task.cancel)
 
     async def _shake_hands(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
         try:

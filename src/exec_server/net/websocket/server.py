@@ -13,7 +13,7 @@ from typing import cast
 import msgspec
 
 from exec_server.errors import ProtocolError
-from exec_server.net.admission import Admission
+from exec_server.net.admission import Admission, peer_network
 from exec_server.net.auth import Authenticator
 from exec_server.net.busy_poll import BusyPoll
 from exec_server.net.byte_budget import ByteBudget, Reservation
@@ -46,9 +46,6 @@ from exec_server.net.websocket.writer import DIRECT_BYTES
 
 log = logging.getLogger(__name__)
 
-# Connections above the bound of `net.admission` that are answered 503; further ones are closed
-# without an answer.
-REFUSED_CONNECTIONS = 256
 # From accept to a complete upgrade request; clients give up after 10 s themselves.
 HANDSHAKE_SECONDS = 10.0
 # Bytes that are read after a refused request, so that a client which is still sending gets the
@@ -120,16 +117,13 @@ class WebSocketStream(asyncio.Protocol):
         self._inbox, self._outbox = self._socket.inbox, self._socket.outbox
         self._writer = self._socket.writer
         uid = peer_user(raw) if raw.family == socket.AF_UNIX else None
-        self.origin = _origin(transport.get_extra_info("peername"), uid)
+        peer = transport.get_extra_info("peername")
+        self.origin = _origin(peer, uid)
         self._streams.add(self)
-        admission = self._settings.admission
-        admission.add(self, partial(self.abort, "too many connections without an upgrade request"))
-        if len(self._streams) > admission.max_connections + REFUSED_CONNECTIONS:
-            self.abort("too many connections")
-            return
-        if len(self._streams) > admission.max_connections:
-            self._refuse(HttpRefusal(503, "too many connections"))
-            return
+        network = peer_network(peer[0]) if peer and uid is None else f"uid {uid}"
+        self._settings.admission.pending.add(
+            self, network, partial(self.abort, "too many connections without an upgrade request")
+        )
         # Root may do everything anyway. The mode of the file keeps others away too, but it can be
         # changed, and a descriptor of a connected socket can be passed on.
         if uid is not None and uid not in (0, os.geteuid()):
@@ -231,11 +225,12 @@ class WebSocketStream(asyncio.Protocol):
             check_upgrade(request)
             if self._settings.authenticate is not None:
                 self._settings.authenticate(request.headers)
+            if not self._settings.admission.upgrade(self):
+                raise HttpRefusal(503, "too many connections")
         except HttpRefusal as refusal:
             self._refuse(refusal, request)
             return
         self._cancel_handshake_timer()
-        self._settings.admission.remove(self)
         self._transport.write(upgrade_answer(request))
         self._socket.change(Cause.UPGRADED)
         self._receiver = self._outbox.producer = self._settings.receiver(self)

@@ -22,6 +22,7 @@ from tests.support.websocket_server import (
 )
 
 from exec_server.errors import ProtocolError
+from exec_server.net.admission import PendingConnections
 from exec_server.net.inbox import BURST
 from exec_server.net.websocket import server
 from exec_server.net.websocket.frames import (
@@ -204,7 +205,7 @@ def test_silent_client_is_cut_off_before_the_upgrade(listener: Server, clock: Cl
 
 
 def test_the_oldest_connection_without_an_upgrade_gives_way(listener: Server) -> None:
-    listener.settings.admission.max_pending = 2
+    listener.settings.admission.pending = PendingConnections(2)
     upgraded = listener.open()
     transports = [listener.accept()[1] for _ in range(3)]
     assert [each.is_closing() for each in transports] == [True, False, False]
@@ -212,20 +213,19 @@ def test_the_oldest_connection_without_an_upgrade_gives_way(listener: Server) ->
     assert listener.accept()[1].is_closing() is False
     assert [each.is_closing() for each in transports[1:]] == [False, False]
     assert not upgraded.transport.is_closing()
-    assert len(listener.settings.admission) == 2
+    assert len(listener.settings.admission.pending) == 2
 
 
-def test_too_many_connections_are_refused_then_cut_off(
-    listener: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_upgraded_connections(listener: Server) -> None:
     listener.settings.admission.max_connections = 1
-    monkeypatch.setattr(server, "REFUSED_CONNECTIONS", 1)
-    _, first = listener.accept()
+    _, idle = listener.accept()
+    first = listener.open()
+    idle.receive(UPGRADE)
+    assert idle.written.startswith(b"HTTP/1.1 503 ")
+    first.transport.lose()
     _, second = listener.accept()
-    _, third = listener.accept()
-    assert first.written == b""
-    assert second.written.startswith(b"HTTP/1.1 503 ")
-    assert (first.is_aborted, second.is_aborted, third.is_aborted) == (False, False, True)
+    second.receive(UPGRADE)
+    assert second.written.startswith(b"HTTP/1.1 101 ")
 
 
 @pytest.mark.parametrize("end", ["close", "eof", "lose"])
