@@ -125,9 +125,7 @@ def _open(request: QuickRequest, address: Address, variables: dict[str, str]) ->
 
 
 def _initialize_answer(link: BlockingSocket) -> dict[str, Any]:
-    messages: list[bytes] = []
-    while not messages:
-        messages = link.receive()
+    messages = link.receive_first()
     answer = json.loads(messages[0])
     if len(messages) != 1 or not isinstance(answer.get("result"), dict):
         raise _NotPlainError

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 
 from exec_server.errors import ConnectFailed, ConnectionLost, ProtocolError
@@ -76,13 +77,16 @@ class BlockingSocket:
             key = new_key()
             raw.sendall(upgrade_request("/", authority, key, headers))
             received = b""
+            deadline = time.monotonic() + SECONDS
             while b"\r\n\r\n" not in received and len(received) <= HEAD_BYTES:
+                raw.settimeout(_remaining(deadline))
                 data = raw.recv(RECEIVE_BYTES)
                 if not data:
                     raise ConnectFailed("connection ended")
                 received += data
             head, _, rest = received.partition(b"\r\n\r\n")
             check_answer(head, key)
+            raw.settimeout(SECONDS)
         except BaseException:
             raw.close()
             raise
@@ -126,6 +130,20 @@ class BlockingSocket:
         self._frames.feed(data)
         return self._take_messages()
 
+    def receive_first(self) -> list[bytes]:
+        """Wait for the first messages, for SECONDS at most; raises ConnectionLost.
+
+        Parts of a message and control frames do not prolong the wait.
+        """
+        deadline = time.monotonic() + SECONDS
+        try:
+            while not (messages := self.receive()):
+                self._raw.settimeout(_remaining(deadline))
+        except TimeoutError as error:
+            raise ConnectionLost(f"cannot receive: {error}") from None
+        self._raw.settimeout(SECONDS)
+        return messages
+
     def _take_messages(self) -> list[bytes]:
         messages: list[bytes] = []
         try:
@@ -150,3 +168,11 @@ class BlockingSocket:
         except ConnectionLost:
             pass  # the peer has closed it first
         self._raw.close()
+
+
+def _remaining(deadline: float) -> float:
+    """Seconds until the deadline; raises TimeoutError after it."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise TimeoutError("timed out")
+    return remaining

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -181,3 +181,33 @@ def test_a_silent_connection_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ConnectionLost, match="cannot send"):
         link.receive()
     link.close()
+
+
+@pytest.mark.parametrize("is_upgraded", [False, True], ids=["head", "first message"])
+def test_a_peer_that_drips_bytes_does_not_prolong_the_wait(
+    monkeypatch: pytest.MonkeyPatch, is_upgraded: bool
+) -> None:
+    monkeypatch.setattr(blocking, "SECONDS", 0.2)
+    given_up = threading.Event()
+
+    def handle(peer: socket.socket, request: list[str]) -> None:
+        ping = frame_bytes(Opcode.PING, b"", mask=False)
+        if is_upgraded:
+            _upgrade(peer, request)
+        for _ in range(1000):
+            if given_up.wait(0.02):
+                return
+            peer.sendall(ping if is_upgraded else b"H")
+        raise AssertionError("the wait has no limit")
+
+    def first_messages(port: int) -> None:
+        with closing(BlockingSocket.open_tcp("127.0.0.1", port, [])) as link:
+            link.receive_first()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    with _serving(listener, handle):
+        try:
+            with pytest.raises((ConnectionLost, TimeoutError), match="timed out"):
+                first_messages(listener.getsockname()[1])
+        finally:
+            given_up.set()
