@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 from tests.support.cli import run_client, start_client, stderr_text
-from tests.support.hostile_server import Flood, Message, hostile_server, notice
+from tests.support.hostile_server import Flood, Frame, Message, hostile_server, notice
 from tests.support.relay import prepared
 from tests.support.server_internals import eventually
+
+from exec_server.net.websocket.frames import Opcode
 
 ENDLESS = 10**9
 SHORT = {"net.useless_messages.FLOOD_SECONDS": 0.5}
@@ -23,6 +25,21 @@ def _stranger(number: int) -> Message:
 
 def _answer(number: int) -> Message:
     return {"id": 1_000_000 + number, "result": {}}
+
+
+def _request(number: int) -> Message:
+    return {"id": f"server-{number}", "method": "no/such", "params": {}}
+
+
+def _control(number: int) -> Frame:
+    """A pong is in between, since the client gives up a server that does not answer its pings."""
+    return Frame(Opcode.PING if number % 2 else Opcode.PONG)
+
+
+def _empty_fragment(number: int) -> Frame:
+    if number % 1000 == 999:
+        return Frame(Opcode.PONG)
+    return Frame(Opcode.CONTINUATION if number else Opcode.TEXT, fin=False)
 
 
 def _unknown(number: int) -> Message:
@@ -49,19 +66,33 @@ def _of_a_command(seq: Callable[[int], int], chunk: str) -> Callable[[Message], 
     return answer
 
 
-def _with_strangers(request: Message) -> Flood:
-    of = request["params"]["processId"]
-    started = {"id": request["id"], "result": {"processId": of, "sandboxType": "none"}}
-    return Flood(started, _stranger, ENDLESS)
+def _after_the_start(make: Callable[[int], object]) -> Callable[[Message], Flood]:
+    """A start that succeeds, and then these messages."""
+
+    def answer(request: Message) -> Flood:
+        of = request["params"]["processId"]
+        started = {"id": request["id"], "result": {"processId": of, "sandboxType": "none"}}
+        return Flood(started, make, ENDLESS)
+
+    return answer
 
 
 FLOODS = {
     "events of strangers in a call": ("ls {}:/x", "fs_getMetadata", _in_a_call(_stranger)),
     "answers without requests": ("ls {}:/x", "fs_getMetadata", _in_a_call(_answer)),
     "unknown notifications": ("ls {}:/x", "fs_getMetadata", _in_a_call(_unknown)),
-    "events of strangers": ("exec {} -- x", "process_start", _with_strangers),
+    "requests": ("ls {}:/x", "fs_getMetadata", _in_a_call(_request)),
+    "control frames in a call": ("ls {}:/x", "fs_getMetadata", _in_a_call(_control)),
+    "empty fragments in a call": ("ls {}:/x", "fs_getMetadata", _in_a_call(_empty_fragment)),
+    "control frames": ("exec {} -- x", "process_start", _after_the_start(_control)),
+    "empty fragments": ("exec {} -- x", "process_start", _after_the_start(_empty_fragment)),
+    "events of strangers": ("exec {} -- x", "process_start", _after_the_start(_stranger)),
     "empty output": ("exec {} -- x", "process_start", _of_a_command(lambda n: n + 1, "")),
-    "events of strangers, a terminal": ("exec -t {} -- x", "process_start", _with_strangers),
+    "events of strangers, a terminal": (
+        "exec -t {} -- x",
+        "process_start",
+        _after_the_start(_stranger),
+    ),
     "empty output, a terminal": (
         "exec -t {} -- x",
         "process_start",

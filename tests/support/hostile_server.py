@@ -48,6 +48,13 @@ class Reply:
         self.messages = messages
 
 
+class Frame:
+    """A frame to send as it is, perhaps a part of a message or a control frame."""
+
+    def __init__(self, opcode: Opcode, payload: bytes = b"", *, fin: bool = True) -> None:
+        self.opcode, self.payload, self.fin = opcode, payload, fin
+
+
 class Flood:
     """Messages without end, as fast as the client reads them; the connection then ends."""
 
@@ -109,8 +116,11 @@ class HostileServer:
                     return
                 if event.opcode in (Opcode.TEXT, Opcode.BINARY):
                     async for said in self._replies(json.loads(event.payload)):
-                        text = said if isinstance(said, bytes) else json.dumps(said).encode()
-                        peer.send(Opcode.TEXT, text)
+                        if isinstance(said, Frame):
+                            peer.send(said.opcode, said.payload, fin=said.fin)
+                        else:
+                            text = said if isinstance(said, bytes) else json.dumps(said).encode()
+                            peer.send(Opcode.TEXT, text)
                         await peer.writer.drain()
 
     async def _replies(self, message: Message) -> AsyncIterator[object]:

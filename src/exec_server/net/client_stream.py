@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 
 from exec_server.net.liveness import Action, KeepAlive, Probe, Watchdog
-from exec_server.net.stream import ReceiverFactory
+from exec_server.net.stream import JudgingReceiver, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket, connect
 from exec_server.net.websocket.frames import MESSAGE_BYTES
 
@@ -40,6 +40,8 @@ class ClientStream:
         self._probe = Probe(PROBE_SECONDS, socket.abort)
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self._receiver = receiver(self)
+        if isinstance(self._receiver, JudgingReceiver):
+            socket.on_useless = self._receiver.useless_received
         if ping_seconds is not None:
             self._watchdog.start(ping_seconds)
 

@@ -8,10 +8,11 @@ from exec_server.errors import ConnectFailed, HandshakeReset, RelayError
 from exec_server.net.byte_budget import ByteBudget
 from exec_server.net.relay_socket import RelaySocket
 from exec_server.net.relay_stream import RECEIVING_BYTES, RelayStream
-from exec_server.net.stream import ReceiverFactory
+from exec_server.net.stream import JudgingReceiver, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket
 from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode, encode
+from exec_server.relay.noise import TAG_BYTES
 from exec_server.relay.plain import PlainChannel
 
 GOING_AWAY = 1001
@@ -29,6 +30,7 @@ class ClientRelayLink:
         self.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._channel: Channel | PlainChannel | None = None
         self._stream: RelayStream | None = None
+        self._client_socket = socket
         self._socket = RelaySocket(socket, self._socket_lost)
         # The socket's events that need no link.
         self.pause_writing = self._socket.pause_writing
@@ -59,6 +61,8 @@ class ClientRelayLink:
         self._channel = channel
         budget = ByteBudget(RECEIVING_BYTES)
         self._stream = RelayStream(self, channel, receiver, budget, self._set_reading)
+        if isinstance(self._stream.receiver, JudgingReceiver):
+            self._client_socket.on_useless = self._stream.receiver.useless_received
         return self._stream
 
     # ---- events of the socket ---------------------------------------------------------
@@ -68,16 +72,16 @@ class ClientRelayLink:
             if is_text:
                 raise RelayError("text message on a relay")
             frame = decode(message)
-            if frame.stream_id == self.stream_id:
-                self._frame_received(frame)
+            if frame.stream_id != self.stream_id or not self._frame_received(frame):
+                self._client_socket.on_useless()
         except RelayError as error:
             self._fail(str(error))
 
-    def _frame_received(self, frame: Frame) -> None:
+    def _frame_received(self, frame: Frame) -> bool:
+        """Whether it brought something."""
         if frame.kind is Kind.RESET:
             self._fail("relay stream reset", HandshakeReset)  # its text is not authenticated
-            return
-        if frame.kind is Kind.HANDSHAKE:
+        elif frame.kind is Kind.HANDSHAKE:
             if self._channel is not None or self.answer.done():
                 raise RelayError("unexpected handshake")
             self.answer.set_result(frame.payload)
@@ -85,6 +89,10 @@ class ClientRelayLink:
             if self._channel is None or self._stream is None:
                 raise RelayError("relay received data before handshake completion")
             self._stream.messages_received(self._channel.receive(frame))
+            return len(frame.payload) > TAG_BYTES  # a shorter record is empty
+        else:
+            return False
+        return True
 
     def _fail(self, reason: str, kind: type[ConnectFailed] = ConnectFailed) -> None:
         if not self.answer.done():

@@ -117,8 +117,8 @@ class RelayStream:
         self._inbox: Inbox[bytes] = Inbox(
             self._next_message, self._deliver, self._update_reading, burst=QUEUED_MESSAGES
         )
-        self._receiver = receiver(self)  # it may pause the stream at once
-        self._outbox.producer = self._receiver
+        self.receiver = receiver(self)  # it may pause the stream at once
+        self._outbox.producer = self.receiver
 
     # ---- receiving --------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class RelayStream:
             self._probe.cancel()
         for message in messages:
             if self._inbox.is_flowing:
-                self._receiver.message_received(message)
+                self.receiver.message_received(message)
                 if self._is_ended:
                     return
             elif len(self._queue) == QUEUED_MESSAGES:
@@ -172,7 +172,7 @@ class RelayStream:
         return message
 
     def _deliver(self, message: bytes) -> None:
-        self._receiver.message_received(message)
+        self.receiver.message_received(message)
 
     def pause_reading(self) -> None:
         self._inbox.pause()
@@ -267,7 +267,7 @@ class RelayStream:
             return
         log.info("%s: ends: %s", self.origin, reason)
         self._end()
-        self._loop.call_soon(self._receiver.connection_lost)
+        self._loop.call_soon(self.receiver.connection_lost)
         if not self._frames:
             self._forget()
 
@@ -286,7 +286,7 @@ class RelayStream:
         self._channel.drop_incoming()
         if not self._is_ended:
             self._end()
-            self._receiver.connection_lost()
+            self.receiver.connection_lost()
 
     def _end(self) -> None:
         self._is_ended = True

@@ -92,6 +92,15 @@ class MessageReceiver(Protocol):
         ...
 
 
+@runtime_checkable
+class JudgingReceiver(Protocol):
+    """A message receiver that gives up a peer which keeps it busy with useless frames."""
+
+    def useless_received(self) -> None:
+        """Something was received that is no message and no part of one."""
+        ...
+
+
 # Makes the user of a new link.
 ReceiverFactory = Callable[[MessageStream], MessageReceiver]
 # Ends what the client of a relayed stream has begun; the stream may have ended before.

@@ -1,7 +1,8 @@
 """UselessMessages: whether a server keeps its client busy with useless messages. No clock.
 
 Useless are answers to requests that were not made, unknown notifications, those about processes and
-streams that the client does not know, and events that are empty or were received before. A few are
+streams that the client does not know, requests that are refused, events that are empty or were
+received before, control frames, empty fragments, and relay frames without content. A few are
 normal: servers may be newer, and events may cross a request that ends their subject. Without pause
 and with nothing else in between they are a flood, which no time-out of a call would end.
 """

@@ -363,4 +363,4 @@ def test_stream_of_a_shared_socket_does_not_pause_it(clock: Clock) -> None:
     stream.messages_received([b"1"])
     stream.resume_reading()
     clock.run_soon()
-    assert stream._receiver.seen == [b"1"]  # type: ignore[attr-defined]
+    assert stream.receiver.seen == [b"1"]  # type: ignore[attr-defined]

@@ -284,6 +284,8 @@ class _RunningCommand:
         """Take the next message, if the server has sent a whole one."""
         if not self._received:
             self._received = self._link.receive()[::-1]
+            if self._link.take_useless():
+                self._judge(is_useful=False)
         if self._received:
             self._take(json.loads(self._received.pop()))
 

@@ -68,8 +68,12 @@ class Connection:
         except MalformedMessage as error:
             self._owner.message_malformed(self, error)
 
+    def useless_received(self) -> None:
+        if self.end_reason is None:
+            self.judge(is_useful=False)
+
     def judge(self, *, is_useful: bool) -> None:
-        """Report a server that sends nothing but useless messages for too long."""
+        """Count a message, or a frame; report a server that sends useless ones for too long."""
         if is_useful:
             self._useless.useful_received()
         elif self._useless.useless_received(asyncio.get_running_loop().time()):

@@ -86,20 +86,24 @@ class ServerRequests:
 
     def received(
         self, request_id: RequestId, method: str, params: Raw, send: Callable[[bytes], None]
-    ) -> None:
-        """Handle a request and `send` the answer; MalformedMessage for wrong params."""
+    ) -> bool:
+        """Handle a request and `send` the answer; returns whether it is none that is refused.
+
+        Raises MalformedMessage for wrong params.
+        """
         if method not in self.handlers:
             text = f"exec-server client does not implement `{method}` yet"
             send(encode_error(request_id, MethodNotFound(text)))
-            return
+            return False
         if len(self._running) >= MAX_REQUESTS:
             send(encode_error(request_id, InternalError("too many requests at a time")))
-            return
+            return False
         call, handler = self.handlers[method]
         decoded = None if call.params is None else decode_as(call.params, params, method)
         task = self._tasks.create_task(self._handle(request_id, call, handler, decoded, send))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        return True
 
     async def _handle(
         self,

@@ -78,6 +78,7 @@ MESSAGE_BYTES = 64 * 1_048_576
 
 # Close codes of RFC 6455, section 7.4.1.
 _NORMAL: Final = 1000
+_TIMED_OUT = "timed out waiting for exec-server initialize handshake after"
 _PROTOCOL_ERROR: Final = 1002
 # Servers answer with this id if they could not read the id of a message.
 _NO_ID: Final = -1
@@ -363,8 +364,7 @@ class ClientSession:
         await self._dialer.open(make_receiver)
         connection = made[0]
         if connection.end_reason is not None:
-            reason = connection.end_reason
-            raise ConnectFailed(f"connection ended during initialize: {reason}")
+            raise ConnectFailed(f"connection ended during initialize: {connection.end_reason}")
         initialize = InitializeCall(
             request_body(INITIALIZE.name, InitializeParams(self._client_name, resume)),
             lambda answer: self._accept(connection, resume, answer),
@@ -374,10 +374,7 @@ class ClientSession:
             # No timeout scope: it could expire just after the connection was accepted.
             await asyncio.wait([initialize.future], timeout=INITIALIZE_SECONDS)
             if not initialize.future.done():
-                raise ConnectFailed(
-                    "timed out waiting for exec-server initialize handshake after "
-                    f"{INITIALIZE_SECONDS:g}s"
-                )
+                raise ConnectFailed(f"{_TIMED_OUT} {INITIALIZE_SECONDS:g}s")
             initialize.future.result()
             if connection is not self._connection and connection.end_reason is None:
                 await self._discover(connection)
@@ -566,24 +563,23 @@ class ClientSession:
     def _answer_received(self, connection: Connection, envelope: Envelope) -> None:
         request_id = envelope.id
         call = connection.pending.pop(request_id, None) if type(request_id) is int else None
-        if call is None:
-            if request_id == _NO_ID and envelope.error is not UNSET:
-                # The answer does not tell which request it is for, and that one would hang.
-                reason = f"the server could not read a request: {envelope.error.message}"
-                self._drop(connection, reason, _PROTOCOL_ERROR)
-                return
+        if call is not None:
+            if not call.is_bound:
+                # An answer about a process is no sign of progress: it may say that nothing is new.
+                connection.judge(is_useful=True)
+            if envelope.result is not UNSET:
+                call.resolve(envelope.result)
+            else:
+                assert envelope.error is not UNSET
+                call.fail(envelope.error.exception())
+            self.send_queued()
+        elif request_id == _NO_ID and envelope.error is not UNSET:
+            # The answer does not tell which request it is for, and that one would hang.
+            reason = f"the server could not read a request: {envelope.error.message}"
+            self._drop(connection, reason, _PROTOCOL_ERROR)
+        else:
             log.info("the server answered a request that was not made")
             connection.judge(is_useful=False)
-            return
-        if not call.is_bound:
-            # An answer about a process is no sign of progress: it may say that nothing is new.
-            connection.judge(is_useful=True)
-        if envelope.result is not UNSET:
-            call.resolve(envelope.result)
-        else:
-            assert envelope.error is not UNSET
-            call.fail(envelope.error.exception())
-        self.send_queued()
 
     def _request_received(self, connection: Connection, envelope: Envelope) -> None:
         assert envelope.id is not UNSET
@@ -595,6 +591,5 @@ class ClientSession:
             # The answers would fill the memory of a client whose server does not read them.
             self._drop(connection, "the server sends requests and reads no answers")
         elif self._end_reason is None:
-            self._server_requests.received(
-                envelope.id, envelope.method, envelope.params, connection.stream.send
-            )
+            answer, send = self._server_requests.received, connection.stream.send
+            connection.judge(is_useful=answer(envelope.id, envelope.method, envelope.params, send))

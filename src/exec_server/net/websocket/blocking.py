@@ -36,6 +36,7 @@ class BlockingSocket:
         self._raw = raw
         self._frames = FrameReader(from_client=False)
         self._failure: ConnectionLost | None = None  # raised when earlier messages are delivered
+        self._control_frames = 0
 
     @classmethod
     def open_unix(cls, path: str, headers: Sequence[tuple[str, str]]) -> BlockingSocket:
@@ -130,6 +131,12 @@ class BlockingSocket:
         self._frames.feed(data)
         return self._take_messages()
 
+    def take_useless(self) -> int:
+        """How many frames since the last call were no part of a message, or an empty one."""
+        count = self._control_frames + self._frames.empty_fragments
+        self._control_frames = self._frames.empty_fragments = 0
+        return count
+
     def receive_first(self) -> list[bytes]:
         """Wait for the first messages, for SECONDS at most; raises ConnectionLost.
 
@@ -150,7 +157,10 @@ class BlockingSocket:
             while self._failure is None and (event := self._frames.next_event()) is not None:
                 if event.opcode is Opcode.TEXT or event.opcode is Opcode.BINARY:
                     messages.append(event.payload)
+                elif event.opcode is Opcode.PONG:
+                    self._control_frames += 1
                 elif event.opcode is Opcode.PING:
+                    self._control_frames += 1
                     self._send(Opcode.PONG, event.payload)
                 elif event.opcode is Opcode.CLOSE:
                     self._failure = ConnectionLost("closed by the peer")

@@ -127,6 +127,8 @@ class ClientSocket(asyncio.Protocol):
         self._masks_used = 0
         self.upgraded: asyncio.Future[None] = self._loop.create_future()
         self.closed: asyncio.Future[None] = self._loop.create_future()  # TCP has ended
+        # Called for frames that bring nothing: control frames, and empty fragments.
+        self.on_useless: Callable[[], None] = lambda: None
 
     @property
     def is_closing(self) -> bool:
@@ -157,6 +159,9 @@ class ClientSocket(asyncio.Protocol):
             self._answer_received(data)
         else:
             self._socket.feed(data)
+            if self._frames.empty_fragments:
+                self._frames.empty_fragments = 0
+                self.on_useless()
 
     def bytes_received(self) -> None:
         """Parts of frames are no sign of life here: see SocketUser."""
@@ -222,8 +227,10 @@ class ClientSocket(asyncio.Protocol):
             self._socket.answer_close(event.payload)
         elif opcode is Opcode.PING:
             self._socket.answer_ping(event.payload)
+            self.on_useless()
         elif opcode is Opcode.PONG:
             self._user.pong_received()
+            self.on_useless()
         elif opcode is not Opcode.CONTINUATION:
             self._user.message_received(event.payload, is_text=opcode is Opcode.TEXT)
 

@@ -91,6 +91,7 @@ class FrameReader:
         "_offset",
         "_short_header",
         "_wanted",
+        "empty_fragments",
     )
 
     def __init__(self, *, from_client: bool = True, message_bytes: int = MESSAGE_BYTES) -> None:
@@ -105,6 +106,7 @@ class FrameReader:
         # would cost many times their bytes.
         self._message = bytearray()
         self._message_opcode: Opcode | None = None
+        self.empty_fragments = 0  # which bring their message no further
 
     def clear(self) -> None:
         """Drop all received bytes; the reader is of no use any more.
@@ -284,6 +286,7 @@ class FrameReader:
                 self._message_opcode = opcode
             self._message += payload
             if not final:
+                self.empty_fragments += not payload
                 return None
             assert self._message_opcode is not None
             opcode = self._message_opcode

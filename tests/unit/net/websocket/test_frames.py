@@ -482,3 +482,16 @@ def test_an_incomplete_frame_can_be_taken_over() -> None:
     reader.feed(part[4:])
     assert reader.next_event() is None
     assert reader.take_incomplete() is None
+
+
+def test_only_empty_fragments_are_counted_as_such() -> None:
+    """A large message in small fragments may be slow, and is no flood."""
+    reader = FrameReader()
+    for payload in (b"", b"a", b"", b"b"):
+        opcode = Opcode.TEXT if not payload and not reader.empty_fragments else Opcode.CONTINUATION
+        reader.feed(masked_frame(opcode, payload, b"mask", final=False))
+        assert reader.next_event() is None
+    assert reader.empty_fragments == 2
+    reader.feed(masked_frame(Opcode.CONTINUATION, b"", b"mask"))
+    assert reader.next_event() == (Opcode.TEXT, b"ab")
+    assert reader.empty_fragments == 2
