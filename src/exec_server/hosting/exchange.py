@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from exec_server.hosting import envelope
 from exec_server.hosting.metrics import Metrics
@@ -72,6 +72,14 @@ class Tenant:
     sockets: int = 0
 
 
+class _Ended(NamedTuple):
+    """A stream whose session the executor may still have."""
+
+    token_id: str
+    at: float
+    is_killed: bool = False  # and the executor could not be told yet
+
+
 @dataclass(slots=True)
 class Exchange:
     """What all executors of a node share."""
@@ -81,8 +89,8 @@ class Exchange:
     executors: dict[tuple[str, str], Executor] = field(default_factory=dict)
     clients: set[Client] = field(default_factory=set)
     tenants: dict[str, Tenant] = field(default_factory=dict)
-    # Streams that have ended, by executor and prefix, with token and time; the oldest first.
-    _ended: dict[tuple[tuple[str, str], bytes], tuple[str, float]] = field(default_factory=dict)
+    # Streams that have ended, by executor and prefix; the oldest first.
+    _ended: dict[tuple[tuple[str, str], bytes], _Ended] = field(default_factory=dict)
 
     def tenant(self, name: str, limits: Limits) -> Tenant:
         """The tenant with its limits of now."""
@@ -109,9 +117,9 @@ class Exchange:
         """Remember a stream whose session the executor may still have."""
         now = asyncio.get_running_loop().time()
         self._ended.pop((executor, prefix), None)
-        self._ended[executor, prefix] = token_id, now
+        self._ended[executor, prefix] = _Ended(token_id, now)
         while len(self._ended) > ENDED_STREAMS or (
-            next(iter(self._ended.values()))[1] < now - RETAINED_SECONDS
+            next(iter(self._ended.values())).at < now - RETAINED_SECONDS
         ):
             del self._ended[next(iter(self._ended))]
 
@@ -121,14 +129,18 @@ class Exchange:
             return
         for client in [each for each in self.clients if each.link.token_id in tokens]:
             client.end_session()
-        for key, (token_id, _) in list(self._ended.items()):
-            if token_id not in tokens:
-                continue
-            del self._ended[key]
-            environment, prefix = key
-            executor = self.executors.get(environment)
-            if executor is not None:
-                self.reset(executor.link, prefix, REVOKED)
+        for key, ended in self._ended.items():
+            if ended.token_id in tokens:
+                self._ended[key] = ended._replace(is_killed=True)
+        self.tell_killed(self.executors)
+
+    def tell_killed(self, executors: Container[tuple[str, str]]) -> None:
+        """Tell these executors which streams were killed, also while they were away."""
+        killed = [key for key, ended in self._ended.items() if ended.is_killed]
+        for environment, prefix in killed:
+            if environment in executors:
+                del self._ended[environment, prefix]
+                self.reset(self.executors[environment].link, prefix, REVOKED)
 
     # ---- facts ------------------------------------------------------------------------
 
@@ -223,6 +235,8 @@ class Executor(_End):
         replaced = old if is_newest else self
         if replaced is not None:
             replaced.link.close(REPLACED, "replaced by a new connection")
+        if is_newest:
+            self._exchange.tell_killed((self.key,))
 
     def has_room(self, token_id: str) -> bool:
         """Whether one more client with this token may have a stream."""

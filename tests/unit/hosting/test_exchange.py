@@ -200,8 +200,14 @@ async def test_ended_streams_are_remembered_for_an_executor_that_comes_back() ->
     flush_links()
     assert hall.side.frames() == [reset("1", "token_revoked")]
     hall.client("bad")[0].send(data("3"))
+    hall.client("ok")[0].send(data("4"))
     hall.side.transport.lose()
-    hall.exchange.end_streams_of(frozenset({"bad"}))  # no executor to tell
+    hall.exchange.end_streams_of(frozenset({"bad"}))  # the executor is told when it is back
+    for epoch, told in ((3, [reset("3", "token_revoked")]), (4, [])):
+        hall.side, hall.executor = hall.arrive(epoch)
+        flush_links()
+        assert hall.side.frames() == told
+        hall.side.transport.lose()
 
 
 @on_loop
