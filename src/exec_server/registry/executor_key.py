@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -57,6 +58,8 @@ def executor_identity(
             raise StartupError(_reason(key_file, error)) from None
     path = default_path(environment_id, environ)
     try:
+        if not path.is_absolute():  # below the working directory, which may be a workspace
+            raise OSError("there is no home directory")
         return _load_or_create(path)
     except OSError as error:
         text = f"Warning: {_reason(path, error)}; the key is new at each start, so clients cannot "
@@ -67,8 +70,7 @@ def executor_identity(
 def default_path(environment_id: str, environ: Mapping[str, str]) -> Path:
     """The file for this environment id below the state directory of the user."""
     state = environ.get("XDG_STATE_HOME", "")
-    # Without a home directory the path is below ~, which does not exist.
-    home = Path(os.path.expanduser("~"))
+    home = Path(os.path.expanduser("~"))  # relative without a home directory
     base = Path(state) if state.startswith("/") else home / ".local" / "state"
     name = quote(environment_id, safe="")
     if len(name) > _NAME_CHARACTERS:
@@ -86,10 +88,13 @@ def _load_or_create(path: Path) -> Identity:
         return _load(path)
     except FileNotFoundError:
         pass
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for directory in reversed(path.parents):  # each, whatever the umask lets others do
+        if not directory.exists():
+            directory.mkdir(mode=0o700, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
     try:
         with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)  # a umask may have taken the right to read it again
             file.write(_encode(Identity.generate()))
             file.flush()
             os.fsync(descriptor)
@@ -111,7 +116,7 @@ def _load(path: Path) -> Identity:
         os.close(descriptor)
     try:
         return _decode(content)
-    except ValueError:
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
         raise StartupError(
             f"the key file {path} is not the key of an executor: remove it for a new key"
         ) from None

@@ -7,6 +7,12 @@ import stat
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+)
 
 from exec_server.errors import StartupError
 from exec_server.registry.executor_key import IN_MEMORY, default_path, executor_identity
@@ -29,13 +35,38 @@ def test_key_is_made_once_for_each_environment_id(tmp_path: Path) -> None:
     assert (folder / "box.pem").read_text().count("BEGIN PRIVATE KEY") == 2
 
 
-def test_umask_does_not_matter(tmp_path: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("mask", [0, 0o077, 0o477])
+def test_umask_does_not_matter(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask & 0o077)
     try:
-        key(tmp_path / "new" / "key.pem")
+        (tmp_path / "a").mkdir(mode=0o755)
+        key(tmp_path / "a" / "b" / "c" / "first.pem")
+        os.umask(mask)
+        key(tmp_path / "a" / "key.pem")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "new" / "key.pem").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "a" / "key.pem").stat().st_mode) == 0o600
+    for folder in ("a/b", "a/b/c"):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
+
+
+def test_without_a_home_directory_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The working directory may be a workspace, whose commands could replace the key."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert key(None) != key(None)
+    assert list(tmp_path.iterdir()) == []
+    assert "there is no home directory; the key is new at each start" in capsys.readouterr().err
+
+
+def test_key_with_a_passphrase_is_refused(tmp_path: Path) -> None:
+    form = (Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    (tmp_path / "key.pem").write_bytes(X25519PrivateKey.generate().private_bytes(*form))
+    (tmp_path / "key.pem").chmod(0o600)
+    with pytest.raises(StartupError, match="is not the key of an executor"):
+        key(tmp_path / "key.pem")
 
 
 def test_file_can_be_named_or_done_without(tmp_path: Path) -> None:
