@@ -102,7 +102,10 @@ class EncryptedMultiplexer:
         make_ephemeral: Callable[[], Identity] = Identity.generate,
         names_tokens: bool = False,
     ) -> None:
-        """With `names_tokens` the relay sets the token of each handshake, and no client can."""
+        """With `names_tokens` the relay is that of a registry of ours.
+
+        It sets the token of each handshake and says when one is revoked, and no client can.
+        """
         self._make_ephemeral = make_ephemeral
         self._names_tokens = names_tokens
         self._identity = identity
@@ -135,7 +138,8 @@ class EncryptedMultiplexer:
         elif frame.kind is Kind.RESET:
             self._cancel(frame.stream_id)
             self._streams.drop(frame.stream_id)
-            if frame.reason == REVOKED_REASON:
+            # Another relay may forward this reason from any client.
+            if self._names_tokens and frame.reason == REVOKED_REASON:
                 self._link.stream_revoked(frame.stream_id)
 
     # ---- open streams -----------------------------------------------------------------

@@ -14,7 +14,7 @@ from exec_server.errors import RelayError
 from exec_server.relay.frames import Frame, Kind, data_frame, decode, stream_prefix
 from exec_server.relay.multiplexer import PendingHandshake
 from exec_server.relay.records import MESSAGE_BYTES, RecordSplitter
-from exec_server.relay.stream_table import REVOKED_REASON, StreamReceiver, StreamTable
+from exec_server.relay.stream_table import StreamReceiver, StreamTable
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,6 @@ class PlainRelayLink(Protocol):
 
     def stream_opened(self, channel: PlainChannel) -> StreamReceiver: ...
 
-    def stream_revoked(self, stream_id: str) -> None: ...
-
 
 class PlainMultiplexer:
     """The executor's streams on one link."""
@@ -111,8 +109,6 @@ class PlainMultiplexer:
             return
         if frame.kind is Kind.RESET:
             self._streams.drop(frame.stream_id)
-            if frame.reason == REVOKED_REASON:
-                self._link.stream_revoked(frame.stream_id)
         elif frame.kind is Kind.DATA and not self._streams.deliver(frame):
             self._open(frame)
 

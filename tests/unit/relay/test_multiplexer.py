@@ -246,7 +246,14 @@ def test_reset_of_a_pending_stream_cancels_it_without_a_charge(link: FakeLink) -
     assert link.failures() == 0
 
 
-def test_a_revoked_stream_is_told_to_the_link_after_its_loss(link: FakeLink) -> None:
+def test_a_relay_that_names_no_tokens_revokes_none(link: FakeLink) -> None:
+    link.open("s")
+    link.deliver(Frame("s", Kind.RESET, reason=REVOKED_REASON))
+    assert (link.opened[0].losses, link.revoked, len(link.streams)) == (1, [], 0)
+
+
+def test_a_revoked_stream_is_told_to_the_link_after_its_loss() -> None:
+    link = FakeLink(names_tokens=True)
     link.open("s")
     for name in ("s", "gone"):
         assert link.deliver(Frame(name, Kind.RESET, reason=REVOKED_REASON)) == []

@@ -12,7 +12,7 @@ from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.multiplexer import PendingHandshake
 from exec_server.relay.plain import PlainChannel, PlainMultiplexer
 from exec_server.relay.records import MESSAGE_BYTES
-from exec_server.relay.stream_table import MAX_STREAMS, RESET_REASON, REVOKED_REASON
+from exec_server.relay.stream_table import MAX_STREAMS, RESET_REASON
 
 
 class _Receiver:
@@ -37,7 +37,6 @@ class _Link:
     def __init__(self) -> None:
         self.sent: list[Frame] = []
         self.opened: dict[str, _Receiver] = {}
-        self.revoked: list[str] = []
         self.streams = PlainMultiplexer(self)
 
     def send_frame(self, frame: bytes) -> None:
@@ -46,9 +45,6 @@ class _Link:
     def stream_opened(self, channel: PlainChannel) -> _Receiver:
         self.opened[channel.stream_id] = _Receiver()
         return self.opened[channel.stream_id]
-
-    def stream_revoked(self, stream_id: str) -> None:
-        self.revoked.append(stream_id)
 
     def deliver(self, *frames: Frame) -> None:
         for frame in frames:
@@ -195,14 +191,6 @@ def test_reset_of_the_peer_ends_a_stream() -> None:
     link.deliver(_data("a", b"again"))
     assert link.opened["a"] is not a
     assert link.opened["a"].messages == [b"again"]
-
-
-def test_a_revoked_stream_is_told_to_the_link_after_its_loss() -> None:
-    link = _Link()
-    link.deliver(_data("a", b"1"), _reset("a"))
-    assert link.revoked == []
-    link.deliver(*(Frame(name, Kind.RESET, reason=REVOKED_REASON) for name in ("a", "gone")))
-    assert (link.opened["a"].losses, link.revoked, link.sent) == (1, ["a", "gone"], [])
 
 
 def test_mistakes_end_one_stream() -> None:
