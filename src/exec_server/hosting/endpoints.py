@@ -202,7 +202,7 @@ class Endpoints:
         pair = (caller.token_id, caller.tenant, environment_id)
         wait = self._handshakes.take(pair, limit, self._clock())
         if wait:
-            text = f"the token has begun {limit} handshakes with this executor within a second"
+            text = f"each token has {limit} with one executor on this node"
             raise _too_many(wait, "handshakes_per_second", text)
 
     async def _register_refusal(self, caller: Caller, environment_id: str) -> Refusal:

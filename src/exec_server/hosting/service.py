@@ -371,11 +371,12 @@ class Service:
         try:
             return self._named_other(path, request)
         except Refusal as refusal:
-            return "other", self.refused_answer(refusal, request.peer)
+            name = _name_of_other(path)
+            return name, self.refused_answer(name, refusal, request.peer)
 
-    def refused_answer(self, refusal: Refusal, peer: str) -> Answer:
+    def refused_answer(self, name: str, refusal: Refusal, peer: str) -> Answer:
         """The answer to a request that is none of the registry, logged and counted."""
-        self._refused("other", "", peer, refusal)
+        self._refused(name, "", peer, refusal)
         return refusal_answer(refusal)
 
     def _named_other(self, path: str, request: Request) -> tuple[str, Answer]:
@@ -463,6 +464,11 @@ class Service:
         return rejection_answer(refused)
 
 
+def _name_of_other(path: str) -> str:
+    """The label of a refused path; peers invent paths, so all but one share a label."""
+    return "metrics" if path == "/metrics" else "other"
+
+
 class _MetricsHandler:
     """The handler of --metrics-listen."""
 
@@ -487,7 +493,8 @@ class _MetricsHandler:
             self._access.check(request, is_open=True)
             return self._service.metrics_answer()
         except Refusal as refusal:
-            return self._service.refused_answer(refusal, request.peer)
+            name = _name_of_other(request.path)
+            return self._service.refused_answer(name, refusal, request.peer)
 
 
 def _at(request: Request, path: str) -> Request:

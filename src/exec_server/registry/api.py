@@ -24,8 +24,10 @@ from exec_server.relay.noise import PublicKey
 log = logging.getLogger(__name__)
 
 # Refusals for up to 20 s are normal, as during a restart. The next one is logged as an error, once,
-# so that an executor that waits does not wait in silence.
+# so that an executor that waits does not wait in silence. The first one is a warning, which
+# `exec-server up` shows: its user waits for the line that the machine is reachable.
 TOLD_ATTEMPT = 6
+_LEVELS = {0: logging.WARNING, TOLD_ATTEMPT: logging.ERROR}
 
 SECURITY_PROFILE = "noise_hybrid_ik_v1"
 DIRECT_TRANSPORT = "direct_jsonrpc_v1"
@@ -122,7 +124,7 @@ class Registry:
                 return await self.register(key)
             except RegistryUnavailable as error:
                 delay = retry_delay(attempt, random.random)
-                level = logging.ERROR if attempt == TOLD_ATTEMPT else logging.INFO
+                level = _LEVELS.get(attempt, logging.INFO)
                 log.log(level, "%s; retrying in %.1f s", error, delay)
             await asyncio.sleep(delay)
             attempt += 1

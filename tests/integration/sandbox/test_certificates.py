@@ -13,6 +13,7 @@ import pytest
 from tests.support.barriers import User
 from tests.support.client import Client
 from tests.support.network import network_proxy
+from tests.support.raw_links import b64
 from tests.support.sandbox import (
     USERS,
     Outcome,
@@ -97,6 +98,18 @@ def test_a_masked_command_reads_a_file_of_its_own_view(
         assert attacked.exit_code != 0, script
         assert attacked.stdout == shown.stdout
     assert _masked(client, policies[name]).stdout == shown.stdout
+
+
+def test_a_change_by_a_file_operation_lasts_until_the_next_masked_start(
+    stage: Stage, client: Client
+) -> None:
+    """A policy that grants the directory grants it to file operations: docs/security.md says so."""
+    path, content = _host_file(client)
+    grants = policy(special("root", "read"), entry(path.parent, "write"))
+    params = {"path": path.as_uri(), "dataBase64": b64("forged"), "sandbox": grants}
+    assert client.call("fs/writeFile", params) == {}
+    assert path.read_text() == "forged"
+    assert _host_file(client) == (path, content)
 
 
 def test_views_without_masked_credentials_have_no_such_file(stage: Stage, client: Client) -> None:

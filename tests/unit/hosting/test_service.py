@@ -327,6 +327,9 @@ def test_metrics_are_for_loopback_or_the_holder_of_their_token(
             is_open = handler is own and not access.token_hash
             assert answer.status == (200 if is_open else status)
             assert (b"registry_executors" in answer.body) == (answer.status == 200)
+        counters = site.service.metrics_answer().body.decode()
+        assert ('refusals_total{endpoint="metrics"' in counters) == (status != 200)
+        assert 'refusals_total{endpoint="other"' not in counters
 
     play(tmp_path, scene)
 

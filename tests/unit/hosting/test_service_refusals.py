@@ -23,8 +23,7 @@ def test_a_request_beyond_the_rate_writes_nothing(tmp_path: Path) -> None:
         refused = [answer for answer in answers if answer.status != 200]
         assert [code(answer) for answer in refused] == [(429, "too_many_requests")] * 3
         assert message(refused[0]) == (
-            "limit handshakes_per_second: the token has begun 2 handshakes with this executor "
-            "within a second"
+            "limit handshakes_per_second: each token has 2 with one executor on this node"
         )
         assert refused[0].headers == {"retry-after": "1"}
         assert await site.store._fetch(count) == [(2,)]

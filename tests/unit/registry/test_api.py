@@ -320,15 +320,16 @@ def test_register_until_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({request.body for request in server.requests}) == 1
 
 
-def test_a_long_wait_for_the_registry_is_told_once(
+def test_a_wait_for_the_registry_is_told_at_its_begin_and_once_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(api, "retry_delay", lambda attempt, uniform: 0.0)
     answers = [answer(503, _CONFLICT)] * (api.TOLD_ATTEMPT + 3)
     accepted = answer(200, _REGISTERED)
     _ask(lambda registry: registry.register_until_accepted(_KEY), *answers, accepted)
-    [told] = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert "registration_conflict" in told.message
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.levelname for record in told] == ["WARNING", "ERROR"]
+    assert all("registration_conflict" in record.message for record in told)
 
 
 def test_register_until_refused(monkeypatch: pytest.MonkeyPatch) -> None:

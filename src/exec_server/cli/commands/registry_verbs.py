@@ -196,7 +196,10 @@ def revoke_token(arguments: argparse.Namespace, token_id: str) -> int:
     """Refuse a token from now on, and close its sockets."""
     kill: bool = arguments.kill
     if not _with_store(arguments, lambda store: store.revoke_token(token_id, kill=kill)):
-        raise CommandError(f"there is no token {token_id}: see `exec-server registry token list`")
+        raise CommandError(
+            f"there is no token {token_id}, or it is revoked already: "
+            "see `exec-server registry token list`"
+        )
     facts = {"id": token_id, "revoked": True, **({"killed": True} if kill else {})}
     more = "; commands of its clients end within seconds" if kill else ""
     print_text(json_text(facts) if arguments.json else f"{token_id} is revoked{more}\n")
