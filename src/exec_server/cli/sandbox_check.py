@@ -169,6 +169,9 @@ def _fixes(feature: str, failure: str) -> Iterator[str]:
         yield from _fixes_for_permission_error()
     elif number == _ENOSYS and feature == capabilities.MOUNTS:
         yield f"Linux {_OLDEST_KERNEL} or newer is needed; this is {platform.release()}"
+    elif number == _EINVAL and feature == capabilities.MOUNTS:
+        yield "the root of this process is probably a chroot to a directory that is no mount point:"
+        yield "run `mount --bind DIR DIR` before `chroot DIR`"
     elif number in (_EINVAL, _ENOSYS) and feature not in capabilities.COMMANDS:
         yield f"this kernel was built without {feature}; boot another one"
 

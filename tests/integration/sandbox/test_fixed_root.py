@@ -1,20 +1,31 @@
 """A restricted root where the kernel does not move the root, as on the initial ramfs.
 
-The refusal of pivot_root is imitated here; `make test-kernel` has the initial ramfs itself.
+The refusal of pivot_root is imitated here; `make test-kernel` has the initial ramfs itself. In a
+chroot the kernel moves the root if it is a mount, and the sandbox refuses all requests if not.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from tests.support.barriers import behind_barrier, user_id
 from tests.support.client import Client, b64, uri
 from tests.support.protections import FIXED_ROOT, before_launcher
-from tests.support.sandbox import BASE_STEPS, MARKER, USERS, Scratch, Stage
+from tests.support.sandbox import (
+    BASE_STEPS,
+    MARKER,
+    NEEDS_ROOT,
+    USERS,
+    Scratch,
+    Stage,
+    policy,
+    special,
+)
 from tests.support.sandbox_attacks import run_attempts, successes
 from tests.support.sandbox_command import run_to_end
 from tests.support.server_internals import start_prepared
@@ -77,6 +88,16 @@ for work in (climb, uncover, pivot, join, move):
     attempt(work.__name__, apart, work)
 """
 
+_ENTER_JAIL = """
+{bind}
+for path in /*; do
+    if test -L "$path"; then cp -P "$path" {jail}
+    elif test -d "$path"; then mkdir {jail}"$path" && mount --rbind "$path" {jail}"$path"
+    fi
+done
+exec chroot {jail} "$@"
+"""
+
 
 @pytest.fixture(scope="module", params=USERS)
 def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
@@ -129,3 +150,38 @@ def test_check_runs_a_command_with_a_restricted_root(tmp_path: Path, works: bool
     assert value["offers"]["whole root"]["works"]
     assert value["refused"] == ([] if works else ["requests whose policy does not grant all reads"])
     assert ended.returncode == (0 if works else 1)
+
+
+def _in_chroot(jail: Path, words: Sequence[str], *, is_mount: bool) -> CompletedProcess[str]:
+    """Run exec-server as root in a chroot to a new directory with everything of this machine."""
+    jail.mkdir()
+    enter = _ENTER_JAIL.format(jail=jail, bind=f"mount --bind {jail} {jail}" if is_mount else "")
+    server = [sys.executable, "-P", "-m", "exec_server"]
+    return run_to_end(["unshare", "--mount", "sh", "-c", enter, "sh", *server, *words], cwd="/")
+
+
+@pytest.mark.root
+@NEEDS_ROOT
+def test_a_chroot_to_a_mount_has_restricted_roots(tmp_path: Path) -> None:
+    workspace = tmp_path / "ws"
+    workspace.mkdir()
+    (tmp_path / "outside").write_text("outside")
+    permissions = policy(special("minimal", "read"), special("project_roots", "write"))
+    (tmp_path / "policy.json").write_text(json.dumps(permissions["permissions"]))
+    script = f"echo new > new; ls {tmp_path}; cat /..{tmp_path}/outside; unshare --mount true"
+    words = ["--policy", str(tmp_path / "policy.json"), "--cwd", str(workspace)]
+    words = ["sandbox", "run", *words, "--", "sh", "-c", script]
+    ended = _in_chroot(tmp_path / "jail", words, is_mount=True)
+    assert ended.stdout == "ws\n", ended
+    assert "No such file" in ended.stderr
+    assert "Operation not permitted" in ended.stderr
+    assert (workspace / "new").read_text() == "new\n"
+
+
+@pytest.mark.root
+@NEEDS_ROOT
+def test_check_names_the_way_out_of_a_chroot_to_no_mount(tmp_path: Path) -> None:
+    ended = _in_chroot(tmp_path / "jail", ["sandbox", "check"], is_mount=False)
+    assert ended.returncode == 1
+    assert "`mount --bind DIR DIR`" in ended.stdout
+    assert "boot another one" not in ended.stdout

@@ -219,9 +219,9 @@ def unmount(path: str) -> None:
 def replace_root(path: str) -> bool:
     """Make a mount the root of this process; returns whether the old root is detached.
 
-    The kernel refuses to detach the initial ramfs, and the directory of a chroot. The mount is
-    then moved over the old root, as switch_root does. No path leads below it, because `..` of the
-    root is the root; but the old mounts stay in the mount namespace.
+    The kernel refuses to detach the initial ramfs. The mount is then moved over the old root, as
+    switch_root does. No path leads below it, because `..` of the root is the root; but the old
+    mounts stay in the mount namespace.
     """
     os.chdir(path)
     try:
