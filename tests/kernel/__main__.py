@@ -25,7 +25,7 @@ _TESTS: Final = (
     "tests/unit/sandbox/runtime",
     "tests/unit/sandbox/policy/test_seccomp.py",
 )
-# Timing means nothing in an emulated machine, which is ten times slower.
+# Timing means nothing in an emulated machine.
 _ALWAYS: Final = ("-q", "--color=no", "-rfE", "-m", "not measured and not reference")
 _SCALE: Final = 10
 _MINUTES: Final = 120
@@ -38,7 +38,12 @@ def main() -> int:
     parser.add_argument(
         "--kernel", default=packages.RELEASE, metavar="RELEASE", help="Debian release of the kernel"
     )
-    parser.add_argument("--root", choices=["tmpfs", "ramfs"], default="tmpfs", help="file system")
+    parser.add_argument(
+        "--root",
+        choices=["tmpfs", "ramfs"],
+        default="tmpfs",
+        help="root file system: a tmpfs, or the initial ramfs",
+    )
     parser.add_argument("--user", choices=["root", "ordinary", "both"], default="both")
     # kvm is there in many virtual machines that cannot use it, so nothing is guessed.
     parser.add_argument("--accel", default="tcg", help="accelerator of qemu: tcg emulates, kvm")

@@ -52,7 +52,7 @@ examples:
   exec-server registry token create --scope connect:build-7 --tenant ops --json
       a token for clients of one environment, as JSON
   exec-server registry token revoke tok-0123456789ab
-      takes effect on all nodes within 2 s, and closes the sockets of the token
+      refused at once; its sockets are closed on all nodes within 5 s
   exec-server registry status --watch
       a live table
 """
