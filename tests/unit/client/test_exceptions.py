@@ -86,8 +86,6 @@ def test_a_denial_names_path_and_rule(error: SandboxDenied, text: str) -> None:
 
 def test_every_exception_is_exported() -> None:
     internal = {"MalformedMessage", "NotFound", "ProgramNotFound", "ProtocolError", "RelayError"}
-    # A ConnectFailed that the dialer repeats, and an error that only executors get.
-    internal |= {"HandshakeReset", "RegistryUnreachable"}
     for module, hidden in ((errors, internal), (exceptions, set()), (file_errors, set())):
         own = {
             name

@@ -54,6 +54,9 @@ class _Link:
             raise message
         return [json.dumps(message).encode()]
 
+    def take_useless(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.is_closed = True
         os.close(self._reader)
