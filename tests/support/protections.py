@@ -33,9 +33,10 @@ STEPS = (
 
 
 _SERVER = """
-import ctypes, dataclasses, os, subprocess
+import ctypes, dataclasses, os, subprocess, sys
 import msgspec
 from exec_server.filesystem import mounts, placeholder
+from exec_server.host import module_path, programs
 from exec_server.proxy import certificate_file
 from exec_server.sandbox import builder, command_sandbox
 from exec_server.sandbox.policy import layout, resolver
@@ -167,6 +168,8 @@ IN_SERVER = {
     "no descriptors for the launcher": "subprocess.Popen = LeakingPopen",
     "files of the server read-only": "command_sandbox._protect = lambda policy, paths: policy",
     "verified certificates": "certificate_file.CertificateFile._is_intact = lambda *given: True",
+    "module path of helpers": "module_path.trusted = lambda: [base + '/ws', *sys.path]",
+    "programs of the system": "programs.find_system_program = lambda name: base + '/ws/bin/rg'",
     "certificates in the view": (
         "command_sandbox._with_certificates_in_view = lambda command, file: command"
     ),

@@ -209,6 +209,8 @@ _ROWS: dict[str, tuple[attacks.Attack, str]] = {
         "clean environment, hidden memory",
     ),
     "open the memory of the init": (attacks.by_command("opens('/proc/1/mem')"), "hidden memory"),
+    "import from the workspace": (attacks.IMPORT, "module path of helpers"),
+    "run a program of the workspace": (attacks.RUN_PROGRAM, "programs of the system"),
     "read the log": (attacks.read_the_log, "log left, Landlock"),
     "open the memory of a worker": (
         attacks.open_the_memory_of_a_worker,
