@@ -70,6 +70,12 @@ def positive_number(text: str) -> int:
     return number
 
 
+def utf8_text(text: str) -> str:
+    """Text for a URL or a JSON message, which have no other bytes; raises UnicodeEncodeError."""
+    text.encode()
+    return text
+
+
 def line_count(text: str) -> int:
     number = int(text)
     if number < 0:
@@ -91,6 +97,7 @@ def positive_seconds(text: str) -> float:
 
 
 # argparse prints the name of the type: "invalid number of seconds value: 'x'".
+utf8_text.__name__ = "UTF-8"
 line_count.__name__ = "number of lines"
 positive_number.__name__ = "positive number"
 seconds.__name__ = "number of seconds"

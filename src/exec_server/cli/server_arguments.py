@@ -6,7 +6,7 @@ import argparse
 import os
 
 from exec_server import __version__
-from exec_server.cli.argument_parser import ArgumentParser, positive_number, seconds
+from exec_server.cli.argument_parser import ArgumentParser, positive_number, seconds, utf8_text
 
 DEFAULT_LISTEN_URL = "ws://127.0.0.1:0"
 # Not in `logs`, which needs the logging package: the server prints its URL before it imports that.
@@ -238,9 +238,17 @@ def add_remote_flags(parser: ArgumentParser) -> None:
         "Register with a registry and serve clients through its relay, encrypted end to end;\n"
         "no port is opened on this machine.",
     )
-    group.add_argument("--remote", metavar="URL", help="URL of the registry; replaces --listen")
     group.add_argument(
-        "--environment-id", metavar="ID", help="the id by which clients find this machine"
+        "--remote",
+        type=utf8_text,
+        metavar="URL",
+        help="URL of the registry; replaces --listen",
+    )
+    group.add_argument(
+        "--environment-id",
+        type=utf8_text,
+        metavar="ID",
+        help="the id by which clients find this machine",
     )
     group.add_argument(
         "--ca-file",
@@ -272,6 +280,7 @@ def add_remote_flags(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--executor-id",
+        type=utf8_text,
         metavar="ID",
         help="like --environment-id, for older registries: selects --relay-security text and "
         "the token in CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN",

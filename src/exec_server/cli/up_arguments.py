@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from exec_server.cli.argument_parser import utf8_text
 from exec_server.cli.server_arguments import ServerParser, add_key_file, add_logging_flags
 
 _DESCRIPTION = """\
@@ -34,6 +35,7 @@ def build_parser() -> ServerParser:
     )
     parser.add_argument(
         "--environment-id",
+        type=utf8_text,
         metavar="ID",
         help="the id by which clients find this machine (default: its host name)",
     )

@@ -11,6 +11,7 @@ from exec_server.cli.argument_parser import (
     HelpFormatter,
     positive_number,
     positive_seconds,
+    utf8_text,
 )
 
 
@@ -50,3 +51,6 @@ def test_types_of_values() -> None:
     for wrong in ("0", "nan", "1e10"):
         with pytest.raises(ValueError, match=wrong):
             positive_seconds(wrong)
+    assert utf8_text("größe") == "größe"
+    with pytest.raises(ValueError, match="surrogates"):
+        utf8_text(os.fsdecode(b"\xff"))
