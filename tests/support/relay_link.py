@@ -60,7 +60,8 @@ class FakeLink:
     def deliver(self, frame: Frame) -> list[Frame]:
         """The frames sent in response to this frame."""
         before = len(self.sent)
-        self.streams.frame_received(encode(frame) + token_field(frame.token_id))
+        named = token_field(frame.token_id) if frame.token_id else b""
+        self.streams.frame_received(encode(frame) + named)
         return self.sent[before:]
 
     def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> list[Frame]:

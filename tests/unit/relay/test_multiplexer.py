@@ -85,6 +85,18 @@ def test_answer_is_sent_before_the_stream_can_say_anything() -> None:
     assert [frame.kind for frame in link.sent] == [Kind.HANDSHAKE, Kind.DATA]
 
 
+def test_a_stream_that_cannot_be_opened_is_reset() -> None:
+    class Full(FakeLink):
+        def stream_opened(self, channel: Channel) -> FakeReceiver:
+            raise MemoryError
+
+    link = Full()
+    _, handshake = link.begin("stream-1")
+    _, reset = link.finish_handshake(handshake, is_valid=True)
+    assert reset == reset_frame("stream-1")
+    assert (len(link.streams), link.failures()) == (0, 0)
+
+
 def test_a_prepared_response_is_computed_once_and_sent_later(link: FakeLink) -> None:
     initiator, handshake = link.begin("stream-1")
     handshake.prepare()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.support.relay_link import (
     FakeLink,
+    FakeReceiver,
     check_alive,
     data_frame_of,
     reset_frame,
@@ -180,3 +181,42 @@ def test_short_garbage_is_no_frame(link: FakeLink) -> None:
     for size in range(6):
         link.streams.frame_received(b"\x08\x01\x12\x01s\x2a"[:size])
     assert link.opened[0].batches == []
+
+
+class _Defective(FakeReceiver):
+    """A receiver with a defect."""
+
+    def messages_received(self, messages: list[bytes]) -> None:
+        raise ValueError(messages)
+
+    def stream_lost(self) -> None:
+        super().stream_lost()
+        raise ValueError
+
+
+class _LinkWithDefect(FakeLink):
+    """Its first stream has a receiver with a defect."""
+
+    def stream_opened(self, channel: Channel) -> FakeReceiver:
+        made = FakeReceiver(channel) if self.opened else _Defective(channel)
+        self.opened.append(made)
+        return made
+
+
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_a_defect_ends_its_stream_alone(is_usual: bool) -> None:
+    link = _LinkWithDefect()
+    harness, bystander = link.open("s"), link.open("bystander")
+    frame = data_frame_of(harness, b"x")
+    # A frame with an unknown field has to be decoded.
+    assert link.deliver(frame if is_usual else frame._replace(token_id="t")) == [reset_frame("s")]
+    assert (link.opened[0].losses, len(link.streams)) == (1, 1)
+    check_alive(link, bystander, link.opened[1])
+
+
+def test_all_streams_learn_of_the_end_of_their_link() -> None:
+    link = _LinkWithDefect()
+    link.open("s")
+    link.open("bystander")
+    link.streams.link_lost()
+    assert [receiver.losses for receiver in link.opened] == [1, 1]

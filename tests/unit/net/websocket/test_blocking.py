@@ -211,3 +211,24 @@ def test_a_peer_that_drips_bytes_does_not_prolong_the_wait(
                 first_messages(listener.getsockname()[1])
         finally:
             given_up.set()
+
+
+def test_frames_that_complete_no_message_are_counted() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, closing(BlockingSocket(ours)) as link:
+        theirs.sendall(frame_bytes(Opcode.PING, b"", mask=False))
+        theirs.sendall(frame_bytes(Opcode.PONG, b"", mask=False))
+        theirs.sendall(frame_bytes(Opcode.TEXT, b"", fin=False, mask=False))
+        theirs.sendall(frame_bytes(Opcode.CONTINUATION, b"one", mask=False))
+        assert link.receive_first() == [b"one"]
+        assert (link.take_useless(), link.take_useless()) == (3, 0)
+
+
+def test_the_first_message_may_come_in_parts() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, closing(BlockingSocket(ours)) as link:
+        later = threading.Timer(0.02, theirs.sendall, [_text(b"one")[2:]])
+        theirs.sendall(_text(b"one")[:2])
+        later.start()
+        assert link.receive_first() == [b"one"]
+        later.join()

@@ -315,3 +315,27 @@ def test_a_certificate_for_another_host_is_rejected(tmp_path: Path) -> None:
                 await connect(f"wss://localhost:{port}", User, tls=tls_context(roots))
 
     run_checked(body)
+
+
+def test_frames_that_complete_no_message_are_told() -> None:
+    told: list[str] = []
+
+    async def handle(peer: Peer) -> None:
+        await peer.upgrade()
+        await peer.receive()
+        peer.send(Opcode.PING)
+        peer.send(Opcode.PONG)
+        peer.send(Opcode.TEXT, fin=False)
+        peer.send(Opcode.CONTINUATION, b"one")
+        await peer.answer_close()
+
+    async def body() -> None:
+        async with serving(handle) as port:
+            user = await open_client(port)
+            user.socket.on_useless = lambda: told.append("useless")
+            user.socket.send(b"begin", is_text=True)
+            await user.until("text")
+            await end_client(user)
+
+    run_checked(body)
+    assert told == ["useless"] * 3

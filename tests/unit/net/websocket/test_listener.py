@@ -22,7 +22,7 @@ from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.websocket import listener as listener_module
 from exec_server.net.websocket.client import ClientSocket, connect
 from exec_server.net.websocket.listener import WebSocketListener
-from exec_server.net.websocket.server import Settings
+from exec_server.net.websocket.server import Settings, WebSocketStream
 
 
 @contextlib.asynccontextmanager
@@ -85,5 +85,30 @@ def test_the_end_of_the_listener_closes_all_connections(
         for user in users:
             seen = await user.until("lost", 1)
             assert seen[-1] == ("lost", "closed by the peer: 1001 server is shutting down")
+
+    uvloop.run(body())
+
+
+def test_a_connection_whose_tick_fails_is_aborted_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "_TICK_SECONDS", 0.001)
+    tick = WebSocketStream.tick
+    broken: list[WebSocketStream] = []
+
+    def tick_or_fail(self: WebSocketStream, now: float) -> None:
+        if self in broken or not broken:
+            broken[:] = [self]
+            raise ValueError
+        tick(self, now)
+
+    async def body() -> None:
+        async with _listening(tmp_path) as (urls, tls):
+            user = await _open(urls[2], tls)
+            monkeypatch.setattr(WebSocketStream, "tick", tick_or_fail)
+            await user.until("lost", 1)
+            other = await _open(urls[2], tls)
+            other.socket.send(b"alive", is_text=True)
+            assert await other.until("text", 1) == [("text", b"alive")]
 
     uvloop.run(body())
