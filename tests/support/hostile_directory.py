@@ -5,17 +5,20 @@ It stands for a workspace into which a confined command, or a cloned repository,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import marshal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from unittest import mock
 
 from exec_server.host.module_path import NEEDED
+from tests.support.client import RpcFailure, uri
+from tests.support.protections import Scene
 
 # What the interpreter itself imports at its start if it finds them.
 CUSTOM = ("sitecustomize", "usercustomize")
@@ -71,3 +74,23 @@ class Trap:
         numbers = struct.pack("<LLL", 0, int(found.st_mtime), found.st_size)
         code = marshal.dumps(compile(self.text(name), spec.origin, "exec"))
         path.write_bytes(importlib.util.MAGIC_NUMBER + numbers + code)
+
+
+def run_outside(name: str, text: str, pattern: str) -> Callable[[Scene], bool]:
+    """A command leaves a file in the workspace, which a search for `pattern` runs outside."""
+
+    def attack(scene: Scene) -> bool:
+        mark = scene.base / "outside" / "mark"
+        code = "os.makedirs(os.path.dirname(extra[0]), exist_ok=True)\n"
+        code += "open(extra[0], 'w').write(extra[1]); os.chmod(extra[0], 0o755)"
+        assert scene.command("WW", code, str(scene.ws / name), text.replace("MARK", str(mark)))
+        with contextlib.suppress(RpcFailure):  # of a search that failed because of the file
+            scene.client.call("fs/grep", {"path": uri(scene.ws), "pattern": pattern})
+        return mark.exists()
+
+    return attack
+
+
+# The search of our own process imports this module; ripgrep cannot read the pattern.
+IMPORT = run_outside("json.py", "open('MARK', 'w').close()", "one(?= two)")
+RUN_PROGRAM = run_outside("bin/rg", "#!/bin/sh\ntouch MARK\n", "one")

@@ -21,7 +21,7 @@ from typing import Any
 
 from exec_server.filesystem.placeholder import MARK_NS
 from tests.support.barriers import mount, unmount, user_id
-from tests.support.client import RpcFailure, uri
+from tests.support.client import RpcFailure
 from tests.support.network import network_proxy
 from tests.support.protections import Scene
 from tests.support.sandbox import (
@@ -170,26 +170,6 @@ def work_below_a_new_mount(scene: Scene) -> bool:
 
 # The log of the server has some text.
 LOGGING = f"os.write(2, {MARKER.encode()!r})"
-
-
-def run_outside(name: str, text: str, pattern: str) -> Attack:
-    """A command leaves a file in the workspace, which a search for `pattern` runs outside."""
-
-    def attack(scene: Scene) -> bool:
-        mark = scene.base / "outside" / "mark"
-        code = "os.makedirs(os.path.dirname(extra[0]), exist_ok=True)\n"
-        code += "open(extra[0], 'w').write(extra[1]); os.chmod(extra[0], 0o755)"
-        assert scene.command("WW", code, str(scene.ws / name), text.replace("MARK", str(mark)))
-        with contextlib.suppress(RpcFailure):  # of a search that failed because of the file
-            scene.client.call("fs/grep", {"path": uri(scene.ws), "pattern": pattern})
-        return mark.exists()
-
-    return attack
-
-
-# The search of our own process imports this module; ripgrep cannot read the pattern.
-IMPORT = run_outside("json.py", "open('MARK', 'w').close()", "one(?= two)")
-RUN_PROGRAM = run_outside("bin/rg", "#!/bin/sh\ntouch MARK\n", "one")
 
 
 def read_the_log(scene: Scene) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from tests.support import hostile_directory
 from tests.support import protection_attacks as attacks
 from tests.support.barriers import in_private_mounts
 from tests.support.client import uri
@@ -209,8 +210,8 @@ _ROWS: dict[str, tuple[attacks.Attack, str]] = {
         "clean environment, hidden memory",
     ),
     "open the memory of the init": (attacks.by_command("opens('/proc/1/mem')"), "hidden memory"),
-    "import from the workspace": (attacks.IMPORT, "module path of helpers"),
-    "run a program of the workspace": (attacks.RUN_PROGRAM, "programs of the system"),
+    "import from the workspace": (hostile_directory.IMPORT, "module path of helpers"),
+    "run a program of the workspace": (hostile_directory.RUN_PROGRAM, "programs of the system"),
     "read the log": (attacks.read_the_log, "log left, Landlock"),
     "open the memory of a worker": (
         attacks.open_the_memory_of_a_worker,
