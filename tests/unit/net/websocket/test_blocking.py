@@ -232,3 +232,12 @@ def test_the_first_message_may_come_in_parts() -> None:
         later.start()
         assert link.receive_first() == [b"one"]
         later.join()
+
+
+def test_a_ping_after_the_time_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "SECONDS", 0.0)
+    ours, theirs = socket.socketpair()
+    with theirs, closing(BlockingSocket(ours)) as link:
+        theirs.sendall(frame_bytes(Opcode.PING, b"", mask=False))
+        with pytest.raises(ConnectionLost, match="timed out"):
+            link.receive_first()

@@ -22,6 +22,7 @@ from exec_server.net.websocket.frames import (
     close_payload,
     frame_header,
     masked_frame,
+    text_header,
 )
 
 
@@ -274,7 +275,7 @@ def test_many_tiny_fragments_cost_no_more_than_their_bytes() -> None:
     ],
 )
 def test_heads_of_sent_frames(size: int, head: str) -> None:
-    assert frame_header(Opcode.TEXT, size) == bytes.fromhex(head)
+    assert frame_header(Opcode.TEXT, size) == text_header(size) == bytes.fromhex(head)
 
 
 def test_head_of_a_sent_fragment() -> None:
