@@ -8,7 +8,7 @@ the system come first.
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from exec_server.client.engine.start_params import SYSTEM_FIRST
@@ -37,11 +37,8 @@ class SystemCommands:
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
 
-    def run(self, argv: Sequence[str], **options: Any) -> Awaitable[Result]:
+    async def run(self, argv: Sequence[str], **options: Any) -> Result:
         """Raises ProgramNotFound if a command, not one of a script, does not exist."""
-        return self._run(argv, options)
-
-    async def _run(self, argv: Sequence[str], options: dict[str, Any]) -> Result:
         done = await self._commands.run(with_system_programs(argv), **options)
         if done.exit_code == _NO_PROGRAM and argv[0] != "/bin/sh":
             text = "No such file or directory (os error 2)"

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Failures of one source at once, and then in each second. A handshake that fails costs 0.25 to
-# 1.2 ms of processor time, so one source uses at most 4 % of a processor.
+# Failures of one source at once, and then in each second. A handshake that fails costs about a
+# millisecond of processor time, so one source uses a few percent of a processor.
 BURST_FAILURES = 64
 FAILURES_A_SECOND = 32.0
 # Sources whose failures are remembered; the one whose last failure is the oldest is forgotten.
