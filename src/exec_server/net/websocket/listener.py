@@ -36,7 +36,8 @@ class WebSocketListener:
         self._certificate = certificate
         self._streams: set[WebSocketStream] = set()
         self._servers: list[asyncio.Server | TlsAcceptor] = []
-        self._seen: frozenset[WebSocketStream] = frozenset()  # at the last tick
+        self._accepted = 0  # streams, ever
+        self._ended = 0  # of them, at the last tick
         self._ticker: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
@@ -58,6 +59,7 @@ class WebSocketListener:
         self._tick()
 
     def _make_stream(self) -> WebSocketStream:
+        self._accepted += 1
         return WebSocketStream(self._settings, self._streams)
 
     def _tick(self) -> None:
@@ -76,10 +78,10 @@ class WebSocketListener:
         The objects of a TLS connection refer to each other and hold what was received last,
         megabytes of it; automatic collections are rare here (see `cli.server_run`).
         """
-        has_ended = not self._seen <= self._streams
-        self._seen = frozenset(self._streams)
-        if has_ended:
+        ended = self._accepted - len(self._streams)
+        if ended != self._ended:
             gc.collect()
+        self._ended = ended
 
     async def close(self) -> None:
         """Stop accepting, send all peers a close frame, and hang up."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -87,6 +89,34 @@ def test_the_end_of_the_listener_closes_all_connections(
             assert seen[-1] == ("lost", "closed by the peer: 1001 server is shutting down")
 
     uvloop.run(body())
+
+
+def test_tls_connections_that_begin_and_end_between_two_ticks_are_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "_TICK_SECONDS", 0.3)
+    streams: list[weakref.ref[WebSocketStream]] = []
+    connection_made = WebSocketStream.connection_made
+
+    def remember(self: WebSocketStream, transport: asyncio.BaseTransport) -> None:
+        streams.append(weakref.ref(self))
+        connection_made(self, transport)
+
+    async def body() -> None:
+        async with _listening(tmp_path) as (urls, tls):
+            user = await _open(urls[0], tls)
+            user.socket.close(1000, "")
+            await user.socket.closed
+            while any(stream() is not None for stream in streams):
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(WebSocketStream, "connection_made", remember)
+    gc.disable()
+    try:
+        uvloop.run(body())
+    finally:
+        gc.enable()
+    assert len(streams) == 1
 
 
 def test_a_connection_whose_tick_fails_is_aborted_alone(
