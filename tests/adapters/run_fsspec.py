@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -22,8 +24,16 @@ def test_an_unknown_option_is_refused(server_url: str) -> None:
         fsspec.filesystem("exec-server", target=server_url, sandbox="read-only", user="nobody")
 
 
-def test_files_of_another_user(server_url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "theirs"
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that other users reach; each start of pytest closes the parent of tmp_path."""
+    with tempfile.TemporaryDirectory(prefix="exec-server-fsspec-") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def test_files_of_another_user(server_url: str, open_directory: Path) -> None:
+    folder = open_directory / "theirs"
     folder.mkdir()
     files = ExecServerFileSystem(server_url, user=str(NOBODY), skip_instance_cache=True)
     try:
@@ -31,8 +41,6 @@ def test_files_of_another_user(server_url: str, tmp_path: Path) -> None:
             with pytest.raises(Unsupported):
                 files.ls(str(folder))
             return
-        for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-            parent.chmod(0o755)
         with pytest.raises(PermissionError):
             files.pipe_file(f"{folder}/file", b"1")
         os.chown(folder, NOBODY, NOBODY)
