@@ -36,8 +36,7 @@ class WebSocketListener:
         self._certificate = certificate
         self._streams: set[WebSocketStream] = set()
         self._servers: list[asyncio.Server | TlsAcceptor] = []
-        self._accepted = 0  # streams, ever
-        self._ended = 0  # of them, at the last tick
+        self._has_ended = False  # a stream, since the last tick
         self._ticker: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
@@ -59,8 +58,12 @@ class WebSocketListener:
         self._tick()
 
     def _make_stream(self) -> WebSocketStream:
-        self._accepted += 1
-        return WebSocketStream(self._settings, self._streams)
+        stream = WebSocketStream(self._settings, self._streams)
+        stream.closed.add_done_callback(self._note_end)
+        return stream
+
+    def _note_end(self, _: asyncio.Future[None]) -> None:
+        self._has_ended = True
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -78,10 +81,9 @@ class WebSocketListener:
         The objects of a TLS connection refer to each other and hold what was received last,
         megabytes of it; automatic collections are rare here (see `cli.server_run`).
         """
-        ended = self._accepted - len(self._streams)
-        if ended != self._ended:
+        if self._has_ended:
             gc.collect()
-        self._ended = ended
+        self._has_ended = False
 
     async def close(self) -> None:
         """Stop accepting, send all peers a close frame, and hang up."""
