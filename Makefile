@@ -19,7 +19,7 @@
 # make everyday     our client and OpenSSH, adapters and local backends in turns; needs openssh-server
 # make adapters     the adapters in their frameworks, with the frameworks' own suites
 # make wheels       look for wheels of all dependencies for macOS, Windows and Alpine
-# make module-list  write the list of modules in docs/architecture.md
+# make limits       write docs/limits.md from the constants of the code
 #
 # PYTHON=/path/to/python3 chooses the interpreter, after `make clean`.
 
@@ -30,7 +30,7 @@ STAMP := $(VENV)/dev-installed
 PYTEST_ARGS ?=
 PORT ?= 7700
 
-.PHONY: help run dev test test-all test-rest test-others environments lint coverage conformance reference versions module-list bench soak fuzz test-kernel test-fleet everyday adapters wheels clean
+.PHONY: help run dev test test-all test-rest test-others environments lint coverage conformance reference versions limits bench soak fuzz test-kernel test-fleet everyday adapters wheels clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -111,9 +111,9 @@ versions: $(STAMP)
 wheels: $(STAMP)
 	$(VENV)/bin/python scripts/check_wheels.py
 
-# Writes the list of modules in docs/architecture.md.
-module-list:
-	python3 scripts/module_list.py
+# Writes docs/limits.md.
+limits:
+	python3 scripts/limits.py
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m bench --markdown - $(BENCH_ARGS)

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
         Unsupported,
     )
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "AlreadyExists",
