@@ -8,16 +8,13 @@ import sys
 try:
     import gc
     import signal
+    from typing import NoReturn
 
     from exec_server.cli.commands.routing import route
     from exec_server.cli.commands.table import COMMANDS
     from exec_server.host import module_path, platform, standard_streams
 except KeyboardInterrupt:  # Ctrl-C before `main`
     raise SystemExit(130) from None
-
-TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 
 def main() -> None:
