@@ -25,7 +25,7 @@ from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.listener import WebSocketListener
 from exec_server.net.websocket.server import Settings
-from exec_server.process.output import SERVER_YOUNG_BYTES, YoungBudget
+from exec_server.process.output import SERVER_RECENT_BYTES, RecentOutputBudget
 from exec_server.process.process import Emit
 from exec_server.process.reaper import Reaper
 from exec_server.process.table import ProcessTable, TableLimits, TableObserver
@@ -192,13 +192,13 @@ async def _server_context(
 
 
 def _table_maker(reaper: Reaper, spawning: ThreadPool, cleaning: ThreadPool) -> _MakeTable:
-    budget = YoungBudget(SERVER_YOUNG_BYTES)
+    budget = RecentOutputBudget(SERVER_RECENT_BYTES)
 
     def make_table(
         emit: Emit, limits: TableLimits | None = None, observer: TableObserver | None = None
     ) -> ProcessTable:
         return ProcessTable(
-            emit, reaper, spawning, cleaning, limits=limits, observer=observer, young_budget=budget
+            emit, reaper, spawning, cleaning, limits=limits, observer=observer, recent_budget=budget
         )
 
     return make_table
