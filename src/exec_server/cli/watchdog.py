@@ -53,7 +53,7 @@ class Watchdog:
                 pass  # the watchdog was killed, or stopped until the pipe was full
 
 
-def start() -> Watchdog:
+def start_watchdog() -> Watchdog:
     """Fork the watchdog; call this before starting threads."""
     reader, writer = os.pipe()
     ready_reader, ready_writer = os.pipe()

@@ -1,4 +1,4 @@
-"""Tags: the numbers by which the descendants of a command are recognised.
+"""Tags: numbers that descendants of a command inherit; orphans and strays are recognised by them.
 
 A tag is a resource limit, which fork and exec pass on. Linux stores and inherits RLIMIT_LOCKS but
 has not enforced it since 2.4, and every user can read it. The soft and the hard limit of a command
