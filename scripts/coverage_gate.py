@@ -13,8 +13,6 @@ from pathlib import Path
 
 # These are covered completely: they do no I/O, so there is no path that a unit test cannot take.
 COMPLETE = (
-    "client/ansi_html.py",
-    "client/result_html.py",
     "errors.py",
     "hosting/bodies.py",
     "hosting/envelope.py",

@@ -246,7 +246,7 @@ def test_large_output_summary(kind: str, folder: Path) -> None:
         read = client.call("process/read", {"processId": "big"})
         sizes = [len(base64.b64decode(chunk["chunk"])) for chunk in read["chunks"]]
         assert max(sizes) <= summary["maxChunk"]
-        # Ours keeps more of young output, for clients that ask for it.
+        # Ours keeps more of recent output, for clients that ask for it.
         most = 16 * 1048576 if kind == "ours" else 1048576
         assert 1048576 - summary["maxChunk"] <= sum(sizes) <= most
         first = read["chunks"][0]["seq"]

@@ -52,11 +52,6 @@ class Pretended(ClientTarget):
         super().play(adapted, run)
 
 
-def test_older_versions_are_installed() -> None:
-    if not INSTALLED:
-        pytest.skip("no older version of the reference is installed (make versions installs some)")
-
-
 @pytest.fixture(
     scope="module",
     params=[

@@ -354,7 +354,7 @@ def test_waiting_without_reading_ends(there: ClientTarget, monkeypatch: pytest.M
             chunks = [chunk async for chunk in process]
         output = b"".join(chunk.data for chunk in chunks)
         gaps = [chunk.lost_before for chunk in chunks if chunk.lost_before]
-        # Our server keeps up to 16 MiB of young output, the reference 1 MiB.
+        # Our server keeps up to 16 MiB of recent output, the reference 1 MiB.
         assert len(output) < (24_000_000 if there.is_ours else 6_000_000)
         assert gaps == [process.lost_bytes]
         if there.is_ours:

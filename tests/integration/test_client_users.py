@@ -14,6 +14,7 @@ import pytest
 from tests.support.client_targets import ClientTarget
 
 from exec_server import Environment, InvalidParams, ProgramNotFound, RpcError, Unsupported
+from exec_server.host.users import can_switch
 
 NAME = pwd.getpwuid(65534).pw_name
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root rights")
@@ -135,7 +136,9 @@ def test_a_link_of_a_user_leads_to_no_right_of_root(ours: ClientTarget, shared: 
 @pytest.mark.reference
 def test_other_servers_cannot(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
-        if not env.capabilities.other_users:
+        has_users = there.kind == "ours" and can_switch()
+        assert env.capabilities.other_users == has_users
+        if not has_users:
             with pytest.raises(Unsupported, match="otherUsers"):
                 await env.run(["true"], user=NAME)
             with pytest.raises(Unsupported, match="otherUsers"):

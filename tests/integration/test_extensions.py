@@ -501,7 +501,7 @@ for number in range(60):
 
 
 def test_loss_that_is_too_long_ago_has_no_size() -> None:
-    limits = {"process.output.DROPPED_SIZES": 16, "process.output.YOUNG_BYTES": 0}
+    limits = {"process.output.DROPPED_SIZES": 16, "process.output.RECENT_BYTES": 0}
     with start_patched(limits) as server, server.connect() as own:
         name = own.start(["head", "-c", "2500000", "/dev/zero"])
         own.collect(name)

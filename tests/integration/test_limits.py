@@ -37,7 +37,7 @@ from tests.support.client import (
 )
 from tests.support.server_internals import eventually, load_sandboxes, own_processes, stat_fields
 
-from exec_server.process.output import SESSION_YOUNG_BYTES
+from exec_server.process.output import SESSION_RECENT_BYTES
 
 pytestmark = pytest.mark.measured
 
@@ -259,9 +259,9 @@ def test_requests_without_end_behind_one_that_waits(
 def test_output_that_is_not_read(
     server: Server, other: Client, python: Callable[[str], list[str]]
 ) -> None:
-    """Young output is kept for a moment, then 1 MiB of each process in chunks.
+    """Recent output is kept for a moment, then 1 MiB of each process in chunks.
 
-    The server returns the memory of the young output to the kernel with its next clean-up.
+    The server returns the memory of the recent output to the kernel with its next clean-up.
     """
     client = server.connect()
     before = _resident(server.process.pid)
@@ -272,7 +272,7 @@ def test_output_that_is_not_read(
     for _ in range(8):
         client.start(python("import os\nwhile True: os.write(1, bytes(65536))"))
     time.sleep(0.5)
-    assert grown() < SESSION_YOUNG_BYTES + 30 * _MIB
+    assert grown() < SESSION_RECENT_BYTES + 30 * _MIB
     _is_responsive(other)
     eventually("less memory", lambda: grown() < 30 * _MIB or None, 15)
     client.close()

@@ -198,5 +198,7 @@ def test_figures_are_those_that_the_benchmark_printed() -> None:
 
 def test_commands_exist() -> None:
     makefile = (_ROOT / "Makefile").read_text()
-    for target in re.findall(r"\bmake ([a-z-]+)[`\n]", _README.read_text()):
+    targets = re.findall(r"\bmake ([a-z-]+)[`\n]", _README.read_text())
+    assert targets
+    for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

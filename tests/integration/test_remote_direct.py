@@ -100,6 +100,7 @@ def test_session_credentials_and_another_service(service: ThreadedRelayService) 
     env = {**AWS, "AWS_SESSION_TOKEN": TOKEN}
     flags = (*DIRECT, "--aws-service", "other-service")
     with start_executor(service, *flags, env=env):
+        assert {request.method for request in service.requests} == {"GET", "POST"}
         for request in service.requests:
             headers = "host;x-amz-date;x-amz-security-token"
             if request.method == "POST":

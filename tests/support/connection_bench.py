@@ -122,7 +122,7 @@ class _Table:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def keep_young_output(self, wanted: bool) -> None:
+    def keep_recent_output(self, wanted: bool) -> None:
         """There is no output."""
 
     def pause_reading(self) -> None:

@@ -45,11 +45,11 @@ _CLASSES = (
     "process.table.ProcessTable",
     "server.attachment.Attachment",
     "server.attachment.Broadcast",
+    "server.client_requests.ClientRequests",
     "server.connection.Connection",
     "server.context.ConnectionContext",
     "server.lanes.Lanes",
     "server.port_table.PortTable",
-    "server.questions.Questions",
     "server.session.Session",
 )
 _RELAY_CLASSES = (

@@ -8,16 +8,13 @@ import sys
 try:
     import gc
     import signal
+    from typing import NoReturn
 
     from exec_server.cli.commands.routing import route
     from exec_server.cli.commands.table import COMMANDS
     from exec_server.host import module_path, platform, standard_streams
 except KeyboardInterrupt:  # Ctrl-C before `main`
     raise SystemExit(130) from None
-
-TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 
 def main() -> None:
@@ -71,7 +68,7 @@ def _refuse(reason: str) -> NoReturn:
 def _run_server(name: str, words: list[str]) -> NoReturn:
     gc.disable()  # as for a client; `server_run` enables it again
     module_path.freeze()
-    from exec_server.cli import watchdog
+    from exec_server.cli.watchdog import start_watchdog
     from exec_server.host import libc
     from exec_server.host.secret_variables import STRIPPED_NAMES
     from exec_server.process import descendants
@@ -84,25 +81,25 @@ def _run_server(name: str, words: list[str]) -> NoReturn:
     libc.close_inherited_descriptors_on_exec()
     # A SIGCHLD that the parent process ignores is inherited, and the kernel would reap children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    dog = watchdog.start()
+    watchdog = start_watchdog()
     # Imported after the fork, to keep the watchdog small.
     if name == "sandbox":
         from exec_server.cli.sandbox_command import run
 
         gc.enable()
-        dog.wait_until_ready()
-        code = run(words, dog.register_cleanup)
+        watchdog.wait_until_ready()
+        code = run(words, watchdog.register_cleanup)
     else:
         if name == "up":
             from exec_server.cli.up_command import up
 
-            code = up(words, dog)
+            code = up(words, watchdog)
         else:
             from exec_server.cli.serve_command import serve
 
-            code = serve(words if name == "serve" else [name, *words], dog)
-        dog.wait_until_ready()  # its parent must not change while it looks around
-    descendants.kill_all_descendants(spared=dog.pid)  # orphans that have removed their tag
+            code = serve(words if name == "serve" else [name, *words], watchdog)
+        watchdog.wait_until_ready()  # its parent must not change while it looks around
+    descendants.kill_all_descendants(spared=watchdog.pid)  # orphans that have removed their tag
     _exit(code)
 
 

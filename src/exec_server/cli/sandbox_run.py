@@ -113,7 +113,6 @@ def run_confined(
         child = _spawn_unconfined(streams, confined.command, owner)
     else:
         denials = CommandDenials(confined.policy, confined.command.cwd)
-        denials.prepare(confined.command.env)
         sandboxes = Sandboxes(os.environ, register_cleanup)
         with contextlib.closing(sandboxes):
             child = sandboxes.commands.spawn_on(

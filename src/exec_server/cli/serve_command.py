@@ -30,14 +30,14 @@ _NO_PROC = (
 )
 
 
-def serve(words: list[str], dog: Watchdog) -> int:
+def serve(words: list[str], watchdog: Watchdog) -> int:
     """Run the server until a signal or the end of stdin; returns the exit code."""
     ignore_unused()
     try:
         arguments = parse(words)
         if arguments.log_level not in LOG_LEVELS:
             raise StartupError(f"EXEC_SERVER_LOG must be one of {', '.join(LOG_LEVELS)}")
-        _run(arguments, dog)
+        _run(arguments, watchdog)
     except SystemExit as end:  # argparse: --help and usage errors
         return end.code if isinstance(end.code, int) else 1
     except (StartupError, RegistryError) as error:
@@ -46,14 +46,14 @@ def serve(words: list[str], dog: Watchdog) -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace, dog: Watchdog) -> None:
+def _run(arguments: argparse.Namespace, watchdog: Watchdog) -> None:
     if not os.path.exists("/proc/self/stat"):
         print(_NO_PROC, file=sys.stderr, flush=True)
     if arguments.remote is not None:
         _import_msgspec()
         from exec_server.cli.server_run import run_remote
 
-        run_remote(arguments, dog)
+        run_remote(arguments, watchdog)
         return
     addresses = _parse_addresses(arguments)
     authenticate = build_authenticator(arguments)
@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace, dog: Watchdog) -> None:
         _import_msgspec()
         from exec_server.cli.server_run import run_stdio
 
-        run_stdio(arguments, dog)
+        run_stdio(arguments, watchdog)
         return
     bound = _bind(addresses)
     try:
@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace, dog: Watchdog) -> None:
         _import_msgspec()
         from exec_server.cli.server_run import run_websocket
 
-        run_websocket(arguments, dog, bound, authenticate, certificate)
+        run_websocket(arguments, watchdog, bound, authenticate, certificate)
     finally:
         for each in bound:
             each.remove_file()  # after a failure before the listener was opened

@@ -28,13 +28,13 @@ from exec_server.server.serve import Options, serve_stdio, serve_websocket
 
 def run_websocket(
     arguments: argparse.Namespace,
-    dog: Watchdog,
+    watchdog: Watchdog,
     bound: list[BoundSocket],
     authenticate: Authenticator | None,
     certificate: ServerCertificate | None,
 ) -> None:
     """Serve bound sockets until a signal or, if the arguments say so, the end of stdin."""
-    options = _prepare(arguments, dog)
+    options = _prepare(arguments, watchdog)
     names = [*arguments.allow_host, *(each.name for each in bound if each.name is not None)]
     hosts = frozenset(name.lower() for name in names)
     stop = asyncio.Event()
@@ -53,21 +53,21 @@ def run_websocket(
     uvloop.run(_run_until_signal(server, stop, watch_stdin=watch_stdin, reload=reload))
 
 
-def run_stdio(arguments: argparse.Namespace, dog: Watchdog) -> None:
+def run_stdio(arguments: argparse.Namespace, watchdog: Watchdog) -> None:
     """Serve stdin and stdout until a signal or the end of stdin."""
-    options = _prepare(arguments, dog)
+    options = _prepare(arguments, watchdog)
     stop = asyncio.Event()
     server = serve_stdio(stop, options=options, variables=_inheritable_variables())
     uvloop.run(_run_until_signal(server, stop))
 
 
-def run_remote(arguments: argparse.Namespace, dog: Watchdog) -> None:
+def run_remote(arguments: argparse.Namespace, watchdog: Watchdog) -> None:
     """Serve clients through a relay until a signal."""
     # Imported only here: a listening server does not need the registry client.
     from exec_server.cli.remote_mode import RemoteMode
     from exec_server.registry.secrets import SECRET_NAMES
 
-    options = _prepare(arguments, dog)
+    options = _prepare(arguments, watchdog)
     libc.become_subreaper()
     remote = RemoteMode(arguments, dict(os.environ))
     variables = _inheritable_variables(SECRET_NAMES)
@@ -78,14 +78,14 @@ def run_remote(arguments: argparse.Namespace, dog: Watchdog) -> None:
     uvloop.run(_run_until_signal(server, stop, watch_stdin=watch_stdin))
 
 
-def _prepare(arguments: argparse.Namespace, dog: Watchdog) -> Options:
+def _prepare(arguments: argparse.Namespace, watchdog: Watchdog) -> Options:
     logs.configure(arguments.log_level, arguments.log_format)
-    dog.wait_until_ready()
+    watchdog.wait_until_ready()
     raise_server_limit()  # after the fork of the watchdog, which needs few descriptors
     return Options(
         arguments.concurrent_requests,
         arguments.session_retention,
-        dog.register_cleanup,
+        watchdog.register_cleanup,
         allow_port_hosts=arguments.allow_port_hosts,
     )
 

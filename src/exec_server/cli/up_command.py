@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from exec_server.cli.watchdog import Watchdog
 
 
-def up(words: list[str], dog: Watchdog) -> int:
+def up(words: list[str], watchdog: Watchdog) -> int:
     """Serve through a registry until a signal, or manage the service; returns the exit code."""
     ignore_unused()
     try:
@@ -35,7 +35,7 @@ def up(words: list[str], dog: Watchdog) -> int:
         if arguments.install:
             return _manage_service(login.url, environment_id, [*certificate, *key])
         certificate = certificate or _certificate_flags(login.ca_file, login.pins)
-        _serve(arguments, login, environment_id, [*certificate, *key], dog)
+        _serve(arguments, login, environment_id, [*certificate, *key], watchdog)
     except SystemExit as end:  # argparse: --help and usage errors
         return end.code if isinstance(end.code, int) else 1
     except (StartupError, RegistryError, UsageError, CommandError) as error:
@@ -96,7 +96,7 @@ def _serve(
     login: logins.Login,
     environment_id: str,
     flags: Sequence[str],
-    dog: Watchdog,
+    watchdog: Watchdog,
 ) -> None:
     words = ["--remote", login.url, "--environment-id", environment_id]
     words += ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
@@ -107,7 +107,7 @@ def _serve(
     settings.on_ready = _Announcement(login.url, environment_id)
     from exec_server.cli.server_run import run_remote
 
-    run_remote(settings, dog)
+    run_remote(settings, watchdog)
 
 
 class _Announcement:

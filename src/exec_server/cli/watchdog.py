@@ -7,16 +7,13 @@ and every process that it recognises as the server's (see process.strays), and r
 directories that the server has registered through the pipe (see sandbox.runtime.placeholders). It
 has its own session, so signals to the server's group or terminal do not reach it, and its own name,
 so `pkill exec-server` does not either.
-
-Its memory is what this process has imported by then. So this module and those that it imports do
-without typing, re, contextlib and threading, which are half of that.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from _thread import allocate_lock
+from threading import Lock
 
 from exec_server.filesystem import placeholder
 from exec_server.host import libc
@@ -37,7 +34,7 @@ class Watchdog:
         self.pid = pid
         self._pipe = pipe  # stays open until this process ends
         self._ready: int | None = ready
-        self._lock = allocate_lock()
+        self._lock = Lock()
 
     def wait_until_ready(self) -> None:
         """Wait until the server may start children, which are born in its cgroup, or end."""
@@ -56,7 +53,7 @@ class Watchdog:
                 pass  # the watchdog was killed, or stopped until the pipe was full
 
 
-def start() -> Watchdog:
+def start_watchdog() -> Watchdog:
     """Fork the watchdog; call this before starting threads."""
     reader, writer = os.pipe()
     ready_reader, ready_writer = os.pipe()
@@ -85,7 +82,6 @@ def _run(server: int, pipe: int, ready: int) -> None:
     strays = Strays(server)
     cgroup = _move_to_cgroup(server)
     os.close(ready)
-    libc.unmap_unchanged_files()
     paths = read_registrations(pipe)
     if cgroup is not None:
         cgroup.kill()

@@ -112,19 +112,6 @@ class Result(msgspec.Struct, frozen=True):
             f"duration={self.duration:.3f}{denied}{lost})"
         )
 
-    def _repr_html_(self) -> str:
-        """For notebooks: exit code, duration, and the output with its colours; never a script."""
-        from exec_server.client.result_html import result_to_html  # only notebooks need it
-
-        return result_to_html(
-            self.argv,
-            ((self.stdout, self.lost_stdout), (self.stderr, self.lost_stderr)),
-            exit_code=self.exit_code,
-            duration=self.duration,
-            is_denied=self.sandbox_denied or self.sandbox_denial is not None,
-            lost=self.lost_bytes - self.lost_stdout - self.lost_stderr,
-        )
-
 
 # Characters of one member in the representation of a result.
 _REPR_CHARACTERS: Final = 120

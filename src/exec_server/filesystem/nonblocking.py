@@ -6,7 +6,7 @@ content is read from the page cache only (RWF_NOWAIT). Opening a file on a netwo
 file system may wait for its server in any case, so those are always left to a thread.
 
 Writing has no such flags. Small files are written here all the same, because the kernel copies them
-into its memory and returns, and `SlowWrites` leaves them to threads when it did not.
+into its memory and returns, and `WriteGuard` leaves them to threads when it did not.
 
 A `confined` operation is one that a sandbox allows because it allows all reads. It must not
 see the server's own files in procfs, nor pass through them: the result is None then, too.
@@ -20,6 +20,7 @@ import os
 import resource
 import stat
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -40,26 +41,22 @@ _DONE: Final = files.Done()
 INLINE_BYTES: Final = 65_536
 # Listing a directory of more entries takes longer than the hand-over to a thread.
 INLINE_ENTRIES: Final = 100
-# Directories that one client looks at within seconds; the one listed longest ago is forgotten.
-MAX_RECENT_DIRECTORIES: Final = 256
 # The kernel does not reclaim memory used this recently as long as other memory is free.
-_RECENT_SECONDS: Final = 5.0
+LISTED_SECONDS: Final = 5.0
 
 # The longest base64 text of a file that is written on the event loop: one page, which the kernel
 # writes at once.
 INLINE_TEXT: Final = (safe_write.PAGE_BYTES + 2) // 3 * 4
-# After a write on the event loop that took longer, because it waited for the disk or for a journal,
-# threads write for so many times as long: waiting takes at most a twentieth of the loop's time.
+# See `WriteGuard`.
 SLOW_WRITE_SECONDS: Final = 0.001
 PAUSE_FACTOR: Final = 20
-# The factor doubles with each slow write, until so many quick ones came in a row: the loop soon
-# leaves a slow disk alone for a minute, and forgives a journal that is seldom in the way.
 MAX_PAUSE_FACTOR: Final = 64 * PAUSE_FACTOR
 MAX_PAUSE_SECONDS: Final = 60.0
 QUICK_WRITES: Final = 64
-# Directories and files that a client writes within a moment; with more of them, all are forgotten.
-MAX_RECENT_PATHS: Final = 256
-RECENT_PATH_CHARACTERS: Final = 256
+
+# Directories and files that clients use within a moment; with more of them, all are forgotten. The
+# kernel limits their paths, so they are at most a few megabytes.
+MAX_RECENT: Final = 256
 # How long a directory is taken to be in memory after the kernel said so. Short, as for the table of
 # mounts: another file system may be mounted on it.
 PARENT_SECONDS: Final = 1.0
@@ -71,6 +68,34 @@ _OVERWRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | 
 # The lookup may need the disk, or RESOLVE_CACHED is not possible for this path.
 _MIGHT_BLOCK: Final = frozenset({-errno.EAGAIN, -errno.EINTR})
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class RecentUses:
+    """What was used a moment ago, each until its expiry time. Threads may add, too.
+
+    - A directory that was listed, by device, inode and modification time, has its entries in
+      memory: the kernel has no call that lists a directory only if it is in memory.
+    - A directory by its path with a slash at the end: the kernel had it in memory, and its files
+      are kept by this machine.
+    - A file by its path: it was written, so it probably exists.
+    """
+
+    def __init__(self) -> None:
+        self._expiries: dict[str | tuple[int, int, int], float] = {}
+
+    def add(self, key: str | tuple[int, int, int], expiry: float) -> None:
+        if len(self._expiries) >= MAX_RECENT:
+            self._expiries.clear()
+        self._expiries[key] = expiry
+
+    def forget(self, key: str) -> None:
+        self._expiries.pop(key, None)
+
+    def has(self, key: str | tuple[int, int, int], now: float) -> bool:
+        return self._expiries.get(key, 0.0) > now
+
+
+_RECENT: Final = RecentUses()
 
 
 class _OpenModes:
@@ -199,32 +224,6 @@ def try_canonicalize(
     return None if resolved is None else files.CanonicalizeResult(path_to_uri(resolved))
 
 
-class RecentDirectories:
-    """Directories that were listed a moment ago, so that their entries are in memory.
-
-    The kernel has no call that lists a directory only if it is in memory.
-    """
-
-    def __init__(self) -> None:
-        # Device, inode and modification time to expiry time. The oldest come first.
-        self._expiries: dict[tuple[int, int, int], float] = {}
-
-    def add(self, info: os.stat_result) -> None:
-        key = (info.st_dev, info.st_ino, info.st_mtime_ns)
-        self._expiries.pop(key, None)
-        self._expiries[key] = time.monotonic() + _RECENT_SECONDS
-        if len(self._expiries) > MAX_RECENT_DIRECTORIES:
-            self._expiries.pop(next(iter(self._expiries)), None)
-
-    def __contains__(self, info: os.stat_result) -> bool:
-        key = (info.st_dev, info.st_ino, info.st_mtime_ns)
-        return self._expiries.get(key, 0.0) > time.monotonic()
-
-
-# The directories that any thread of this process has listed.
-_RECENT: Final = RecentDirectories()
-
-
 class _MightBlockError(Exception):
     """The target of a link is not in the kernel's cache."""
 
@@ -233,7 +232,12 @@ def directory_was_listed(path: str, entries: int) -> None:
     """Record that a thread has just listed a directory. Blocking."""
     if entries <= INLINE_ENTRIES:
         with suppress(OSError):
-            _RECENT.add(os.stat(path))
+            _RECENT.add(_identity(os.stat(path)), time.monotonic() + LISTED_SECONDS)
+
+
+def _identity(info: os.stat_result) -> tuple[int, int, int]:
+    """The state of a directory; any change of its entries changes the modification time."""
+    return info.st_dev, info.st_ino, info.st_mtime_ns
 
 
 def try_read_directory(
@@ -264,7 +268,8 @@ def try_read_directory(
 
     try:
         info = os.fstat(fd)
-        if info not in _RECENT or (confined and MOUNTS.is_proc(info.st_dev)):
+        is_recent = _RECENT.has(_identity(info), time.monotonic())
+        if not is_recent or (confined and MOUNTS.is_proc(info.st_dev)):
             return None
         with os.scandir(fd) as scan:
             return listing(scan, target_mode)
@@ -274,39 +279,45 @@ def try_read_directory(
         os.close(fd)
 
 
-class SlowWrites:
-    """Whether writes have waited lately, so that the event loop must not write."""
+class WriteGuard:
+    """Leaves writes to threads while the disk is slow: no flag makes a write fail instead of wait.
+
+    The kernel copies a short file into its memory within microseconds, unless it has to wait for
+    the disk or for a journal. After a write that waited and took longer than SLOW_WRITE_SECONDS,
+    threads write for PAUSE_FACTOR times as long: waiting takes at most a twentieth of the loop's
+    time. The factor doubles with each slow write, until QUICK_WRITES came in a row: the loop soon
+    leaves a slow disk alone for a minute, and forgives a journal that is seldom in the way. A long
+    write that did not wait is no slow one: another program had the processor, which would have
+    delayed a thread as well.
+    """
 
     def __init__(self) -> None:
         self._until = 0.0
-        self._waits = 0
         self._factor = PAUSE_FACTOR
         self._quick = 0  # writes since the last slow one
 
-    def begin(self) -> float | None:
-        """The time before a write on the event loop, None if there must not be one."""
-        now = time.monotonic()
-        if now < self._until:
+    def run(
+        self,
+        write: Callable[[files.WriteFileParams, float], files.Done | None],
+        params: files.WriteFileParams,
+    ) -> files.Done | None:
+        """Call `write` with the params and the time, unless threads have to write now."""
+        began = time.monotonic()
+        if began < self._until:
             return None
-        self._waits = _count_waits()
-        return now
-
-    def end(self, began: float) -> None:
-        """Record the end of that write.
-
-        One that did not wait was slow because another program had the processor, which would
-        have made a thread slow as well.
-        """
+        waits = _count_waits()
+        result = write(params, began)
         ended = time.monotonic()
         took = ended - began
-        if took > SLOW_WRITE_SECONDS and _count_waits() > self._waits:
+        if took > SLOW_WRITE_SECONDS and _count_waits() > waits:
             self._until = ended + min(took * self._factor, MAX_PAUSE_SECONDS)
             self._factor = min(2 * self._factor, MAX_PAUSE_FACTOR)
             self._quick = 0
-            return
-        self._quick += 1
-        if self._quick == QUICK_WRITES:
-            self._factor = PAUSE_FACTOR
+        elif result is not None:
+            self._quick += 1
+            if self._quick == QUICK_WRITES:
+                self._factor = PAUSE_FACTOR
+        return result
 
 
 def _count_waits() -> int:
@@ -315,33 +326,7 @@ def _count_waits() -> int:
 
 
 # Disks belong to the machine, so all connections share this.
-_SLOW_WRITES: Final = SlowWrites()
-
-
-class RecentPaths:
-    """Paths that were used a moment ago."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._expiries: dict[str, float] = {}
-
-    def add(self, path: str, now: float) -> None:
-        if len(path) <= RECENT_PATH_CHARACTERS:
-            if len(self._expiries) >= MAX_RECENT_PATHS:
-                self._expiries.clear()
-            self._expiries[path] = now + self._seconds
-
-    def forget(self, path: str) -> None:
-        self._expiries.pop(path, None)
-
-    def has(self, path: str, now: float) -> bool:
-        return self._expiries.get(path, 0.0) > now
-
-
-# Directories that the kernel had in memory and whose files are kept by this machine.
-_PARENTS: Final = RecentPaths(PARENT_SECONDS)
-# Files that were written: they probably exist.
-_WRITTEN: Final = RecentPaths(WRITTEN_SECONDS)
+_WRITE_GUARD: Final = WriteGuard()
 
 
 def try_write_file(params: files.WriteFileParams, *, confined: bool = False) -> files.Done | None:
@@ -351,34 +336,36 @@ def try_write_file(params: files.WriteFileParams, *, confined: bool = False) -> 
     """
     if confined or params.follow_symlinks is False or len(params.data_base64) > INLINE_TEXT:
         return None
-    began = _SLOW_WRITES.begin()
-    if began is None:
-        return None
+    return _WRITE_GUARD.run(_write_file, params)
+
+
+def _write_file(params: files.WriteFileParams, now: float) -> files.Done | None:
     content = content_to_write(params)
     path = params.path.native()
-    parent, _, name = path.rpartition("/")
+    parent, slash, name = path.rpartition("/")
+    parent += slash
     is_short = content.size <= safe_write.PAGE_BYTES
     modes = _open_modes(path, confined=False) if name and is_short else None
     if modes is None:
         return None
-    if _PARENTS.has(parent, began) and modes.follows_all_links:
-        is_written = _write_entry(None, path, content, exists=_WRITTEN.has(path, began))
+    exists = _RECENT.has(path, now)
+    if modes.follows_all_links and _RECENT.has(parent, now):
+        is_written = _write_entry(None, path, content, exists=exists)
     else:
-        directory = modes.parent.open(os.fsencode(parent) or b"/")
+        directory = modes.parent.open(os.fsencode(parent))
         if directory < 0:
             return None
         try:
             if not MOUNTS.is_storage(os.fstat(directory).st_dev):
                 return None
-            _PARENTS.add(parent, began)
-            is_written = _write_entry(directory, name, content, exists=_WRITTEN.has(path, began))
+            _RECENT.add(parent, now + PARENT_SECONDS)
+            is_written = _write_entry(directory, name, content, exists=exists)
         finally:
             os.close(directory)
-    _SLOW_WRITES.end(began)
     if not is_written:
-        _WRITTEN.forget(path)
+        _RECENT.forget(path)
         return None
-    _WRITTEN.add(path, began)
+    _RECENT.add(path, now + WRITTEN_SECONDS)
     return _DONE
 
 

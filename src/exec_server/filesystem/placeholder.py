@@ -18,11 +18,8 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable
-
-TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Final
+from types import TracebackType
+from typing import Final
 
 # A modification time that no file has by chance: 2001-09-09 and this many nanoseconds.
 MARK_NS: Final = 1_000_000_000 * 1_000_000_000 + 653_284_901

@@ -19,7 +19,6 @@ _SIGSET_BYTES = 128  # sizeof(sigset_t) in both glibc and musl
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-_MADV_DONTNEED = 4
 
 # Freed memory that is kept for the next request. By default glibc returns the few megabytes of
 # a file block to the kernel after each block and gets them zero-filled for the next one.
@@ -60,37 +59,6 @@ def return_freed_memory() -> None:
     """Return free memory to the kernel, also between used blocks; KEPT_BYTES remain at the end."""
     if _HAS_GLIBC:
         LIBC.malloc_trim(KEPT_BYTES)
-
-
-def unmap_unchanged_files() -> None:
-    """Unmap the unchanged pages of programs and libraries, until they are used again.
-
-    Most of them only the start of a process needs. The kernel keeps them in its cache. No other
-    thread may load a library meanwhile: its addresses change their meaning.
-    """
-    try:
-        with open("/proc/self/smaps", "rb") as smaps:
-            for start, end in unchanged_file_mappings(smaps):
-                LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
-    except OSError:
-        pass  # without /proc the pages stay mapped
-
-
-def unchanged_file_mappings(smaps: Iterable[bytes]) -> Iterable[tuple[int, int]]:
-    """The addresses of files in /proc/PID/smaps that are in memory as they are on the disk.
-
-    Files that can be written are left out, and so are those with changed pages, such as relocated
-    addresses.
-    """
-    addresses = b""
-    for line in smaps:
-        if not line[:1].isupper():  # the first line of a mapping; lines of its fields follow
-            words = line.split(None, 5)
-            is_file = len(words) == 6 and words[5].startswith(b"/") and words[1][1:2] == b"-"
-            addresses = words[0] if is_file else b""
-        elif addresses and line.startswith(b"Anonymous:") and line.split()[1] == b"0":
-            start, _, end = addresses.partition(b"-")
-            yield int(start, 16), int(end, 16)
 
 
 def name_process(name: bytes) -> None:

@@ -7,10 +7,7 @@ a POSIX system, for terminals and signals.
 from __future__ import annotations
 
 import sys
-
-TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
-if TYPE_CHECKING:
-    from typing import Final
+from typing import Final
 
 SERVER_NEEDS_LINUX: Final = (
     "the server needs Linux: run it there, in a container or a virtual machine, "

@@ -1,4 +1,4 @@
-"""Orphans: the children of the server that it has not started, and the commands they belong to.
+"""Orphans: children of a living server that it has not started, and the commands that own them.
 
 A process whose parent ended is a child of the server, its subreaper. Its tag tells to which command
 it belongs, as it is when the server first sees it. A process that has lost its tag (see

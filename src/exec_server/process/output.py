@@ -3,9 +3,9 @@
 Every event of a process gets the next number, starting at 1: each chunk, the exit, the close.
 Only chunks are kept here; the numbers of exit and close leave gaps.
 
-Young output is kept beyond RETAINED_BYTES, because clients before 0.143 do not take the output
+Recent output is kept beyond RETAINED_BYTES, because clients before 0.143 do not take the output
 from its notifications: they ask for it with process/read, and a child is faster than they are. A
-session that does not read costs nothing: see `YoungBudget.is_read`.
+session that does not read costs nothing: see `RecentOutputBudget.is_read`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from exec_server.protocol.process import Chunk, Stream
 CHUNK_BYTES = 8192
 # Output that a client can fetch after reconnecting. Above this the oldest chunks are dropped.
 RETAINED_BYTES = 1_048_576
-# Young output: at least the output of the last YOUNG_SECONDS, and at most twice as old, up to
-# YOUNG_BYTES of a process. A burst is read whole by a client that comes a little late. In all, the
-# processes of a session keep SESSION_YOUNG_BYTES above their RETAINED_BYTES, all processes of a
-# server SERVER_YOUNG_BYTES; beyond a limit the oldest chunks are dropped.
-YOUNG_SECONDS = 5.0
-# A session that reads none of its output for this long takes it from the notifications. Its young
+# Recent output: at least the output of the last RECENT_SECONDS, and at most twice as old, up to
+# RECENT_BYTES of a process. A burst is read whole by a client that comes a little late. In all, the
+# processes of a session keep SESSION_RECENT_BYTES above their RETAINED_BYTES, all processes of a
+# server SERVER_RECENT_BYTES; beyond a limit the oldest chunks are dropped.
+RECENT_SECONDS = 5.0
+# A session that reads none of its output for this long takes it from the notifications. Its recent
 # output would be memory that is used once, which slows a stream down.
 UNREAD_SECONDS = 1.0
-YOUNG_BYTES = 16 * 1_048_576
-SESSION_YOUNG_BYTES = 64 * 1_048_576
-SERVER_YOUNG_BYTES = 256 * 1_048_576
-# Space for young output is reserved in these steps, so that a chunk costs no bookkeeping.
-YOUNG_STEP = 1_048_576
+RECENT_BYTES = 16 * 1_048_576
+SESSION_RECENT_BYTES = 64 * 1_048_576
+SERVER_RECENT_BYTES = 256 * 1_048_576
+# Space for recent output is reserved in these steps, so that a chunk costs no bookkeeping.
+RECENT_STEP = 1_048_576
 # A child that prints single bytes would otherwise cost 100 times its output in bookkeeping.
 RETAINED_CHUNKS = 50_000
 # Sizes of dropped chunks, 2 bytes each, that `loss` needs: at most twice the memory of the
@@ -44,8 +44,8 @@ RETAINED_CHUNKS = 50_000
 DROPPED_SIZES = 1_048_576
 
 
-class YoungBudget:
-    """The space for young output of all processes of a session, as a part of the server's.
+class RecentOutputBudget:
+    """The space for recent output of all processes of a session, as a part of the server's.
 
     `is_read` is whether the client has ever asked for output: None until that is known. Space of
     output that the client has got already is taken back when it is needed. No space is reserved
@@ -54,7 +54,7 @@ class YoungBudget:
 
     __slots__ = ("_parent", "_read_logs", "free", "is_open", "is_read")
 
-    def __init__(self, size: int, parent: YoungBudget | None = None) -> None:
+    def __init__(self, size: int, parent: RecentOutputBudget | None = None) -> None:
         self.free = size
         self.is_open = True
         self.is_read: bool | None = None
@@ -77,7 +77,7 @@ class YoungBudget:
             self._parent.release(size)
 
     def add_read_log(self, log: OutputLog) -> None:
-        """Note that young output of this log has been read."""
+        """Note that recent output of this log has been read."""
         self._read_logs.pop(log, None)
         self._read_logs[log] = None
 
@@ -88,8 +88,8 @@ class YoungBudget:
 class OutputLog:
     """Retained chunks in order of their numbers, and the counter of those numbers.
 
-    With a budget young output is kept. While `reserved_bytes` is not 0 its owner must call `age`
-    after every `young_seconds`, and `release_young` when the log is not used any more.
+    With a budget recent output is kept. While `reserved_bytes` is not 0 its owner must call `age`
+    after every `recent_seconds`, and `release_recent` when the log is not used any more.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class OutputLog:
         "retained_bytes",
     )
 
-    def __init__(self, budget: YoungBudget | None = None) -> None:
+    def __init__(self, budget: RecentOutputBudget | None = None) -> None:
         self._budget = budget
         self.reserved_bytes = 0  # of the budget
         self._old_seq = 0  # the last number before the latest call of `age`
@@ -143,7 +143,7 @@ class OutputLog:
         return seq
 
     def _make_space(self) -> None:
-        """Reserve space for young output, or drop the oldest chunks."""
+        """Reserve space for recent output, or drop the oldest chunks."""
         while len(self._chunks) > RETAINED_CHUNKS or (
             self.retained_bytes > RETAINED_BYTES + self.reserved_bytes and not self._reserve()
         ):
@@ -157,48 +157,48 @@ class OutputLog:
             del self._dropped_sizes[: DROPPED_SIZES // 2]
             self._forgotten_sizes += DROPPED_SIZES // 2
 
-    # ---- young output -----------------------------------------------------------------
+    # ---- recent output -----------------------------------------------------------------
 
     def _reserve(self) -> bool:
         budget = self._budget
         if budget is None or budget.is_read is False or not budget.is_open:
             return False
-        if self.reserved_bytes + RETAINED_BYTES >= YOUNG_BYTES or not budget.reserve(YOUNG_STEP):
+        if self.reserved_bytes + RETAINED_BYTES >= RECENT_BYTES or not budget.reserve(RECENT_STEP):
             return False
-        self.reserved_bytes += YOUNG_STEP
+        self.reserved_bytes += RECENT_STEP
         return True
 
-    def young_seconds(self) -> float:
+    def recent_seconds(self) -> float:
         """The time after which `age` is to be called."""
         assert self._budget is not None
-        return UNREAD_SECONDS if self._budget.is_read is None else YOUNG_SECONDS
+        return UNREAD_SECONDS if self._budget.is_read is None else RECENT_SECONDS
 
     def age(self) -> None:
-        """Drop what was old at the last call; all young output if the client reads none."""
+        """Drop what was old at the last call; all recent output if the client reads none."""
         assert self._budget is not None
         if self._budget.is_read is None:
             self._budget.is_read = False
-        self._drop_young(self._old_seq if self._budget.is_read else self.next_seq)
+        self._drop_recent(self._old_seq if self._budget.is_read else self.next_seq)
         self._old_seq = self.next_seq - 1
 
     def drop_read(self) -> None:
-        """Drop the young output that the client has got already."""
+        """Drop the recent output that the client has got already."""
         assert self._budget is not None
         self._budget.remove_read_log(self)
-        self._drop_young(self._read_seq)
+        self._drop_recent(self._read_seq)
 
-    def release_young(self) -> None:
-        """Drop all young output."""
-        self._drop_young(self.next_seq)
+    def release_recent(self) -> None:
+        """Drop all recent output."""
+        self._drop_recent(self.next_seq)
 
-    def _drop_young(self, last: int) -> None:
+    def _drop_recent(self, last: int) -> None:
         """Drop chunks up to the number `last` that exceed RETAINED_BYTES, and free their space."""
         if self._budget is None or not self.reserved_bytes:
             return
         while self.retained_bytes > RETAINED_BYTES and self._chunks[0].seq <= last:
             self._drop_oldest()
         surplus = max(0, self.retained_bytes - RETAINED_BYTES)
-        kept = -(-surplus // YOUNG_STEP) * YOUNG_STEP
+        kept = -(-surplus // RECENT_STEP) * RECENT_STEP
         self._budget.release(self.reserved_bytes - kept)
         self.reserved_bytes = kept
         if not kept:

@@ -21,7 +21,7 @@ from exec_server.errors import InternalError
 from exec_server.process import descendants
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.output import CHUNK_BYTES, OutputLog, YoungBudget
+from exec_server.process.output import CHUNK_BYTES, OutputLog, RecentOutputBudget
 from exec_server.process.spawn import Child, resize_terminal, signal_foreground
 from exec_server.process.stdin import StdinQueue
 from exec_server.protocol.method import Notice
@@ -79,15 +79,15 @@ class Process:
         emit: Emit,
         *,
         check_denial: DenialCheck | None = None,
-        young_budget: YoungBudget | None = None,
+        recent_budget: RecentOutputBudget | None = None,
     ) -> None:
         self.id = process_id
         self.tty = command.tty
         self._argv = _truncated(command.argv, LISTED_ARGV)
         self.pid = child.pid
         self.owner = owner
-        self.log = OutputLog(young_budget)
-        self._aging: asyncio.TimerHandle | None = None  # while young output is kept
+        self.log = OutputLog(recent_budget)
+        self._aging: asyncio.TimerHandle | None = None  # while recent output is kept
         self.has_ended = False  # its leader is reaped, or has reported its end
         self.exit_code: int | None = None  # set when the exit is published: see `on_exit`
         self._check_denial = check_denial
@@ -159,7 +159,7 @@ class Process:
             for start in range(0, len(data), CHUNK_BYTES):
                 self._publish(stream, data[start : start + CHUNK_BYTES])
         if self.log.reserved_bytes and self._aging is None:
-            self._aging = self._loop.call_later(self.log.young_seconds(), self._age_output)
+            self._aging = self._loop.call_later(self.log.recent_seconds(), self._age_output)
         self._wake_waiters()
         return len(data)
 
@@ -167,11 +167,11 @@ class Process:
         self.log.age()
         self._aging = None
         if self.log.reserved_bytes:
-            self._aging = self._loop.call_later(self.log.young_seconds(), self._age_output)
+            self._aging = self._loop.call_later(self.log.recent_seconds(), self._age_output)
 
-    def release_young_output(self) -> None:
-        """Give the space of young output back; the process is not used any more."""
-        self.log.release_young()
+    def release_recent_output(self) -> None:
+        """Give the space of recent output back; the process is not used any more."""
+        self.log.release_recent()
         if self._aging is not None:
             self._aging.cancel()
             self._aging = None

@@ -1,4 +1,4 @@
-"""Strays: the processes that a killed server has left, wherever they are.
+"""Strays: processes that a dead server has left. The watchdog finds them.
 
 The children of a dead process become children of its nearest living subreaper, or of init. The
 watchdog, a child of the server itself, learns from its own new parent which process that is. Among
@@ -101,7 +101,11 @@ def _list_processes() -> list[int]:
 
 
 def _try_all_pids() -> Iterator[int]:
-    """The processes and threads among all numbers; takes two seconds for 4 million numbers."""
+    """The processes and threads among all numbers; takes two seconds for 4 million numbers.
+
+    The newest number is no bound: a command can fork until the kernel begins at the low ones again,
+    and forks that fail afterwards are counted nowhere.
+    """
     try:
         with open("/proc/sys/kernel/pid_max", encoding="ascii") as file:
             numbers = range(1, int(file.read()) + 1)

@@ -14,7 +14,7 @@ from exec_server.errors import InternalError, InvalidRequest, os_error_text
 from exec_server.host.threads import ThreadPool
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.output import SESSION_YOUNG_BYTES, YoungBudget
+from exec_server.process.output import SESSION_RECENT_BYTES, RecentOutputBudget
 from exec_server.process.process import DenialCheck, Emit, Process
 from exec_server.process.reaper import Reaper
 from exec_server.process.spawn import Child, ExitReport, spawn
@@ -82,14 +82,14 @@ class ProcessTable:
         *,
         limits: TableLimits | None = None,  # None: those of a session
         observer: TableObserver | None = None,
-        young_budget: YoungBudget | None = None,  # of the server
+        recent_budget: RecentOutputBudget | None = None,  # of the server
     ) -> None:
         self._emit = emit
         self._limits = limits or TableLimits(MAX_LIVE, MAX_CLOSED, CLOSED_BYTES, RETENTION_SECONDS)
         self._observer = observer
         # A detached process has several readers or none, and none of them is an early client.
-        self._young_budget = (
-            YoungBudget(SESSION_YOUNG_BYTES, young_budget) if limits is None else None
+        self._recent_budget = (
+            RecentOutputBudget(SESSION_RECENT_BYTES, recent_budget) if limits is None else None
         )
         self._reaper = reaper
         self._spawn_threads = spawn_threads
@@ -232,7 +232,7 @@ class ProcessTable:
             owner,
             self._emit,
             check_denial=launch_mode.check_denial,
-            young_budget=self._young_budget,
+            recent_budget=self._recent_budget,
         )
         process.on_closed = partial(self._on_closed, launch_mode.on_closed)
         self._processes[process_id] = process
@@ -292,10 +292,10 @@ class ProcessTable:
             if not process.closed:
                 process.resume_reading()
 
-    def keep_young_output(self, wanted: bool) -> None:
-        """Keep young output for a client that is there, or no more of it for one that is away."""
-        if self._young_budget is not None:
-            self._young_budget.is_open = wanted
+    def keep_recent_output(self, wanted: bool) -> None:
+        """Keep recent output for a client that is there, or no more of it for one that is away."""
+        if self._recent_budget is not None:
+            self._recent_budget.is_open = wanted
 
     # ---- termination and retention ----------------------------------------------------
 
@@ -353,7 +353,7 @@ class ProcessTable:
     def _forget(self, process: Process) -> None:
         self._closed.pop(process).cancel()
         self._closed_bytes -= self._closed_sizes.pop(process)
-        process.release_young_output()
+        process.release_recent_output()
         del self._processes[process.id]
         if self._observer is not None:
             self._observer.forgotten(process)
@@ -373,7 +373,7 @@ class ProcessTable:
                 await process.next_event()
             process.abandon_output()
         for process in processes:
-            process.release_young_output()
+            process.release_recent_output()
         for timer in self._closed.values():
             timer.cancel()
         self._closed.clear()

@@ -1,4 +1,4 @@
-"""Tags: the numbers by which the descendants of a command are recognised.
+"""Tags: numbers that descendants of a command inherit; orphans and strays are recognised by them.
 
 A tag is a resource limit, which fork and exec pass on. Linux stores and inherits RLIMIT_LOCKS but
 has not enforced it since 2.4, and every user can read it. The soft and the hard limit of a command
@@ -21,16 +21,13 @@ from __future__ import annotations
 import itertools
 import os
 import resource
-from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
+from threading import Lock
+from types import TracebackType
+from typing import Final
 
 from exec_server.host import descriptor_limit
-
-TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Final
 
 # Bits of a tag, from the highest: the server (random), the command. A server has more tags than it
 # can start commands in a hundred years.
@@ -131,7 +128,7 @@ _HELPERS: Final = frozenset(
 # ---- setting tags ---------------------------------------------------------------------
 
 # Children inherit the limit of the whole server process: only one start at a time may set it.
-_tagging_lock: Final = allocate_lock()
+_tagging_lock: Final = Lock()
 # A start that hangs on a dead disk delays other starts by no more than this.
 _TAGGING_SECONDS = 1.0
 _unused_tags = itertools.count(SERVER_TAG - 1, -1)

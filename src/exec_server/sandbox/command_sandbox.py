@@ -94,7 +94,6 @@ class CommandSandbox:
         check_directory(command.cwd)
         if policy.rules is not None and command.certificates is not None:
             command = _with_certificates_in_view(command, command.certificates)
-        denials.prepare(command.env)
         # Files that match a pattern are looked up for each command, so a view cannot be prebuilt.
         prebuild_next = policy.rules is not None and not policy.globs
         streams = Streams.open(command)

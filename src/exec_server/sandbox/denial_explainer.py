@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
@@ -17,10 +16,8 @@ from exec_server.protocol.process import Chunk
 from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.policy.access import explain_denial
 from exec_server.sandbox.policy.denial import Explain, find_denial, is_likely_denied
-from exec_server.sandbox.policy.error_texts import ENGLISH
 from exec_server.sandbox.policy.model import Policy
 from exec_server.sandbox.runtime.reports import CommandReports
-from exec_server.sandbox.runtime.translations import error_texts
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +65,7 @@ class CommandDenials:
     def __init__(self, policy: Policy, cwd: str) -> None:
         self._policy = policy
         self._cwd = cwd
-        self._texts = ENGLISH
         self._reports: CommandReports | None = None
-
-    def prepare(self, env: Mapping[str, str]) -> None:
-        """Learn the error texts of the command's language. Blocking."""
-        self._texts = error_texts(env)
 
     def follow(self, reports: CommandReports) -> None:
         """Take over the reports of the started command; `find` closes them."""
@@ -98,7 +90,6 @@ class CommandDenials:
             cwd=self._cwd,
             is_offline=self._policy.network == "restricted",
             is_network_refused=self._is_refused(),
-            texts=self._texts,
         )
 
     def _is_refused(self) -> bool:

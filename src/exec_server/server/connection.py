@@ -33,6 +33,7 @@ from exec_server.protocol.decoding import Result, decode
 from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.process import OutputParams, output_pieces
 from exec_server.protocol.session import INITIALIZE, InitializeParams, InitializeResult
+from exec_server.server.client_requests import ClientRequests
 from exec_server.server.context import (
     ConnectionContext,
     Encoded,
@@ -43,7 +44,6 @@ from exec_server.server.context import (
 from exec_server.server.lanes import Lane, Lanes, PendingRequest, named_process
 from exec_server.server.lazy_event import LazyEvent
 from exec_server.server.methods import METHODS, DecodedParams, Method, Waited
-from exec_server.server.questions import Questions
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Connection:
         self._writable.set()
         self._is_congested = False  # requests are queued or the send buffer is full
         self._tasks: set[asyncio.Task[None]] = set()
-        self._questions = Questions(stream.send)
+        self._client_requests = ClientRequests(stream.send)
 
     # ---- received messages ------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Connection:
         if isinstance(message, jsonrpc.Request):
             self._accept(message, size, params)
         elif isinstance(message, jsonrpc.Response):
-            if not self._questions.answer(message):
+            if not self._client_requests.answer(message):
                 self._stream.close(POLICY_VIOLATION, "response to a request that was never made")
         elif message.method != "initialized":
             text = f"unexpected notification method: {message.method}"
@@ -448,7 +448,7 @@ class Connection:
             self._break_off("a notification")
 
     def ask(self, call: Call[Any, Any], params: msgspec.Struct) -> asyncio.Future[object]:
-        return self._questions.ask(call, params)
+        return self._client_requests.ask(call, params)
 
     # ---- events of the stream ---------------------------------------------------------
 
@@ -496,7 +496,7 @@ class Connection:
     def connection_lost(self) -> None:
         self._state = State.CLOSED
         guarded_call(self._lanes.clear)
-        guarded_call(self._questions.close)
+        guarded_call(self._client_requests.close)
         # At once: on a relay the next message may resume the session on a new stream.
         if self._context is not None:
             guarded_call(self._server.sessions.detach, self._context.session)

@@ -25,7 +25,7 @@ from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.listener import WebSocketListener
 from exec_server.net.websocket.server import Settings
-from exec_server.process.output import SERVER_YOUNG_BYTES, YoungBudget
+from exec_server.process.output import SERVER_RECENT_BYTES, RecentOutputBudget
 from exec_server.process.process import Emit
 from exec_server.process.reaper import Reaper
 from exec_server.process.table import ProcessTable, TableLimits, TableObserver
@@ -65,9 +65,6 @@ SWEEP_SECONDS = 5.0
 # client by then, it loads its sandboxes ahead of the first confined request, which takes a fifth of
 # a second of one processor.
 IDLE_SECONDS = 0.05
-# The time after the start in which a client that waits for the server would have come. It should
-# not have to wait for the unmapping, and for the kernel to map the pages again.
-UNMAP_SECONDS = 0.25
 
 # How long tasks may take to end after the last connection and session; all usually have by then.
 END_SECONDS = 5.0
@@ -195,13 +192,13 @@ async def _server_context(
 
 
 def _table_maker(reaper: Reaper, spawning: ThreadPool, cleaning: ThreadPool) -> _MakeTable:
-    budget = YoungBudget(SERVER_YOUNG_BYTES)
+    budget = RecentOutputBudget(SERVER_RECENT_BYTES)
 
     def make_table(
         emit: Emit, limits: TableLimits | None = None, observer: TableObserver | None = None
     ) -> ProcessTable:
         return ProcessTable(
-            emit, reaper, spawning, cleaning, limits=limits, observer=observer, young_budget=budget
+            emit, reaper, spawning, cleaning, limits=limits, observer=observer, recent_budget=budget
         )
 
     return make_table
@@ -261,22 +258,13 @@ async def serve_websocket(
             reloader = server.tasks.create_task(
                 _reload_on_request(certificate, reload, server.file_threads)
             )
-        loop = asyncio.get_running_loop()
-        unmapping = loop.call_later(UNMAP_SECONDS, _unmap_if_unused, server.sessions)
         try:
             await listener.open()
             await stop.wait()
         finally:
-            unmapping.cancel()
             if reloader is not None:
                 reloader.cancel()
             await listener.close()
-
-
-def _unmap_if_unused(sessions: SessionRegistry) -> None:
-    """Return memory that only the start needed; for a client, threads may be loading libraries."""
-    if not sessions.has_had_clients:
-        libc.unmap_unchanged_files()
 
 
 async def _reload_on_request(
@@ -318,7 +306,6 @@ async def serve_remote(
 ) -> None:
     """Serve the connections of an executor until `stop` is set or `watch` ends."""
     async with _server_context(options, variables) as server:
-        libc.unmap_unchanged_files()  # no thread has anything to do yet
         serving = executor.serve(
             lambda stream: Connection(server, stream), server.sessions.end_of_stream, server.tasks
         )

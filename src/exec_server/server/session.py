@@ -137,7 +137,7 @@ class Session:
 
     def connection_opened(self, connection: AttachedConnection) -> None:
         self.connection = connection
-        self.processes.keep_young_output(True)
+        self.processes.keep_recent_output(True)
         self.processes.resume_reading()
         for attachment in self.attachments.values():
             attachment.skip_to_end()
@@ -146,7 +146,7 @@ class Session:
         """Let the processes run on; the client may resume."""
         self.connection = None
         self._is_paused = False
-        self.processes.keep_young_output(False)
+        self.processes.keep_recent_output(False)
         self.processes.resume_reading()
 
 

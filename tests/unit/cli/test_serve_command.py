@@ -16,8 +16,6 @@ _SLOW = ["asyncio", "dataclasses", "hashlib", "inspect", "logging", "msgspec", "
 
 # Before 3.13 importlib imports warnings, and uuid imports platform.
 _OF_PYTHON = [] if sys.version_info >= (3, 13) else ["platform", "warnings"]
-# They and their own imports would be half of the memory of the watchdog.
-_LARGE = ["contextlib", "re", "threading", "typing", "warnings"]
 
 
 def _imported(code: str, names: list[str]) -> list[str]:
@@ -41,14 +39,6 @@ def test_little_is_imported_before_the_url_is_printed() -> None:
         "from exec_server.cli.server_arguments import parse; parse([])"
     )
     assert _imported(code, [*_SLOW, "locale"]) == []
-
-
-def test_less_is_imported_before_the_watchdog_is_forked() -> None:
-    code = (
-        "import exec_server.cli.main, exec_server.cli.watchdog, exec_server.host.secret_variables;"
-        "import exec_server.registry.secrets"
-    )
-    assert _imported(code, _LARGE) == []
 
 
 def test_the_server_does_without_some_slow_modules() -> None:

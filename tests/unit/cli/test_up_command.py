@@ -23,7 +23,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[argparse.Nam
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(up_command, "ignore_unused", lambda: None)
     seen: list[argparse.Namespace] = []
-    monkeypatch.setattr(server_run, "run_remote", lambda arguments, dog: seen.append(arguments))
+    monkeypatch.setattr(
+        server_run, "run_remote", lambda arguments, watchdog: seen.append(arguments)
+    )
     return seen
 
 

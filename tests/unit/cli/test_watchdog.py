@@ -12,9 +12,9 @@ from exec_server.cli.watchdog import Watchdog, read_registrations
 
 def _registered(*messages: tuple[str, bool]) -> set[bytes]:
     reader, writer = os.pipe()
-    dog = Watchdog(0, writer, -1)
+    watchdog = Watchdog(0, writer, -1)
     for path, exists in messages:
-        dog.register_cleanup(path, exists)
+        watchdog.register_cleanup(path, exists)
     os.close(writer)
     try:
         return read_registrations(reader)
@@ -41,9 +41,9 @@ def test_registrations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_readiness_is_read_once() -> None:
     reader, writer = os.pipe()
     os.write(writer, b"r")
-    dog = Watchdog(0, -1, reader)
-    dog.wait_until_ready()
-    dog.wait_until_ready()
+    watchdog = Watchdog(0, -1, reader)
+    watchdog.wait_until_ready()
+    watchdog.wait_until_ready()
     os.close(writer)
     with pytest.raises(OSError):
         os.fstat(reader)
@@ -59,9 +59,9 @@ def test_a_watchdog_that_is_gone_does_no_harm() -> None:
 def test_a_watchdog_that_does_not_read_does_not_block_the_server() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    dog = Watchdog(0, writer, -1)
+    watchdog = Watchdog(0, writer, -1)
     for _ in range(100):
-        dog.register_cleanup("/" + "x" * 4000, True)
+        watchdog.register_cleanup("/" + "x" * 4000, True)
     os.close(writer)
     os.close(reader)
 

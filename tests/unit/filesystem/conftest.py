@@ -44,6 +44,5 @@ def kernel_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonblocking, "MOUNTS", LocalMounts())
     # A busy machine makes single writes slow.
     monkeypatch.setattr(nonblocking, "SLOW_WRITE_SECONDS", 60.0)
-    monkeypatch.setattr(nonblocking, "_SLOW_WRITES", nonblocking.SlowWrites())
-    monkeypatch.setattr(nonblocking, "_PARENTS", nonblocking.RecentPaths(1.0))
-    monkeypatch.setattr(nonblocking, "_WRITTEN", nonblocking.RecentPaths(60.0))
+    monkeypatch.setattr(nonblocking, "_WRITE_GUARD", nonblocking.WriteGuard())
+    monkeypatch.setattr(nonblocking, "_RECENT", nonblocking.RecentUses())

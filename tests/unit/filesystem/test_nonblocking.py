@@ -221,12 +221,6 @@ def test_nothing_stays_open(home: Path) -> None:
 # fs/readDirectory
 
 
-@pytest.fixture
-def recent(monkeypatch: pytest.MonkeyPatch, kernel_cache: None) -> None:
-    """No directory was listed yet, and lookups never need the disk."""
-    monkeypatch.setattr(nonblocking, "_RECENT", nonblocking.RecentDirectories())
-
-
 def _list(path: str, *, confined: bool = False) -> list[tuple[str, bool, bool]] | None:
     params = files.ReadDirectoryParams(_uri(path))
     result = nonblocking.try_read_directory(params, confined=confined)
@@ -235,7 +229,7 @@ def _list(path: str, *, confined: bool = False) -> list[tuple[str, bool, bool]] 
     return sorted((entry.file_name, entry.is_directory, entry.is_file) for entry in result.entries)
 
 
-@pytest.mark.usefixtures("recent")
+@pytest.mark.usefixtures("kernel_cache")
 @pytest.mark.parametrize("confined", [False, True])
 def test_a_directory_that_was_just_listed_is_listed_at_once(home: Path, confined: bool) -> None:
     for name, target in {"link": "../file", "dangling": "nothing"}.items():
@@ -247,14 +241,14 @@ def test_a_directory_that_was_just_listed_is_listed_at_once(home: Path, confined
     assert _list("dir", confined=confined) is None
 
 
-@pytest.mark.usefixtures("recent")
+@pytest.mark.usefixtures("kernel_cache")
 def test_a_directory_whose_links_are_not_cached_is_left_to_a_thread(home: Path) -> None:
     os.symlink("loop", "dir/loop")
     nonblocking.directory_was_listed("dir", 2)
     assert _list("dir") is None
 
 
-@pytest.mark.usefixtures("recent")
+@pytest.mark.usefixtures("kernel_cache")
 def test_a_directory_with_a_link_into_procfs_is_left_to_the_worker(home: Path) -> None:
     os.symlink("/proc/version", "dir/link")
     nonblocking.directory_was_listed("dir", 2)
@@ -262,22 +256,13 @@ def test_a_directory_with_a_link_into_procfs_is_left_to_the_worker(home: Path) -
     assert _list("dir", confined=True) is None
 
 
-@pytest.mark.usefixtures("recent")
+@pytest.mark.usefixtures("kernel_cache")
 def test_large_directories_are_left_to_threads(home: Path) -> None:
     nonblocking.directory_was_listed("dir", nonblocking.INLINE_ENTRIES + 1)
     assert _list("dir") is None
 
 
-@pytest.mark.usefixtures("recent")
-def test_only_some_directories_are_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nonblocking, "MAX_RECENT_DIRECTORIES", 3)
-    for number in range(4):
-        os.mkdir(f"dir/{number}")
-        nonblocking.directory_was_listed(f"dir/{number}", 0)
-    assert [_list(f"dir/{number}") for number in range(4)] == [None, [], [], []]
-
-
-@pytest.mark.usefixtures("recent")
+@pytest.mark.usefixtures("kernel_cache")
 def test_a_listing_is_remembered_for_seconds_only(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,7 +409,7 @@ def test_a_directory_is_looked_up_once_in_a_while(
     monkeypatch.setattr(nonblocking._UNCONFINED, "parent", Counted())
     for name in ("a", "b", "a"):
         assert nonblocking.try_write_file(_write_params(home / "dir" / name, b"x")) == files.Done()
-    assert lookups == [os.fsencode(home / "dir")]
+    assert lookups == [os.fsencode(home / "dir") + b"/"]
     now += 2 * nonblocking.PARENT_SECONDS
     assert nonblocking.try_write_file(_write_params(home / "dir" / "a", b"x")) == files.Done()
     assert len(lookups) == 2
@@ -436,23 +421,17 @@ def test_a_directory_is_looked_up_once_in_a_while(
     assert len(lookups) == 4
 
 
-def test_only_some_short_paths_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    recent = nonblocking.RecentPaths(10.0)
-    long = "x" * (nonblocking.RECENT_PATH_CHARACTERS + 1)
-    recent.add(long, 100.0)
-    recent.add(long[1:], 100.0)
-    assert not recent.has(long, 100.0)
-    assert recent.has(long[1:], 109.0)
-    assert not recent.has(long[1:], 111.0)
-    for number in range(2 * nonblocking.MAX_RECENT_PATHS):
-        recent.add(str(number), 100.0)
-    assert sum(recent.has(str(n), 100.0) for n in range(2 * nonblocking.MAX_RECENT_PATHS)) <= (
-        nonblocking.MAX_RECENT_PATHS
-    )
-    assert recent.has(str(number), 100.0)
-    recent.forget(str(number))
-    recent.forget(str(number))
-    assert not recent.has(str(number), 100.0)
+def test_only_some_uses_are_remembered() -> None:
+    recent = nonblocking.RecentUses()
+    keys = [str(number) for number in range(2 * nonblocking.MAX_RECENT)]
+    for key in keys:
+        recent.add(key, 100.0)
+    assert sum(recent.has(key, 99.0) for key in keys) <= nonblocking.MAX_RECENT
+    assert recent.has(keys[-1], 99.0)
+    assert not recent.has(keys[-1], 101.0)
+    recent.forget(keys[-1])
+    recent.forget(keys[-1])
+    assert not recent.has(keys[-1], 99.0)
 
 
 @pytest.mark.usefixtures("kernel_cache")
@@ -461,13 +440,6 @@ def test_a_file_that_a_thread_uses_is_left_to_a_thread(home: Path) -> None:
     with safe_write.INODE_LOCKS.acquire(os.stat("file")):
         assert nonblocking.try_write_file(params) is None
     assert nonblocking.try_write_file(params) == files.Done()
-
-
-class SlowForEver(nonblocking.SlowWrites):
-    """One slow write is enough."""
-
-    def end(self, began: float) -> None:
-        super().end(began - 100.0)
 
 
 class Moments:
@@ -479,41 +451,48 @@ class Moments:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         monkeypatch.setattr(nonblocking, "_count_waits", lambda: self.waits)
 
-    def write(self, slow: nonblocking.SlowWrites, seconds: float, waits: int) -> bool:
-        began = slow.begin()
-        if began is None:
-            return False
-        self.now += seconds
-        self.waits += waits
-        slow.end(began)
-        return True
+    def write(
+        self, guard: nonblocking.WriteGuard, seconds: float, waits: int, *, is_done: bool = True
+    ) -> bool:
+        """Whether the loop performs a write that takes so long, done or left to a thread."""
+        began: list[float] = []
+
+        def perform(params: files.WriteFileParams, now: float) -> files.Done | None:
+            began.append(now)
+            self.now += seconds
+            self.waits += waits
+            return files.Done() if is_done else None
+
+        result = guard.run(perform, _write_params(Path("/x"), b""))
+        assert result == (files.Done() if is_done and began else None)
+        return bool(began)
 
 
 def test_a_write_that_waited_long_leaves_the_next_ones_to_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    moments, slow = Moments(monkeypatch), nonblocking.SlowWrites()
+    moments, guard = Moments(monkeypatch), nonblocking.WriteGuard()
     long = 2 * nonblocking.SLOW_WRITE_SECONDS
-    assert moments.write(slow, nonblocking.SLOW_WRITE_SECONDS / 2, waits=1)
-    assert moments.write(slow, long, waits=0)  # another program had the processor
-    assert moments.write(slow, long, waits=1)
-    assert not moments.write(slow, 0, waits=0)
+    assert moments.write(guard, nonblocking.SLOW_WRITE_SECONDS / 2, waits=1)
+    assert moments.write(guard, long, waits=0)  # another program had the processor
+    assert moments.write(guard, long, waits=1)
+    assert not moments.write(guard, 0, waits=0)
     moments.now += 0.9 * long * nonblocking.PAUSE_FACTOR
-    assert not moments.write(slow, 0, waits=0)
+    assert not moments.write(guard, 0, waits=0)
     moments.now += 0.2 * long * nonblocking.PAUSE_FACTOR
-    assert moments.write(slow, 0, waits=0)
+    assert moments.write(guard, 0, waits=0)
 
 
 def test_a_disk_that_stays_slow_is_left_to_threads_for_longer_and_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    moments, slow = Moments(monkeypatch), nonblocking.SlowWrites()
+    moments, guard = Moments(monkeypatch), nonblocking.WriteGuard()
 
     def pause(seconds: float) -> float:
         """Seconds for which a write that takes so long keeps the loop from writing."""
-        assert moments.write(slow, seconds, waits=1)
+        assert moments.write(guard, seconds, waits=1)
         began = moments.now
-        while not moments.write(slow, 0, waits=0):
+        while not moments.write(guard, 0, waits=0):
             moments.now += seconds
         return (moments.now - began) / seconds
 
@@ -521,10 +500,13 @@ def test_a_disk_that_stays_slow_is_left_to_threads_for_longer_and_longer(
     assert [pause(0.002) for _ in factors] == pytest.approx(factors, abs=1.1)
     assert pause(1.0) == pytest.approx(nonblocking.MAX_PAUSE_SECONDS, abs=1.1)
     for _ in range(nonblocking.QUICK_WRITES - 2):
-        assert moments.write(slow, 0, waits=0)
+        assert moments.write(guard, 0, waits=0)
+    assert pause(0.002) == pytest.approx(1280, abs=1.1)
+    for _ in range(nonblocking.QUICK_WRITES):  # left to threads, so the disk was not used
+        assert moments.write(guard, 0, waits=0, is_done=False)
     assert pause(0.002) == pytest.approx(1280, abs=1.1)
     for _ in range(nonblocking.QUICK_WRITES):
-        assert moments.write(slow, 0, waits=0)
+        assert moments.write(guard, 0, waits=0)
     assert pause(0.002) == pytest.approx(20, abs=1.1)
 
 
@@ -539,7 +521,8 @@ def test_the_loop_does_not_write_after_a_slow_write(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nonblocking, "SLOW_WRITE_SECONDS", -1.0)
-    monkeypatch.setattr(nonblocking, "_SLOW_WRITES", SlowForEver())
+    monkeypatch.setattr(nonblocking, "PAUSE_FACTOR", 1e9)
+    monkeypatch.setattr(nonblocking, "_WRITE_GUARD", nonblocking.WriteGuard())
     monkeypatch.setattr(nonblocking, "_count_waits", iter(range(2)).__next__)
     params = _write_params(home / "file", b"new")
     assert nonblocking.try_write_file(params) == files.Done()

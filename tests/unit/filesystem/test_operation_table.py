@@ -37,8 +37,9 @@ def test_operations_on_demand_exist_and_are_not_imported_before() -> None:
 
 
 def test_an_operation_on_demand_is_that_of_its_module() -> None:
-    for call, operation in OPERATIONS.items():
-        if isinstance(operation, OnDemand):
-            name = call.name.partition("/")[2]
-            snake = "".join(f"_{each.lower()}" if each.isupper() else each for each in name)
-            assert operation.load().__name__ == snake
+    on_demand = {call: row for call, row in OPERATIONS.items() if isinstance(row, OnDemand)}
+    assert on_demand
+    for call, operation in on_demand.items():
+        name = call.name.partition("/")[2]
+        snake = "".join(f"_{each.lower()}" if each.isupper() else each for each in name)
+        assert operation.load().__name__ == snake

@@ -44,19 +44,6 @@ libc.return_freed_memory()
 print(used() - before)
 """
 
-# How much less is resident without the pages that were needed to load a large library.
-_UNMAPPED = """
-import os, ssl
-from exec_server.host import libc
-def used():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-before = used()
-libc.unmap_unchanged_files()
-print(before - used())
-assert ssl.create_default_context().cert_store_stats()  # it works as before
-"""
-
 
 def _printed(program: str, *words: str) -> int:
     argv = [sys.executable, "-c", program, *words]
@@ -73,36 +60,6 @@ def test_freed_memory_is_used_again() -> None:
 @pytest.mark.skipif(not _GLIBC, reason="about the allocator of glibc")
 def test_only_a_little_of_freed_memory_is_kept() -> None:
     assert _printed(_LEFT) < KEPT_BYTES + 2_000_000
-
-
-def test_pages_of_files_that_are_not_used_take_no_memory() -> None:
-    assert _printed(_UNMAPPED) > 2_000_000
-
-
-_PYTHON = "fe:00 3412   /usr/bin/python3"
-
-
-@pytest.mark.parametrize(
-    ("mapping", "changed", "is_unmapped"),
-    [
-        (f"r--p 00000000 {_PYTHON}", 0, True),
-        (f"r-xp 00001000 {_PYTHON}", 0, True),
-        (f"r--p 00002000 {_PYTHON}", 4, False),  # relocated addresses
-        (f"r-xp 00002000 {_PYTHON}", 12, False),
-        (f"rw-p 00003000 {_PYTHON}", 0, False),
-        (f"rwxp 00003000 {_PYTHON}", 0, False),
-        ("r-xp 00004000 fe:00 99   /opt/a library.so (deleted)", 0, True),
-        ("r--p 00000000 00:00 0", 0, False),
-        ("rw-p 00000000 00:00 0   [heap]", 0, False),
-        ("r-xp 00000000 00:00 0   [vdso]", 0, False),
-    ],
-)
-def test_only_unchanged_files_are_unmapped(mapping: str, changed: int, is_unmapped: bool) -> None:
-    before = f"1000-2000 r--p 00000000 {_PYTHON}\nSize:  4 kB\nAnonymous:  8 kB\nVmFlags: rd mr\n"
-    fields = f"Size:   4 kB\nAnonymous:      {changed} kB\nAnonHugePages:     0 kB\n"
-    smaps = f"{before}7f2b0000-7f2b3000 {mapping}\n{fields}VmFlags: rd ex mr\n"
-    found = list(libc.unchanged_file_mappings(smaps.encode().splitlines(keepends=True)))
-    assert found == ([(0x7F2B0000, 0x7F2B3000)] if is_unmapped else [])
 
 
 @pytest.mark.parametrize("way", ["close_range", "listing", "no /proc"])

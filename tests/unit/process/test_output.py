@@ -8,12 +8,12 @@ from exec_server.process import output
 from exec_server.process.output import (
     CHUNK_BYTES,
     DROPPED_SIZES,
+    RECENT_BYTES,
     RETAINED_BYTES,
     RETAINED_CHUNKS,
-    SESSION_YOUNG_BYTES,
-    YOUNG_BYTES,
+    SESSION_RECENT_BYTES,
     OutputLog,
-    YoungBudget,
+    RecentOutputBudget,
 )
 from exec_server.protocol.process import Chunk
 
@@ -170,7 +170,7 @@ def test_limits_are_those_of_the_reference() -> None:
     assert output.RETAINED_CHUNKS == 50_000
 
 
-# ---- young output ---------------------------------------------------------------------
+# ---- recent output ---------------------------------------------------------------------
 
 _MIB = 1_048_576
 _PIECE = bytes(CHUNK_BYTES)
@@ -181,14 +181,14 @@ def _grow(log: OutputLog, size: int) -> None:
         log.append("stdout", _PIECE)
 
 
-def test_limits_of_young_output() -> None:
-    assert (output.YOUNG_BYTES, output.SESSION_YOUNG_BYTES) == (16 * _MIB, 64 * _MIB)
-    assert output.SERVER_YOUNG_BYTES == 256 * _MIB
-    assert (output.YOUNG_SECONDS, output.UNREAD_SECONDS) == (5.0, 1.0)
+def test_limits_of_recent_output() -> None:
+    assert (output.RECENT_BYTES, output.SESSION_RECENT_BYTES) == (16 * _MIB, 64 * _MIB)
+    assert output.SERVER_RECENT_BYTES == 256 * _MIB
+    assert (output.RECENT_SECONDS, output.UNREAD_SECONDS) == (5.0, 1.0)
 
 
 def test_bursts_are_read_whole_by_a_late_client() -> None:
-    budget = YoungBudget(SESSION_YOUNG_BYTES)
+    budget = RecentOutputBudget(SESSION_RECENT_BYTES)
     log = OutputLog(budget)
     seen = total = 0
     for _ in range(100):
@@ -200,42 +200,42 @@ def test_bursts_are_read_whole_by_a_late_client() -> None:
     assert total == 800 * _MIB
 
 
-def test_young_output_is_bounded_by_its_bytes() -> None:
-    log = OutputLog(YoungBudget(SESSION_YOUNG_BYTES))
+def test_recent_output_is_bounded_by_its_bytes() -> None:
+    log = OutputLog(RecentOutputBudget(SESSION_RECENT_BYTES))
     _grow(log, 20 * _MIB)
-    assert (log.retained_bytes, log.reserved_bytes) == (YOUNG_BYTES, YOUNG_BYTES - RETAINED_BYTES)
+    assert (log.retained_bytes, log.reserved_bytes) == (RECENT_BYTES, RECENT_BYTES - RETAINED_BYTES)
     assert log.loss(0) == (4 * _MIB // CHUNK_BYTES + 1, 4 * _MIB)
 
 
-def test_young_output_is_bounded_by_the_number_of_its_chunks() -> None:
-    log = OutputLog(YoungBudget(SESSION_YOUNG_BYTES))
+def test_recent_output_is_bounded_by_the_number_of_its_chunks() -> None:
+    log = OutputLog(RecentOutputBudget(SESSION_RECENT_BYTES))
     for _ in range(RETAINED_CHUNKS + 5):
         log.append("stdout", b"x" * 100)
     assert len(log.read(0, None)[0]) == RETAINED_CHUNKS
 
 
-def test_young_output_of_a_session_and_of_a_server_is_bounded() -> None:
-    server = YoungBudget(5 * _MIB)
-    first, second = (OutputLog(YoungBudget(size * _MIB, server)) for size in (3, 4))
+def test_recent_output_of_a_session_and_of_a_server_is_bounded() -> None:
+    server = RecentOutputBudget(5 * _MIB)
+    first, second = (OutputLog(RecentOutputBudget(size * _MIB, server)) for size in (3, 4))
     _grow(first, 8 * _MIB)
     assert (first.retained_bytes, server.free) == (4 * _MIB, 2 * _MIB)
     _grow(second, 8 * _MIB)
     assert (second.retained_bytes, server.free) == (3 * _MIB, 0)
-    first.release_young()
+    first.release_recent()
     assert (first.retained_bytes, first.reserved_bytes, server.free) == (_MIB, 0, 3 * _MIB)
     _grow(second, _MIB)
     assert second.retained_bytes == 4 * _MIB
-    second.release_young()
-    second.release_young()
+    second.release_recent()
+    second.release_recent()
     assert server.free == 5 * _MIB
 
 
 def test_output_that_grows_old_is_dropped_down_to_the_usual() -> None:
-    budget = YoungBudget(SESSION_YOUNG_BYTES)
+    budget = RecentOutputBudget(SESSION_RECENT_BYTES)
     log = OutputLog(budget)
-    assert log.young_seconds() == output.UNREAD_SECONDS
+    assert log.recent_seconds() == output.UNREAD_SECONDS
     log.read(0, None)
-    assert log.young_seconds() == output.YOUNG_SECONDS
+    assert log.recent_seconds() == output.RECENT_SECONDS
     _grow(log, 3 * _MIB)
     log.age()
     assert log.retained_bytes == 3 * _MIB
@@ -244,18 +244,18 @@ def test_output_that_grows_old_is_dropped_down_to_the_usual() -> None:
     assert (log.retained_bytes, log.reserved_bytes) == (2 * _MIB, _MIB)
     log.age()
     assert (log.retained_bytes, log.reserved_bytes) == (_MIB, 0)
-    assert budget.free == SESSION_YOUNG_BYTES
+    assert budget.free == SESSION_RECENT_BYTES
     log.age()
     assert log.retained_bytes == _MIB
 
 
 def test_output_of_a_client_that_does_not_read_is_dropped_at_once() -> None:
-    budget = YoungBudget(SESSION_YOUNG_BYTES)
+    budget = RecentOutputBudget(SESSION_RECENT_BYTES)
     log = OutputLog(budget)
     _grow(log, 3 * _MIB)
     assert log.retained_bytes == 3 * _MIB
     log.age()
-    assert (log.retained_bytes, log.reserved_bytes, budget.free) == (_MIB, 0, SESSION_YOUNG_BYTES)
+    assert (log.retained_bytes, log.reserved_bytes, budget.free) == (_MIB, 0, SESSION_RECENT_BYTES)
     _grow(log, 3 * _MIB)
     assert log.retained_bytes == _MIB
     log.read(0, 1)  # from now on it is known to read
@@ -264,7 +264,7 @@ def test_output_of_a_client_that_does_not_read_is_dropped_at_once() -> None:
 
 
 def test_space_of_output_that_was_read_is_taken_back_when_it_is_needed() -> None:
-    budget = YoungBudget(4 * _MIB)
+    budget = RecentOutputBudget(4 * _MIB)
     first, second, third = (OutputLog(budget) for _ in range(3))
     _grow(first, 3 * _MIB)
     assert first.read(0, None)[1] == first.next_seq
@@ -280,8 +280,8 @@ def test_space_of_output_that_was_read_is_taken_back_when_it_is_needed() -> None
     assert second.loss(second._read_seq) is None
 
 
-def test_no_young_output_is_kept_for_a_client_that_is_away() -> None:
-    budget = YoungBudget(4 * _MIB)
+def test_no_recent_output_is_kept_for_a_client_that_is_away() -> None:
+    budget = RecentOutputBudget(4 * _MIB)
     log = OutputLog(budget)
     budget.is_open = False
     _grow(log, 2 * _MIB)
@@ -291,18 +291,18 @@ def test_no_young_output_is_kept_for_a_client_that_is_away() -> None:
     assert log.retained_bytes == 3 * _MIB
 
 
-def test_log_without_young_output_is_not_looked_at_again() -> None:
-    budget = YoungBudget(2 * _MIB)
+def test_log_without_recent_output_is_not_looked_at_again() -> None:
+    budget = RecentOutputBudget(2 * _MIB)
     first, second = OutputLog(budget), OutputLog(budget)
     _grow(first, 3 * _MIB)
     first.read(0, None)
-    first.release_young()
+    first.release_recent()
     _grow(second, 4 * _MIB)
     assert (first.retained_bytes, second.retained_bytes) == (_MIB, 3 * _MIB)
 
 
-def test_memory_and_newest_chunks_do_not_count_young_output() -> None:
-    log = OutputLog(YoungBudget(SESSION_YOUNG_BYTES))
+def test_memory_and_newest_chunks_do_not_count_recent_output() -> None:
+    log = OutputLog(RecentOutputBudget(SESSION_RECENT_BYTES))
     _grow(log, 3 * _MIB)
     assert log.memory_bytes() == _MIB
     newest = log.newest()
@@ -310,10 +310,10 @@ def test_memory_and_newest_chunks_do_not_count_young_output() -> None:
     assert [chunk.seq for chunk in newest] == list(range(newest[0].seq, log.next_seq))
 
 
-def test_log_without_a_budget_has_no_young_output_to_release() -> None:
+def test_log_without_a_budget_has_no_recent_output_to_release() -> None:
     log = OutputLog()
     _grow(log, 2 * _MIB)
-    log.release_young()
+    log.release_recent()
     assert log.retained_bytes == _MIB
 
 

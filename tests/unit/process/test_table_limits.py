@@ -1,4 +1,4 @@
-"""ProcessTable with fake children: limits, retention, and the space of young output."""
+"""ProcessTable with fake children: limits, retention, and the space of recent output."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_table_may_have_other_limits(run: Run) -> None:
     run(test)
 
 
-# ---- young output ---------------------------------------------------------------------
+# ---- recent output ---------------------------------------------------------------------
 
 _MIB = 1_048_576
 
@@ -180,8 +180,8 @@ async def _print(world: World, process: Process, size: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_young_output_is_dropped_after_its_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "YOUNG_SECONDS", 0.01)
+def test_recent_output_is_dropped_after_its_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "RECENT_SECONDS", 0.01)
 
     async def test(world: World) -> None:
         process = await world.start("a")
@@ -195,7 +195,7 @@ def test_young_output_is_dropped_after_its_time(run: Run, monkeypatch: pytest.Mo
     run(test)
 
 
-def test_young_output_of_a_client_that_does_not_read_is_dropped_soon(
+def test_recent_output_of_a_client_that_does_not_read_is_dropped_soon(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "UNREAD_SECONDS", 0.01)
@@ -210,7 +210,7 @@ def test_young_output_of_a_client_that_does_not_read_is_dropped_soon(
     run(test)
 
 
-def test_forgotten_process_gives_the_space_of_its_young_output_back(run: Run) -> None:
+def test_forgotten_process_gives_the_space_of_its_recent_output_back(run: Run) -> None:
     async def test(world: World) -> None:
         process = await world.start("a")
         await _print(world, process, 2 * _MIB)
@@ -222,7 +222,7 @@ def test_forgotten_process_gives_the_space_of_its_young_output_back(run: Run) ->
     run(test)
 
 
-def test_end_of_a_session_gives_the_space_of_young_output_back(run: Run) -> None:
+def test_end_of_a_session_gives_the_space_of_recent_output_back(run: Run) -> None:
     processes = []
 
     async def test(world: World) -> None:
@@ -233,7 +233,7 @@ def test_end_of_a_session_gives_the_space_of_young_output_back(run: Run) -> None
     assert processes[0].log.reserved_bytes == 0
 
 
-def test_detached_processes_keep_no_young_output(run: Run) -> None:
+def test_detached_processes_keep_no_recent_output(run: Run) -> None:
     async def test(world: World) -> None:
         session = world.table
         world.table = ProcessTable(

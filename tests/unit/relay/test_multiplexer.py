@@ -97,23 +97,6 @@ def test_a_stream_that_cannot_be_opened_is_reset() -> None:
     assert (len(link.streams), link.failures()) == (0, 0)
 
 
-def test_a_prepared_response_is_computed_once_and_sent_later(link: FakeLink) -> None:
-    initiator, handshake = link.begin("stream-1")
-    handshake.prepare()
-    prepared, _ = handshake.response()
-    assert link.sent == []
-    (answer,) = link.finish_handshake(handshake, is_valid=True)
-    assert answer.payload == prepared
-    check_alive(link, Channel("stream-1", initiator.read_second(prepared)), link.opened[0])
-
-
-def test_nothing_is_prepared_for_a_cancelled_handshake(link: FakeLink) -> None:
-    _, handshake = link.begin("stream-1")
-    handshake.is_cancelled = True
-    handshake.responder = cast(Responder, _Refusing())
-    handshake.prepare()
-
-
 class _Refusing:
     """A responder that cannot answer the key of its client."""
 

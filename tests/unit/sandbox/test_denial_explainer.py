@@ -15,9 +15,7 @@ from exec_server.protocol.confinable import ConfinableParams
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.process import Chunk
 from exec_server.protocol.sandbox import Denial
-from exec_server.sandbox import denial_explainer
 from exec_server.sandbox.denial_explainer import CommandDenials, DenialExplainer
-from exec_server.sandbox.policy.error_texts import ErrorTexts
 from exec_server.sandbox.policy.model import Network, Policy, Rule
 from exec_server.sandbox.runtime.reports import CommandReports
 
@@ -102,17 +100,6 @@ def test_words_spread_over_streams_are_a_denial_without_a_line() -> None:
     chunks = [Chunk(1, "stdout", b"permission "), Chunk(2, "stderr", b"denied")]
     expected = (True, Denial(None, None, None, None))
     assert CommandDenials(_policy(), "/").check(1, chunks) == expected
-
-
-def test_the_language_of_the_command_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    german = ErrorTexts({"Das Dateisystem ist nur lesbar": errno.EROFS})
-    monkeypatch.setattr(denial_explainer, "error_texts", lambda env: {"de": german}[env["LANG"]])
-    denials = CommandDenials(_policy(), "/")
-    denials.prepare({"LANG": "de"})
-    is_denied, denial = denials.check(1, _output("/etc/x: Das Dateisystem ist nur lesbar"))
-    assert not is_denied
-    assert denial is not None
-    assert denial.path == "/etc/x"
 
 
 # ---- refused calls --------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from exec_server.errors import RegistryError, StartupError
-from exec_server.host import libc
 from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.net.server_certificate import ServerCertificate
@@ -24,7 +23,6 @@ from exec_server.server import serve
 from exec_server.server.serve import (
     _load_when_idle,
     _reload_on_request,
-    _unmap_if_unused,
     forward_remote,
 )
 from exec_server.server.session import SessionRegistry
@@ -203,15 +201,3 @@ def test_sandboxes_that_cannot_be_loaded_do_not_end_the_server(
     asyncio.run(_load(sandboxes, sessions))
     assert (sandboxes.attempts, sandboxes.is_loaded) == (1, False)
     assert str(error) in caplog.text
-
-
-@pytest.mark.parametrize("has_had_clients", [False, True])
-def test_memory_of_the_start_is_returned_only_while_no_thread_can_be_busy(
-    monkeypatch: pytest.MonkeyPatch, has_had_clients: bool
-) -> None:
-    unmapped: list[bool] = []
-    monkeypatch.setattr(libc, "unmap_unchanged_files", lambda: unmapped.append(True))
-    sessions = FakeSessions()
-    sessions.has_had_clients = has_had_clients
-    _unmap_if_unused(cast(SessionRegistry, sessions))
-    assert unmapped == ([] if has_had_clients else [True])

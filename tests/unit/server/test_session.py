@@ -52,7 +52,7 @@ class FakeTable:
         self.emit = emit
         self.calls: list[str] = []
         self.is_empty = True
-        self.keeps_young_output = True
+        self.keeps_recent_output = True
         self.may_end = asyncio.Event()
         self.may_end.set()
 
@@ -62,8 +62,8 @@ class FakeTable:
     def is_starting(self, process_id: ProcessId) -> bool:
         return process_id == "starting"
 
-    def keep_young_output(self, wanted: bool) -> None:
-        self.keeps_young_output = wanted
+    def keep_recent_output(self, wanted: bool) -> None:
+        self.keeps_recent_output = wanted
 
     def pause_reading(self) -> None:
         self.calls.append("pause_reading")
@@ -104,7 +104,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_young_output_is_kept_only_while_the_client_is_there() -> None:
+def test_recent_output_is_kept_only_while_the_client_is_there() -> None:
     async def scenario() -> None:
         tables: list[FakeTable] = []
 
@@ -114,11 +114,11 @@ def test_young_output_is_kept_only_while_the_client_is_there() -> None:
 
         own = sessions.Session(make_table)
         own.connection_opened(FakeConnection())
-        assert tables[0].keeps_young_output
+        assert tables[0].keeps_recent_output
         own.connection_lost()
-        assert not tables[0].keeps_young_output
+        assert not tables[0].keeps_recent_output
         own.connection_opened(FakeConnection())
-        assert tables[0].keeps_young_output
+        assert tables[0].keeps_recent_output
 
     asyncio.run(scenario())
 

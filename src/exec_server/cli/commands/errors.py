@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
-if TYPE_CHECKING:
-    from typing import Final
+from typing import Final
 
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2

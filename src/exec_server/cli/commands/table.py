@@ -7,13 +7,13 @@ new command is its module and its row. CONTRIBUTING.md describes the module.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.commands.errors import EXIT_CONNECTION, EXIT_FAILURE, EXIT_NOT_RUN
 
-TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
 if TYPE_CHECKING:
     import argparse
-    from typing import Final, Protocol
+    from typing import Protocol
 
     from exec_server.cli.argument_parser import ArgumentParser
 

@@ -20,13 +20,14 @@ from exec_server.printable import lossy
 from exec_server.protocol.process import Chunk
 from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.policy.error_lines import (
+    ERROR_PHRASES,
     certain_names,
+    find_error,
     last_lines,
     likely_names,
     lines_with,
     names_above,
 )
-from exec_server.sandbox.policy.error_texts import ENGLISH, ErrorTexts
 
 # Returns the rule of a policy that denies an operation on a path, None if it is allowed.
 Explain = Callable[[str, Literal["read", "write"]], str | None]
@@ -109,7 +110,6 @@ def find_denial(
     cwd: str,
     is_offline: bool,
     is_network_refused: bool = False,
-    texts: ErrorTexts = ENGLISH,
 ) -> Denial | None:
     """The denied operation, None if nothing is known to be denied; names are relative to `cwd`.
 
@@ -120,15 +120,15 @@ def find_denial(
     """
     chunks = list(chunks)
     first: Denial | None = None
-    explainer = _LineExplainer(explain, cwd, texts, is_offline=is_offline)
-    network = _network_denial(chunks, texts) if is_network_refused else None
+    explainer = _LineExplainer(explain, cwd, is_offline=is_offline)
+    network = _network_denial(chunks) if is_network_refused else None
     if network is not None and network.text is not None:
         return network
-    for line, context in islice(_error_lines(exit_code, chunks, texts), CONSIDERED_LINES):
+    for line, context in islice(_error_lines(exit_code, chunks), CONSIDERED_LINES):
         denial = explainer.explain(line, context)
         if denial.rule is not None:
             return denial
-        if first is None and _is_denial_text(line, texts):
+        if first is None and _is_denial_text(line):
             first = denial
     if network is not None:
         return network
@@ -137,16 +137,16 @@ def find_denial(
     return first if exit_code != 0 else None
 
 
-def _is_denial_text(line: str, texts: ErrorTexts) -> bool:
+def _is_denial_text(line: str) -> bool:
     """Whether `is_likely_denied` knows the phrase of an error line."""
-    return texts.find(line) is None or _mentions_denial(line.encode("utf-8", "surrogateescape"))
+    return find_error(line) is None or _mentions_denial(line.encode("utf-8", "surrogateescape"))
 
 
-def _network_denial(chunks: list[Chunk], texts: ErrorTexts) -> Denial:
+def _network_denial(chunks: list[Chunk]) -> Denial:
     """The denial of a network call, with the line that reports it if the output ends with one."""
     output = _text(chunks, "stderr") or _text(chunks, "pty")
     for line in reversed(last_lines(output, NETWORK_LINES)):
-        _, number = texts.find(line) or (0, None)
+        _, number = find_error(line) or (0, None)
         if number in _CHANGES:
             break
         if number != errno.EACCES and _reports_network(line):
@@ -154,31 +154,28 @@ def _network_denial(chunks: list[Chunk], texts: ErrorTexts) -> Denial:
     return Denial(None, None, "network", _NO_NETWORK)
 
 
-def _error_lines(
-    exit_code: int, chunks: list[Chunk], texts: ErrorTexts
-) -> Iterator[tuple[str, list[str]]]:
+def _error_lines(exit_code: int, chunks: list[Chunk]) -> Iterator[tuple[str, list[str]]]:
     """The lines that may report a denial. The output of a successful command is not among them."""
     if exit_code == 0:
         for stream in ("stderr", "pty"):
-            yield from lines_with(_text(chunks, stream)[-SUCCESS_BYTES:], texts.phrases)
+            yield from lines_with(_text(chunks, stream)[-SUCCESS_BYTES:], ERROR_PHRASES)
         return
     for stream in ("stderr", "stdout", "pty"):
-        yield from lines_with(_text(chunks, stream), {*_PHRASES, *texts.phrases})
+        yield from lines_with(_text(chunks, stream), {*_PHRASES, *ERROR_PHRASES})
 
 
 class _LineExplainer:
     """Finds the denial that one line reports."""
 
-    def __init__(self, explain: Explain, cwd: str, texts: ErrorTexts, *, is_offline: bool) -> None:
+    def __init__(self, explain: Explain, cwd: str, *, is_offline: bool) -> None:
         self._explain = explain
         self._cwd = cwd
-        self._texts = texts
         self._is_offline = is_offline
 
     def explain(self, line: str, context: list[str]) -> Denial:
         text = _shortened(line)
-        position, number = self._texts.find(line) or (0, None)
-        names = [name for name in certain_names(line) if self._texts.find(name) is None]
+        position, number = find_error(line) or (0, None)
+        names = [name for name in certain_names(line) if find_error(name) is None]
         if not names and number == errno.EPERM and self._is_about_network(line, context):
             return Denial(text, None, "network", _NO_NETWORK)
         names = names or likely_names(line[:position]) or names_above(context)

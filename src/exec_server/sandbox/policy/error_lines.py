@@ -1,10 +1,24 @@
-"""Lines of output that report an error, and the names of files in them. Pure."""
+"""Lines of output that report an error, the error itself, and the names of files. Pure."""
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Collection, Iterator
 from typing import Final
+
+# Errors of the mounts of a view: EROFS for changes, EACCES for masked paths, EBUSY for renaming
+# and removing mount points. EPERM is the error of the system call filter.
+_ERRORS: Final = {
+    "permission denied": errno.EACCES,
+    "operation not permitted": errno.EPERM,
+    "read-only file system": errno.EROFS,
+    "device or resource busy": errno.EBUSY,
+    "failed to write file": errno.EROFS,  # of tools that do not print the error itself
+}
+# The texts of these errors in lower case.
+ERROR_PHRASES: Final = tuple(text.encode() for text in _ERRORS)
+_error_text = re.compile("|".join(_ERRORS), re.IGNORECASE | re.ASCII).search
 
 # The lines before an error that are examined with it: no known message needs more.
 CONTEXT_LINES: Final = 4
@@ -15,11 +29,8 @@ _escapes = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07|[\x00-\
 # A word in the quotes of a shell, as GNU tools print names: 'a b', 'it'\''s', 'a'$'\n''b'.
 _SHELL_WORD: Final = r"(?<!\w)((?:\$'(?:[^'\\]|\\.)*'|'[^']*'|\\')+)"
 _shell_part = re.compile(r"\$'((?:[^'\\]|\\.)*)'|'([^']*)'|\\(')").finditer
-# Other pairs of quotes, of English and other languages.
-_PAIRS: Final = (
-    *('""', "`'", "``", "\u2018\u2019", "\u201c\u201d", "\u201e\u201c", "\u201e\u201d"),
-    *("\u00ab\u00bb", "\u00bb\u00ab", "\u2039\u203a", "\u300c\u300d"),
-)
+# Other pairs of quotes.
+_PAIRS: Final = ('""', "`'", "``", "\u2018\u2019", "\u201c\u201d")
 _quoted = re.compile(
     "|".join([_SHELL_WORD, *(f"{first}([^{first}{last}]+){last}" for first, last in _PAIRS)])
 ).finditer
@@ -31,6 +42,12 @@ _complaint = re.compile(
 _no_name = re.compile(
     r"\d+|\[.*|.*\s.*|(?i:\w*(?:error|exception|fatal|warning))|E[A-Z]+"
 ).fullmatch
+
+
+def find_error(line: str) -> tuple[int, int] | None:
+    """The position and the number of the first error in a line; its text is known in English."""
+    match = _error_text(line)
+    return None if match is None else (match.start(), _ERRORS[match[0].lower()])
 
 
 def lines_with(data: bytes, phrases: Collection[bytes]) -> Iterator[tuple[str, list[str]]]:
@@ -85,7 +102,7 @@ def certain_names(line: str) -> list[str]:
 def _unquoted(match: re.Match[str]) -> str:
     if match[1] is None:
         name: str = next(filter(None, match.groups()))
-        return name.strip("\u00a0\u202f ")  # between French quotes and the name
+        return name
     parts = []
     for part in _shell_part(match[1]):
         if part[1] is None:

@@ -224,7 +224,7 @@ def test_an_iteration_may_end_after_its_loop() -> None:
 
     asyncio.run(scene())
     readers.clear()
-    gc.collect()
+    gc.collect()  # pytest reports an error of the callback, which has no loop any more
 
 
 @in_loop
@@ -336,6 +336,7 @@ async def test_requests_do_not_wait_for_other_answers(scene: Scene) -> None:
     for _ in range(scene.dialer.calls_in_flight):
         await scene.stream.next("process/write")
     fill(scene, 2, 10)
+    # No write was answered: this would time out if the request waited for that.
     scene.stream.answer(await set_flow(scene, "pause"), {})
 
 

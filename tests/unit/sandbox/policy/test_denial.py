@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -20,7 +19,6 @@ from exec_server.sandbox.policy.denial import (
     find_denial,
     is_likely_denied,
 )
-from exec_server.sandbox.policy.error_texts import ErrorTexts
 
 PHRASES = [
     "operation not permitted",
@@ -400,54 +398,6 @@ def test_what_the_policy_does_not_explain_has_no_rule(line: str, code: int) -> N
     denial = told(line, code=code)
     assert denial is None if code == 0 else denial is not None
     assert denial is None or denial.rule is None
-
-
-# ---- other languages ------------------------------------------------------------------------
-
-GERMAN = ErrorTexts(
-    {
-        "Keine Berechtigung": errno.EACCES,
-        "Die Operation ist nicht erlaubt": errno.EPERM,
-        "Das Dateisystem ist nur lesbar": errno.EROFS,
-        "Das Ger\u00e4t oder die Ressource ist belegt": errno.EBUSY,
-    }
-)
-
-
-@pytest.mark.parametrize(
-    ("line", "path", "operation"),
-    [
-        (
-            "touch: '/etc/x' kann nicht ber\u00fchrt werden: Das Dateisystem ist nur lesbar",
-            "/etc/x",
-            "write",
-        ),
-        ("bash: Zeile 1: /etc/x: Das Dateisystem ist nur lesbar", "/etc/x", "write"),
-        (
-            "tar: \u201e../.git/x\u201c: Funktion open: Das Dateisystem ist nur lesbar",
-            "/ws/.git/x",
-            "write",
-        ),
-        ("cat: ../secret/key: Keine Berechtigung", "/ws/secret/key", "read"),
-        (
-            "mv: '../.git' wird nicht verschoben: Das Ger\u00e4t oder die Ressource ist belegt",
-            "/ws/.git",
-            "write",
-        ),
-    ],
-)
-@pytest.mark.parametrize("code", [0, 1])
-def test_translated_message_is_explained(line: str, path: str, operation: str, code: int) -> None:
-    denial = told(line, code=code, texts=GERMAN)
-    assert denial is not None
-    assert (denial.path, denial.operation) == (path, operation)
-    assert denial.rule is not None
-    assert told(line, code=code) is None
-
-
-def test_translated_message_without_a_rule_is_no_denial() -> None:
-    # It would be none for `is_likely_denied` either.
-    assert told("cat: /ws/x: Keine Berechtigung", texts=GERMAN) is None
 
 
 # ---- the network, as the kernel knows it ----------------------------------------------------

@@ -1,17 +1,39 @@
-"""Lines of output with an error, and the names in them."""
+"""Lines of output with an error, the error, and the names in them."""
 
 from __future__ import annotations
+
+import errno
 
 import pytest
 
 from exec_server.sandbox.policy import error_lines
 from exec_server.sandbox.policy.error_lines import (
+    ERROR_PHRASES,
     certain_names,
+    find_error,
     last_lines,
     likely_names,
     lines_with,
     names_above,
 )
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("x: Permission denied", (3, errno.EACCES)),
+        ("EROFS: read-only file system, open 'x'", (7, errno.EROFS)),
+        ("Operation not permitted", (0, errno.EPERM)),
+        ("Device or resource busy", (0, errno.EBUSY)),
+        ("Failed to write file x", (0, errno.EROFS)),
+        ("x: Keine Berechtigung", None),
+        ("permission  denied", None),
+        ("permi\N{LATIN SMALL LETTER LONG S}sion denied", None),
+    ],
+)
+def test_errors_are_found_by_their_text(line: str, error: tuple[int, int] | None) -> None:
+    assert find_error(line) == error
+    assert any(phrase in line.encode().lower() for phrase in ERROR_PHRASES) == (error is not None)
 
 
 @pytest.mark.parametrize(
@@ -29,12 +51,7 @@ from exec_server.sandbox.policy.error_lines import (
         ('touch: cannot touch "/etc/it\'s": x', ["/etc/it's"]),
         ("error: failed to create directory `/usr/target`", ["/usr/target"]),
         ("x: `/usr/target' is read-only", ["/usr/target"]),
-        # Quotes of other languages.
         ("mkdir: \u2018/usr/x\u2019: x", ["/usr/x"]),
-        ("tar: \u201e/etc/x\u201c kann nicht", ["/etc/x"]),
-        ("gcc: \u00bb/etc/x\u00ab: x", ["/etc/x"]),
-        ("gcc: impossible d'ouvrir \u00ab\u00a0/etc/x\u00a0\u00bb: x", ["/etc/x"]),
-        ("gcc: \u300c/etc/x\u300d: x", ["/etc/x"]),
         # An apostrophe is no quote.
         ("can't open '/etc/x'", ["/etc/x"]),
         ("couldn't open temporary file /etc/sedXY: x", ["/etc/sedXY"]),

@@ -1,4 +1,4 @@
-"""Questions: the requests of the server to one client, until they are answered."""
+"""ClientRequests: the requests of the server to one client, until they are answered."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from exec_server.protocol.method import Call
 
 # Requests under way to one client, as in the reference. A further one is not made, and counts as
 # unanswered.
-MAX_QUESTIONS: Final = 256
+MAX_CLIENT_REQUESTS: Final = 256
 
 
-class Questions:
+class ClientRequests:
     """The requests under way to one client, by their ids, which count from 1."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -31,14 +31,14 @@ class Questions:
         Cancel the future to ignore a later response.
         """
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        if self._is_closed or len(self._open) >= MAX_QUESTIONS:
+        if self._is_closed or len(self._open) >= MAX_CLIENT_REQUESTS:
             future.set_result(None)
             return future
         self._last_id += 1
-        question_id = self._last_id
-        self._open[question_id] = future
-        future.add_done_callback(lambda _: self._open.pop(question_id, None))
-        self._send(jsonrpc.encode_request(question_id, call.name, params))
+        request_id = self._last_id
+        self._open[request_id] = future
+        future.add_done_callback(lambda _: self._open.pop(request_id, None))
+        self._send(jsonrpc.encode_request(request_id, call.name, params))
         return future
 
     def answer(self, response: jsonrpc.Response) -> bool:
