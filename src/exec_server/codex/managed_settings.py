@@ -49,7 +49,8 @@ def _choice(table: Table, key: str, choices: Sequence[str]) -> str | None:
     value = table.get(key)
     if value is None:
         return None
-    chosen, members = value, {}
+    chosen: object = value
+    members: object = {}
     if isinstance(value, dict) and len(value) == 1:
         ((chosen, members),) = value.items()
     if not isinstance(chosen, str) or chosen not in choices:
