@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # The modules of our dependencies, and those that they import themselves. A directory that holds one
 # of them counts if the others do not hold it.
 NEEDED: Final = (
-    *("_cffi_backend", "cryptography", "h11", "idna", "jwt", "msgspec", "pybase64", "regex"),
+    *("_cffi_backend", "ada_url", "cryptography", "h11", "jwt", "msgspec", "pybase64", "regex"),
     *("tomli", "tomli_w", "uvloop", "websockets", "yaml"),
 )
 
