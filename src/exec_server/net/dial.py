@@ -11,10 +11,10 @@ import re
 import socket
 import ssl
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from itertools import chain, zip_longest
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -174,58 +174,29 @@ async def _open_unix(path: str, factory: Callable[[], P]) -> tuple[asyncio.Trans
 async def _connect(host: str, port: int) -> socket.socket:
     """Connect to the first address that accepts (RFC 8305).
 
-    The event loop would try one address after the other, each for minutes.
+    The event loop would try one address after the other, each for minutes: asyncio can do it,
+    uvloop cannot.
     """
+    from aiohappyeyeballs import start_connection  # 1 ms that a unix socket does without
+
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    winners: list[socket.socket] = []
-    failures: list[OSError] = []
-    attempts: list[asyncio.Task[None]] = []
-
-    async def attempt(address: _AddressInfo) -> None:
-        try:
-            winners.append(await _connect_to(address))
-        except OSError as error:
-            failures.append(error)
-            return
-        for other in attempts:
-            if other is not asyncio.current_task():
-                other.cancel()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for address in _interleaved(found)[:MAX_ADDRESSES]:
-                attempts.append(group.create_task(attempt(address)))
-                await asyncio.wait(attempts[-1:], timeout=ATTEMPT_DELAY_SECONDS)
-                if winners:
-                    break
-    except BaseException:
-        for winner in winners:
-            winner.close()
-        raise
-    if not winners:
-        raise failures[0] if failures else OSError(f"{host} has no address")
-    return winners[0]
-
-
-def _interleaved(found: Sequence[_AddressInfo]) -> list[_AddressInfo]:
-    """Addresses of both families in alternation, the preferred family of the system first."""
-    first = [entry for entry in found if entry[0] == found[0][0]]
-    second = [entry for entry in found if entry[0] != found[0][0]]
-    pairs = chain.from_iterable(zip_longest(first, second))
-    return [entry for entry in pairs if entry is not None]
-
-
-async def _connect_to(address: _AddressInfo) -> socket.socket:
-    raw = socket.socket(address[0], address[1], address[2])
-    try:
-        raw.setblocking(False)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(raw, address[4])
-    except BaseException:
-        raw.close()
-        raise
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if not addresses:
+        raise OSError(f"{host} has no address")
+    raw = await start_connection(
+        _limited(addresses), happy_eyeballs_delay=ATTEMPT_DELAY_SECONDS, loop=loop
+    )
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return raw
+
+
+def _limited(addresses: Sequence[_AddressInfo]) -> list[_AddressInfo]:
+    """The addresses that are tried, as many of each family."""
+    families = Counter(family for family, *_ in addresses)
+    limit = MAX_ADDRESSES // len(families)
+    return [
+        entry for family in families for entry in [e for e in addresses if e[0] == family][:limit]
+    ]
 
 
 async def _open_tunnel(raw: socket.socket, url: Url, proxy: Proxy) -> None:

@@ -285,14 +285,14 @@ def test_silent_address_does_not_delay_the_next(monkeypatch: pytest.MonkeyPatch)
         asyncio.run(body())
 
 
-def test_families_take_turns() -> None:
-    def entry(family: int, host: str) -> Any:
+def test_each_family_has_its_share_of_the_attempts() -> None:
+    def entry(family: int, host: int) -> Any:
         return (family, socket.SOCK_STREAM, 6, "", (host, 1))
 
-    six, four = socket.AF_INET6, socket.AF_INET
-    found = [entry(six, "a"), entry(six, "b"), entry(six, "c"), entry(four, "d")]
-    assert [item[4][0] for item in dial._interleaved(found)] == ["a", "d", "b", "c"]
-    assert dial._interleaved([]) == []
+    six = [entry(socket.AF_INET6, number) for number in range(10)]
+    four = [entry(socket.AF_INET, 10)]
+    assert dial._limited(six) == six[:8]
+    assert dial._limited([*six, *four]) == [*six[:4], *four]
 
 
 def test_refused_connection_is_an_os_error() -> None:
