@@ -12,9 +12,6 @@ import re
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, NamedTuple
-from urllib.parse import quote, unquote_to_bytes, urlsplit
-
-import msgspec
 
 # The longest name that DNS can resolve.
 HOST_CHARACTERS: Final = 253
@@ -156,6 +153,8 @@ class Url(NamedTuple):
 
 def parse_url(text: str, schemes: frozenset[str]) -> Url:
     """Parse a URL; raises ValueError with a text that does not contain the URL."""
+    from urllib.parse import quote, urlsplit  # slow, and a listener needs only the hosts
+
     text = text.strip()
     if any(character < " " or character == "\x7f" for character in text):
         raise ValueError("URL contains control characters")
@@ -218,7 +217,7 @@ class OtherScheme(InvalidUrl):
         self.scheme = scheme
 
 
-class HttpUrl(msgspec.Struct, frozen=True):
+class HttpUrl(NamedTuple):
     """A URL in its normal form: it can be compared, shown and sent without further changes."""
 
     href: str
@@ -247,6 +246,8 @@ class HttpUrl(msgspec.Struct, frozen=True):
 
 def parse_http_url(text: str, base: HttpUrl | None = None) -> HttpUrl:
     """Parse a URL, relative to `base` if given; raises InvalidUrl."""
+    from urllib.parse import unquote_to_bytes
+
     import ada_url
 
     try:
