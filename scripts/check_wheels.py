@@ -20,7 +20,7 @@ from pathlib import Path
 from pip._vendor.packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
-INDEX = "https://pypi.org/simple/idna/"
+INDEX = "https://pypi.org/simple/ada-url/"
 ANSWER_SECONDS = 10.0
 # pip waits for the network most of the time.
 AT_ONCE = 4

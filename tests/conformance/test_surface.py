@@ -39,7 +39,7 @@ def _normal_config(answer: Message) -> Message:
 
     text = json.dumps(answer)
     if "error" in answer:
-        fault = r"(\.toml:)(?! ?\d+:\d+: duplicate key).*?(\"})"
+        fault = r"(\.toml:).*?(\"})"
         return dict(json.loads(re.sub(fault, r"\1\2", text)))
     answer = json.loads(text)
     answer["result"]["hostname"] = "host"

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,12 +14,8 @@ from exec_server.errors import MalformedMessage
 from exec_server.protocol import json_text
 
 TEXTS = re.compile(
-    r"(EOF while parsing (a value|a string|a list|an object)"
-    r"|expected (ident|value|`:`|`,` or `[\]}]`)"
-    r"|key must be a string|trailing (comma|characters)|invalid (number|escape|unicode code point)"
-    r"|control character \(\\u0000-\\u001F\) found while parsing a string"
-    r"|unexpected end of hex escape|lone leading surrogate in hex escape|recursion limit exceeded"
-    r"|duplicate JSON object key `.*`) at line \d+ column \d+",
+    r"JSON is malformed: .* \(byte \d+\)|Input data was truncated|'utf-8' codec can't decode .*"
+    r"|recursion limit exceeded|duplicate JSON object key `.*`",
     re.DOTALL,
 )
 
@@ -90,11 +85,6 @@ def standard_outcome(data: bytes) -> tuple[str, Any] | None:
     return ("value", value)
 
 
-def _refuse(data: bytes) -> object:
-    """What msgspec does with a text that only the slow path can decode."""
-    raise msgspec.DecodeError
-
-
 @given(TEXT)
 def test_any_bytes_give_a_value_or_a_documented_error(data: bytes) -> None:
     kind, content = outcome(data)
@@ -125,6 +115,4 @@ def test_every_way_of_decoding_agrees(data: bytes) -> None:
         patch.setattr(json_text, "_SHORT", -1)
         assert outcome(data) == expected
         patch.setattr(json_text, "_FEW_QUOTES", 0)
-        assert outcome(data) == expected
-        patch.setattr(json_text, "_decode", _refuse)
         assert outcome(data) == expected

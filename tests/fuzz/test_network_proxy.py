@@ -13,6 +13,7 @@ from tests.support.memory_streams import stream_pair
 from tests.support.network import launch
 
 from exec_server.protocol.network import DecisionParams, PolicyParams
+from exec_server.protocol.urls import MAX_PORT, parse_address
 from exec_server.proxy import datagrams, hosts
 from exec_server.proxy.decider import Decider
 from exec_server.proxy.http_proxy import HttpProxy
@@ -208,7 +209,7 @@ def test_origins(answer: bytes, method: str) -> None:
 def test_datagrams(data: bytes) -> None:
     datagram = datagrams.decode(data)
     if datagram is not None:
-        assert 0 < datagram.place.port <= hosts.MAX_PORT
+        assert 0 < datagram.place.port <= MAX_PORT
         assert data.endswith(datagram.payload)
 
 
@@ -240,7 +241,7 @@ def test_an_ipv4_address_in_ipv6_is_as_public_as_itself(address: IPv4Address) ->
 def test_any_host_gets_a_verdict(text: str) -> None:
     host = hosts.normalize(text)
     verdict = _POLICY.verdict(host)
-    address = hosts.parse_address(host)
+    address = parse_address(host)
     if address is not None and not hosts.is_public(str(address)):
         assert verdict in ("not_allowed_local", "not_allowed")
     if hosts.split_authority(text, 80) is not None:

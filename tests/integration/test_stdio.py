@@ -77,7 +77,7 @@ def test_malformed_line_is_answered() -> None:
             "error": {
                 "code": -32600,
                 "message": "failed to parse JSON-RPC message from exec-server stdio: "
-                "expected value at line 1 column 1",
+                "JSON is malformed: invalid character (byte 0)",
             },
             "id": -1,
         }

@@ -31,8 +31,8 @@ _BELOW_SANDBOX = (
 LAYERS = [
     Layer(0, "errors", ("errors", "printable"), (), frozenset(_PURE | {"msgspec"})),
     # Used by every layer that reads URLs, so that all of them name the same host.
-    Layer(1, "url host", ("protocol.url_host",), (), _PURE),
-    Layer(1, "protocol", ("protocol", "protocol.*"), ("errors", "url host"), _PURE),
+    Layer(1, "urls", ("protocol.urls",), (), _PURE),
+    Layer(1, "protocol", ("protocol", "protocol.*"), ("errors", "urls"), _PURE),
     Layer(1, "relay", ("relay", "relay.*"), ("errors",), _PURE),
     # The server patches files, and so does the client of a server that cannot.
     Layer(1, "patching", ("patching", "patching.*"), ("errors",), _PURE),
@@ -47,7 +47,7 @@ LAYERS = [
         2,
         "host",
         ("host", "host.*"),
-        ("errors", "url host", "protocol", "version"),
+        ("errors", "urls", "protocol", "version"),
         frozenset({"websockets"}),
     ),
     Layer(
@@ -94,7 +94,7 @@ LAYERS = [
         (),
         frozenset({"websockets", "msgspec", *_IO}),
     ),
-    Layer(4, "net", ("net", "net.*"), ("errors", "url host", "relay", "stream", "guarded tasks")),
+    Layer(4, "net", ("net", "net.*"), ("errors", "urls", "relay", "stream", "guarded tasks")),
     # The rules of a process's network are applied without looking at the machine.
     Layer(
         4,
@@ -104,17 +104,17 @@ LAYERS = [
             *("proxy.credentials", "proxy.credential_destinations", "proxy.datagrams"),
             *("proxy.credential_patterns", "proxy.credential_providers"),
         ),
-        ("errors", "url host", "protocol"),
+        ("errors", "urls", "protocol"),
         _PURE,
     ),
     Layer(
         4,
         "proxy",
         ("proxy", "proxy.*"),
-        ("errors", "protocol", "host", "network policy", "guarded tasks"),
+        ("errors", "urls", "protocol", "host", "network policy", "guarded tasks"),
         frozenset({"websockets", "subprocess"}),
     ),
-    Layer(4, "registry", ("registry", "registry.*"), ("errors", "relay", "net")),
+    Layer(4, "registry", ("registry", "registry.*"), ("errors", "urls", "relay", "net")),
     Layer(
         5,
         "remote",
@@ -168,7 +168,7 @@ LAYERS = [
         5,
         "hosting",
         ("hosting", "hosting.*"),
-        ("errors", "relay", "net", "hosting rules", "guarded tasks"),
+        ("errors", "urls", "relay", "net", "hosting rules", "guarded tasks"),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(5, "handle", ("client.handle",), ("portable",)),
@@ -178,7 +178,7 @@ LAYERS = [
         "client",
         ("client", "client.*"),
         (
-            *("errors", "protocol", "relay", "patching", "stream", "net", "registry"),
+            *("errors", "urls", "protocol", "relay", "patching", "stream", "net", "registry"),
             *("handle", "local server", "portable"),
         ),
     ),
@@ -228,7 +228,7 @@ LAYERS = [
             "cli.commands.registry_verbs",
         ),
         (
-            *("errors", "host", "portable", "net", "hosting rules", "hosting"),
+            *("errors", "urls", "host", "portable", "net", "hosting rules", "hosting"),
             *("arguments", "logs", "commands"),
         ),
     ),
@@ -238,7 +238,7 @@ LAYERS = [
         "commands",
         ("cli.commands", "cli.commands.*"),
         (
-            *("errors", "protocol", "net", "registry", "client", "adapters", "arguments"),
+            *("errors", "urls", "protocol", "net", "registry", "client", "adapters", "arguments"),
             *("portable", "version"),
         ),
     ),
@@ -255,6 +255,7 @@ LAYERS = [
         ("cli", "cli.*", "__main__"),
         (
             *_BELOW_SANDBOX,
+            "urls",
             "portable",
             "policy",
             "sandbox",

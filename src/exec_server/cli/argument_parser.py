@@ -1,4 +1,7 @@
-"""The argument parser of all commands: its error format, and value types with readable names."""
+"""The argument parser of all commands: its error format, and value types with readable names.
+
+On argparse, which takes 10 ms to import: typer takes 74 ms, and users wait for it.
+"""
 
 from __future__ import annotations
 

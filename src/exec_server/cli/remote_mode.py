@@ -14,8 +14,8 @@ from exec_server.net.client_tls import (
     roots_for_websockets,
     tls_context,
 )
-from exec_server.net.dial import parse_url
 from exec_server.net.forward import forwarder
+from exec_server.protocol.urls import parse_url
 from exec_server.registry.api import Registry
 from exec_server.registry.credentials import (
     AuthOptions,

@@ -153,7 +153,7 @@ def _general(files: _Files, kind: str, path: str) -> _Layer | None:
     try:
         return _Layer(kind, path, toml_file.parse(text))
     except TomlFault as fault:
-        raise InternalError(f"{path}:{fault.line}:{fault.column}: {fault.text}") from None
+        raise InternalError(f"{path}: {fault}") from None
 
 
 def _requirements(files: _Files, path: str) -> _Layer | None:
@@ -163,12 +163,7 @@ def _requirements(files: _Files, path: str) -> _Layer | None:
     try:
         return _Layer("", path, toml_file.parse(text))
     except TomlFault as fault:
-        text = f"failed to parse requirements layer {path}: {_described(fault)}"
-        raise InternalError(text) from None
-
-
-def _described(fault: TomlFault) -> str:
-    return f"TOML parse error at line {fault.line}, column {fault.column}\n{fault.text}\n"
+        raise InternalError(f"failed to parse requirements layer {path}: {fault}") from None
 
 
 def _projects(files: _Files, cwd: str, home: str, general: Table) -> Iterator[_Layer]:
@@ -207,6 +202,5 @@ def _of_project(files: _Files, directory: str) -> _Layer | None:
     try:
         document = toml_file.parse(text)
     except TomlFault as fault:
-        text = f"Error parsing project config file {path}: {_described(fault)}"
-        raise InternalError(text) from None
+        raise InternalError(f"Error parsing project config file {path}: {fault}") from None
     return _Layer("project", path, without(document, _NOT_OF_PROJECTS))

@@ -1,4 +1,4 @@
-"""The requirements that managed settings amount to, with the faults of the reference. Pure.
+"""The requirements that managed settings amount to. Pure.
 
 A setting is a text, or a table with one key: `never` and `{never = {}}` are the same.
 """
@@ -6,7 +6,7 @@ A setting is a text, or a table with one key: `never` and `{never = {}}` are the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from exec_server.codex.selection import Table
 from exec_server.errors import InternalError
@@ -23,7 +23,6 @@ _GRANULAR_MEMBERS: Final = {
     "request_permissions": False,
     "mcp_elicitations": None,
 }
-_TYPES: Final = {bool: "boolean", int: "integer", float: "float", str: "string", list: "array"}
 
 
 def implied_requirements(managed: Table) -> Table:
@@ -50,56 +49,29 @@ def _choice(table: Table, key: str, choices: Sequence[str]) -> str | None:
     value = table.get(key)
     if value is None:
         return None
-    chosen = value
-    if isinstance(value, dict):
-        if len(value) != 1:
-            found = "more than 1 element" if value else "found 0 elements"
-            raise _fault(f"wanted exactly 1 element, {found}", key)
-        (chosen,) = value
-    if not isinstance(chosen, str):
-        raise _fault("invalid type: unit variant, expected string only", key)
-    if chosen not in choices:
-        expected = ", ".join(f"`{choice}`" for choice in choices)
-        raise _fault(f"unknown variant `{chosen}`, expected one of {expected}", key)
+    chosen: object = value
+    members: object = {}
+    if isinstance(value, dict) and len(value) == 1:
+        ((chosen, members),) = value.items()
+    if not isinstance(chosen, str) or chosen not in choices:
+        raise _fault(f"expected one of {', '.join(choices)}", key)
     if chosen == _GRANULAR:
-        if not isinstance(value, dict):
-            raise _fault("invalid type: unit variant, expected newtype variant", key)
-    elif isinstance(value, dict) and value[chosen] != {}:
-        found = "table with members" if isinstance(value[chosen], dict) else _type(value[chosen])
-        raise _fault(f"expected table, found {found}", key)
+        if not isinstance(value, dict) or not isinstance(members, dict):
+            raise _fault("expected a table with members", f"{key}.{_GRANULAR}")
+    elif members != {}:
+        raise _fault("expected a table without members", f"{key}.{chosen}")
     return chosen
 
 
 def _granular(value: Table) -> Table:
     """The table of the granular policy with all its members."""
-    given = value[_GRANULAR]
-    key = "approval_policy"
-    if not isinstance(given, dict):
-        raise _fault(f"invalid type: {_shown(given)}, expected struct GranularApprovalConfig", key)
-    for name in _GRANULAR_MEMBERS:
-        if name in given and not isinstance(given[name], bool):
-            fault = f"invalid type: {_shown(given[name])}, expected a boolean"
-            raise _fault(fault, f"{key}.{name}")
-    members = {name: given.get(name, default) for name, default in _GRANULAR_MEMBERS.items()}
-    missing = next((name for name, member in members.items() if member is None), None)
-    if missing is not None:
-        raise _fault(f"missing field `{missing}`", key)
+    table = value[_GRANULAR]
+    members = {name: table.get(name, default) for name, default in _GRANULAR_MEMBERS.items()}
+    for name, member in members.items():
+        if not isinstance(member, bool):
+            raise _fault("expected a boolean", f"approval_policy.{_GRANULAR}.{name}")
     return {_GRANULAR: members}
 
 
-def _type(value: Any) -> str:
-    """The name of the type of a value."""
-    return _TYPES.get(type(value), "table" if isinstance(value, dict) else "datetime")
-
-
-def _shown(value: Any) -> str:
-    """A value in a fault: numbers and booleans with what they are."""
-    if isinstance(value, bool):
-        return f"boolean `{str(value).lower()}`"
-    if isinstance(value, int | float):
-        return f"{'integer' if isinstance(value, int) else 'floating point'} `{value}`"
-    return {"string": "string", "array": "sequence"}.get(_type(value), "map")
-
-
 def _fault(text: str, place: str) -> InternalError:
-    return InternalError(f"Failed to parse config requirements as TOML: {text}\nin `{place}`\n")
+    return InternalError(f"Failed to parse config requirements as TOML: {place}: {text}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from exec_server.codex import yaml_text
 from exec_server.codex.yaml_text import Pairs, YamlFault
 from exec_server.protocol.capabilities import SkillDependencies, SkillPolicy, SkillTool
+
+if TYPE_CHECKING:  # slow imports stay out of start-up
+    from yaml import Node
 
 # The reference's limits of texts. A longer name is an error, another text counts as absent.
 NAME_CHARACTERS: Final = 64
@@ -70,14 +73,14 @@ def _header(contents: str) -> str:
 
 
 def _front_matter(text: str) -> FrontMatter:
-    header = yaml_text.mapping(yaml_text.parse(text))
+    header = yaml_text.as_mapping(yaml_text.parse(text))
     name = _one_line(header.get("name"))
     description = _one_line(header.get("description"))
     metadata = header.get("metadata")
     short = None
     # As in the reference, `metadata:` is an empty mapping and `metadata: null` is none.
     if metadata is not None or header.has_null("metadata"):
-        short = _one_line(yaml_text.mapping(metadata).get("short-description"))
+        short = _one_line(yaml_text.as_mapping(metadata).get("short-description"))
     if description is None:
         raise YamlFault("missing field `description`")
     if name is not None and len(name) > NAME_CHARACTERS:
@@ -103,9 +106,9 @@ def _quoted_line(line: str) -> str:
     return line
 
 
-def _one_line(value: object, limit: int | None = None) -> str | None:
+def _one_line(value: Node | None, limit: int | None = None) -> str | None:
     """A text with single spaces, None if it is empty or too long."""
-    text = " ".join((yaml_text.text(value) or "").split())
+    text = " ".join((yaml_text.as_text(value) or "").split())
     return text if text and (limit is None or len(text) <= limit) else None
 
 
@@ -123,7 +126,7 @@ def skill_metadata(contents: str) -> SkillMetadata:
         document = yaml_text.parse(contents)
         if document is None:
             return SkillMetadata()
-        return _metadata(yaml_text.mapping(document))
+        return _metadata(yaml_text.as_mapping(document))
     except YamlFault:
         return SkillMetadata()
 
@@ -132,24 +135,24 @@ def _metadata(document: Pairs) -> SkillMetadata:
     interface = document.get("interface")
     if interface is not None:
         for name in _INTERFACE:
-            yaml_text.text(yaml_text.mapping(interface).get(name))
+            yaml_text.as_text(yaml_text.as_mapping(interface).get(name))
     policy = document.get("policy")
     return SkillMetadata(
         _dependencies(document.get("dependencies")), None if policy is None else _policy(policy)
     )
 
 
-def _dependencies(value: object) -> SkillDependencies | None:
+def _dependencies(value: Node | None) -> SkillDependencies | None:
     if value is None:
         return None
-    table = yaml_text.mapping(value)
-    tools = yaml_text.sequence(table.get("tools")) if table.has("tools") else []
+    table = yaml_text.as_mapping(value)
+    tools = yaml_text.as_sequence(table.get("tools")) if table.has("tools") else []
     known = [tool for tool in map(_tool, tools) if tool is not None]
     return SkillDependencies(known) if known else None
 
 
-def _tool(value: object) -> SkillTool | None:
-    table = yaml_text.mapping(value)
+def _tool(value: Node | None) -> SkillTool | None:
+    table = yaml_text.as_mapping(value)
     kind = _one_line(table.get("type"), NAME_CHARACTERS)
     named = _one_line(table.get("value"), TEXT_CHARACTERS)
     description = _one_line(table.get("description"), TEXT_CHARACTERS)
@@ -159,17 +162,17 @@ def _tool(value: object) -> SkillTool | None:
     oauth = table.get("oauth")
     port = None
     if oauth is not None:
-        port = yaml_text.port(yaml_text.mapping(oauth).get("callback_port", "callbackPort"))
+        port = yaml_text.as_port(yaml_text.as_mapping(oauth).get("callback_port", "callbackPort"))
     if kind is None or named is None:
         return None
     return SkillTool(kind, named, description, transport, command, url, port)
 
 
-def _policy(value: object) -> SkillPolicy:
-    table = yaml_text.mapping(value)
-    names = yaml_text.sequence(table.get("products")) if table.has("products") else []
-    allowed = yaml_text.boolean(table.get("allow_implicit_invocation"))
-    products = [_PRODUCTS.get(name) if isinstance(name, str) else None for name in names]
+def _policy(value: Node | None) -> SkillPolicy:
+    table = yaml_text.as_mapping(value)
+    names = yaml_text.as_sequence(table.get("products")) if table.has("products") else []
+    allowed = yaml_text.as_boolean(table.get("allow_implicit_invocation"))
+    products = [_PRODUCTS.get(yaml_text.as_text(name) or "") for name in names]
     if None in products:
         raise YamlFault("unknown product")
     return SkillPolicy(allowed, [product for product in products if product is not None])

@@ -3,6 +3,9 @@
 A pattern has names separated by `/`. In a name, `*` and `?` match any characters, `[…]` one of
 several, `{a,b}` alternatives; the name `**` matches any number of directories. Hidden names match
 like others.
+
+fnmatch translates the names. Libraries (wcmatch, pathspec) match whole paths; a walk has to know
+which directories cannot lead to a match, so that it does not enter them.
 """
 
 from __future__ import annotations

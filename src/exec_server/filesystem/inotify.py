@@ -11,6 +11,9 @@ added may fire its subscription; a notification says that a path may have change
 
 A `Subscription` waits for one event of some names (fs/watchMissing), a `DirectoryListener` gets all
 events of whole directories (fs/watch).
+
+Hand-written because watchfiles takes an instance for each watch, and gathers events in a thread of
+its own without a bound.
 """
 
 from __future__ import annotations

@@ -15,10 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from exec_server.errors import ExecServerError, InternalError, InvalidParams
-from exec_server.host import http_url
-from exec_server.host.http_url import HttpUrl, InvalidUrl, OtherScheme
 from exec_server.host.secret_variables import REGISTRY_NAMES, STRIPPED_NAMES
 from exec_server.protocol.http import Header, RequestParams, ResponseHeader
+from exec_server.protocol.urls import HttpUrl, InvalidUrl, OtherScheme, parse_http_url
 
 # As many as the reference follows.
 MAX_REDIRECTS = 10
@@ -116,7 +115,7 @@ def build_request(params: RequestParams, variables: Mapping[str, str]) -> HttpRe
     if not _TOKEN.fullmatch(params.method):
         raise InvalidParams("http/request method is invalid: invalid HTTP method")
     try:
-        url = http_url.parse(params.url)
+        url = parse_http_url(params.url)
     except OtherScheme as error:
         text = f"http/request only supports http and https URLs, got {error.scheme}"
         raise InvalidParams(text) from None
@@ -243,7 +242,7 @@ def _redirect(request: HttpRequest, response: HttpResponse) -> HttpRequest | Non
     if response.status not in _REDIRECTS or location is None or not _TEXT.fullmatch(location):
         return None
     try:
-        url = http_url.parse(location, request.url)
+        url = parse_http_url(location, request.url)
     except OtherScheme as error:
         text = "http/request failed: redirect target uses unsupported URL scheme"
         raise InternalError(f"{text}: {error.scheme}") from None
@@ -255,7 +254,7 @@ def _redirect(request: HttpRequest, response: HttpResponse) -> HttpRequest | Non
         method = "HEAD" if method == "HEAD" else "GET"
         body = b""
         dropped |= _BODY_HEADERS
-    if url.origin != request.url.origin:
+    if url.root != request.url.root:
         # Secrets of the server's environment too: the client named them for one server only.
         dropped |= _CREDENTIALS | request.secret_headers
     headers = [line for line in request.headers if line[0] not in dropped]
@@ -267,7 +266,7 @@ def _redirect(request: HttpRequest, response: HttpResponse) -> HttpRequest | Non
 
 def _referer(source: HttpUrl, target: HttpUrl) -> str | None:
     """The referer of a redirect: the full URL within an origin, nothing from https to http."""
-    if source.origin == target.origin:
+    if source.root == target.root:
         return source.resource
     return None if (source.scheme, target.scheme) == ("https", "http") else source.root
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # The modules of our dependencies, and those that they import themselves. A directory that holds one
 # of them counts if the others do not hold it.
 NEEDED: Final = (
-    *("_cffi_backend", "cryptography", "h11", "idna", "jwt", "msgspec", "pybase64", "regex"),
-    *("tomli", "tomli_w", "uvloop", "websockets", "yaml"),
+    *("_cffi_backend", "ada_url", "aiohappyeyeballs", "cryptography", "h11", "jwt", "msgspec"),
+    *("pybase64", "regex", "tomli", "tomli_w", "uvloop", "websockets", "yaml"),
 )
 
 # The owner of files whose user the namespace of the server does not know, such as root.

@@ -1,4 +1,7 @@
-"""The interface of a database engine."""
+"""The interface of a database engine.
+
+Two engines with the same statements need no more. SQLAlchemy takes 240 ms to import.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from exec_server.errors import ConnectFailed
 from exec_server.hosting.http_messages import PASSED_ON, Request, rejection_answer
 from exec_server.hosting.tickets import Rejection
 from exec_server.net.client_tls import roots_for_http, tls_context
-from exec_server.net.dial import Url
+from exec_server.protocol.urls import Url
 
 # Bytes of one direction that wait in this node. The kernel's buffers come on top.
 UNSENT_BYTES: Final = 262_144

@@ -17,8 +17,8 @@ from exec_server.hosting.passage import CONNECT_SECONDS, Passage
 from exec_server.hosting.relay_link import RelayLink
 from exec_server.hosting.store import Admission, Holding, Store
 from exec_server.hosting.tickets import Rejection, Ticket
-from exec_server.net.dial import parse_url
 from exec_server.net.websocket.handshake import RequestHead, upgrade_answer
+from exec_server.protocol.urls import parse_url
 
 log = logging.getLogger(__name__)
 

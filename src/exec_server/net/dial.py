@@ -1,4 +1,4 @@
-"""Outgoing connections: URLs, proxies of the environment, TCP, TLS and unix sockets.
+"""Outgoing connections: proxies of the environment, TCP, TLS and unix sockets.
 
 The caller passes the protocol to run on a connection.
 """
@@ -11,24 +11,17 @@ import re
 import socket
 import ssl
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
-from itertools import chain, zip_longest
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net.client_tls import check_pin, roots_for_websockets, tls_context
-from exec_server.net.unix_peer import MAX_UNIX_PATH_BYTES, check_server_user
-from exec_server.protocol.url_host import domain_to_ascii
+from exec_server.net.unix_peer import check_server_user
+from exec_server.protocol.urls import Url, host_port, parse_address, parse_url
 
 # How long one address is tried alone before the next one is tried in parallel (RFC 8305, 5).
 ATTEMPT_DELAY_SECONDS = 0.25
@@ -37,95 +30,11 @@ MAX_ADDRESSES = 8
 # Of a proxy's response head.
 PROXY_HEAD_BYTES = 16_384
 
-_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 _PROXY_SCHEMES = frozenset({"http"})
-_NAME = re.compile(r"(?:[a-z0-9_~-]{1,63}\.)*+[a-z0-9_~-]{0,63}")
-_PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))  # of a target, sent unquoted
 _PROXY_RESPONSE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\r\n")
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 _AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]  # an item of getaddrinfo()
-
-
-class Url(NamedTuple):
-    """The parts of a URL that a connection needs."""
-
-    scheme: str
-    host: str  # a name or an address, without brackets; the path of a unix socket
-    port: int
-    target: str  # path and query, quoted
-
-    @property
-    def secure(self) -> bool:
-        return self.scheme in ("https", "wss")
-
-    @property
-    def authority(self) -> str:
-        """The value of the Host header."""
-        if self.scheme == "unix":
-            return "localhost"
-        if self.port == _DEFAULT_PORTS[self.scheme]:
-            return _bracketed(self.host)
-        return f"{_bracketed(self.host)}:{self.port}"
-
-
-def parse_url(text: str, schemes: frozenset[str]) -> Url:
-    """Parse a URL; raises ValueError with a text that does not contain the URL."""
-    text = text.strip()
-    if any(character < " " or character == "\x7f" for character in text):
-        raise ValueError("URL contains control characters")
-    if "unix" in schemes and text.startswith("unix:"):
-        return Url("unix", _checked_socket_path(text.removeprefix("unix:")), 0, "/")
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        raise ValueError("invalid URL") from None
-    if not parts.scheme:
-        raise ValueError("relative URL without a base")
-    if parts.scheme not in schemes:
-        known = [f"{name}://" if name != "unix" else "unix:" for name in sorted(schemes)]
-        raise ValueError(f"URL must begin with {' or '.join(known)}")
-    if "@" in parts.netloc:
-        raise ValueError("URL must not contain a user name or password")
-    try:
-        port = parts.port
-        if port == 0:
-            raise ValueError
-    except ValueError:
-        raise ValueError("invalid port number") from None
-    host = _checked_host(parts.hostname or "", bracketed=parts.netloc.startswith("["))
-    target = quote(parts.path or "/", safe=_PRINTABLE)
-    if parts.query:
-        target += "?" + quote(parts.query, safe=_PRINTABLE)
-    return Url(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], target)
-
-
-def _checked_socket_path(path: str) -> str:
-    path = path.removeprefix("//")
-    if not path.startswith("/"):
-        raise ValueError("the path of a unix socket must begin with /")
-    if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
-        raise ValueError(f"the path of a unix socket has at most {MAX_UNIX_PATH_BYTES} bytes")
-    return path
-
-
-def _checked_host(host: str, *, bracketed: bool) -> str:
-    if not host:
-        raise ValueError("empty host")
-    try:
-        if bracketed:
-            return str(IPv6Address(host))
-        host = domain_to_ascii(host)
-    except ValueError:
-        raise ValueError("invalid host") from None
-    # Resolvers raise UnicodeError instead of OSError for empty and for longer labels.
-    if not 0 < len(host) <= 253 or not _NAME.fullmatch(host):
-        raise ValueError("invalid host")
-    return host
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 # ---- proxies --------------------------------------------------------------------------
@@ -178,7 +87,7 @@ def _parse_proxy(variable: str, value: str) -> Proxy:
 
 
 def _is_local(host: str) -> bool:
-    address = _address(host)
+    address = parse_address(host)
     if address is None:
         return host == "localhost" or host.endswith(".localhost")
     return address.is_loopback
@@ -192,7 +101,7 @@ def _matches(url: Url, entry: str) -> bool:
     """Whether an entry of NO_PROXY matches: a name with its subdomains, or a network."""
     if entry == "*":
         return True
-    address = _address(url.host)
+    address = parse_address(url.host)
     if address is not None and (network := _network(entry)) is not None:
         return address in network
     name, _, port = entry.partition(":")
@@ -200,13 +109,6 @@ def _matches(url: Url, entry: str) -> bool:
     if not name or (port and port != str(url.port)):
         return False
     return url.host == name or url.host.endswith("." + name)
-
-
-def _address(text: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(text)
-    except ValueError:
-        return None
 
 
 def _network(text: str) -> IPv4Network | IPv6Network | None:
@@ -272,63 +174,34 @@ async def _open_unix(path: str, factory: Callable[[], P]) -> tuple[asyncio.Trans
 async def _connect(host: str, port: int) -> socket.socket:
     """Connect to the first address that accepts (RFC 8305).
 
-    The event loop would try one address after the other, each for minutes.
+    The event loop would try one address after the other, each for minutes: asyncio can do it,
+    uvloop cannot.
     """
+    from aiohappyeyeballs import start_connection  # 1 ms that a unix socket does without
+
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    winners: list[socket.socket] = []
-    failures: list[OSError] = []
-    attempts: list[asyncio.Task[None]] = []
-
-    async def attempt(address: _AddressInfo) -> None:
-        try:
-            winners.append(await _connect_to(address))
-        except OSError as error:
-            failures.append(error)
-            return
-        for other in attempts:
-            if other is not asyncio.current_task():
-                other.cancel()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for address in _interleaved(found)[:MAX_ADDRESSES]:
-                attempts.append(group.create_task(attempt(address)))
-                await asyncio.wait(attempts[-1:], timeout=ATTEMPT_DELAY_SECONDS)
-                if winners:
-                    break
-    except BaseException:
-        for winner in winners:
-            winner.close()
-        raise
-    if not winners:
-        raise failures[0] if failures else OSError(f"{host} has no address")
-    return winners[0]
-
-
-def _interleaved(found: Sequence[_AddressInfo]) -> list[_AddressInfo]:
-    """Addresses of both families in alternation, the preferred family of the system first."""
-    first = [entry for entry in found if entry[0] == found[0][0]]
-    second = [entry for entry in found if entry[0] != found[0][0]]
-    pairs = chain.from_iterable(zip_longest(first, second))
-    return [entry for entry in pairs if entry is not None]
-
-
-async def _connect_to(address: _AddressInfo) -> socket.socket:
-    raw = socket.socket(address[0], address[1], address[2])
-    try:
-        raw.setblocking(False)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(raw, address[4])
-    except BaseException:
-        raw.close()
-        raise
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if not addresses:
+        raise OSError(f"{host} has no address")
+    raw = await start_connection(
+        _limited(addresses), happy_eyeballs_delay=ATTEMPT_DELAY_SECONDS, loop=loop
+    )
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return raw
+
+
+def _limited(addresses: Sequence[_AddressInfo]) -> list[_AddressInfo]:
+    """The addresses that are tried, as many of each family."""
+    families = Counter(family for family, *_ in addresses)
+    limit = MAX_ADDRESSES // len(families)
+    return [
+        entry for family in families for entry in [e for e in addresses if e[0] == family][:limit]
+    ]
 
 
 async def _open_tunnel(raw: socket.socket, url: Url, proxy: Proxy) -> None:
     loop = asyncio.get_running_loop()
-    address = f"{_bracketed(url.host)}:{url.port}"
+    address = host_port(url.host, url.port)
     lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
     if proxy.authorization is not None:
         lines.append(f"Proxy-Authorization: {proxy.authorization}")

@@ -21,12 +21,8 @@ import h11
 
 from exec_server.errors import CertificateRejected, ConnectFailed, ExecServerError, os_error_text
 from exec_server.net.client_tls import roots_for_http, tls_context
-from exec_server.net.dial import (
-    Url,
-    open_connection,
-    parse_url,
-    proxy_for,
-)
+from exec_server.net.dial import open_connection, proxy_for
+from exec_server.protocol.urls import Url, parse_url
 
 # Of a response head. The longest in use have some kilobytes; more is an error.
 HEAD_BYTES = 65_536

@@ -15,7 +15,7 @@ import stat
 from typing import Final, NamedTuple
 
 from exec_server.errors import StartupError, os_error_text
-from exec_server.net.unix_peer import MAX_UNIX_PATH_BYTES
+from exec_server.protocol.urls import MAX_UNIX_PATH_BYTES, bracketed
 
 # Connections that the kernel accepts before the server does.
 BACKLOG: Final = 1024
@@ -43,8 +43,7 @@ class TcpAddress(NamedTuple):
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{self.name or host}:{self.port}"
+        return f"{self.scheme}://{self.name or bracketed(self.host)}:{self.port}"
 
 
 class UnixAddress(NamedTuple):

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from exec_server.net.client_tls import certificate_fingerprint
-from exec_server.protocol.url_host import domain_to_ascii
+from exec_server.protocol.urls import domain_to_ascii
 
 # The clock of a client may be late by this time.
 CLOCK_SKEW: Final = datetime.timedelta(hours=1)

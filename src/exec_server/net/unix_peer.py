@@ -1,4 +1,4 @@
-"""Unix sockets: their longest path, the user at the other end, and the client's check of it."""
+"""Unix sockets: the user at the other end, and the client's check of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import struct
 from typing import Final
 
 from exec_server.errors import ConnectFailed
-
-# The kernel's limit for the path of a unix socket, without its final null byte.
-MAX_UNIX_PATH_BYTES: Final = 107
 
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 

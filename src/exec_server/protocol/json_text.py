@@ -1,23 +1,17 @@
-"""One JSON text in, one Python value out, with the reference's rules and error texts.
+"""One JSON text in, one Python value out, with the limits of the reference.
 
-Fast path: msgspec decodes, and counting characters outside of strings proves that the text keeps
-the rules that msgspec does not check (duplicate members, nesting, number of values). Texts that
-msgspec rejects or that are not proven are decoded again by the standard library, whose errors
-are reworded as the reference words them. Lines and columns are those of the reference in most
-cases; clients need not rely on them. The fast path takes a third of the time of the standard
-library (`python -m bench.alternatives`).
+msgspec decodes, and counting characters outside of strings proves that the text keeps the rules
+that msgspec does not check (duplicate members, nesting, number of values). Errors have the words
+of msgspec: the specification leaves the texts for malformed messages open. Decoding and proof
+take a third of the time of the standard library (`python -m bench.alternatives`).
 """
 
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
-from itertools import islice
-from typing import NoReturn
 
 import msgspec
 
@@ -32,34 +26,22 @@ MAX_DEPTH = 127
 # byte, so short texts never have too many of them.
 _SHORT = 65_536
 
-# Longer texts that msgspec rejects are not decoded again for an exact error text, which takes up
-# to a second for each MiB, and several times the memory of the text.
-_LONG = 65_536
-
-_MAX_INTEGER_DIGITS = 4_300
-
 # Up to this number of quotes, finding each one is faster than splitting a large text.
 _FEW_QUOTES = 1_000
 # Bytes that are split at a time: other threads wait for the interpreter's lock meanwhile.
 _STEP = 65_536
 
 _decode = msgspec.json.Decoder().decode
+# `1e999` is infinity here and an error there. Calling `float` for each number takes 2.8x the time.
+_decode_any_float = msgspec.json.Decoder(float_hook=float).decode
 _encode = msgspec.json.Encoder().encode
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class TrailingCharacters(MalformedMessage):
-    """A whole value is followed by more text; the reference looks at `value` first."""
-
-    def __init__(self, message: str, value: object) -> None:
-        super().__init__(message)
-        self.value = value
-
-
 def parse(data: bytes) -> object:
-    """Decode one JSON text, or raise MalformedMessage with the reference's text.
+    """Decode one JSON text; raises MalformedMessage.
 
-    Integers are exact, other numbers are floats (`1e999` is infinity).
+    Integers are exact (at most 4,300 digits), other numbers are floats (`1e999` is infinity).
     """
     if len(data) <= _SHORT:
         try:
@@ -77,7 +59,7 @@ def parse(data: bytes) -> object:
             ):
                 return value
         except _UNDECODABLE:
-            return _decode_slowly(data)
+            pass  # the error is raised below
     return _decode_long(data)
 
 
@@ -87,33 +69,29 @@ def has_few_containers(data: bytes) -> bool:
 
 
 def _decode_long(data: bytes) -> object:
-    """Decode with msgspec too, after checking the number of values before any is built."""
+    """Decode after checking the number of values, before any is built."""
     outside = _outside_strings(data)
     if _has_too_many_values(outside):
-        raise _too_many_values(data)
+        raise _too_many_values()
     try:
-        value = _decode(data)
-    except _UNDECODABLE as error:
-        if len(data) > _LONG:
-            _fail_long(error, data)
-        return _decode_slowly(data)
+        value = _decode_numbers(data)
+    except RecursionError:
+        raise _too_deep() from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedMessage(str(error)) from None
     members = _members_within_depth(value)
+    if members < 0:
+        raise _too_deep()
     if members != outside.count(b":"):
-        _fail_members(members, data.decode())
+        raise MalformedMessage(f"duplicate JSON object key `{_first_duplicate(data)}`")
     return value
 
 
-def _fail_long(error: Exception, data: bytes) -> NoReturn:
-    """Raise the error for a long text from the text and the position that msgspec reports."""
-    if isinstance(error, RecursionError):
-        _fail_members(-1, data.decode("utf-8", "surrogateescape"))
-    reported = str(error)
-    position = _find_position(reported)
-    at = int(position[1]) + 1 if position else len(data)
-    message = next((ours for theirs, ours in _LONG_ERRORS if theirs in reported), "expected value")
-    if message == _EOF_IN_VALUE and _without_escapes(data).count(b'"') % 2:
-        message = "EOF while parsing a string"
-    raise MalformedMessage(_located(message, data[:at])) from None
+def _decode_numbers(data: bytes) -> object:
+    try:
+        return _decode(data)
+    except msgspec.ValidationError:  # a number that is out of range: nothing else has a type
+        return _decode_any_float(data)
 
 
 def _without_escapes(data: bytes) -> bytes:
@@ -128,7 +106,7 @@ def _outside_strings(data: bytes) -> bytes:
     data = _without_escapes(data)
     quotes = data.count(b'"')
     if quotes > 4 * MAX_VALUES:
-        raise _too_many_values(data)  # each string is a value or the name of one
+        raise _too_many_values()  # each string is a value or the name of one
     if quotes > _FEW_QUOTES:
         return b"".join(_outside_steps(data))
     # Few strings are skipped, not copied: one may hold megabytes of base64.
@@ -166,9 +144,12 @@ def _has_too_many_values(outside: bytes) -> bool:
     return count > MAX_VALUES
 
 
-def _too_many_values(data: bytes) -> MalformedMessage:
-    text = f"JSON-RPC message exceeds the limit of {MAX_VALUES} JSON values"
-    return MalformedMessage(_located(text, data))
+def _too_many_values() -> MalformedMessage:
+    return MalformedMessage(f"JSON-RPC message exceeds the limit of {MAX_VALUES} JSON values")
+
+
+def _too_deep() -> MalformedMessage:
+    return MalformedMessage("recursion limit exceeded")
 
 
 def _members_within_depth(value: object) -> int:
@@ -189,88 +170,6 @@ def _members_within_depth(value: object) -> int:
     return -1
 
 
-# ---- slow path ------------------------------------------------------------------------
-
-
-class _Constant(Exception):
-    """A NaN or Infinity, which the standard library would accept."""
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise _Constant
-
-
-def _integer(text: str) -> int | float:
-    # Python refuses longer integers. No type of the wire holds one, so infinity does as well.
-    return int(text) if len(text) <= _MAX_INTEGER_DIGITS else float(text)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-_LONG_NUMBER_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_integer)
-
-_STRING = r'"(?:[^"\\]|\\.)*+"'
-_find_tokens = partial(re.finditer, rf"{_STRING}|([\[{{])|(-?)(?:NaN|Infinity)")
-_EOF_IN_VALUE = "EOF while parsing a value"
-# Parts of msgspec's errors, and the reference's text for the same fault.
-_LONG_ERRORS = (
-    ("truncated", _EOF_IN_VALUE),
-    ("trailing characters", "trailing characters"),
-    ("trailing comma", "trailing comma"),
-    ("expected ':'", "expected `:`"),
-    ("expected ',' or ']'", "expected `,` or `]`"),
-    ("expected ',' or '}'", "expected `,` or `}`"),
-    ("keys must be strings", "key must be a string"),
-    ("invalid number", "invalid number"),
-    ("out of range", "number out of range"),
-    ("utf-8", "invalid unicode code point"),
-    ("surrogate pair", "lone leading surrogate in hex escape"),
-    ("escape", "invalid escape"),
-)
-_find_position = partial(re.search, r"\(byte (\d+)\)")
-_find_broken_byte = partial(re.search, r"[\udc80-\udcff]")
-_skip_space = re.compile(r"[ \t\n\r]*").match
-_CONTROL = "control character (\\u0000-\\u001F) found while parsing a string"
-_LITERALS = {"n": "null", "t": "true", "f": "false"}
-
-
-def _decode_slowly(data: bytes) -> object:
-    """Decode with the standard library; raises MalformedMessage for all that is not allowed."""
-    # Bytes that are not UTF-8 become lone surrogates, so that errors before them come first.
-    text = data.decode("utf-8", "surrogateescape")
-    try:
-        value, end = _raw_decode(text)
-    except json.JSONDecodeError as error:
-        _fail(*_worded(error), text)
-    except _Constant:
-        token = next(token for token in _find_tokens(text) if token[2] is not None)
-        _fail("invalid number" if token[2] else "expected value", token.end(2) + 1, text)
-    except RecursionError:
-        _fail_members(-1, text)
-    members = _members_within_depth(value)
-    if members != _outside_strings(_encoded(text[:end])).count(b":"):
-        _fail_members(members, text[:end])
-    _check_strings(value, text[:end])
-    after = _end_of_space(text, end)
-    if after < len(text):
-        where = _encoded(text[: after + 1])
-        raise TrailingCharacters(_located("trailing characters", where), value)
-    return value
-
-
-def _fail_members(members: int, text: str) -> NoReturn:
-    """Raise the error for nesting above the limit (-1 members), or else for a duplicate."""
-    if members < 0:
-        brackets = (token.end() for token in _find_tokens(text) if token[1])
-        # Exact if no container ends before the one that is nested too deep.
-        _fail("recursion limit exceeded", next(islice(brackets, MAX_DEPTH, None)), text)
-    name = ""
-    try:
-        json.JSONDecoder(parse_int=_integer, object_pairs_hook=_refuse_duplicate).decode(text)
-    except _DuplicateError as duplicate:
-        name = duplicate.name.encode(errors="replace").decode()  # half a pair cannot be sent
-    _fail(f"duplicate JSON object key `{name}`", _second_end(text, name), text)
-
-
 class _DuplicateError(Exception):
     """The first object with two members of the same name."""
 
@@ -284,116 +183,13 @@ def _refuse_duplicate(pairs: list[tuple[str, object]]) -> None:
         raise _DuplicateError(Counter(name for name, _ in pairs).most_common(1)[0][0])
 
 
-def _raw_decode(text: str) -> tuple[object, int]:
-    """The value at the start of the text, and the end of it."""
-    start = _end_of_space(text, 0)
+def _first_duplicate(data: bytes) -> str:
+    """The name of a member that occurs twice; msgspec has decoded the text."""
     try:
-        return _DECODER.raw_decode(text, start)
-    except json.JSONDecodeError:
-        raise
-    except ValueError:
-        return _LONG_NUMBER_DECODER.raw_decode(text, start)
-
-
-def _check_strings(value: object, text: str) -> None:
-    """Raise MalformedMessage if a string holds a byte that is not UTF-8, or half a pair."""
-    if broken := _find_broken_byte(text):
-        _fail("invalid unicode code point", broken.end(), text)
-    if "\\u" in text:
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            half = error.object[error.start]
-            is_leading = half < "\udc00"
-            wording = "unexpected end of hex" if is_leading else "lone leading surrogate in hex"
-            at = text.lower().index(f"\\u{ord(half):x}")
-            _fail(f"{wording} escape", at + 6 + is_leading, text)
-
-
-def _worded(error: json.JSONDecodeError) -> tuple[str, int]:
-    """The reference's text for a syntax error, and how many characters it has read then."""
-    text, at, expected = error.doc, error.pos, error.msg
-    if expected.startswith("Unterminated string"):
-        return "EOF while parsing a string", len(text)
-    if expected.startswith("Invalid control"):
-        return _CONTROL, at + 1
-    if expected.startswith("Invalid \\u"):
-        is_cut_off = len(text) < at + 5
-        return ("EOF while parsing a string", len(text)) if is_cut_off else ("invalid escape", at)
-    if expected.startswith("Invalid"):
-        return "invalid escape", at + 2
-    before, found = text[:at].rstrip(" \t\n\r")[-1:], text[at : at + 1]
-    if not found:
-        return f"EOF while parsing {_unfinished(error, before)}", at
-    # Up to Python 3.12 the position is that of the bracket, then that of the comma.
-    if (before == "," and found in "]}") or expected.startswith("Illegal trailing comma"):
-        return "trailing comma", _end_of_space(text, at + (found == ",")) + 1
-    if expected.startswith("Expecting value"):
-        return _worded_value(text, at)
-    if expected.startswith("Expecting property name"):
-        return "key must be a string", at + 1
-    if expected.startswith("Expecting ':'"):
-        return "expected `:`", at + 1
-    if before.isdigit() and text[at - 1] == before and found in "0123456789.eE":
-        return "invalid number", at + 1
-    return f"expected `,` or `{_closing_bracket(error)}`", at + 1
-
-
-def _unfinished(error: json.JSONDecodeError, before: str) -> str:
-    """The thing that the end of the text cuts off."""
-    if error.msg.startswith("Expecting ','"):
-        return "a list" if _closing_bracket(error) == "]" else "an object"
-    if before == "[":
-        return "a list"
-    return "an object" if before == "{" or error.msg.startswith("Expecting ':'") else "a value"
-
-
-def _worded_value(text: str, at: int) -> tuple[str, int]:
-    literal = _LITERALS.get(text[at])
-    if literal is None:
-        return ("invalid number", at + 2) if text[at] == "-" else ("expected value", at + 1)
-    # Some character differs, or the literal would have been accepted.
-    at += next(i for i, character in enumerate(literal) if text[at + i : at + i + 1] != character)
-    return ("expected ident", at + 1) if at < len(text) else (_EOF_IN_VALUE, at)
-
-
-def _closing_bracket(error: json.JSONDecodeError) -> str:
-    """The bracket that the decoder would have accepted at the position of an error."""
-    try:
-        _raw_decode(error.doc[: error.pos] + "]")
-    except json.JSONDecodeError as other:
-        return "}" if other.pos == error.pos else "]"
-    return "]"
-
-
-def _second_end(text: str, name: str) -> int:
-    """The end of the second occurrence of a name: nearly always that of the duplicate."""
-    quoted = json.dumps(name, ensure_ascii=False)
-    second = text.find(quoted, text.find(quoted) + 1)
-    return second + len(quoted) if second >= 0 else len(text)
-
-
-def _end_of_space(text: str, start: int) -> int:
-    match = _skip_space(text, start)
-    assert match is not None
-    return match.end()
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _fail(message: str, end: int, text: str) -> NoReturn:
-    # The reference names the first byte of a character that it does not expect.
-    last = _encoded(text[end - 1 : end])[:1] if end else b""
-    raise MalformedMessage(_located(message, _encoded(text[: max(end - 1, 0)]) + last)) from None
-
-
-def _located(message: str, read: bytes) -> str:
-    """The message with line and column of the last byte of `read`."""
-    line = read.count(b"\n") + 1
-    column = len(read) - (read.rfind(b"\n") + 1)
-    return f"{message} at line {line} column {column}"
+        json.loads(data.decode(), parse_int=str, object_pairs_hook=_refuse_duplicate)
+    except _DuplicateError as duplicate:
+        return duplicate.name
+    raise AssertionError("no member occurs twice")
 
 
 # ---- values in error texts ------------------------------------------------------------

@@ -9,13 +9,7 @@ import msgspec
 from exec_server.errors import InvalidParams, MalformedMessage, RpcError
 from exec_server.printable import lossy
 from exec_server.protocol.decoding import I64, decode_value
-from exec_server.protocol.json_text import (
-    MAX_DEPTH,
-    TrailingCharacters,
-    describe,
-    has_few_containers,
-    parse,
-)
+from exec_server.protocol.json_text import MAX_DEPTH, describe, has_few_containers, parse
 from exec_server.protocol.method import Notice
 
 RequestId = int | str
@@ -72,7 +66,7 @@ def decode(data: bytes) -> Message:
             ):
                 return request
         except _NO_REQUEST:
-            pass  # the slow path finds the error that the reference reports
+            pass  # the slow path raises the error
     return _decode_any(data)
 
 
@@ -93,11 +87,7 @@ def _is_flat(params: object) -> bool:
 
 
 def _decode_any(data: bytes) -> Message:
-    try:
-        value = parse(data)
-    except TrailingCharacters as error:
-        _decode_unusual(error.value)  # errors of the message itself come first
-        raise
+    value = parse(data)
     if type(value) is dict and "trace" not in value:
         method = value.get("method")
         request_id = value.get("id")

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 from exec_server.errors import InvalidParams, InvalidRequest, RpcError
 from exec_server.protocol.json_text import describe
-from exec_server.protocol.url_host import parse_host
+from exec_server.protocol.urls import parse_host
 
 # The longest text of a path that is not plain. The kernel takes 4,096 bytes, which may be three
 # times as many characters in a URI; a longer text is refused before it is normalised.

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from exec_server.protocol.urls import parse_address
 from exec_server.proxy.certificate_file import CertificateFile
-from exec_server.proxy.hosts import parse_address
 
 # Longer than a server runs; the certificates are made anew by each server.
 _DAYS: Final = 365

@@ -7,6 +7,7 @@ import unicodedata
 from typing import Final, Literal, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from exec_server.protocol.urls import parse_address
 from exec_server.proxy import hosts
 
 Scheme = Literal["http", "https"]
@@ -35,7 +36,7 @@ class Destination(NamedTuple):
         if (scheme, port) != (self.scheme, self.port):
             return False
         if self.host.startswith("*"):
-            return host.endswith(self.host[1:]) and hosts.parse_address(host) is None
+            return host.endswith(self.host[1:]) and parse_address(host) is None
         return host == self.host
 
     def has_path(self, target: bytes | None) -> bool:
@@ -104,5 +105,5 @@ def parse_destination(prefix: str) -> Destination:
 
 
 def _is_loopback(host: str) -> bool:
-    address = hosts.parse_address(host)
+    address = parse_address(host)
     return host == "localhost" if address is None else address.is_loopback

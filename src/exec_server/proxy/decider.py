@@ -24,6 +24,7 @@ from exec_server.protocol.network import (
     PolicyParams,
     PolicyResult,
 )
+from exec_server.protocol.urls import host_port, parse_address
 from exec_server.proxy import hosts
 from exec_server.proxy.policy import Decision, NetworkPolicy, Request
 
@@ -105,7 +106,7 @@ class Decider:
         return replace(allowed, addresses=addresses)
 
     async def _look_up(self, host: str) -> Sequence[str]:
-        if hosts.parse_address(host) is not None:
+        if parse_address(host) is not None:
             return (host,)
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
@@ -130,7 +131,7 @@ class Decider:
                 "process %s: %s to %s is refused: %s",
                 printable(self._process_id),
                 request.protocol,
-                printable(hosts.authority(request.host, request.port)),
+                printable(host_port(request.host, request.port)),
                 printable(decision.reason),
             )
         self._controller.report(

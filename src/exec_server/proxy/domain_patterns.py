@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol.url_host import domain_to_ascii
-from exec_server.proxy.hosts import HOST_CHARACTERS, is_usable, normalize
+from exec_server.protocol.urls import HOST_CHARACTERS, domain_to_ascii
+from exec_server.proxy.hosts import is_usable, normalize
 
 # Patterns of one process, and the characters of one: clients have a few dozen short ones. More
 # are refused, because each request of the process is compared with all of them.

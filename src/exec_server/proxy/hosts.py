@@ -7,12 +7,8 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
-# The longest name that DNS can resolve.
-HOST_CHARACTERS: Final = 253
-MAX_PORT: Final = 65_535
-
-# Addresses whose meaning is remembered: each request asks several times. The oldest is forgotten.
-REMEMBERED_ADDRESSES: Final = 256
+from exec_server.protocol import urls
+from exec_server.protocol.urls import HOST_CHARACTERS, REMEMBERED_ADDRESSES, parse_address
 
 # Addresses that lead to this machine, to its networks, to many machines or to none.
 _LOCAL_V4: Final = tuple(
@@ -69,20 +65,6 @@ def is_usable(host: str) -> bool:
 
 
 @lru_cache(REMEMBERED_ADDRESSES)
-def parse_address(host: str) -> IPv4Address | IPv6Address | None:
-    """The address that a host is in its usual spelling; None for names, `127.1` and `fe80::1%lo`.
-
-    Other spellings are names here. The resolver knows them, and its answer is checked.
-    """
-    if "%" in host:
-        return None
-    try:
-        return ip_address(host)
-    except ValueError:
-        return None
-
-
-@lru_cache(REMEMBERED_ADDRESSES)
 def is_public(address: str) -> bool:
     """Whether an address of the resolver leads to another machine of the internet."""
     parsed = ip_address(address.partition("%")[0])
@@ -113,27 +95,9 @@ def address_forms(address: str) -> tuple[str, ...]:
 
 def split_authority(text: str, default_port: int | None) -> tuple[str, int] | None:
     """Host and port of `HOST[:PORT]`; None if either is missing or invalid."""
-    if text.startswith("["):
-        inner, bracket, rest = text[1:].partition("]")
-        address = parse_address(inner)
-        if not bracket or not isinstance(address, IPv6Address) or rest[:1] not in ("", ":"):
-            return None
-        host, port = str(address), rest[1:] if rest else None
-    else:
-        name, colon, rest = text.partition(":")
-        host, port = normalize(name), rest if colon else None
-    number = default_port if port is None else _port(port)
-    if number is None or not is_usable(host):
+    try:
+        host, port = urls.split_authority(text)
+    except ValueError:
         return None
-    return host, number
-
-
-def _port(text: str) -> int | None:
-    if not (text.isascii() and text.isdigit() and len(text) <= 5):
-        return None
-    return int(text) if 0 < int(text) <= MAX_PORT else None
-
-
-def authority(host: str, port: int) -> str:
-    """`HOST:PORT`, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    host, port = normalize(host), default_port if port is None else port
+    return (host, port) if port is not None and is_usable(host) else None

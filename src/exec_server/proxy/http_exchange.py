@@ -4,6 +4,9 @@ h11 parses both directions, and every head is written anew from the parsed form,
 of its body. So a request that two parsers could read differently is refused, or reaches the origin
 in the proxy's reading, and an origin's response is likewise that of the proxy. A body whose length
 the head of a response tells is passed on as it arrives.
+
+Libraries (mitmproxy, pproxy) bring a proxy with a policy of its own: limits, decisions of clients
+and datagrams of SOCKS would have to be put around it.
 """
 
 from __future__ import annotations

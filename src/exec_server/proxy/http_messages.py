@@ -11,6 +11,7 @@ import h11
 import msgspec
 
 from exec_server.errors import ExecServerError
+from exec_server.protocol.urls import host_port
 from exec_server.proxy import hosts
 from exec_server.proxy.policy import Decision, Request
 
@@ -259,7 +260,7 @@ def _length(message: h11.Request | h11.Response) -> Headers:
 
 def _default_host(target: Target) -> bytes:
     """The Host header for a target in absolute form."""
-    authority = hosts.authority(target.host, target.port)
+    authority = host_port(target.host, target.port)
     return authority.removesuffix(f":{_HTTP_PORT}").encode("ascii")
 
 

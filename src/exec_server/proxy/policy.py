@@ -15,6 +15,7 @@ from exec_server.protocol.network import (
     Scope,
     Source,
 )
+from exec_server.protocol.urls import parse_address
 from exec_server.proxy import hosts
 from exec_server.proxy.domain_patterns import DomainPatterns
 
@@ -157,5 +158,5 @@ def _with_rule(settings: ProxySettings, rule: str) -> list[str]:
 
 def is_local(host: str) -> bool:
     """Whether a host is one of this machine or its networks by its own name."""
-    address = hosts.parse_address(host)
+    address = parse_address(host)
     return host == "localhost" if address is None else not hosts.is_public(str(address))

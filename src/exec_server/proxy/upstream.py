@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from exec_server.protocol.urls import host_port
 from exec_server.proxy import hosts
 from exec_server.proxy.policy import is_local
 from exec_server.proxy.stream import SocketStream, Stream
@@ -65,7 +66,7 @@ class Upstream:
         if route.is_proxy:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    await _ask_for_tunnel(stream, hosts.authority(host, port), route)
+                    await _ask_for_tunnel(stream, host_port(host, port), route)
             except BaseException:
                 stream.abort()
                 raise

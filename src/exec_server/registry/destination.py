@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ssl
 from enum import Enum
-from ipaddress import ip_address
 
 from exec_server.errors import StartupError
 from exec_server.net.client_tls import PinnedContext
-from exec_server.net.dial import Url, parse_url
+from exec_server.protocol.urls import Url, parse_address, parse_url
 
 _HTTP = frozenset({"http", "https"})
 _WEBSOCKET = frozenset({"ws", "wss"})
@@ -73,10 +72,8 @@ def is_loopback(url: Url) -> bool:
     """Whether the host is this machine by name or address; names are not resolved."""
     if url.host == "localhost" or url.scheme == "unix":
         return True
-    try:
-        return ip_address(url.host).is_loopback
-    except ValueError:
-        return False
+    address = parse_address(url.host)
+    return address is not None and address.is_loopback
 
 
 def _registry_url(destinations: Destinations, base_url: str) -> Url:

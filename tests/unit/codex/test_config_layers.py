@@ -119,27 +119,23 @@ def test_requirements(managed: str, expected: dict[str, Any], machine: Machine) 
     assert result.requirements.cloud_insertion_index == 1
 
 
+_DUPLICATE = "Cannot overwrite a value (at end of document)"
+
+
 @pytest.mark.parametrize(
     ("file", "text", "error"),
     [
-        ("etc__config_toml", "a = 1\na = 2", "{dir}/etc/config.toml:2:1: duplicate key"),
+        ("etc__config_toml", "a = 1\na = 2", f"{{dir}}/etc/config.toml: {_DUPLICATE}"),
         (
             "etc__requirements_toml",
             "a = 1\na = 2",
-            "failed to parse requirements layer {dir}/etc/requirements.toml: "
-            "TOML parse error at line 2, column 1\nduplicate key\n",
+            "failed to parse requirements layer {dir}/etc/requirements.toml: " + _DUPLICATE,
         ),
         (
             "etc__managed_config_toml",
             "sandbox_mode = 'x'",
-            "Failed to parse config requirements as TOML: unknown variant `x`, expected one of "
-            "`read-only`, `workspace-write`, `danger-full-access`\nin `sandbox_mode`\n",
-        ),
-        (
-            "etc__managed_config_toml",
-            "approval_policy = 1",
             "Failed to parse config requirements as TOML: "
-            "invalid type: unit variant, expected string only\nin `approval_policy`\n",
+            "sandbox_mode: expected one of read-only, workspace-write, danger-full-access",
         ),
     ],
 )

@@ -41,59 +41,44 @@ def test_requirements(managed: dict[str, Any], expected: dict[str, Any]) -> None
     assert implied_requirements(managed) == expected
 
 
-_MODES = "`read-only`, `workspace-write`, `danger-full-access`"
+_MODES = "sandbox_mode: expected one of read-only, workspace-write, danger-full-access"
+_TABLE = "approval_policy.granular: expected a table with members"
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "fault", "place"),
+    ("key", "value", "fault"),
     [
-        ("sandbox_mode", {}, "wanted exactly 1 element, found 0 elements", ""),
-        ("sandbox_mode", {"a": 1, "b": 2}, "wanted exactly 1 element, more than 1 element", ""),
-        ("sandbox_mode", {"a": 1}, f"unknown variant `a`, expected one of {_MODES}", ""),
-        ("sandbox_mode", {"read-only": 1}, "expected table, found integer", ""),
-        ("sandbox_mode", {"read-only": {"a": 1}}, "expected table, found table with members", ""),
-        ("sandbox_mode", ["read-only"], "invalid type: unit variant, expected string only", ""),
+        ("sandbox_mode", "x", _MODES),
+        ("sandbox_mode", 1, _MODES),
+        ("sandbox_mode", {}, _MODES),
+        ("sandbox_mode", {"a": 1, "b": 2}, _MODES),
+        ("sandbox_mode", {"a": 1}, _MODES),
+        ("sandbox_mode", ["read-only"], _MODES),
         (
-            "approval_policy",
-            "granular",
-            "invalid type: unit variant, expected newtype variant",
-            "",
+            "sandbox_mode",
+            {"read-only": 1},
+            "sandbox_mode.read-only: expected a table without members",
         ),
-        ("approval_policy", {"granular": {}}, "missing field `sandbox_approval`", ""),
+        (
+            "sandbox_mode",
+            {"read-only": {"a": 1}},
+            "sandbox_mode.read-only: expected a table without members",
+        ),
+        ("approval_policy", "granular", _TABLE),
+        ("approval_policy", {"granular": 5}, _TABLE),
         (
             "approval_policy",
             {"granular": {"sandbox_approval": True}},
-            "missing field `rules`",
-            "",
+            "approval_policy.granular.rules: expected a boolean",
         ),
         (
             "approval_policy",
-            {"granular": 5},
-            "invalid type: integer `5`, expected struct GranularApprovalConfig",
-            "",
-        ),
-        (
-            "approval_policy",
-            {"granular": True},
-            "invalid type: boolean `true`, expected struct GranularApprovalConfig",
-            "",
-        ),
-        (
-            "approval_policy",
-            {"granular": {"rules": 5}},
-            "invalid type: integer `5`, expected a boolean",
-            ".rules",
-        ),
-        (
-            "approval_policy",
-            {"granular": {"rules": []}},
-            "invalid type: sequence, expected a boolean",
-            ".rules",
+            {"granular": _GRANULAR | {"skill_approval": []}},
+            "approval_policy.granular.skill_approval: expected a boolean",
         ),
     ],
 )
-def test_faults(key: str, value: Any, fault: str, place: str) -> None:
+def test_faults(key: str, value: Any, fault: str) -> None:
     with pytest.raises(InternalError) as caught:
         implied_requirements({key: value})
-    prefix = "Failed to parse config requirements as TOML: "
-    assert caught.value.message == f"{prefix}{fault}\nin `{key}{place}`\n"
+    assert caught.value.message == f"Failed to parse config requirements as TOML: {fault}"

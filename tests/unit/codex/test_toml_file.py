@@ -1,4 +1,4 @@
-"""TOML files: limits, and where a fault is."""
+"""TOML files: limits and faults."""
 
 from __future__ import annotations
 
@@ -18,62 +18,31 @@ from exec_server.codex.toml_file import (
     read_text,
 )
 
+_LONG_KEY = "a key has more than 32 segments"
+_LARGE = "integer number overflowed"
 
-def _fault(text: str) -> tuple[int, int, str]:
-    with pytest.raises(TomlFault) as caught:
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a=1\na=2\n", r"Cannot overwrite a value \(at line 2, column 4\)"),
+        ("\na = \n", r"Invalid value \(at line 2, column 5\)"),
+        (f"x = 1\na = {2**63}\n", _LARGE),
+        (f"a = [{-(2**63) - 1}]\n", _LARGE),
+        ("a = 0xFFFFFFFFFFFFFFFF\n", _LARGE),
+        ("a = " + "9" * 5000, "Exceeds the limit"),
+        ("a = 0b" + "1" * 200_000, _LARGE),
+        ("a = " + "[" * 81 + "]" * 81, "the document is more than 80 levels deep"),
+        ("x = inf\na = 1e999", "floating-point number overflowed"),
+        ("a = [-1e999]", "floating-point number overflowed"),
+        ("a = " + "[" * 5000, "nested"),
+        ("x = 1\n" + "a." * 32 + "b = 1", _LONG_KEY),
+        ("x = {" + '"a" . ' * 32 + "b = 1}", _LONG_KEY),
+    ],
+)
+def test_faults(text: str, fault: str) -> None:
+    with pytest.raises(TomlFault, match=fault):
         parse(text)
-    return caught.value.line, caught.value.column, caught.value.text
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "column"),
-    [
-        ("a=1\na=2\n", 2, 1),
-        ("a=1\r\na=2\r\n", 2, 1),
-        ("x=1\n  a = 1\n  a = 2\n", 3, 3),
-        ("[a]\nx=1\n[a]\n", 3, 2),
-        ("a=[1]\n[[a]]\n", 2, 3),
-        ("a.b=1\na.b=2\n", 2, 3),
-        ('"é"=1\n"é"=2\n', 2, 1),
-        ("a={b=1, b=2}\n", 1, 9),
-        ('a=1\na="""\nx\n"""\n', 2, 1),
-        ("[a.b]\n[a]\nb=1\n", 3, 1),
-    ],
-)
-def test_the_second_of_two_keys_is_the_fault(text: str, line: int, column: int) -> None:
-    assert _fault(text) == (line, column, "duplicate key")
-
-
-def test_a_long_value_hides_the_beginning_of_its_statement() -> None:
-    line, column, text = _fault('a=1\na="""' + "\n" * 20 + '"""\n')
-    assert (line, column, text) == (22, 1, "duplicate key")
-
-
-def test_other_faults_have_the_words_of_the_parser() -> None:
-    line, column, text = _fault("\na = \n")
-    assert (line, column) == (2, 5)
-    assert text
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "column"),
-    [
-        (f"x = 1\na = {2**63}\n", 2, 5),
-        (f"a = [{-(2**63) - 1}]\n", 1, 6),
-        ("a = 0xFFFFFFFFFFFFFFFF\n", 1, 1),
-        ("a = " + "9" * 5000, 1, 1),
-        ("a = 0x" + "f" * 5000, 1, 5),
-        ("a = 0b" + "1" * 200_000, 1, 1),
-        ("a = " + "[" * 81 + "]" * 81, 1, 1),
-        ("x = inf\na = 1e999", 2, 5),
-        ("a = [-1e999]", 1, 6),
-        ("a = " + "[" * 5000, 1, 1),
-        ("x = 1\n" + "a." * 32 + "b = 1", 2, 1),
-        ("x = {" + '"a" . ' * 32 + "b = 1}", 1, 6),
-    ],
-)
-def test_other_parsers_do_not_read_this(text: str, line: int, column: int) -> None:
-    assert _fault(text)[:2] == (line, column)
 
 
 _REVERSE_NAME = ".".join("0123456789abcdef" * 2) + ".ip6.arpa"

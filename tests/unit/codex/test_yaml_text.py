@@ -1,4 +1,4 @@
-"""YAML without recursion."""
+"""YAML: limits, and what scalars mean."""
 
 from __future__ import annotations
 
@@ -7,37 +7,54 @@ from typing import Any
 import pytest
 
 from exec_server.codex import yaml_text
-from exec_server.codex.yaml_text import NULL, Pairs, Plain, YamlFault, parse
+from exec_server.codex.yaml_text import (
+    Pairs,
+    YamlFault,
+    as_boolean,
+    as_mapping,
+    as_port,
+    as_sequence,
+    as_text,
+    parse,
+)
 
 
 def test_scalars_stay_as_they_are_written() -> None:
-    written = ["yes", "010", "2020-01-01", "x", "~", NULL, NULL, NULL, "~"]
-    assert parse("[yes, 010, 2020-01-01, 'x', \"~\", ~, null, Null, !!str ~]") == written
+    nodes = as_sequence(parse("[yes, 010, 2020-01-01, 'x', \"~\", ~, null, Null, !!str ~]"))
+    written = ["yes", "010", "2020-01-01", "x", "~", None, None, None, "~"]
+    assert [as_text(node) for node in nodes] == written
     assert parse("") is None
     assert parse("null") is None
-    assert parse("a: ~").get("a") is parse("a:").get("a") is None
-    assert (parse("a: ~").has_null("a"), parse("a:").has_null("a")) == (True, False)
-    assert parse("|\n  a\n  b\n") == "a\nb\n"
-    assert isinstance(parse("5"), Plain)
-    assert not isinstance(parse("'5'"), Plain)
+    assert as_text(parse("|\n  a\n  b\n")) == "a\nb\n"
 
 
-def test_mappings_keep_their_order_and_repetitions() -> None:
-    table = parse("b: 1\na: {c: [2]}\nb: 3\n")
-    assert table == [("b", "1"), ("a", [("c", ["2"])]), ("b", "3")]
-    assert table.get("a").get("c") == ["2"]
-    assert table.get("x") is None
-    assert table.has("a")
-    assert not table.has("x")
+def table(text: str) -> Pairs:
+    return as_mapping(parse(text))
+
+
+def test_null_is_not_the_same_as_nothing() -> None:
+    assert table("a: ~").get("a") is table("a:").get("a") is None
+    assert (table("a: ~").has_null("a"), table("a:").has_null("a")) == (True, False)
+
+
+def test_mappings_keep_repetitions() -> None:
+    pairs = table("b: 1\na: {c: [2]}\nb: 3\n[x]: 4\n")
+    assert [as_text(node) for node in as_sequence(as_mapping(pairs.get("a")).get("c"))] == ["2"]
+    assert pairs.get("x") is None
+    assert pairs.has("a")
+    assert not pairs.has("x")
     with pytest.raises(YamlFault, match="duplicate field `b`"):
-        table.get("b")
+        pairs.get("b")
 
 
-def test_anchors_are_resolved_once() -> None:
-    assert parse("[&a {x: 1}, *a]") == [[("x", "1")]] * 2
+def test_aliases_are_the_same_node() -> None:
+    first, second = as_sequence(parse("[&a {x: 1}, *a]"))
+    assert first is second
     loop = parse("&a [*a]")
-    assert loop[0] is loop
-    with pytest.raises(YamlFault, match="unknown anchor x"):
+    assert as_sequence(loop)[0] is loop
+    levels = "".join(f"a{n + 1}: &a{n + 1} [{f'*a{n},' * 9}]\n" for n in range(30))
+    assert table(f"a0: &a0 x\n{levels}").has("a30")
+    with pytest.raises(YamlFault, match="undefined alias"):
         parse("*x")
 
 
@@ -61,42 +78,41 @@ def test_faults(text: str) -> None:
 
 def test_depth_and_size_within_the_limits() -> None:
     parse("[" * 32 + "]" * 32)
-    assert len(parse("x" * yaml_text.DOCUMENT_CHARACTERS)) == yaml_text.DOCUMENT_CHARACTERS
+    longest = as_text(parse("x" * yaml_text.DOCUMENT_CHARACTERS))
+    assert longest is not None
+    assert len(longest) == yaml_text.DOCUMENT_CHARACTERS
 
 
 @pytest.mark.parametrize(
-    ("function", "value", "expected"),
+    ("function", "text", "expected"),
     [
-        (yaml_text.text, None, None),
-        (yaml_text.text, "x", "x"),
-        (yaml_text.boolean, None, None),
-        (yaml_text.boolean, Plain("True"), True),
-        (yaml_text.boolean, Plain("false"), False),
-        (yaml_text.port, None, None),
-        (yaml_text.port, Plain("65535"), 65535),
-        (yaml_text.sequence, ["x"], ["x"]),
-        (yaml_text.mapping, Pairs(), Pairs()),
+        (as_text, "", None),
+        (as_boolean, "", None),
+        (as_boolean, "True", True),
+        (as_boolean, "false", False),
+        (as_port, "", None),
+        (as_port, "65535", 65535),
     ],
 )
-def test_conversions(function: Any, value: Any, expected: Any) -> None:
-    assert function(value) == expected
+def test_conversions(function: Any, text: str, expected: Any) -> None:
+    assert function(parse(text)) == expected
 
 
 @pytest.mark.parametrize(
-    ("function", "value"),
+    ("function", "text"),
     [
-        (yaml_text.text, []),
-        (yaml_text.boolean, Plain("yes")),
-        (yaml_text.boolean, "true"),
-        (yaml_text.port, Plain("65536")),
-        (yaml_text.port, Plain("-1")),
-        (yaml_text.port, Plain("²")),
-        (yaml_text.port, "5"),
-        (yaml_text.sequence, None),
-        (yaml_text.sequence, Pairs()),
-        (yaml_text.mapping, []),
+        (as_text, "[]"),
+        (as_boolean, "yes"),
+        (as_boolean, "'true'"),
+        (as_port, "65536"),
+        (as_port, "-1"),
+        (as_port, "²"),
+        (as_port, "'5'"),
+        (as_sequence, ""),
+        (as_sequence, "{}"),
+        (as_mapping, "[]"),
     ],
 )
-def test_wrong_types(function: Any, value: Any) -> None:
+def test_wrong_types(function: Any, text: str) -> None:
     with pytest.raises(YamlFault):
-        function(value)
+        function(parse(text))

@@ -21,7 +21,7 @@ _LIBRARY = str(Path(os.__file__).parent)
 _SITE = site.getsitepackages()[0]
 _INSTALLED = [_LIBRARY, f"{_LIBRARY}/lib-dynload", _SITE]
 # The modules of dependencies whose names differ.
-_MODULES = {"PyJWT": "jwt", "PyYAML": "yaml", "tomli-w": "tomli_w"}
+_MODULES = {"ada-url": "ada_url", "PyJWT": "jwt", "PyYAML": "yaml", "tomli-w": "tomli_w"}
 
 
 @pytest.fixture

@@ -20,13 +20,8 @@ from tests.support.raw_servers import Peer, make_certificate, open_sockets, serv
 from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net import dial
 from exec_server.net.client_tls import client_context, normalise_pin, tls_context
-from exec_server.net.dial import (
-    Proxy,
-    Url,
-    open_connection,
-    parse_url,
-    proxy_for,
-)
+from exec_server.net.dial import Proxy, open_connection, proxy_for
+from exec_server.protocol.urls import Url, parse_url
 
 _ALL = frozenset({"http", "https", "ws", "wss", "unix"})
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -44,98 +39,6 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _url(text: str) -> Url:
     return parse_url(text, _ALL)
-
-
-# ---- URLs -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "expected", "authority"),
-    [
-        ("ws://relay", Url("ws", "relay", 80, "/"), "relay"),
-        ("  ws://relay \n", Url("ws", "relay", 80, "/"), "relay"),
-        ("wss://Relay.Example:443/A?b=C", Url("wss", "relay.example", 443, "/A?b=C"), None),
-        ("WSS://relay:80", Url("wss", "relay", 80, "/"), "relay:80"),
-        ("http://relay:8080/", Url("http", "relay", 8080, "/"), "relay:8080"),
-        ("https://relay:/", Url("https", "relay", 443, "/"), "relay"),
-        ("unix:/run/a b?c", Url("unix", "/run/a b?c", 0, "/"), "localhost"),
-        ("unix:///run/s", Url("unix", "/run/s", 0, "/"), "localhost"),
-        ("http://[::1]:80/x", Url("http", "::1", 80, "/x"), "[::1]"),
-        ("https://[2001:DB8::1]:8443", Url("https", "2001:db8::1", 8443, "/"), None),
-        ("ws://127.0.0.1:9?x=1", Url("ws", "127.0.0.1", 9, "/?x=1"), "127.0.0.1:9"),
-        ("ws://relay/a b?c d#fragment", Url("ws", "relay", 80, "/a%20b?c%20d"), "relay"),
-        ("ws://relay/%2F//a/../b?%41&sig=a/b+c=", None, "relay"),
-        ("ws://bücher.example/ä", Url("ws", "xn--bcher-kva.example", 80, "/%C3%A4"), None),
-    ],
-)
-def test_url_is_taken_apart(text: str, expected: Url | None, authority: str | None) -> None:
-    url = _url(text)
-    if expected is not None:
-        assert url == expected
-    if authority is not None:
-        assert url.authority == authority
-
-
-def test_target_is_sent_as_it_was_given() -> None:
-    assert _url("ws://relay/%2F//a/../b?%41&sig=a/b+c=").target == "/%2F//a/../b?%41&sig=a/b+c="
-
-
-def test_what_is_secure() -> None:
-    assert [_url(f"{scheme}://relay").secure for scheme in ("http", "https", "ws", "wss")] == [
-        False,
-        True,
-        False,
-        True,
-    ]
-    assert _url("wss://[2001:db8::1]:8443").authority == "[2001:db8::1]:8443"
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "relative URL without a base"),
-        ("relay", "relative URL without a base"),
-        ("/path", "relative URL without a base"),
-        ("ftp://relay", "URL must begin with ws:// or wss://"),
-        ("http://relay", "URL must begin with ws:// or wss://"),
-        ("unix:/s", "URL must begin with ws:// or wss://"),
-        ("ws://", "empty host"),
-        ("ws:///path", "empty host"),
-        ("ws://:80", "empty host"),
-        ("ws://user@relay", "URL must not contain a user name or password"),
-        ("ws://user:secret@relay", "URL must not contain a user name or password"),
-        ("ws://relay:0", "invalid port number"),
-        ("ws://relay:65536", "invalid port number"),
-        ("ws://relay:port", "invalid port number"),
-        ("ws://re lay", "invalid host"),
-        ("ws://relay\\evil", "invalid host"),
-        ("ws://a..b", "invalid host"),
-        ("ws://" + "a" * 64, "invalid host"),
-        ("ws://" + "a." * 127, "invalid host"),
-        ("ws://[::1", "invalid URL"),
-        ("ws://[::g]", "invalid URL|invalid host"),
-        ("ws://relay/a\r\nHost: evil", "URL contains control characters"),
-        ("ws://relay/\x7f", "URL contains control characters"),
-    ],
-)
-def test_url_is_refused(text: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"^({reason})$"):
-        parse_url(text, frozenset({"ws", "wss"}))
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("unix:s", "the path of a unix socket must begin with /"),
-        ("unix:", "the path of a unix socket must begin with /"),
-        ("unix:/" + "s" * 107, "the path of a unix socket has at most 107 bytes"),
-        ("unix:/a\nb", "URL contains control characters"),
-        ("ftp://h", "URL must begin with http:// or https:// or unix: or ws:// or wss://"),
-    ],
-)
-def test_invalid_unix_sockets(text: str, error: str) -> None:
-    with pytest.raises(ValueError, match=f"^{error}$"):
-        _url(text)
 
 
 # ---- proxies --------------------------------------------------------------------------
@@ -382,14 +285,14 @@ def test_silent_address_does_not_delay_the_next(monkeypatch: pytest.MonkeyPatch)
         asyncio.run(body())
 
 
-def test_families_take_turns() -> None:
-    def entry(family: int, host: str) -> Any:
+def test_each_family_has_its_share_of_the_attempts() -> None:
+    def entry(family: int, host: int) -> Any:
         return (family, socket.SOCK_STREAM, 6, "", (host, 1))
 
-    six, four = socket.AF_INET6, socket.AF_INET
-    found = [entry(six, "a"), entry(six, "b"), entry(six, "c"), entry(four, "d")]
-    assert [item[4][0] for item in dial._interleaved(found)] == ["a", "d", "b", "c"]
-    assert dial._interleaved([]) == []
+    six = [entry(socket.AF_INET6, number) for number in range(10)]
+    four = [entry(socket.AF_INET, 10)]
+    assert dial._limited(six) == six[:8]
+    assert dial._limited([*six, *four]) == [*six[:4], *four]
 
 
 def test_refused_connection_is_an_os_error() -> None:

@@ -17,7 +17,7 @@ from exec_server.net.listen import (
     UnixAddress,
     parse_listen_url,
 )
-from exec_server.net.unix_peer import MAX_UNIX_PATH_BYTES
+from exec_server.protocol.urls import MAX_UNIX_PATH_BYTES
 
 # ---- URLs -----------------------------------------------------------------------------
 

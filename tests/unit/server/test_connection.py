@@ -140,7 +140,7 @@ def test_malformed_messages_are_answered_and_survived() -> None:
         assert bench.stream.sent == [
             {"error": {"code": -32600, "message": text}, "id": -1}
             for text in (
-                prefix + "expected value at line 1 column 1",
+                prefix + "JSON is malformed: invalid character (byte 0)",
                 prefix + "expected a JSON-RPC object",
                 "unexpected notification method: no/such",
             )

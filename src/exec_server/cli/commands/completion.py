@@ -1,6 +1,9 @@
 """Completion scripts for bash, zsh and fish: commands, flags, targets, remote paths and names.
 
 The scripts are generated from the argument parsers, so new flags are included automatically.
+
+Hand-written because shtab has no fish and no paths of another machine, and argcomplete starts the
+program for flags too.
 """
 
 from __future__ import annotations

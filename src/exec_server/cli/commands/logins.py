@@ -60,7 +60,7 @@ def logins_file() -> Path:
 def normalise_url(url: str) -> str:
     """The URL of a registry as it is stored; raises StartupError if no token may be sent to it."""
     from exec_server.errors import StartupError
-    from exec_server.net.dial import parse_url
+    from exec_server.protocol.urls import parse_url
     from exec_server.registry.destination import Destinations, check_registry_url
 
     text = url.strip().rstrip("/")

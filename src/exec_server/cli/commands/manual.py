@@ -1,6 +1,10 @@
 """Writes manual pages in roff from the argument parsers and the table of commands.
 
 hatch_build.py installs them with the wheel below share/man.
+
+Hand-written because argparse-manpage (4.8) leaves quotes, tildes and carets to roff, which prints
+other characters, so that examples cannot be copied; it also puts the exit codes, signals and
+examples of a command into one section of comments, and has no page for groups of commands.
 """
 
 from __future__ import annotations

@@ -132,9 +132,10 @@ async def _serve_stdio(server: MCPServer) -> None:
 async def _serve_http(server: MCPServer, listener: socket.socket, token: str, label: str) -> None:
     from exec_server.adapters.mcp_http import serve_http
     from exec_server.cli.commands.printing import print_notice
+    from exec_server.protocol.urls import bracketed
 
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
+    shown = bracketed(host)
     await serve_http(
         server,
         listener,

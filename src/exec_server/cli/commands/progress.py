@@ -1,4 +1,7 @@
-"""The progress bar of a copy: one line on a terminal, redrawn in place."""
+"""The progress bar of a copy: one line on a terminal, redrawn in place.
+
+Hand-written because tqdm and rich take 70 ms to import, as long as copying a small file.
+"""
 
 from __future__ import annotations
 

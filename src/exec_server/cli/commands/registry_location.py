@@ -12,7 +12,7 @@ from exec_server.errors import StartupError
 from exec_server.hosting.engines import check_database_url, may_hold_password
 
 if TYPE_CHECKING:
-    from exec_server.net.dial import Url
+    from exec_server.protocol.urls import Url
 
 _HTTP: Final = frozenset({"http", "https"})
 
@@ -69,7 +69,7 @@ def checked_url(flag: str, text: str | None) -> Url | None:
     """The URL of a flag; raises UsageError."""
     if text is None:
         return None
-    from exec_server.net.dial import parse_url
+    from exec_server.protocol.urls import parse_url
 
     try:
         url = parse_url(text, _HTTP)

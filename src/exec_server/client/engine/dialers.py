@@ -21,11 +21,11 @@ from exec_server.errors import (
 )
 from exec_server.net.client_stream import ClientStream
 from exec_server.net.client_tls import PinnedContext
-from exec_server.net.dial import Url, parse_url
 from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket, SocketUser, connect
 from exec_server.net.websocket.frames import MESSAGE_BYTES
 from exec_server.net.websocket.socket import CLOSE_SECONDS
+from exec_server.protocol.urls import Url, parse_url
 from exec_server.registry.destination import is_loopback
 
 # From the first packet to an open WebSocket.

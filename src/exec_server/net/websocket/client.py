@@ -16,7 +16,7 @@ from socket import gaierror
 from typing import Protocol, cast
 
 from exec_server.errors import CertificateRejected, ConnectFailed, ProtocolError, os_error_text
-from exec_server.net.dial import Url, open_connection, parse_url
+from exec_server.net.dial import open_connection
 from exec_server.net.outbox import Producer
 from exec_server.net.websocket.frames import (
     MESSAGE_BYTES,
@@ -30,6 +30,7 @@ from exec_server.net.websocket.socket import FramedSocket
 from exec_server.net.websocket.state import Cause, State
 from exec_server.net.websocket.upgrade import HEAD_BYTES, check_answer, new_key, upgrade_request
 from exec_server.net.websocket.writer import DIRECT_BYTES
+from exec_server.protocol.urls import Url, parse_url
 
 log = logging.getLogger(__name__)
 

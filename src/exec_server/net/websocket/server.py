@@ -43,6 +43,7 @@ from exec_server.net.websocket.handshake import (
 from exec_server.net.websocket.socket import FramedSocket
 from exec_server.net.websocket.state import Cause, State
 from exec_server.net.websocket.writer import DIRECT_BYTES
+from exec_server.protocol.urls import host_port
 
 log = logging.getLogger(__name__)
 
@@ -423,7 +424,7 @@ def _encode_frame(opcode: Opcode, payload: bytes, final: bool) -> bytes:
 def _origin(peer: tuple[str, int] | None, uid: int | None) -> str:
     # A peer that has hung up already has no address any more.
     host, port = peer[:2] if peer and uid is None else ("unknown", 0)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = host_port(host, port)
     if uid is not None:
         address = f"of uid {uid}"
     return f"websocket JSON-RPC message from exec-server websocket {address}"
