@@ -108,6 +108,7 @@ def test_every_way_finds_the_same_lines(
         return
     if _RIPGREP is not None:
         assert grep(params, Ripgrep(_RIPGREP, _run)) == result
+    _check_wide(LinePattern(pattern, literal=literal, ignore_case=ignore_case), folder, result)
     places = [(match.path, match.line, match.column) for match in result.matches]
     exact = LinePattern(pattern, literal=literal, ignore_case=ignore_case).exact
     flags = regex.V0 | regex.MULTILINE | (regex.IGNORECASE if ignore_case else 0)
@@ -115,6 +116,17 @@ def test_every_way_finds_the_same_lines(
     python = _python_pattern(pattern, ignore_case=ignore_case)
     if python is not None and not literal:
         assert places == list(_line_by_line(python.search, decoded))
+
+
+def _check_wide(pattern: LinePattern, folder: Path, result: wire.GrepResult) -> None:
+    """`grep -P` finds every line, and perhaps more."""
+    case = ["-i"] if pattern.wide_ignores_case else []
+    argv = ["grep", *case, "-rnaP", "-e", pattern.wide, "."]
+    ended = subprocess.run(argv, cwd=folder, env={"LC_ALL": "C"}, capture_output=True, check=False)
+    assert ended.stderr == b""
+    lines = {tuple(line.split(b":")[:2]) for line in ended.stdout.split(b"\n")}
+    for match in result.matches:
+        assert (f"./{match.path}".encode(), str(match.line).encode()) in lines
 
 
 def _python_pattern(pattern: str, *, ignore_case: bool) -> re.Pattern[str] | None:

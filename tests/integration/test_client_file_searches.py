@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.client_targets import ClientTarget
 
-from exec_server import Environment, GrepMatch, NotFound, RpcError, Unsupported
+from exec_server import Environment, GrepMatch, NotFound, RpcError
 
 _TEXTS = {
     "a.py": "import os\n\ndef f():\n    return os\n",
@@ -51,14 +51,17 @@ def test_a_plain_text_is_found(there: ClientTarget, folder: Path) -> None:
     there.play(scene)
 
 
-def test_a_regular_expression_needs_the_extension(there: ClientTarget, folder: Path) -> None:
+def test_a_regular_expression(there: ClientTarget, folder: Path) -> None:
     async def scene(env: Environment) -> None:
-        if not env.capabilities.fs_grep:
-            with pytest.raises(Unsupported, match="fsGrep"):
-                await env.files.grep("import (os|re)$", folder)
-            return
         found = await env.files.grep("import (os|re)\\b", folder, exclude="src")
         assert [match.path for match in found] == [".git/config", "a.py"]
+        found = await env.files.grep(r"\<[[:alpha:]]+(?= +[#o])", folder, ignore_case=True)
+        assert [(match.path, match.line, match.column) for match in found] == [
+            ("a.py", 1, 1),
+            ("a.py", 4, 5),
+            ("src/.hidden", 1, 1),
+            ("src/b.py", 1, 8),
+        ]
         with pytest.raises(RpcError, match="not a regular expression"):
             await env.files.grep("(", folder)
 

@@ -50,7 +50,7 @@ _POSIX: Final = frozenset(
 )
 _CLASSES: Final = frozenset("dDpPsSwW")
 _CONTROLS: Final = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-# Each escape that is not a character: its translation, and what ripgrep searches for instead.
+# Each escape that is not a character: its translation, and that of the wider pattern.
 _OTHER_BYTES: Final = r"[\x80-\xff]{1,4}"
 _ANY: Final = f"(?:.|{_OTHER_BYTES})"
 _NOTHING: Final = "(?:)"
@@ -74,7 +74,7 @@ _FOLDED: Final = frozenset("iIkKsS")
 
 
 class LinePattern:
-    """A pattern in the dialect of `regex`, and a wider one in that of ripgrep."""
+    """A pattern in the dialect of `regex`, and a wider one for programs that search in bytes."""
 
     def __init__(self, pattern: str, *, literal: bool, ignore_case: bool) -> None:
         if not pattern or len(pattern) > MAX_PATTERN:
@@ -103,7 +103,7 @@ class LinePattern:
 
     @property
     def wide(self) -> str:
-        """A pattern for `rg --no-unicode` that matches wherever the exact one does.
+        """A pattern for `rg --no-unicode` or `grep -P` that matches wherever the exact one does.
 
         Bytes that are not ASCII stand for any character, anchors and lookarounds for nothing.
         """
@@ -193,7 +193,8 @@ class LinePattern:
                 raise _error("a repetition is too long")
             self._count(self._last_parts * max(int(most) - 1, 0))
         self._exact.append(token[0])
-        self._wide.append(token[0] if token["most"] is None else f"{{0{token[0][1:]}")
+        repeat = token[0] if token["most"] is None else f"{{0{token[0][1:]}"
+        self._wide.append(repeat[:1] + repeat[1:].removesuffix("+"))  # not possessive
 
     # ---- groups ---------------------------------------------------------------------------
 
@@ -287,7 +288,7 @@ def _complement(item: str) -> str | None:
 
 
 def _escape(character: str) -> str:
-    """A character for `regex` and ripgrep, inside and outside of a set."""
+    """A character for both patterns, inside and outside of a set."""
     is_plain = character.isalnum() or character == "_" or not character.isascii()
     return character if is_plain else f"\\x{ord(character):02x}"
 
