@@ -22,6 +22,7 @@ from exec_server.filesystem.glob_patterns import GlobPatterns, State
 from exec_server.filesystem.line_patterns import LinePattern
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.filesystem.search import EnoughError, TreeScan
+from exec_server.printable import lossy
 
 # Matching and context lines of one answer together, and the characters in them: the answer stays
 # far below the limit of a message.
@@ -220,7 +221,7 @@ class LineSearch:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             return
-        shown = os.fsencode(path).decode("utf-8", "replace")
+        shown = lossy(path)
         first, matches, characters = len(self._found.lines), self._matches, self._characters
         context = _Context(self._options.before, self._options.after)
         for block in _blocks(descriptor, info.st_size):
@@ -285,8 +286,7 @@ class LineSearch:
 
     def _add(self, line: Line) -> None:
         # Bytes that are not UTF-8 were surrogates for the search.
-        shown = line.text[:SHOWN_CHARACTERS].rstrip("\r")
-        line.text = shown.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        line.text = lossy(line.text[:SHOWN_CHARACTERS].rstrip("\r"))
         self._characters += len(line.text) + len(line.path)
         if len(self._found.lines) >= MAX_LINES or self._characters > MAX_CHARACTERS:
             raise EnoughError

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from exec_server.errors import InvalidParams
 from exec_server.filesystem.glob_patterns import GlobPatterns
 from exec_server.filesystem.path_guard import GUARD
+from exec_server.printable import lossy
 from exec_server.protocol import file_changes as wire
 
 # Results of one search: the answer stays far below the limit of a message.
@@ -43,7 +44,7 @@ def glob(params: wire.GlobParams) -> wire.GlobResult:
             matches.append(path)
     except EnoughError:
         is_truncated = True
-    paths = [os.fsencode(path).decode("utf-8", "replace") for path in sorted(matches)]
+    paths = [lossy(path) for path in sorted(matches)]
     return wire.GlobResult(paths, is_truncated)
 
 
