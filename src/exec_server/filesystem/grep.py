@@ -26,9 +26,8 @@ MAX_CONTEXT: Final = 20
 # the matching line of a file in it, and is skipped.
 MESSAGE_BYTES: Final = 65_536
 
-# Runs a program with these words and this input, for at most so many seconds, and passes its output
-# to the function until that returns False. Returns whether the output has ended before.
-RunProgram = Callable[[Sequence[str], bytes, float, Callable[[bytes], bool]], bool]
+# Runs a program with these words for at most so many seconds, and passes its output on.
+RunProgram = Callable[[Sequence[str], float, Callable[[bytes], None]], None]
 
 
 def grep(
@@ -89,7 +88,7 @@ class Ripgrep:
         """Visit the files in the order of paths; False if ripgrep has failed or was too slow."""
         reader = _RipgrepReader(f"{options.root.rstrip('/')}/", visit)
         try:
-            self._run([self._program, *_ripgrep_words(options)], b"", seconds, reader.feed)
+            self._run([self._program, *_ripgrep_words(options)], seconds, reader.feed)
         except OSError:
             return False  # for another kind of processor
         return reader.has_ended
@@ -131,13 +130,12 @@ class _RipgrepReader:
         self._visit = visit
         self._rest = b""  # the beginning of a message
 
-    def feed(self, data: bytes) -> bool:
+    def feed(self, data: bytes) -> None:
         *messages, self._rest = (self._rest + data).split(b"\n")
         # The end of a longer message is none that can be decoded.
         self._rest = self._rest if len(self._rest) <= MESSAGE_BYTES else b"..."
         for message in messages:
             self._read(message)
-        return True
 
     def _read(self, text: bytes) -> None:
         try:

@@ -40,13 +40,10 @@ class Program:
         self.piece = piece
         self.argv: list[str] = []
 
-    def run(
-        self, argv: Sequence[str], data: bytes, seconds: float, feed: Callable[[bytes], bool]
-    ) -> bool:
+    def run(self, argv: Sequence[str], seconds: float, feed: Callable[[bytes], None]) -> None:
         self.argv = list(argv)
         for start in range(0, len(self.output), self.piece):
             feed(self.output[start : start + self.piece])
-        return True
 
     def grep(self, params: wire.GrepParams) -> wire.GrepResult:
         return grep(params, Ripgrep("rg", self.run))
@@ -124,7 +121,7 @@ def test_a_ripgrep_that_fails(messages: list[Any]) -> None:
 
 
 def test_a_ripgrep_that_cannot_be_started() -> None:
-    def run(*_: object) -> bool:
+    def run(*_: object) -> None:
         raise OSError(8, "Exec format error")
 
     assert len(grep(_params(), Ripgrep("rg", run)).matches) == 4

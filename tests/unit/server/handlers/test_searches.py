@@ -110,9 +110,8 @@ def test_ripgrep_is_used_if_the_system_has_one(
 ) -> None:
     runs = []
 
-    def run(argv: list[str], *_: object, env: dict[str, str]) -> bool:
+    def run(argv: list[str], *_: object, env: dict[str, str]) -> None:
         runs.append((argv[0], env))
-        return False
 
     monkeypatch.setattr(searches, "run_helper", run)
     params = wire.GrepParams(PathUri.from_text(str(tmp_path)), "x")
