@@ -1,18 +1,20 @@
 """FileSearches: the methods of `Files` that look at many files, by extensions of the server.
 
-For a server without `fsGrep`, the command `grep` on its machine finds literal texts. Its dialects
-of regular expressions are others, so those are not searched for.
+For a server without `fsGrep`, the command `grep` on its machine finds lines. Its dialects of
+regular expressions are others, so `grep -P` takes a wider pattern, and the client looks itself.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from exec_server.client.file_changes import FileChanges
 from exec_server.client.paths import AnyPath, path_text
 from exec_server.client.results import Found, GrepMatch
-from exec_server.errors import Unsupported
+from exec_server.errors import InvalidParams, Unsupported
 from exec_server.protocol import file_changes as wire
 from exec_server.protocol import files
 
@@ -22,11 +24,15 @@ if TYPE_CHECKING:
 # Output of `grep` that is read; a longer one is cut, and the result is truncated.
 GREP_OUTPUT_BYTES: Final = 4 * 1_048_576
 
+# For one line; a pattern that takes exponential time raises TimeoutError.
+LINE_SECONDS: Final = 1.0
+
 _GREP: Final = 'grep "$@" | head -c ' + str(GREP_OUTPUT_BYTES)
 # The lines of `grep -nZ`: a path, a number, and whether the line matches or is context.
 _GREP_LINE: Final = re.compile(rb"([^\0]*)\0(\d{1,18})([:-])(.*)", re.DOTALL)
 # Filters that mean the same to `grep --include`.
 _SIMPLE_FILTER: Final = re.compile(r"[\w.*?-]+")
+LineMatcher = Callable[[str], re.Match[str] | None]
 # As long as those of the extension.
 _SHOWN_CHARACTERS: Final = 1000
 
@@ -101,17 +107,15 @@ class FileSearches(FileChanges):
         )
 
     async def _grep_by_command(self, params: wire.GrepParams, root: AnyPath) -> Found[GrepMatch]:
-        is_exact = params.pattern.isascii() or not params.ignore_case
         filters = [text for text in (params.glob, params.exclude) if text is not None]
-        if not params.literal or not is_exact or not all(map(_SIMPLE_FILTER.fullmatch, filters)):
-            raise Unsupported(
-                "fsGrep", "search for a literal text, or run a program such as rg on its machine"
-            )
+        if not all(map(_SIMPLE_FILTER.fullmatch, filters)):
+            raise Unsupported("fsGrep", "use a glob without slashes and braces")
+        options, search = _line_search(params)
         metadata = files.GetMetadataParams(self._paths.uri(root, "root"), sandbox=self._sandbox)
         is_directory = (await self._call(files.GET_METADATA, metadata, root)).is_directory
         path = self._absolute(root, "root")
         base = f"{path.rstrip('/')}/./" if is_directory else f"{path.rpartition('/')[0]}/"
-        words = [*_grep_words(params), "--", base[:-1] if is_directory else path]
+        words = [*_grep_words(params), *options, "--", base[:-1] if is_directory else path]
         done = await self._commands.run(
             ["/bin/sh", "-c", _GREP, "sh", *words],
             cwd="/",
@@ -121,42 +125,60 @@ class FileSearches(FileChanges):
         )
         if done.stderr:
             raise Unsupported("fsGrep", f"grep on its machine says: {done.error_text.strip()}")
-        return _grep_matches(params, done.stdout, base)
+        return _grep_matches(params, search, done.stdout, base)
+
+
+def _line_search(params: wire.GrepParams) -> tuple[list[str], LineMatcher]:
+    """The options of `grep` for all lines that may match, and a search in one of them."""
+    from exec_server.filesystem.line_patterns import LinePattern
+
+    pattern = LinePattern(params.pattern, literal=params.literal, ignore_case=params.ignore_case)
+    if params.literal and (params.pattern.isascii() or not params.ignore_case):
+        # Every grep knows this option, and no other module is needed.
+        options = ["-F", *(["-i"] if params.ignore_case else []), "-e", params.pattern]
+        flags = re.IGNORECASE if params.ignore_case else 0
+        return options, re.compile(re.escape(params.pattern), flags).search
+    try:
+        import regex
+    except ImportError:
+        raise Unsupported("fsGrep", "install the package regex, or search for a text") from None
+    flags = regex.IGNORECASE if pattern.ignore_case else 0
+    options = ["-P", *(["-i"] if pattern.wide_ignores_case else []), "-e", pattern.wide]
+    try:
+        compiled = regex.compile(pattern.exact, flags | regex.MULTILINE)
+    except regex.error as error:
+        raise InvalidParams(f"pattern is not a regular expression: {error.msg}") from None
+    return options, partial(compiled.search, timeout=LINE_SECONDS)
 
 
 def _grep_words(params: wire.GrepParams) -> list[str]:
-    words = ["-rnIFZHs", f"-B{params.before}", f"-A{params.after}", "-e", params.pattern]
-    words += ["-i"] if params.ignore_case else []
+    words = ["-rnIZHs", f"-B{params.before}", f"-A{params.after}"]
     words += [f"--include={params.glob}"] if params.glob is not None else []
     if params.exclude is not None:
         words += [f"--exclude={params.exclude}", f"--exclude-dir={params.exclude}"]
     return words
 
 
-def _grep_matches(params: wire.GrepParams, output: bytes, base: str) -> Found[GrepMatch]:
+def _grep_matches(
+    params: wire.GrepParams, search: LineMatcher, output: bytes, base: str
+) -> Found[GrepMatch]:
     """The matches in the output of `grep`, in the order of paths and lines."""
     is_cut = len(output) >= GREP_OUTPUT_BYTES
-    lines: dict[bytes, dict[int, tuple[bool, str]]] = {}
+    lines: dict[bytes, dict[int, tuple[int, str]]] = {}  # the column of a match, or 0
     for text in output.split(b"\n")[: -1 if is_cut else None]:
         if (line := _GREP_LINE.fullmatch(text)) is not None:
-            cut = line[4].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].rstrip("\r")
-            lines.setdefault(line[1], {})[int(line[2])] = (line[3] == b":", cut)
+            whole = line[4].decode("utf-8", "surrogateescape")
+            match = search(whole) if line[3] == b":" else None
+            shown = line[4].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].rstrip("\r")
+            column = 0 if match is None else match.start() + 1
+            lines.setdefault(line[1], {})[int(line[2])] = (column, shown)
     matches = []
     for path in sorted(lines):
         found = lines[path]
         name = path.decode("utf-8", "replace").removeprefix(base)
-        for number in sorted(number for number, (is_match, _) in found.items() if is_match):
+        for number in sorted(number for number, (column, _) in found.items() if column):
             first, last = number - params.before, number + params.after
             before = tuple(found[n][1] for n in range(first, number) if n in found)
             after = tuple(found[n][1] for n in range(number + 1, last + 1) if n in found)
-            shown = found[number][1]
-            column = _find(shown, params) + 1
-            matches.append(GrepMatch(name, number, column, shown, before, after))
+            matches.append(GrepMatch(name, number, *found[number], before, after))
     return Found(matches[: params.limit], truncated=is_cut or len(matches) > params.limit)
-
-
-def _find(text: str, params: wire.GrepParams) -> int:
-    """The position of a literal text; 0 if it is beyond the part that is shown."""
-    if params.ignore_case:
-        return max(0, text.lower().find(params.pattern.lower()))
-    return max(0, text.find(params.pattern))
