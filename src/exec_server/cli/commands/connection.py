@@ -31,7 +31,6 @@ from exec_server.host import event_loop
 from exec_server.net.client_tls import client_context
 from exec_server.printable import printable
 from exec_server.protocol.method import Notice
-from exec_server.protocol.session import SessionId
 
 # An interruption shorter than this is not reported.
 RECONNECT_NOTICE_SECONDS: Final = 1.0
@@ -99,9 +98,8 @@ async def open_environment(
     target: Target,
     on_stderr: Callable[[str], None] = print_error,
     on_status: Callable[[str], None] = print_notice,
-    resume: SessionId | None = None,
 ) -> AsyncIterator[Environment]:
-    """Connect to a target, or resume a session; errors become UsageError or CommandError.
+    """Connect to a target; errors become UsageError or CommandError.
 
     `on_stderr` gets each line that a stdio target writes to its stderr, `on_status` messages
     about a registry that is not there, and about a lost and a restored connection.
@@ -111,10 +109,8 @@ async def open_environment(
     async with AsyncExitStack() as stack:
         try:
             dialer = make_dialer(target, on_stderr, on_status)
-            environment = Environment(dialer, resume=resume)
+            environment = Environment(dialer)
             unsubscribe = environment.session.subscribe(monitor)
-            if resume is not None:
-                monitor.on_disconnected()  # until `on_resumed`, or `on_lost` if entering fails
             await stack.enter_async_context(environment)
         except StartupError as error:
             raise UsageError(f"{target.label}: {error}") from None
