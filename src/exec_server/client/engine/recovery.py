@@ -12,7 +12,7 @@ import asyncio
 import errno
 import uuid
 from collections.abc import Coroutine, Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -111,33 +111,15 @@ class Sink(Protocol):
         ...
 
 
-class EarlierStart(NamedTuple):
-    """A start that was sent on an earlier connection of the session."""
-
-    process_id: ProcessId
-    is_answered: bool
-    last_seq: int = 0  # the last event that was received
-    writes: int = 0  # to its stdin, acknowledged
-    is_paused: bool = False  # the flow of its output
-
-
 class RemoteProcess:
     """Client-side state of one remote process; the Source of its output queue."""
 
-    def __init__(
-        self,
-        processes: RemoteProcesses,
-        sink: Sink,
-        *,
-        is_detached: bool,
-        earlier: EarlierStart | None = None,
-    ) -> None:
+    def __init__(self, processes: RemoteProcesses, sink: Sink, *, is_detached: bool) -> None:
         self._processes = processes
-        self.id = ProcessId(uuid.uuid4().hex) if earlier is None else earlier.process_id
+        self.id = ProcessId(uuid.uuid4().hex)
         self.sink = sink
         self.is_detached = is_detached  # it belongs to the server and is left running
-        last = 0 if earlier is None else earlier.last_seq
-        self.sequence = EventSequence(self.id, is_detached=is_detached, last=last)
+        self.sequence = EventSequence(self.id, is_detached=is_detached)
         self.is_started = False  # the start was answered
         self.pid: int | None = None  # None if the server does not tell it
         self.may_run = False  # a start was sent and has not failed
@@ -170,35 +152,20 @@ class RemoteProcesses:
         self._is_closed = False
         self._unsubscribe = session.subscribe(self)
 
-    def open(
-        self, sink: Sink, *, is_detached: bool = False, earlier: EarlierStart | None = None
-    ) -> RemoteProcess:
+    def open(self, sink: Sink, *, is_detached: bool = False) -> RemoteProcess:
         """Register a process that is to be started or attached; the caller must `forget` it."""
         if self._is_closed:
             raise SessionLost(_CLOSED)
-        process = RemoteProcess(self, sink, is_detached=is_detached, earlier=earlier)
+        process = RemoteProcess(self, sink, is_detached=is_detached)
         self._processes[process.id] = process
         return process
 
-    async def rejoin(self, process: RemoteProcess) -> None:
-        """Receive the events of a process whose start an earlier connection has answered."""
-        process.may_run = True
-        if not await self._join(process):
-            raise ProcessLost("the server does not know the process any more")
-
-    async def start(
-        self,
-        process: RemoteProcess,
-        params: StartParams,
-        name: str,
-        *,
-        is_repeated: bool = False,
-    ) -> None:
+    async def start(self, process: RemoteProcess, params: StartParams, name: str) -> None:
         """Start a process exactly once; the RpcError it raises contains `name`.
 
-        The id in `params` is replaced. After a cancellation the process may run or not. With
-        `is_repeated` the server may have got the request already.
+        The id in `params` is replaced. After a cancellation the process may run or not.
         """
+        is_repeated = False  # the server may have got the request already
         params = msgspec.structs.replace(params, process_id=process.id)
         deadline = asyncio.get_running_loop().time() + RESEND_SECONDS
         process.may_run = True

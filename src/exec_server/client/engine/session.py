@@ -116,7 +116,6 @@ class ClientSession:
         self._dialer = dialer
         self._client_name = client_name
         self._reconnects = reconnect
-        self.resumed: SessionId | None = None  # entering resumes it instead of opening a new one
         self._tasks = asyncio.TaskGroup()
         self._loop: asyncio.AbstractEventLoop | None = None  # from entering on
         self._is_closed = False
@@ -137,10 +136,7 @@ class ClientSession:
         self._loop = asyncio.get_running_loop()
         await self._tasks.__aenter__()
         try:
-            if self.resumed is None:
-                await self._attach(resume=None)
-            elif (error := await self._try_to_attach(self.resumed, "no answer")) is not None:
-                raise SessionLost(f"the session could not be resumed: {error}")
+            await self._attach(resume=None)
         except BaseException:
             await self._finish()
             raise
@@ -402,8 +398,7 @@ class ClientSession:
             )
         connection.stream.send(b'{"method":"initialized","params":{}}')
         # A server that is unknown is asked first; until then no subscriber expects notifications.
-        is_known = resume is not None and hasattr(self, "features")
-        if is_known or initialized.environment_info is not UNSET:
+        if resume is not None or initialized.environment_info is not UNSET:
             self._use(connection, resume)
 
     async def _discover(self, connection: Connection) -> None:
