@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import uuid
+import os
 from collections.abc import Coroutine, Iterable
 from typing import Any, Final, Protocol
 
@@ -18,13 +18,6 @@ import msgspec
 
 from exec_server.client.engine.event_sequence import Event, EventSequence, Gap
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.file_errors import (
-    FileError,
-    NotADirectory,
-    PermissionDenied,
-    ProgramNotFound,
-    WorkingDirectoryNotFound,
-)
 from exec_server.errors import (
     ConnectionLost,
     ExecServerError,
@@ -43,7 +36,6 @@ from exec_server.protocol.detached import (
     AttachResult,
     DetachParams,
 )
-from exec_server.protocol.files import GET_METADATA, GetMetadataParams
 from exec_server.protocol.method import Notice
 from exec_server.protocol.process import (
     READ,
@@ -116,7 +108,7 @@ class RemoteProcess:
 
     def __init__(self, processes: RemoteProcesses, sink: Sink, *, is_detached: bool) -> None:
         self._processes = processes
-        self.id = ProcessId(uuid.uuid4().hex)
+        self.id = ProcessId(os.urandom(16).hex())
         self.sink = sink
         self.is_detached = is_detached  # it belongs to the server and is left running
         self.sequence = EventSequence(self.id, is_detached=is_detached)
@@ -193,6 +185,15 @@ class RemoteProcesses:
 
     async def _refusal(self, error: RpcError, params: StartParams, name: str) -> RpcError:
         """The error of a start with the name of the command; tells what is missing."""
+        from exec_server.client.file_errors import (
+            FileError,
+            NotADirectory,
+            PermissionDenied,
+            ProgramNotFound,
+            WorkingDirectoryNotFound,
+        )
+        from exec_server.protocol.files import GET_METADATA, GetMetadataParams
+
         text = f"cannot start {name}: {error.message}"
         if isinstance(error, InternalError) and error.message.endswith(_ENOTDIR):
             path = await self._not_a_directory(params)
@@ -214,6 +215,8 @@ class RemoteProcesses:
 
     async def _not_a_directory(self, params: StartParams) -> str:
         """The path that leads through a file: the directory of a command, or its program."""
+        from exec_server.protocol.files import GET_METADATA, GetMetadataParams
+
         try:
             found = await self._session.call(
                 GET_METADATA, GetMetadataParams(params.cwd, user=params.user)

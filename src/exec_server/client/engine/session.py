@@ -30,7 +30,6 @@ from exec_server.client.engine import background
 from exec_server.client.engine.calls import CallQueue, InitializeCall, PendingCall
 from exec_server.client.engine.connection import Connection
 from exec_server.client.engine.dialers import Dialer, is_transient
-from exec_server.client.engine.discovery import discover
 from exec_server.client.engine.flow_control import FlowControl
 from exec_server.client.engine.inbound import ServerRequests, Subscriber, deliver, notify
 from exec_server.client.engine.messages import (
@@ -403,6 +402,7 @@ class ClientSession:
 
     async def _discover(self, connection: Connection) -> None:
         """Ask a server that does not describe itself, before anything else uses the connection."""
+        from exec_server.client.engine.discovery import discover
 
         def ask(method: str, params: object) -> asyncio.Future[Raw]:
             call = PendingCall(request_body(method, params), is_retryable=False)
