@@ -44,10 +44,6 @@ def _run_client(name: str, words: list[str]) -> NoReturn:
     gc.disable()
     from exec_server.cli.commands.dispatch import run
 
-    if platform.has_server():
-        from exec_server.host import libc  # of Linux
-
-        libc.keep_freed_memory()
     _exit(run(name, words))
 
 

@@ -27,7 +27,7 @@ from exec_server.errors import (
     SessionLost,
     StartupError,
 )
-from exec_server.host import event_loop
+from exec_server.host import event_loop, platform
 from exec_server.net.client_tls import client_context
 from exec_server.printable import printable
 from exec_server.protocol.method import Notice
@@ -35,7 +35,7 @@ from exec_server.protocol.method import Notice
 # An interruption shorter than this is not reported.
 RECONNECT_NOTICE_SECONDS: Final = 1.0
 
-_ERRNO_SUFFIX: Final = re.compile(r" \(os error \d+\)$")
+_ERRNO_SUFFIX: Final = r" \(os error \d+\)$"
 
 
 def run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -57,6 +57,7 @@ def run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
             loop.add_signal_handler(number, cancel, number)
         return await work()
 
+    platform.keep_freed_memory()
     try:
         return run_event_loop(main())
     except asyncio.CancelledError:
@@ -231,7 +232,7 @@ def error_text(error: Exception, path: str = "") -> str:
 
     It is one line: a server cannot add further ones.
     """
-    text = _ERRNO_SUFFIX.sub("", printable(str(error)))
+    text = re.sub(_ERRNO_SUFFIX, "", printable(str(error)))
     return text.removeprefix(f"{printable(path)}: ") if path else text
 
 
