@@ -49,7 +49,8 @@ import exec_server.cli.serve_command, exec_server.cli.server_run, exec_server.cl
 import exec_server.sandbox.command_sandbox, exec_server.sandbox.file_sandbox
 from exec_server.filesystem.operation_table import load_all; load_all()
 import exec_server.net.stdio, exec_server.net.websocket.listener, exec_server.net.port_socket
-import exec_server.server.shell_snapshots, urllib.parse
+import exec_server.server.shell_snapshots, http, urllib.parse
+from exec_server.registry import agent_identity, executor_credential, sign_in, sigv4
 from exec_server.server import methods; methods.load_all()
 from exec_server.relay.noise import Identity, Initiator, Responder, prologue
 identity, context = Identity.generate(), prologue("e", "r", "s")
