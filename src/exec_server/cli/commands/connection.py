@@ -27,7 +27,7 @@ from exec_server.errors import (
     SessionLost,
     StartupError,
 )
-from exec_server.host import event_loop, platform
+from exec_server.host import event_loop
 from exec_server.net.client_tls import client_context
 from exec_server.printable import printable
 from exec_server.protocol.method import Notice
@@ -57,7 +57,6 @@ def run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
             loop.add_signal_handler(number, cancel, number)
         return await work()
 
-    platform.keep_freed_memory()
     try:
         return run_event_loop(main())
     except asyncio.CancelledError:
