@@ -41,14 +41,12 @@ def _run_client(name: str, words: list[str]) -> NoReturn:
     gc.disable()
     from exec_server.cli.commands.dispatch import run
 
-    _exit(run(name, words, _keep_freed_memory))
-
-
-def _keep_freed_memory() -> None:
-    if platform.has_server():
+    # Not for a short command: ctypes takes longer to import than the command runs on the server.
+    if name not in ("exec", "shell") and platform.has_server():
         from exec_server.host import libc  # of Linux
 
         libc.keep_freed_memory()
+    _exit(run(name, words))
 
 
 def _open_missing_streams() -> None:

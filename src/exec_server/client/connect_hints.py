@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import urlsplit
 
 from exec_server.errors import ConnectFailed
 
@@ -51,6 +50,8 @@ def shown_address(
 
 
 def _without_user(url: str) -> str:
+    from urllib.parse import urlsplit
+
     try:
         parts = urlsplit(url)
     except ValueError:

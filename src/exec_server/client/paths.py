@@ -6,8 +6,8 @@ import errno
 import os
 import posixpath
 import re
+from functools import partial
 from typing import Final
-from urllib.parse import quote
 
 import msgspec
 
@@ -18,7 +18,7 @@ from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Denial
 from exec_server.protocol.session import EnvironmentInfo
 
-_windows_path = re.compile(r"[A-Za-z]:[\\/]").match
+_windows_path = partial(re.match, r"[A-Za-z]:[\\/]")
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -62,6 +62,8 @@ class PathResolver:
         """The URI of a path; raises InvalidParams if the path is invalid, ValueError if empty."""
         text = self.absolute(path, name)
         if _windows_path(text):
+            from urllib.parse import quote
+
             text = "file:///" + quote(text.replace("\\", "/"), safe="/:")
         try:
             return PathUri.from_text(text)

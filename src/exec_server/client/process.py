@@ -17,7 +17,6 @@ from exec_server.client.engine.input import ProcessInput
 from exec_server.client.engine.output_queue import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import (
     KILL_SECONDS,
-    EarlierStart,
     RemoteProcess,
     RemoteProcesses,
 )
@@ -68,7 +67,6 @@ class Process(Handle):
     name: str | None = None
     """The name of a detached process."""
     _params: StartParams  # of a process that is started
-    _earlier: EarlierStart | None = None  # set by `continue_start`
 
     def __init__(
         self,
@@ -124,19 +122,11 @@ class Process(Handle):
 
     async def _start(self, remote: RemoteProcess) -> None:
         self._open_input(remote, is_terminal=self._params.tty, is_pipe=self._params.pipe_stdin)
-        if self._earlier is not None and self._earlier.is_answered:
-            await self._processes.rejoin(remote)
-            self._output.resume()
-        else:
-            is_repeated = self._earlier is not None
-            await self._processes.start(remote, self._params, self._name, is_repeated=is_repeated)
+        await self._processes.start(remote, self._params, self._name)
 
     def _open_input(self, remote: RemoteProcess, *, is_terminal: bool, is_pipe: bool) -> None:
         if is_terminal or is_pipe:
-            writes = 0 if self._earlier is None else self._earlier.writes
-            self._input = ProcessInput(
-                self._session, remote.id, is_terminal=is_terminal, writes=writes
-            )
+            self._input = ProcessInput(self._session, remote.id, is_terminal=is_terminal)
 
     async def _close(self) -> None:
         remote = self._started()
@@ -147,11 +137,8 @@ class Process(Handle):
             self._forget(remote)
 
     def _register(self) -> RemoteProcess:
-        remote = self._remote = self._processes.open(
-            self, is_detached=self.name is not None, earlier=self._earlier
-        )
-        is_paused = self._earlier is not None and self._earlier.is_paused
-        requests = FlowRequests(self._session, remote.id, is_paused=is_paused)
+        remote = self._remote = self._processes.open(self, is_detached=self.name is not None)
+        requests = FlowRequests(self._session, remote.id)
         self._output = OutputQueue(self._session.flow_control, remote, requests)
         return remote
 
@@ -460,11 +447,6 @@ class Process(Handle):
             if self._input is not None:
                 self._input.fail(error)
         self._changed.set()
-
-
-def continue_start(process: Process, earlier: EarlierStart) -> None:
-    """Let `process`, which is not started yet, be one that an earlier connection has started."""
-    process._earlier = earlier
 
 
 class OutputIterator(Reader):

@@ -13,15 +13,15 @@ import ssl
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Any, TypeVar
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net.client_tls import check_pin, roots_for_websockets, tls_context
 from exec_server.net.unix_peer import check_server_user
 from exec_server.protocol.urls import Url, host_port, parse_address, parse_url
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
 
 # How long one address is tried alone before the next one is tried in parallel (RFC 8305, 5).
 ATTEMPT_DELAY_SECONDS = 0.25
@@ -40,13 +40,15 @@ _AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]  # an item of getaddri
 # ---- proxies --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
+class Proxy(NamedTuple):
     """An HTTP proxy; `authorization` is the value of its Proxy-Authorization header."""
 
     host: str
     port: int
-    authorization: str | None = field(default=None, repr=False)
+    authorization: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Proxy({self.host!r}, {self.port})"  # without the password
 
 
 def proxy_for(url: Url, environ: Mapping[str, str] = os.environ) -> Proxy | None:
@@ -54,12 +56,12 @@ def proxy_for(url: Url, environ: Mapping[str, str] = os.environ) -> Proxy | None
 
     An http request is sent to the proxy with the whole URL; all other schemes are tunnelled.
     """
-    if _is_local(url.host) or _is_exempt(url, _variable(environ, "NO_PROXY")[1]):
-        return None
     name, value = _variable(environ, "HTTPS_PROXY" if url.secure else "HTTP_PROXY")
     if not value:
         name, value = _variable(environ, "ALL_PROXY")
-    return _parse_proxy(name, value) if value else None
+    if not value or _is_local(url.host) or _is_exempt(url, _variable(environ, "NO_PROXY")[1]):
+        return None
+    return _parse_proxy(name, value)
 
 
 def _variable(environ: Mapping[str, str], name: str) -> tuple[str, str]:
@@ -81,6 +83,8 @@ def _parse_proxy(variable: str, value: str) -> Proxy:
         raise ConnectFailed(f"{variable} does not name a usable proxy: {error}") from None
     if not user_info:
         return Proxy(url.host, url.port)
+    from urllib.parse import unquote
+
     user, _, password = user_info.partition(":")
     credentials = f"{unquote(user)}:{unquote(password)}".encode()
     return Proxy(url.host, url.port, "Basic " + b64encode(credentials).decode())
@@ -112,6 +116,8 @@ def _matches(url: Url, entry: str) -> bool:
 
 
 def _network(text: str) -> IPv4Network | IPv6Network | None:
+    from ipaddress import ip_network
+
     try:
         return ip_network(text.removeprefix("[").removesuffix("]"), strict=False)
     except ValueError:
@@ -180,7 +186,7 @@ async def _connect(host: str, port: int) -> socket.socket:
     from aiohappyeyeballs import start_connection  # 1 ms that a unix socket does without
 
     loop = asyncio.get_running_loop()
-    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = await loop.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM)
     if not addresses:
         raise OSError(f"{host} has no address")
     raw = await start_connection(

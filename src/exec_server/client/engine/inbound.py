@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Raw
 
-from exec_server.client.engine.messages import NOTICES, decode_as, encode
+from exec_server.client.engine.messages import decode_as, encode, find_notice
 from exec_server.errors import InternalError, MethodNotFound, RpcError, SessionLost
 from exec_server.protocol.jsonrpc import RequestId, encode_error, encode_result
 from exec_server.protocol.method import Call, Notice
@@ -54,7 +54,7 @@ def deliver(subscribers: Iterable[Subscriber], method: str, params: Raw) -> bool
 
     Returns whether it told a subscriber something new. Raises MalformedMessage.
     """
-    notice = NOTICES.get(method)
+    notice = find_notice(method)
     if notice is None:
         return False
     is_useful = False

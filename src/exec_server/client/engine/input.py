@@ -41,19 +41,11 @@ class ProcessInput:
     sent again after a lost connection.
     """
 
-    def __init__(
-        self,
-        session: ClientSession,
-        process_id: ProcessId,
-        *,
-        is_terminal: bool,
-        writes: int = 0,
-    ) -> None:
-        """`writes` were made on an earlier connection."""
+    def __init__(self, session: ClientSession, process_id: ProcessId, *, is_terminal: bool) -> None:
         self._session = session
         self._id = process_id
         self._is_terminal = is_terminal
-        self._last_number = writes
+        self._last_number = 0
         self._is_inside_line = False
         self._unacknowledged = 0
         self._writes: set[asyncio.Future[None]] = set()

@@ -30,7 +30,6 @@ from exec_server.client.engine import background
 from exec_server.client.engine.calls import CallQueue, InitializeCall, PendingCall
 from exec_server.client.engine.connection import Connection
 from exec_server.client.engine.dialers import Dialer, is_transient
-from exec_server.client.engine.discovery import discover
 from exec_server.client.engine.flow_control import FlowControl
 from exec_server.client.engine.inbound import ServerRequests, Subscriber, deliver, notify
 from exec_server.client.engine.messages import (
@@ -116,7 +115,6 @@ class ClientSession:
         self._dialer = dialer
         self._client_name = client_name
         self._reconnects = reconnect
-        self.resumed: SessionId | None = None  # entering resumes it instead of opening a new one
         self._tasks = asyncio.TaskGroup()
         self._loop: asyncio.AbstractEventLoop | None = None  # from entering on
         self._is_closed = False
@@ -137,10 +135,7 @@ class ClientSession:
         self._loop = asyncio.get_running_loop()
         await self._tasks.__aenter__()
         try:
-            if self.resumed is None:
-                await self._attach(resume=None)
-            elif (error := await self._try_to_attach(self.resumed, "no answer")) is not None:
-                raise SessionLost(f"the session could not be resumed: {error}")
+            await self._attach(resume=None)
         except BaseException:
             await self._finish()
             raise
@@ -402,12 +397,12 @@ class ClientSession:
             )
         connection.stream.send(b'{"method":"initialized","params":{}}')
         # A server that is unknown is asked first; until then no subscriber expects notifications.
-        is_known = resume is not None and hasattr(self, "features")
-        if is_known or initialized.environment_info is not UNSET:
+        if resume is not None or initialized.environment_info is not UNSET:
             self._use(connection, resume)
 
     async def _discover(self, connection: Connection) -> None:
         """Ask a server that does not describe itself, before anything else uses the connection."""
+        from exec_server.client.engine.discovery import discover
 
         def ask(method: str, params: object) -> asyncio.Future[Raw]:
             call = PendingCall(request_body(method, params), is_retryable=False)
