@@ -94,7 +94,14 @@ LAYERS = [
         (),
         frozenset({"websockets", "msgspec", *_IO}),
     ),
-    Layer(4, "net", ("net", "net.*"), ("errors", "url host", "relay", "stream", "guarded tasks")),
+    # Used by all ends of HTTP, also by the proxies. Its `time` only formats a given one.
+    Layer(4, "http1", ("net.http1",), (), frozenset({"websockets", "msgspec", *_IO} - {"time"})),
+    Layer(
+        4,
+        "net",
+        ("net", "net.*"),
+        ("errors", "url host", "relay", "stream", "http1", "guarded tasks"),
+    ),
     # The rules of a process's network are applied without looking at the machine.
     Layer(
         4,
@@ -111,7 +118,7 @@ LAYERS = [
         4,
         "proxy",
         ("proxy", "proxy.*"),
-        ("errors", "protocol", "host", "network policy", "guarded tasks"),
+        ("errors", "protocol", "host", "network policy", "http1", "guarded tasks"),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(4, "registry", ("registry", "registry.*"), ("errors", "relay", "net")),

@@ -18,13 +18,13 @@ from exec_server.hosting.bodies import BODY_BYTES
 from exec_server.hosting.capacity import Room
 from exec_server.hosting.http_messages import Answer, Networks, Request, peer_address
 from exec_server.hosting.rules import Refusal
+from exec_server.net.http1 import PARSED_HEAD_BYTES, TLS_HANDSHAKE
 
 log = logging.getLogger(__name__)
 
 # From accept to a complete request, and to the head of one that is refused for want of room.
 REQUEST_SECONDS: Final = 10.0
 REFUSED_SECONDS: Final = 2.0
-HEAD_BYTES: Final = 65_536
 # Each header line and each chunk costs h11 some microseconds, and may be a few bytes long: without
 # these limits a stranger could keep the event loop for a second with one request.
 HEAD_LINES: Final = 512
@@ -33,8 +33,6 @@ BODY_CHUNKS: Final = 256
 # with unread bytes would reset the connection, and the reset could overtake the answer.
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES: Final = 1_048_576
-
-_TLS_HANDSHAKE: Final = b"\x16\x03"
 
 # Runs a coroutine as a task of the service.
 StartTask = Callable[[Coroutine[Any, Any, None]], object]
@@ -98,7 +96,7 @@ class Front(asyncio.Protocol):
         self._start_task = start_task
         self._fronts = fronts
         self._http: h11.Connection | None = h11.Connection(
-            h11.SERVER, max_incomplete_event_size=HEAD_BYTES
+            h11.SERVER, max_incomplete_event_size=PARSED_HEAD_BYTES
         )
         self._received = bytearray()
         self._head: h11.Request | None = None
@@ -133,7 +131,7 @@ class Front(asyncio.Protocol):
             return
         if self._head is None:
             self._received += data
-            if self._received.startswith(_TLS_HANDSHAKE):
+            if self._received.startswith(TLS_HANDSHAKE):
                 self._refuse(400, "invalid_request", "this port has no TLS")
                 return
             if _head_lines(self._received) > HEAD_LINES:
@@ -195,8 +193,9 @@ class Front(asyncio.Protocol):
         assert self._http is not None
         del self._received[len(self._received) - len(self._http.trailing_data[0]) :]
         self._head = head
-        if len(self._received) > HEAD_BYTES:
-            self._refuse(431, "invalid_request", f"a request head has at most {HEAD_BYTES} bytes")
+        if len(self._received) > PARSED_HEAD_BYTES:
+            message = f"a request head has at most {PARSED_HEAD_BYTES} bytes"
+            self._refuse(431, "invalid_request", message)
         elif self._is_refused:
             self._write(self._handler.crowded(_path(head)).encode(), 0)
         return self._http is not None

@@ -18,7 +18,7 @@ from exec_server.hosting.relay_link import RelayLink
 from exec_server.hosting.store import Admission, Holding, Store
 from exec_server.hosting.tickets import Rejection, Ticket
 from exec_server.net.dial import parse_url
-from exec_server.net.websocket.handshake import RequestHead, upgrade_answer
+from exec_server.net.websocket.handshake import upgrade_answer
 
 log = logging.getLogger(__name__)
 
@@ -209,4 +209,4 @@ class _NewClient:
 
 
 def _write_upgrade(transport: asyncio.Transport, request: Request) -> None:
-    transport.write(upgrade_answer(RequestHead(request.method, request.path, request.headers)))
+    transport.write(upgrade_answer(request.headers))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from exec_server.errors import ConnectFailed, ConnectionLost, ProtocolError
+from exec_server.net.http1 import HEAD_BYTES
 from exec_server.net.unix_peer import check_server_user
 from exec_server.net.websocket.frames import (
     FrameReader,
@@ -19,7 +20,7 @@ from exec_server.net.websocket.frames import (
     close_payload,
     masked_frame,
 )
-from exec_server.net.websocket.upgrade import HEAD_BYTES, check_answer, new_key, upgrade_request
+from exec_server.net.websocket.upgrade import check_answer, new_key, upgrade_request
 
 # Connecting, the answer to the upgrade, and each write. A caller that gets no answer in this time
 # takes the client with an event loop, which has patience.
