@@ -143,7 +143,8 @@ def _expected(data: bytes) -> tuple[list[bytes], int, bytes]:
     """Messages, number of texts and written frames, by the codec of all other WebSockets."""
     reader = FrameReader(message_bytes=FRAME_BYTES)
     reader.feed(data)
-    frames, texts, written = [], 0, b""
+    frames: list[bytes] = []
+    texts, written = 0, b""
     try:
         while (event := reader.next_event()) is not None:
             if event.opcode is Opcode.CLOSE:
