@@ -168,14 +168,14 @@ LAYERS = [
                 "http_messages",
             )
         ),
-        ("errors", "relay"),
+        ("errors", "relay", "http1"),
         _PURE,
     ),
     Layer(
         5,
         "hosting",
         ("hosting", "hosting.*"),
-        ("errors", "relay", "net", "hosting rules", "guarded tasks"),
+        ("errors", "relay", "net", "http1", "hosting rules", "guarded tasks"),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(5, "handle", ("client.handle",), ("portable",)),

@@ -9,8 +9,7 @@ from typing import Final
 
 from exec_server.hosting.rules import Refusal
 from exec_server.hosting.tickets import REASON_HEADER, Rejection
-from exec_server.net.http1 import encode_response, list_items
-from exec_server.net.websocket.handshake import upgrade_flaw
+from exec_server.net.http1 import encode_response, list_items, upgrade_flaw
 
 Networks = tuple[IPv4Network | IPv6Network, ...]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 # The head of a message without a body: more than any client, server or proxy sends.
@@ -58,6 +58,17 @@ def parse_status(response: bytes) -> int | None:
 def list_items(value: str) -> list[str]:
     """The items of a header value that is a list, in lower case."""
     return [item.strip().lower() for item in value.split(",")]
+
+
+def upgrade_flaw(headers: Mapping[str, str]) -> str | None:
+    """The first header that an upgrade request lacks (RFC 6455, 4.2.1); None if it has all."""
+    if "upgrade" not in list_items(headers.get("connection", "")):
+        return "Connection header did not include 'upgrade'"
+    if "websocket" not in list_items(headers.get("upgrade", "")):
+        return "`Upgrade` header did not include 'websocket'"
+    if headers.get("sec-websocket-version") != "13":
+        return "`Sec-WebSocket-Version` header did not include '13'"
+    return None if "sec-websocket-key" in headers else "`Sec-WebSocket-Key` header missing"
 
 
 def reason(status: int) -> str:

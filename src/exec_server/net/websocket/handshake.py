@@ -19,6 +19,7 @@ from exec_server.net.http1 import (
     find_control,
     list_items,
     parse_fields,
+    upgrade_flaw,
 )
 
 _WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -106,17 +107,6 @@ def check_upgrade(head: RequestHead) -> None:
     flaw = upgrade_flaw(head.headers)
     if flaw is not None:
         raise HttpRefusal(400, flaw)
-
-
-def upgrade_flaw(headers: Mapping[str, str]) -> str | None:
-    """The first header that an upgrade request lacks (RFC 6455, 4.2.1); None if it has all."""
-    if "upgrade" not in list_items(headers.get("connection", "")):
-        return "Connection header did not include 'upgrade'"
-    if "websocket" not in list_items(headers.get("upgrade", "")):
-        return "`Upgrade` header did not include 'websocket'"
-    if headers.get("sec-websocket-version") != "13":
-        return "`Sec-WebSocket-Version` header did not include '13'"
-    return None if "sec-websocket-key" in headers else "`Sec-WebSocket-Key` header missing"
 
 
 def accept_value(key: bytes) -> str:
