@@ -9,7 +9,7 @@ from typing import Final
 
 from exec_server.hosting.rules import Refusal
 from exec_server.hosting.tickets import REASON_HEADER, Rejection
-from exec_server.net.http1 import encode_response, list_items, upgrade_flaw
+from exec_server.net.http1 import encode_response, upgrade_flaw
 
 Networks = tuple[IPv4Network | IPv6Network, ...]
 
@@ -27,10 +27,6 @@ class Request:
     body: bytes = b""
     peer: str = ""
     head: bytes = b""  # as it was received, with the empty line
-
-    @property
-    def is_upgrade(self) -> bool:
-        return "websocket" in list_items(self.headers.get("upgrade", ""))
 
     def is_complete_upgrade(self) -> bool:
         """Whether everything is there that RFC 6455 demands."""

@@ -19,13 +19,13 @@ PARSED_HEAD_BYTES = 65_536
 # The first bytes of a client that begins a TLS handshake.
 TLS_HANDSHAKE = b"\x16\x03"
 
+# The expressions are compiled at their first use: short commands need few of them.
 # RFC 9110, 5.5: a recipient rejects CR, LF and NUL in a field, or replaces them. Other control
 # characters except a tab have no use either: some parsers end a line there, or drop them.
-find_control = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
-
-_FIELD_LINE = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):(.*)")
-_FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-_STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?(?:\r\n|\Z)")
+_CONTROL = rb"[\x00-\x08\x0a-\x1f\x7f]"
+_FIELD_LINE = r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):(.*)"
+_FIELD_VALUE = r"[\t\x20-\x7e\x80-\xff]*"
+_STATUS_LINE = rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?(?:\r\n|\Z)"
 # Those of the first answers of a server; `http` has all, but takes a millisecond to import.
 _REASONS = {101: "Switching Protocols", 200: "OK", 401: "Unauthorized", 503: "Service Unavailable"}
 
@@ -34,7 +34,7 @@ def parse_fields(lines: Iterable[str]) -> list[tuple[str, str]] | None:
     """Header names in lower case and their values; None if a line is no header."""
     fields = []
     for line in lines:
-        match = _FIELD_LINE.fullmatch(line)
+        match = re.fullmatch(_FIELD_LINE, line)
         if match is None:
             return None
         # Stripped here: an expression that strips takes quadratic time for many spaces.
@@ -44,14 +44,18 @@ def parse_fields(lines: Iterable[str]) -> list[tuple[str, str]] | None:
 
 def can_send(name: str, value: str) -> bool:
     """Whether a header has the syntax of one, so that it cannot become two."""
-    return _FIELD_LINE.fullmatch(f"{name}:{value}") is not None and (
-        _FIELD_VALUE.fullmatch(value) is not None
-    )
+    is_field = re.fullmatch(_FIELD_LINE, f"{name}:{value}") is not None
+    return is_field and re.fullmatch(_FIELD_VALUE, value) is not None
+
+
+def has_control(data: bytes) -> bool:
+    """Whether there is a control character other than a tab."""
+    return re.search(_CONTROL, data) is not None
 
 
 def parse_status(response: bytes) -> int | None:
     """The status code of a response; None if it does not begin with a status line."""
-    match = _STATUS_LINE.match(response)
+    match = re.match(_STATUS_LINE, response)
     return None if match is None else int(match[1])
 
 

@@ -10,7 +10,7 @@ import h11
 import msgspec
 
 from exec_server.errors import ExecServerError
-from exec_server.net.http1 import find_control, reason
+from exec_server.net.http1 import has_control, reason
 from exec_server.proxy import hosts
 from exec_server.proxy.policy import Decision, Request
 
@@ -158,7 +158,7 @@ def check_framing(request: h11.Request) -> None:
     # Gateways to CGI and WSGI do not tell them from those with hyphens.
     if any(name not in _FRAMING and name.replace(b"_", b"-") in _FRAMING for name in names):
         raise BadRequest(400, "underscore in the name of a framing header")
-    if any(find_control(value) for _, value in request.headers):
+    if any(has_control(value) for _, value in request.headers):
         raise BadRequest(400, "control character in a header")
 
 

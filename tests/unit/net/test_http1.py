@@ -71,5 +71,5 @@ def test_dates() -> None:
 
 
 def test_control_characters_except_a_tab_are_found() -> None:
-    found = [code for code in range(256) if http1.find_control(bytes([code]))]
+    found = [code for code in range(256) if http1.has_control(bytes([code]))]
     assert found == [*range(9), *range(0x0A, 0x20), 0x7F]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
-from base64 import b64encode
 from collections.abc import Mapping
 from ipaddress import ip_address
 
@@ -16,13 +14,13 @@ from exec_server.net.http1 import (
     HEAD_BYTES,
     date,
     encode_response,
-    find_control,
+    has_control,
     list_items,
     parse_fields,
     upgrade_flaw,
 )
+from exec_server.net.websocket.upgrade import accept_value
 
-_WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _REQUEST_LINE = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) (\S+) HTTP/1\.[01]")
 # Headers of which a proxy may have checked the other one. Of two Authorization headers the first
 # counts, as in the reference.
@@ -60,7 +58,7 @@ def parse_head(data: bytes) -> RequestHead:
     """Parse everything before the empty line; raises HttpRefusal."""
     if len(data) > HEAD_BYTES:
         raise HttpRefusal(431)
-    if find_control(data.replace(b"\r\n", b"")):
+    if has_control(data.replace(b"\r\n", b"")):
         raise HttpRefusal(400)
     first, *lines = data.decode("latin-1").split("\r\n")
     request = _REQUEST_LINE.fullmatch(first)
@@ -107,11 +105,6 @@ def check_upgrade(head: RequestHead) -> None:
     flaw = upgrade_flaw(head.headers)
     if flaw is not None:
         raise HttpRefusal(400, flaw)
-
-
-def accept_value(key: bytes) -> str:
-    """The value of Sec-WebSocket-Accept for this key."""
-    return b64encode(hashlib.sha1(key + _WEBSOCKET_GUID, usedforsecurity=False).digest()).decode()
 
 
 def upgrade_answer(request: Mapping[str, str]) -> bytes:

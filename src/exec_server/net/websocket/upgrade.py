@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from base64 import b64encode
+from binascii import b2a_base64
 from collections.abc import Sequence
 
 from exec_server.errors import ConnectFailed
@@ -15,8 +15,13 @@ from exec_server.net.http1 import (
     parse_status,
     reason,
 )
-from exec_server.net.websocket.handshake import accept_value
 
+try:  # hashlib would load OpenSSL, which takes longer than the rest of a short command
+    from _sha1 import sha1  # type: ignore[import-not-found]
+except ImportError:  # an interpreter that is built without it
+    from hashlib import sha1
+
+_WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 # The first bytes of a TLS alert, with which servers answer a plain request.
 _TLS_ALERT = b"\x15\x03"
 _SWITCHING_PROTOCOLS = 101
@@ -24,7 +29,12 @@ _SWITCHING_PROTOCOLS = 101
 
 def new_key() -> bytes:
     """A random value for Sec-WebSocket-Key."""
-    return b64encode(os.urandom(16))
+    return b2a_base64(os.urandom(16), newline=False)
+
+
+def accept_value(key: bytes) -> str:
+    """The value of Sec-WebSocket-Accept for this key."""
+    return b2a_base64(sha1(key + _WEBSOCKET_GUID).digest(), newline=False).decode()
 
 
 def upgrade_request(
