@@ -22,6 +22,7 @@ COMPLETE = (
     "hosting/schema.py",
     "hosting/statements.py",
     "hosting/tickets.py",
+    "net/http1.py",
     "net/inbox.py",
     "net/lines.py",
     "net/liveness.py",

@@ -55,7 +55,7 @@ def _request_head(data: bytes) -> None:
             with suppress(handshake.HttpRefusal):
                 authenticate(head.headers)
         handshake.check_upgrade(head)
-        handshake.upgrade_answer(head)
+        handshake.upgrade_answer(head.headers)
     except handshake.HttpRefusal as refusal:
         handshake.refusal_answer(refusal, None)
 

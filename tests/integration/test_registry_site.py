@@ -110,7 +110,7 @@ def test_a_client_at_another_node_is_passed_on(pair: Pair, name: str) -> None:
             assert client.receive() == data("s", b"y" * size)
         client.socket.abort()
         assert executor.receive() == Frame("s", Kind.RESET, reason="harness_disconnected")
-    eventually("the passage has ended", lambda: pair.two.metric("passed_on") == 0)
+    eventually("the forwarder has ended", lambda: pair.two.metric("passed_on") == 0)
 
 
 def test_commands_and_files_through_two_nodes(pair: Pair, name: str, tmp_path: Path) -> None:

@@ -96,7 +96,14 @@ LAYERS = [
         (),
         frozenset({"websockets", "msgspec", *_IO}),
     ),
-    Layer(4, "net", ("net", "net.*"), ("errors", "urls", "relay", "stream", "guarded tasks")),
+    # Used by all ends of HTTP, also by the proxies. Its `time` only formats a given one.
+    Layer(4, "http1", ("net.http1",), (), frozenset({"websockets", "msgspec", *_IO} - {"time"})),
+    Layer(
+        4,
+        "net",
+        ("net", "net.*"),
+        ("errors", "urls", "relay", "stream", "http1", "guarded tasks"),
+    ),
     # The rules of a process's network are applied without looking at the machine.
     Layer(
         4,
@@ -113,7 +120,7 @@ LAYERS = [
         4,
         "proxy",
         ("proxy", "proxy.*"),
-        ("errors", "urls", "protocol", "host", "network policy", "guarded tasks"),
+        ("errors", "urls", "protocol", "host", "network policy", "http1", "guarded tasks"),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(4, "registry", ("registry", "registry.*"), ("errors", "urls", "relay", "net")),
@@ -163,14 +170,14 @@ LAYERS = [
                 "http_messages",
             )
         ),
-        ("errors", "relay"),
+        ("errors", "relay", "http1"),
         _PURE,
     ),
     Layer(
         5,
         "hosting",
         ("hosting", "hosting.*"),
-        ("errors", "urls", "relay", "net", "hosting rules", "guarded tasks"),
+        ("errors", "urls", "relay", "net", "http1", "hosting rules", "guarded tasks"),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(5, "handle", ("client.handle",), ("portable",)),

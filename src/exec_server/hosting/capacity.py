@@ -22,12 +22,12 @@ _PART: Final = 8
 LEAST_OTHER_DESCRIPTORS: Final = 160
 
 
-class Room(Enum):
-    """What becomes of a new socket."""
+class SocketAdmission(Enum):
+    """How to treat a new connection."""
 
-    SERVED = auto()
-    REFUSED = auto()
-    TURNED_AWAY = auto()  # before its request is read
+    ACCEPT = auto()
+    REJECT = auto()  # once its path is known
+    REJECT_AT_ONCE = auto()  # before its request is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,13 @@ class Capacity:
     sockets: int = SOCKETS
     refused: int = REFUSED_SOCKETS
 
-    def room(self, used: int) -> Room:
-        """What becomes of one more socket."""
+    def admission(self, used: int) -> SocketAdmission:
+        """How to treat one more connection."""
         if used < self.sockets:
-            return Room.SERVED
-        return Room.REFUSED if used < self.sockets + self.refused else Room.TURNED_AWAY
+            return SocketAdmission.ACCEPT
+        if used < self.sockets + self.refused:
+            return SocketAdmission.REJECT
+        return SocketAdmission.REJECT_AT_ONCE
 
 
 def capacity_of(descriptors: int) -> Capacity:

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
@@ -15,6 +15,7 @@ from exec_server.hosting import bodies
 from exec_server.hosting.database import DatabaseUnavailable
 from exec_server.hosting.http_messages import Answer, Request, json_answer
 from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.node import Node
 from exec_server.hosting.rules import (
     SECRET_BYTES,
     HandshakeRate,
@@ -26,7 +27,7 @@ from exec_server.hosting.rules import (
     secret_hash,
     secret_text,
 )
-from exec_server.hosting.store import Caller, Store
+from exec_server.hosting.store import AuthenticatedToken, Store
 from exec_server.hosting.tickets import CLIENT_ROLE, EXECUTOR_ROLE, EXECUTOR_SECONDS, Ticket, sign
 
 log = logging.getLogger(__name__)
@@ -51,20 +52,6 @@ class Policy:
     takeover: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What the endpoints ask the node that they run on."""
-
-    keys: Callable[[], Mapping[str, bytes]]  # that sign URLs, the newest first
-    is_full: Callable[[], bool]
-    tenant_sockets: Callable[[str], int]
-    holds: Callable[[str, str], bool]  # tenant, environment
-    is_dead: Callable[[str | None, float], bool]  # another node, the end of its renewal
-    superseded: Callable[[str, str, str], None]  # tenant, environment, the new registration
-    used_tokens: set[str]
-    refused: Callable[[str, str, str, Refusal], None]  # endpoint, environment, peer, and why
-
-
 def endpoint_of(path: str) -> tuple[str, str] | None:
     """Operation and environment id of a path; None for another path."""
     parts = path.split("/")
@@ -86,13 +73,17 @@ class Endpoints:
         store: Store,
         metrics: Metrics,
         policy: Policy,
-        node: NodeFacts,
+        node: Node,
+        *,
+        refused: Callable[[str, str, str, Refusal], None],
         clock: Callable[[], float],
     ) -> None:
+        """`refused` logs a refusal: endpoint, environment, peer, and why."""
         self._store = store
         self._metrics = metrics
         self._policy = policy
         self._node = node
+        self._refused = refused
         self._clock = clock
         self._handshakes = HandshakeRate()
 
@@ -109,7 +100,7 @@ class Endpoints:
             raise
 
     async def _answer_caller(
-        self, caller: Caller, name: str, environment_id: str, request: Request
+        self, caller: AuthenticatedToken, name: str, environment_id: str, request: Request
     ) -> Answer:
         if caller.is_revoked or caller.is_expired:
             raise invalid_token("revoked_token" if caller.is_revoked else "expired_token")
@@ -121,7 +112,7 @@ class Endpoints:
             return await self._connect(caller, environment_id, request)
         return await self._validate(caller, environment_id, request)
 
-    async def _caller(self, token: str, *, is_retried: bool) -> Caller | None:
+    async def _caller(self, token: str, *, is_retried: bool) -> AuthenticatedToken | None:
         """The owner of a token. Executors do not repeat a validation, so it is retried here."""
         try:
             return await self._store.caller(secret_hash(token))
@@ -130,7 +121,9 @@ class Endpoints:
                 raise
         return await self._store.caller(secret_hash(token))
 
-    async def _register(self, caller: Caller, environment_id: str, request: Request) -> Answer:
+    async def _register(
+        self, caller: AuthenticatedToken, environment_id: str, request: Request
+    ) -> Answer:
         key = bodies.read_registration(request.body)
         if self._node.is_full():
             raise unavailable(REGISTER, reason="queued_bytes")
@@ -160,7 +153,9 @@ class Endpoints:
             }
         )
 
-    async def _connect(self, caller: Caller, environment_id: str, request: Request) -> Answer:
+    async def _connect(
+        self, caller: AuthenticatedToken, environment_id: str, request: Request
+    ) -> Answer:
         key = bodies.read_connection(request.body)
         if self._node.is_full():
             raise unavailable(CONNECT, reason="queued_bytes")
@@ -194,10 +189,10 @@ class Endpoints:
             }
         )
 
-    def _has_all_sockets(self, caller: Caller) -> bool:
+    def _has_all_sockets(self, caller: AuthenticatedToken) -> bool:
         return self._node.tenant_sockets(caller.tenant) >= caller.limits.sockets
 
-    def _take_handshake(self, caller: Caller, environment_id: str) -> None:
+    def _take_handshake(self, caller: AuthenticatedToken, environment_id: str) -> None:
         limit = caller.limits.handshakes_per_second
         pair = (caller.token_id, caller.tenant, environment_id)
         wait = self._handshakes.take(pair, limit, self._clock())
@@ -205,7 +200,7 @@ class Endpoints:
             text = f"each token has {limit} with one executor on this node"
             raise _too_many(wait, "handshakes_per_second", text)
 
-    async def _register_refusal(self, caller: Caller, environment_id: str) -> Refusal:
+    async def _register_refusal(self, caller: AuthenticatedToken, environment_id: str) -> Refusal:
         if await self._store.is_known(caller.tenant, environment_id):
             return _conflict("another_executor", "another executor is online with this id")
         text = f"the tenant has all of its {caller.limits.environments} environments"
@@ -216,7 +211,9 @@ class Endpoints:
             return _offline()
         return Refusal(404, "environment_not_found", "no such environment is registered")
 
-    async def _validate(self, caller: Caller, environment_id: str, request: Request) -> Answer:
+    async def _validate(
+        self, caller: AuthenticatedToken, environment_id: str, request: Request
+    ) -> Answer:
         asked = bodies.read_validation(request.body)
         is_valid = await self._store.consume(
             caller.tenant,
@@ -227,11 +224,16 @@ class Endpoints:
         )
         self._metrics.validations.add("valid" if is_valid else "invalid")
         if not is_valid:
-            self._node.refused(VALIDATE, environment_id, request.peer, _invalid_client(caller))
+            self._refused(VALIDATE, environment_id, request.peer, _invalid_client(caller))
         return json_answer({"valid": is_valid})
 
     def _url(
-        self, caller: Caller, environment_id: str, registration_id: str, role: str, now: float
+        self,
+        caller: AuthenticatedToken,
+        environment_id: str,
+        registration_id: str,
+        role: str,
+        now: float,
     ) -> str:
         is_executor = role == EXECUTOR_ROLE
         seconds = EXECUTOR_SECONDS if is_executor else self._policy.ticket_seconds
@@ -245,7 +247,7 @@ class Endpoints:
             secret_text(secrets.token_bytes(16)),
             caller.token_id,
         )
-        kid, key = next(iter(self._node.keys().items()))
+        kid, key = next(iter(self._node.keys.items()))
         return self._policy.websocket_url + sign(ticket, kid, key)
 
 
@@ -260,7 +262,7 @@ def _offline() -> Refusal:
     return Refusal(409, "environment_offline", "the executor is not connected")
 
 
-def _invalid_client(caller: Caller) -> Refusal:
+def _invalid_client(caller: AuthenticatedToken) -> Refusal:
     """For the log alone: the executor is answered that the authorization is not valid."""
     refusal = Refusal(200, "invalid_authorization", "")
     refusal.token_id, refusal.tenant = caller.token_id, caller.tenant_name
@@ -270,7 +272,7 @@ def _invalid_client(caller: Caller) -> Refusal:
 # ---- limits of a tenant ---------------------------------------------------------------
 
 
-def _sockets_used(caller: Caller) -> tuple[str, str]:
+def _sockets_used(caller: AuthenticatedToken) -> tuple[str, str]:
     """The name of a limit, and the text that names it."""
     return "sockets", f"the tenant has all of its {caller.limits.sockets} sockets on this node"
 

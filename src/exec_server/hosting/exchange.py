@@ -18,7 +18,7 @@ from exec_server.hosting import envelope
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.relay_link import RelayLink, flush_links
 from exec_server.hosting.rules import ByteRate
-from exec_server.hosting.store import Holding, Limits
+from exec_server.hosting.store import ExecutorLease, Limits
 from exec_server.relay.frames import FRAME_BYTES, Kind, decode, token_field
 from exec_server.relay.stream_table import REVOKED_REASON
 
@@ -81,7 +81,7 @@ class _Ended(NamedTuple):
 
 
 @dataclass(slots=True)
-class Exchange:
+class RelayHub:
     """What all executors of a node share."""
 
     metrics: Metrics
@@ -160,10 +160,10 @@ class Exchange:
 class _End:
     """What executor and client have in common: the rate of their tenant."""
 
-    __slots__ = ("_exchange", "_resume", "_tenant", "link")
+    __slots__ = ("_hub", "_resume", "_tenant", "link")
 
-    def __init__(self, exchange: Exchange, tenant: Tenant, link: RelayLink) -> None:
-        self._exchange = exchange
+    def __init__(self, hub: RelayHub, tenant: Tenant, link: RelayLink) -> None:
+        self._hub = hub
         self._tenant = tenant
         self._resume: asyncio.TimerHandle | None = None
         self.link = link
@@ -198,21 +198,21 @@ class Executor(_End):
         "bytes",
         "clients",
         "counted_streams",
-        "holding",
+        "lease",
         "streams",
     )
 
     def __init__(
         self,
-        exchange: Exchange,
+        hub: RelayHub,
         tenant: Tenant,
         link: RelayLink,
-        holding: Holding,
-        lost: Callable[[Holding], None],
+        lease: ExecutorLease,
+        lost: Callable[[ExecutorLease], None],
     ) -> None:
         """`lost` is called when the link has ended."""
-        super().__init__(exchange, tenant, link)
-        self.holding = holding
+        super().__init__(hub, tenant, link)
+        self.lease = lease
         self._lost = lost
         self.counted_streams = 0  # at the last renewal
         self.clients: set[Client] = set()
@@ -223,20 +223,20 @@ class Executor(_End):
 
     @property
     def key(self) -> tuple[str, str]:
-        return self.holding.tenant, self.holding.environment_id
+        return self.lease.tenant, self.lease.environment_id
 
     def open(self, first: bytes) -> None:
         """Take the place of an older link of this environment."""
-        old = self._exchange.executors.get(self.key)
-        is_newest = old is None or old.holding.epoch < self.holding.epoch
+        old = self._hub.executors.get(self.key)
+        is_newest = old is None or old.lease.epoch < self.lease.epoch
         if is_newest:
-            self._exchange.executors[self.key] = self
+            self._hub.executors[self.key] = self
         self.link.start(self, first, EXECUTOR_UNSENT_BYTES)
         replaced = old if is_newest else self
         if replaced is not None:
             replaced.link.close(REPLACED, "replaced by a new connection")
         if is_newest:
-            self._exchange.tell_killed((self.key,))
+            self._hub.tell_killed((self.key,))
 
     def has_room(self, token_id: str) -> bool:
         """Whether one more client with this token may have a stream."""
@@ -259,7 +259,7 @@ class Executor(_End):
 
     def bytes_read(self, count: int, messages: int, frames: int) -> None:
         self.bytes += count
-        metrics = self._exchange.metrics
+        metrics = self._hub.metrics
         metrics.relayed_bytes.add(TO_CLIENT, count=count)
         metrics.relayed_frames.add(TO_CLIENT, count=messages)
         self._count(count, frames)
@@ -283,7 +283,7 @@ class Executor(_End):
         elif self._stalled_at is None:
             self._stalled_at = now
         elif now - self._stalled_at >= EXECUTOR_STALL_SECONDS:
-            log.info("%s: cut off: takes no bytes", self.holding.environment_id)
+            log.info("%s: cut off: takes no bytes", self.lease.environment_id)
             self.link.abort()
         self._unsent_before = unsent
 
@@ -294,10 +294,10 @@ class Executor(_End):
 
     def link_lost(self) -> None:
         self._leave()
-        if self._exchange.executors.get(self.key) is self:
-            del self._exchange.executors[self.key]
+        if self._hub.executors.get(self.key) is self:
+            del self._hub.executors[self.key]
         self._leave_clients()
-        self._lost(self.holding)
+        self._lost(self.lease)
 
     def _leave_clients(self) -> None:
         clients, self.clients = self.clients, set()
@@ -312,10 +312,8 @@ class Client(_End):
 
     __slots__ = ("_has_shaken_hands", "_prefix", "_prefix_bytes", "_stall", "executor")
 
-    def __init__(
-        self, exchange: Exchange, tenant: Tenant, link: RelayLink, executor: Executor
-    ) -> None:
-        super().__init__(exchange, tenant, link)
+    def __init__(self, hub: RelayHub, tenant: Tenant, link: RelayLink, executor: Executor) -> None:
+        super().__init__(hub, tenant, link)
         self.executor: Executor | None = executor
         self._prefix = b""  # of the stream that this link owns
         self._prefix_bytes = 0
@@ -324,7 +322,7 @@ class Client(_End):
 
     def open(self, first: bytes) -> None:
         assert self.executor is not None
-        self._exchange.clients.add(self)
+        self._hub.clients.add(self)
         self.executor.clients.add(self)
         if self.executor.link.is_writing_paused:
             self.link.hold_reading()
@@ -352,7 +350,7 @@ class Client(_End):
             return None
         refusal = self._refusal(executor, found, frame)
         if refusal is not None:
-            self._exchange.reset(self.link, found.prefix, refusal)
+            self._hub.reset(self.link, found.prefix, refusal)
             return None
         if found.kind is not Kind.HANDSHAKE:
             return frame
@@ -372,7 +370,7 @@ class Client(_End):
             self._prefix = found.prefix
             self._prefix_bytes = len(found.prefix)
             executor.streams[found.prefix] = self
-            self._exchange.stream_began(executor.key, found.prefix)
+            self._hub.stream_began(executor.key, found.prefix)
         elif found.prefix != self._prefix:
             return FOREIGN_STREAM
         if found.kind is Kind.HANDSHAKE:
@@ -384,7 +382,7 @@ class Client(_End):
     def bytes_read(self, count: int, messages: int, frames: int) -> None:
         if self.executor is not None:
             self.executor.bytes += count
-        metrics = self._exchange.metrics
+        metrics = self._hub.metrics
         metrics.relayed_bytes.add(TO_EXECUTOR, count=count)
         metrics.relayed_frames.add(TO_EXECUTOR, count=messages)
         self._count(count, frames)
@@ -398,7 +396,7 @@ class Client(_End):
         if is_paused:
             self.executor.link.hold_reading()
             loop = asyncio.get_running_loop()
-            self._stall = loop.call_later(self._exchange.stall_seconds, self._give_up)
+            self._stall = loop.call_later(self._hub.stall_seconds, self._give_up)
         else:
             self._stop_stalling(self.executor)
 
@@ -423,12 +421,12 @@ class Client(_End):
         executor.clients.discard(self)
         self._stop_stalling(executor)
         if self._prefix_bytes and executor.streams.pop(self._prefix, None) is not None:
-            self._exchange.reset(executor.link, self._prefix, reason)
+            self._hub.reset(executor.link, self._prefix, reason)
             if reason != REVOKED:
                 self._remember(executor)
 
     def _remember(self, executor: Executor) -> None:
-        self._exchange.stream_ended(executor.key, self._prefix, self.link.token_id)
+        self._hub.stream_ended(executor.key, self._prefix, self.link.token_id)
 
     def end_session(self) -> None:
         """Tell the executor to end the session of this client; the link is closed by the caller."""
@@ -443,11 +441,11 @@ class Client(_End):
         if self._prefix_bytes:
             if executor is not None:
                 self._remember(executor)
-            self._exchange.reset(self.link, self._prefix, EXECUTOR_GONE)
+            self._hub.reset(self.link, self._prefix, EXECUTOR_GONE)
         self.link.close(GOING_AWAY, "the executor has left")
 
     def link_lost(self) -> None:
         self._leave()
-        self._exchange.clients.discard(self)
+        self._hub.clients.discard(self)
         self._end_stream(CLIENT_GONE)
         flush_links()

@@ -1,4 +1,4 @@
-"""Front: one accepted connection as long as it speaks HTTP, one request long.
+"""HttpConnection: one accepted connection, for the one HTTP request that it may send.
 
 Every request gets an answer, whatever happens: a client gives its session up when a connection was
 accepted and ended without one. After an upgrade another protocol takes the transport over.
@@ -10,21 +10,22 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final, Protocol, cast
 
 import h11
 
 from exec_server.hosting.bodies import BODY_BYTES
-from exec_server.hosting.capacity import Room
+from exec_server.hosting.capacity import SocketAdmission
 from exec_server.hosting.http_messages import Answer, Networks, Request, peer_address
 from exec_server.hosting.rules import Refusal
+from exec_server.net.http1 import PARSED_HEAD_BYTES, TLS_HANDSHAKE
 
 log = logging.getLogger(__name__)
 
 # From accept to a complete request, and to the head of one that is refused for want of room.
 REQUEST_SECONDS: Final = 10.0
 REFUSED_SECONDS: Final = 2.0
-HEAD_BYTES: Final = 65_536
 # Each header line and each chunk costs h11 some microseconds, and may be a few bytes long: without
 # these limits a stranger could keep the event loop for a second with one request.
 HEAD_LINES: Final = 512
@@ -33,8 +34,6 @@ BODY_CHUNKS: Final = 256
 # with unread bytes would reset the connection, and the reset could overtake the answer.
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES: Final = 1_048_576
-
-_TLS_HANDSHAKE: Final = b"\x16\x03"
 
 # Runs a coroutine as a task of the service.
 StartTask = Callable[[Coroutine[Any, Any, None]], object]
@@ -57,12 +56,12 @@ class RequestHandler(Protocol):
 
     trusted: Networks
 
-    def room(self) -> Room:
-        """What becomes of one more socket."""
+    def admission(self) -> SocketAdmission:
+        """How to treat one more connection."""
         ...
 
-    def crowded(self, path: str) -> Answer:
-        """The answer for want of room to a request for this path, empty if it is not known."""
+    def overloaded(self, path: str) -> Answer:
+        """The 503 response for `path` ('' before the path is known)."""
         ...
 
     async def answer(self, request: Request) -> Answer | TakeOver:
@@ -74,13 +73,13 @@ class RequestHandler(Protocol):
         ...
 
 
-class Front(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One accepted socket, up to the answer to its request."""
 
     __slots__ = (
         "_body",
         "_chunks",
-        "_fronts",
+        "_connections",
         "_handler",
         "_head",
         "_http",
@@ -93,12 +92,17 @@ class Front(asyncio.Protocol):
         "_transport",
     )
 
-    def __init__(self, handler: RequestHandler, start_task: StartTask, fronts: set[Front]) -> None:
+    def __init__(
+        self,
+        handler: RequestHandler,
+        start_task: StartTask,
+        connections: set[HttpConnection],
+    ) -> None:
         self._handler = handler
         self._start_task = start_task
-        self._fronts = fronts
+        self._connections = connections
         self._http: h11.Connection | None = h11.Connection(
-            h11.SERVER, max_incomplete_event_size=HEAD_BYTES
+            h11.SERVER, max_incomplete_event_size=PARSED_HEAD_BYTES
         )
         self._received = bytearray()
         self._head: h11.Request | None = None
@@ -116,12 +120,12 @@ class Front(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         raw = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        room = self._handler.room()
-        self._fronts.add(self)
-        if room is Room.TURNED_AWAY:
-            self._turn_away()
+        admission = self._handler.admission()
+        self._connections.add(self)
+        if admission is SocketAdmission.REJECT_AT_ONCE:
+            self._reject_at_once()
             return
-        self._is_refused = room is Room.REFUSED
+        self._is_refused = admission is SocketAdmission.REJECT
         seconds = REFUSED_SECONDS if self._is_refused else REQUEST_SECONDS
         self._timer = asyncio.get_running_loop().call_later(seconds, self._give_up)
 
@@ -133,7 +137,7 @@ class Front(asyncio.Protocol):
             return
         if self._head is None:
             self._received += data
-            if self._received.startswith(_TLS_HANDSHAKE):
+            if self._received.startswith(TLS_HANDSHAKE):
                 self._refuse(400, "invalid_request", "this port has no TLS")
                 return
             if _head_lines(self._received) > HEAD_LINES:
@@ -151,7 +155,7 @@ class Front(asyncio.Protocol):
     def _give_up(self) -> None:
         """The request is not complete in time. A client retries 408, but not a lost connection."""
         if self._is_refused:
-            self._write(self._handler.crowded("").encode(), 0)
+            self._write(self._handler.overloaded("").encode(), 0)
         elif self._received and self._transport is not None:
             self._refuse(408, "request_timeout", f"a request may take {REQUEST_SECONDS:.0f} s")
         elif self._transport is not None:
@@ -165,7 +169,7 @@ class Front(asyncio.Protocol):
         self._forget()
 
     def _forget(self) -> None:
-        self._fronts.discard(self)
+        self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -195,10 +199,11 @@ class Front(asyncio.Protocol):
         assert self._http is not None
         del self._received[len(self._received) - len(self._http.trailing_data[0]) :]
         self._head = head
-        if len(self._received) > HEAD_BYTES:
-            self._refuse(431, "invalid_request", f"a request head has at most {HEAD_BYTES} bytes")
+        if len(self._received) > PARSED_HEAD_BYTES:
+            message = f"a request head has at most {PARSED_HEAD_BYTES} bytes"
+            self._refuse(431, "invalid_request", message)
         elif self._is_refused:
-            self._write(self._handler.crowded(_path(head)).encode(), 0)
+            self._write(self._handler.overloaded(_path(head)).encode(), 0)
         return self._http is not None
 
     def _dispatch(self) -> None:
@@ -209,7 +214,7 @@ class Front(asyncio.Protocol):
         request = _request(self._head, bytes(self._body), bytes(self._received))
         forwarded = request.headers.get("x-forwarded-for", "")
         peer = peer_address(self._direct_peer(), forwarded, self._handler.trusted)
-        request = _with_peer(request, peer)
+        request = replace(request, peer=peer)
         self._http, self._received, self._body = None, bytearray(), bytearray()
         if self._timer is not None:
             self._timer.cancel()
@@ -241,12 +246,12 @@ class Front(asyncio.Protocol):
         answer = self._handler.refuse(Refusal(status, code, message), self._direct_peer())
         self._write(answer.encode(), 0)
 
-    def _turn_away(self) -> None:
+    def _reject_at_once(self) -> None:
         """Answer and close at once, so that the descriptor is free again."""
         assert self._transport is not None
         self._is_answered = True
         self._http = None
-        self._transport.write(self._handler.crowded("").encode())
+        self._transport.write(self._handler.overloaded("").encode())
         self._transport.close()
 
     def _write(self, answer: bytes, cut: int) -> None:
@@ -286,15 +291,3 @@ def _request(head: h11.Request, body: bytes, raw: bytes) -> Request:
 
 def _path(head: h11.Request) -> str:
     return head.target.decode("latin-1").partition("?")[0]
-
-
-def _with_peer(request: Request, peer: str) -> Request:
-    return Request(
-        request.method,
-        request.path,
-        request.query,
-        request.headers,
-        request.body,
-        peer,
-        request.head,
-    )

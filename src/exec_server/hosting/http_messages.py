@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final
 
 from exec_server.hosting.rules import Refusal
 from exec_server.hosting.tickets import REASON_HEADER, Rejection
+from exec_server.net.http1 import encode_response, upgrade_flaw
 
 Networks = tuple[IPv4Network | IPv6Network, ...]
 
@@ -28,23 +28,10 @@ class Request:
     peer: str = ""
     head: bytes = b""  # as it was received, with the empty line
 
-    @property
-    def is_upgrade(self) -> bool:
-        return "websocket" in _tokens(self.headers, "upgrade")
-
     def is_complete_upgrade(self) -> bool:
         """Whether everything is there that RFC 6455 demands."""
-        return (
-            self.method == "GET"
-            and self.is_upgrade
-            and "upgrade" in _tokens(self.headers, "connection")
-            and self.headers.get("sec-websocket-version") == "13"
-            and bool(self.headers.get("sec-websocket-key"))
-        )
-
-
-def _tokens(headers: dict[str, str], name: str) -> list[str]:
-    return [token.strip().lower() for token in headers.get(name, "").split(",")]
+        has_key = bool(self.headers.get("sec-websocket-key"))
+        return self.method == "GET" and has_key and upgrade_flaw(self.headers) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +44,11 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
-        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        headers = list(self.headers.items())
         if self.body:
-            lines.append(f"content-type: {self.content_type}")
-        lines += [f"content-length: {len(self.body)}", "connection: close", "", ""]
-        return "\r\n".join(lines).encode("latin-1") + self.body
+            headers.append(("content-type", self.content_type))
+        headers += [("content-length", str(len(self.body))), ("connection", "close")]
+        return encode_response(self.status, headers, self.body)
 
 
 def json_answer(value: object) -> Answer:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final
 
 from exec_server.hosting.database import DatabaseUnavailable
-from exec_server.hosting.exchange import POLICY, REPLACED, RESTARTING, Exchange, Executor
+from exec_server.hosting.exchange import POLICY, REPLACED, RESTARTING, Executor, RelayHub
 from exec_server.hosting.relay_link import flush_links
 from exec_server.hosting.rules import SECRET_BYTES
-from exec_server.hosting.store import RENEWAL_SECONDS, Count, Holding, Renewal, Store
+from exec_server.hosting.store import RENEWAL_SECONDS, Count, ExecutorLease, Renewal, Store
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ COUNTS_A_RENEWAL: Final = 500
 # drain, so that they do not all come back together. Few of them take less: 20 a second are no
 # burden for the other nodes, and each is back sooner.
 DRAIN_STEP_SECONDS: Final = 0.05
+# Nodes that are remembered as dead: more than a site has. The oldest are forgotten.
+DEAD_NODES: Final = 64
 
 
 class Node:
@@ -43,38 +45,43 @@ class Node:
         self,
         url: str,
         store: Store,
-        exchange: Exchange,
+        hub: RelayHub,
         start_task: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self.id = f"node-{secrets.token_hex(4)}"
         self._url = url
         self._store = store
-        self._exchange = exchange
+        self._hub = hub
         self._start_task = start_task
-        self._keys: dict[str, bytes] = {}
+        # Nodes that refused a connection, with the end of the renewal that named them.
+        self._dead: dict[str, float] = {}
         self._renewed_at = 0.0  # by the clock of the database
-        self._queued_bytes = 0
         self._turn = 0  # of the executors, to have their counters written
+        self.keys: dict[str, bytes] = {}  # that sign URLs, the newest first
+        self.queued_bytes = 0
         self.used_tokens: set[str] = set()
-        self.claiming: set[tuple[str, str]] = set()
+        self.claiming: set[tuple[str, str]] = set()  # executors whose claim is on its way
         self.has_database = False
         self.is_draining = False
         self.is_closed = False
 
     # ---- facts ------------------------------------------------------------------------
 
-    def keys(self) -> Mapping[str, bytes]:
-        """The keys that sign URLs, the newest first."""
-        return self._keys
-
     def is_full(self) -> bool:
-        return self._queued_bytes > QUEUED_BYTES
+        return self.queued_bytes > QUEUED_BYTES
 
-    def queued_bytes(self) -> int:
-        return self._queued_bytes
+    def is_dead(self, node: str | None, expires: float) -> bool:
+        """Whether a node has refused a connection since the renewal that ends then."""
+        return node is not None and self._dead.get(node) == expires
+
+    def mark_dead(self, node: str, expires: float) -> None:
+        """Another node has refused a connection."""
+        self._dead = {node: expires, **self._dead}
+        while len(self._dead) > DEAD_NODES:
+            self._dead.popitem()
 
     async def refresh_keys(self) -> None:
-        self._keys = await self._store.keys() or self._keys
+        self.keys = await self._store.keys() or self.keys
 
     # ---- renewal ----------------------------------------------------------------------
 
@@ -97,7 +104,7 @@ class Node:
                 log.exception("defect in a renewal")
 
     async def _renew(self) -> None:
-        executors = dict(self._exchange.executors)
+        executors = dict(self._hub.executors)
         used, counts = set(self.used_tokens), self._counts(executors)
         self.used_tokens.clear()
         try:
@@ -118,7 +125,7 @@ class Node:
         self._written(executors, counts)
         self._renewed_at = renewal.now
         await self._rotate(renewal)
-        self._exchange.end_streams_of(renewal.killed)
+        self._hub.end_streams_of(renewal.killed)
         self._close_revoked(renewal.revoked)
         await self._compare(executors, renewal)
         flush_links()
@@ -132,25 +139,25 @@ class Node:
                 break
             self._turn += 1
             if executor.bytes or len(executor.streams) != executor.counted_streams:
-                counts.append(Count(executor.holding, len(executor.streams), executor.bytes))
+                counts.append(Count(executor.lease, len(executor.streams), executor.bytes))
         return counts
 
     def _written(self, executors: Mapping[tuple[str, str], Executor], counts: list[Count]) -> None:
         for count in counts:
-            executor = executors[count.holding.tenant, count.holding.environment_id]
+            executor = executors[count.lease.tenant, count.lease.environment_id]
             executor.bytes -= count.bytes
             executor.counted_streams = count.streams
 
     async def _rotate(self, renewal: Renewal) -> None:
-        self._keys = renewal.keys
-        if str(int(renewal.now // 86_400)) not in self._keys:
+        self.keys = renewal.keys
+        if str(int(renewal.now // 86_400)) not in self.keys:
             secret = secrets.token_bytes(SECRET_BYTES)
-            self._keys = await self._store.rotate_keys(renewal.now, secret)
+            self.keys = await self._store.rotate_keys(renewal.now, secret)
 
     def _close_revoked(self, revoked: frozenset[str]) -> None:
         # Clients first: the end of their executor would close them with another code.
-        links = [client.link for client in self._exchange.clients]
-        links += [executor.link for executor in self._exchange.executors.values()]
+        links = [client.link for client in self._hub.clients]
+        links += [executor.link for executor in self._hub.executors.values()]
         for link in links:
             if link.token_id in revoked:
                 link.close(POLICY, "the token was revoked")
@@ -161,7 +168,7 @@ class Node:
         """Let go of executors that have moved; repair rows that the database has lost."""
         for key, executor in executors.items():
             held = renewal.held.pop(key, None)
-            mine = executor.holding
+            mine = executor.lease
             if held == (mine.epoch, mine.registration_id) or not executor.link.is_open:
                 continue
             if held is None and await self._store.reclaim(mine, self.id):
@@ -169,32 +176,32 @@ class Node:
             executor.link.close(REPLACED, "replaced by a new connection")
         for (tenant, name), (epoch, registration_id) in renewal.held.items():
             # The row says that this node holds it; its release was lost.
-            if (tenant, name) not in self._exchange.executors and (
-                (tenant, name) not in self.claiming
-            ):
-                await self._store.release(Holding(tenant, name, registration_id, epoch), self.id)
+            if (tenant, name) not in self._hub.executors and ((tenant, name) not in self.claiming):
+                await self._store.release(
+                    ExecutorLease(tenant, name, registration_id, epoch), self.id
+                )
 
-    def released(self, holding: Holding) -> None:
+    def released(self, lease: ExecutorLease) -> None:
         """An executor has left."""
-        self._start_task(self._release(holding))
+        self._start_task(self._release(lease))
 
-    async def _release(self, holding: Holding) -> None:
+    async def _release(self, lease: ExecutorLease) -> None:
         try:
-            await self._store.release(holding, self.id)
+            await self._store.release(lease, self.id)
         except DatabaseUnavailable:
             pass  # the next renewal repairs the row
 
     def superseded(self, tenant: str, environment_id: str, registration_id: str) -> None:
         """A newer registration ends the socket of the former one; other nodes see it later."""
-        executor = self._exchange.executors.get((tenant, environment_id))
-        if executor is not None and executor.holding.registration_id != registration_id:
+        executor = self._hub.executors.get((tenant, environment_id))
+        if executor is not None and executor.lease.registration_id != registration_id:
             executor.link.close(REPLACED, "superseded by a new registration")
 
     def holds(self, tenant: str, environment_id: str) -> bool:
-        return (tenant, environment_id) in self._exchange.executors
+        return (tenant, environment_id) in self._hub.executors
 
     def tenant_sockets(self, tenant: str) -> int:
-        found = self._exchange.tenants.get(tenant)
+        found = self._hub.tenants.get(tenant)
         return 0 if found is None else found.sockets
 
     # ---- the tick ---------------------------------------------------------------------
@@ -205,20 +212,20 @@ class Node:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = loop.time()
-            for executor in list(self._exchange.executors.values()):
+            for executor in list(self._hub.executors.values()):
                 executor.link.tick(now)
                 executor.check_progress(now)
-            for client in list(self._exchange.clients):
+            for client in list(self._hub.clients):
                 client.link.tick(now)
-            self._queued_bytes = self._exchange.unsent()
-            self._exchange.forget_idle_tenants()
+            self.queued_bytes = self._hub.unsent()
+            self._hub.forget_idle_tenants()
 
     # ---- the drain --------------------------------------------------------------------
 
-    async def drain(self, seconds: float, passages: Collection[object]) -> None:
+    async def drain(self, seconds: float, forwarders: Collection[object]) -> None:
         """Move all executors to other nodes: close their sockets one after the other.
 
-        `passages` are connections that this node passes on; their clients need notice too.
+        `forwarders` are connections that this node passes on; their clients need notice too.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -228,10 +235,10 @@ class Node:
         except DatabaseUnavailable:
             pass
         # Without sockets there is nothing to move, and no balancer to wait for.
-        if self._exchange.executors or self._exchange.clients or passages:
+        if self._hub.executors or self._hub.clients or forwarders:
             await _sleep_until(started + min(NOTICE_SECONDS, seconds / 2))
         self.is_closed = True
-        executors = list(self._exchange.executors.values())
+        executors = list(self._hub.executors.values())
         begun = loop.time()
         left = max(min(seconds / 2, started + seconds - begun), 0.0)
         pause = min(DRAIN_STEP_SECONDS, left / max(len(executors), 1))

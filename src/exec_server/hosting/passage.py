@@ -1,4 +1,4 @@
-"""Passage: a client's connection that is passed on to the node which holds its executor.
+"""Forwarder: passes a client's connection on to the node that holds its executor.
 
 The request is sent again as it came, and from then on bytes are copied both ways without looking.
 Each direction stops when the other side does not take them: these are ordinary sockets with
@@ -23,11 +23,11 @@ UNSENT_BYTES: Final = 262_144
 CONNECT_SECONDS: Final = 2.0
 
 
-class Passage:
+class Forwarder:
     """Two sockets, from the client to this node and from this node to the holder."""
 
-    def __init__(self, passages: set[Passage]) -> None:
-        self._passages = passages
+    def __init__(self, forwarders: set[Forwarder]) -> None:
+        self._forwarders = forwarders
         self._client = _Side(self)
         self._holder = _Side(self)
         self._client.other, self._holder.other = self._holder, self._client
@@ -54,7 +54,7 @@ class Passage:
         if holder is None or holder.is_closing():
             self.lost(self._holder)
             return
-        self._passages.add(self)
+        self._forwarders.add(self)
         for one in (transport, holder):
             one.set_write_buffer_limits(UNSENT_BYTES, UNSENT_BYTES // 4)
         transport.pause_reading()
@@ -74,7 +74,7 @@ class Passage:
 
     def lost(self, side: _Side) -> None:
         """One side has ended; so does the other one, after the bytes that it was sent."""
-        self._passages.discard(self)
+        self._forwarders.discard(self)
         client = self._client.transport
         if side is self._holder and client is not None and not self._is_answered:
             # Every request gets an answer.
@@ -100,8 +100,8 @@ class Passage:
 class _Side(asyncio.Protocol):
     """One of the two sockets."""
 
-    def __init__(self, passage: Passage) -> None:
-        self._passage = passage
+    def __init__(self, forwarder: Forwarder) -> None:
+        self._forwarder = forwarder
         self.other: _Side | None = None
         self.transport: asyncio.Transport | None = None
 
@@ -110,8 +110,8 @@ class _Side(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self.other is not None
-        if self is self._passage.holder_protocol:
-            self._passage.answered()
+        if self is self._forwarder.holder_protocol:
+            self._forwarder.answered()
         if self.other.transport is not None:
             self.other.transport.write(data)
 
@@ -128,4 +128,4 @@ class _Side(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._passage.lost(self)
+        self._forwarder.lost(self)

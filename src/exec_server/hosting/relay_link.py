@@ -4,6 +4,10 @@ A relayed frame is received into a buffer that all links share, unmasked into a 
 written to another link with a new header. Only whole binary frames take this path. Everything else
 (control frames, fragments, errors) goes through the codec of all other WebSockets.
 
+A second frame loop beside `net.websocket.socket.FramedSocket`, because a frame of 1 KiB takes 1.2
+microseconds to receive here and 12 there, and a node may spend 6 on the whole way of a frame. A
+test holds both loops to the same messages, answers and errors.
+
 Frames that one read brought are gathered for each receiver and written when all are handled. A read
 may bring many thousands of tiny ones: a link handles some and leaves the event loop to all others
 before it goes on.

@@ -8,18 +8,18 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from exec_server.errors import StartupError
 from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.hosting import endpoints
 from exec_server.hosting.bodies import plaintext_disabled
-from exec_server.hosting.capacity import Capacity, Room
+from exec_server.hosting.capacity import Capacity, SocketAdmission
 from exec_server.hosting.database import Database, DatabaseUnavailable
-from exec_server.hosting.endpoints import Endpoints, NodeFacts, Policy, endpoint_of
-from exec_server.hosting.exchange import RESTARTING, Exchange
-from exec_server.hosting.front import Front, TakeOver
+from exec_server.hosting.endpoints import Endpoints, Policy, endpoint_of
+from exec_server.hosting.exchange import RESTARTING, RelayHub
+from exec_server.hosting.front import HttpConnection, TakeOver
 from exec_server.hosting.http_messages import (
     Answer,
     Networks,
@@ -29,9 +29,9 @@ from exec_server.hosting.http_messages import (
 )
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.node import Node
-from exec_server.hosting.passage import Passage
+from exec_server.hosting.passage import Forwarder
 from exec_server.hosting.refusal_log import PERIOD_SECONDS, RefusalLog
-from exec_server.hosting.rendezvous import NodeState, Rendezvous
+from exec_server.hosting.rendezvous import Rendezvous
 from exec_server.hosting.rules import (
     SECRET_BYTES,
     Refusal,
@@ -210,41 +210,24 @@ class Service:
         self._options = options
         self._metrics = metrics
         self._start_task = start_task
-        self._fronts: set[Front] = set()
+        self._connections: set[HttpConnection] = set()
         self._servers: list[asyncio.Server | TlsAcceptor] = []
         self._prefix = _path_of(options.public_url)
         self._has_own_metrics = False
         self._refusal_log = RefusalLog()
         self.trusted = options.trusted
-        self.exchange = Exchange(metrics, options.stall_seconds)
-        self.node = node = Node(options.node_url, store, self.exchange, start_task)
-        state = NodeState(
-            node.id,
-            node.keys,
-            node.refresh_keys,
-            lambda: node.is_closed,
-            node.is_full,
-            node.released,
-            node.claiming,
-        )
-        self.rendezvous = Rendezvous(store, self.exchange, state, dict(options.environ))
+        self.hub = RelayHub(metrics, options.stall_seconds)
+        self.node = Node(options.node_url, store, self.hub, start_task)
+        self.rendezvous = Rendezvous(store, self.hub, self.node, dict(options.environ))
         policy = Policy(
             _websocket_url(options.public_url),
             options.ticket_seconds,
             options.authorization_seconds,
             options.takeover,
         )
-        facts = NodeFacts(
-            node.keys,
-            node.is_full,
-            node.tenant_sockets,
-            node.holds,
-            self.rendezvous.is_dead,
-            node.superseded,
-            node.used_tokens,
-            self._refused,
+        self._endpoints = Endpoints(
+            store, metrics, policy, self.node, refused=self._refused, clock=time.monotonic
         )
-        self._endpoints = Endpoints(store, metrics, policy, facts, time.monotonic)
 
     # ---- listening --------------------------------------------------------------------
 
@@ -257,23 +240,23 @@ class Service:
     ) -> None:
         loop = asyncio.get_running_loop()
         if certificate is not None:
-            acceptor = TlsAcceptor(bound.socket, certificate, self._make_front, tasks)
+            acceptor = TlsAcceptor(bound.socket, certificate, self._make_connection, tasks)
             acceptor.open()
             self._servers.append(acceptor)
         else:
-            self._servers.append(await loop.create_server(self._make_front, sock=bound.socket))
+            self._servers.append(await loop.create_server(self._make_connection, sock=bound.socket))
         if metrics_bound is not None:
             self._has_own_metrics = True
             handler = _MetricsHandler(self, self._options.metrics)
             self._servers.append(
                 await loop.create_server(
-                    lambda: Front(handler, self._start_task, self._fronts),
+                    lambda: HttpConnection(handler, self._start_task, self._connections),
                     sock=metrics_bound.socket,
                 )
             )
 
-    def _make_front(self) -> Front:
-        return Front(self, self._start_task, self._fronts)
+    def _make_connection(self) -> HttpConnection:
+        return HttpConnection(self, self._start_task, self._connections)
 
     async def run(self, signals: Signals) -> None:
         """Until a drain has ended, or at once after `stop`."""
@@ -283,8 +266,8 @@ class Service:
             await asyncio.wait([drain, stop], return_when=asyncio.FIRST_COMPLETED)
             if not stop.done():
                 log.info("draining")
-                passages = self.rendezvous.passages
-                moving = tasks.create_task(self.node.drain(self._options.drain_seconds, passages))
+                forwarders = self.rendezvous.forwarders
+                moving = tasks.create_task(self.node.drain(self._options.drain_seconds, forwarders))
                 await asyncio.wait([moving, stop], return_when=asyncio.FIRST_COMPLETED)
                 moving.cancel()
             drain.cancel()
@@ -295,24 +278,24 @@ class Service:
         self.node.is_draining = self.node.is_closed = True
         for server in self._servers:
             server.close()
-        for executor in list(self.exchange.executors.values()):
+        for executor in list(self.hub.executors.values()):
             executor.close(RESTARTING, "the node is restarting")
-        for client in list(self.exchange.clients):
+        for client in list(self.hub.clients):
             client.link.close(RESTARTING, "the node is restarting")
-        for passage in list(self.rendezvous.passages):
-            passage.close()
+        for forwarder in list(self.rendezvous.forwarders):
+            forwarder.close()
         await self.node.leave()
-        await asyncio.sleep(END_SECONDS if self._fronts or self.rendezvous.passages else 0)
+        await asyncio.sleep(END_SECONDS if self._connections or self.rendezvous.forwarders else 0)
 
     # ---- requests ---------------------------------------------------------------------
 
-    def room(self) -> Room:
-        upgraded = len(self.exchange.executors) + len(self.exchange.clients)
-        passed_on = 2 * len(self.rendezvous.passages) + self.rendezvous.connecting
-        return self._options.capacity.room(len(self._fronts) + upgraded + passed_on)
+    def admission(self) -> SocketAdmission:
+        upgraded = len(self.hub.executors) + len(self.hub.clients)
+        passed_on = 2 * len(self.rendezvous.forwarders) + self.rendezvous.connecting
+        return self._options.capacity.admission(len(self._connections) + upgraded + passed_on)
 
-    def crowded(self, path: str) -> Answer:
-        path = self._below_prefix(path)
+    def overloaded(self, path: str) -> Answer:
+        path = path.removeprefix(self._prefix)
         if path.startswith(PATH):
             rejection = Rejection(503, "route_unavailable", "too_many_connections")
             self._metrics.upgrades.add("unknown", rejection.reason)
@@ -330,17 +313,14 @@ class Service:
         return refusal_answer(refusal)
 
     async def answer(self, request: Request) -> Answer | TakeOver:
-        path = self._below_prefix(request.path)
+        path = request.path.removeprefix(self._prefix)
         started = time.monotonic()
         if path.startswith(PATH):
-            return await self._upgrade(_at(request, path))
+            return await self._upgrade(replace(request, path=path))
         name, answer = await self._answer_named(path, request)
         self._metrics.requests.add(name, str(answer.status))
         self._metrics.request_seconds.observe(name, time.monotonic() - started)
         return answer
-
-    def _below_prefix(self, path: str) -> str:
-        return path.removeprefix(self._prefix)
 
     async def _answer_named(self, path: str, request: Request) -> tuple[str, Answer]:
         """The label of an endpoint, and its answer."""
@@ -433,11 +413,11 @@ class Service:
 
     def metrics_answer(self) -> Answer:
         gauges = {
-            "executors": len(self.exchange.executors),
-            "clients": len(self.exchange.clients),
-            "streams": self.exchange.streams(),
-            "passed_on": len(self.rendezvous.passages),
-            "queued_bytes": self.node.queued_bytes(),
+            "executors": len(self.hub.executors),
+            "clients": len(self.hub.clients),
+            "streams": self.hub.streams(),
+            "passed_on": len(self.rendezvous.forwarders),
+            "queued_bytes": self.node.queued_bytes,
         }
         return Answer(200, self._metrics.text(gauges).encode(), _PROMETHEUS)
 
@@ -448,7 +428,7 @@ class Service:
                 ticket = await self.rendezvous.ticket(request)
                 granted = await self.rendezvous.admit(ticket, request)
             # Of a connection that is passed on the holder counts whether it is accepted.
-            is_passed_on = isinstance(granted, Passage)
+            is_passed_on = isinstance(granted, Forwarder)
             self._metrics.upgrades.add(ticket.role, "passed_on" if is_passed_on else "accepted")
             return granted
         except Rejection as rejection:
@@ -477,11 +457,11 @@ class _MetricsHandler:
         self._access = access
         self.trusted: Networks = ()
 
-    def room(self) -> Room:
-        return self._service.room()
+    def admission(self) -> SocketAdmission:
+        return self._service.admission()
 
-    def crowded(self, path: str) -> Answer:
-        return self._service.crowded("")
+    def overloaded(self, path: str) -> Answer:
+        return self._service.overloaded("")
 
     def refuse(self, refusal: Refusal, peer: str) -> Answer:
         return refusal_answer(refusal)
@@ -495,18 +475,6 @@ class _MetricsHandler:
         except Refusal as refusal:
             name = _name_of_other(request.path)
             return self._service.refused_answer(name, refusal, request.peer)
-
-
-def _at(request: Request, path: str) -> Request:
-    return Request(
-        request.method,
-        path,
-        request.query,
-        request.headers,
-        request.body,
-        request.peer,
-        request.head,
-    )
 
 
 def _path_of(url: str) -> str:

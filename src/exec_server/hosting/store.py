@@ -54,7 +54,42 @@ class TenantFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class TokenFacts:
+    """A token as `token list` shows it; `scopes` has spaces between them."""
+
+    id: str
+    name: str
+    tenant: str
+    scopes: str
+    created_at: float
+    expires_at: float | None
+    last_used_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFacts:
+    """An environment as `status` shows it."""
+
+    tenant: str
+    environment_id: str
+    node: str | None  # that holds its executor
+    since: float | None
+    streams: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node as `status` shows it."""
+
+    node: str
+    url: str
+    is_draining: bool
+    executors: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticatedToken:
     """The token of a request."""
 
     token_id: str
@@ -79,8 +114,8 @@ class NewToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """An authorization was stored: the registration it is for, the time, and the holder."""
+class Authorization:
+    """A stored authorization: its registration, the time, and the node that holds the executor."""
 
     registration_id: str
     executor_key: str
@@ -90,8 +125,8 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """The facts that decide about a ticket."""
+class TicketFacts:
+    """The state of the database that decides about a ticket."""
 
     is_expired: bool
     has_token: bool
@@ -104,8 +139,8 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """An executor that a node holds."""
+class ExecutorLease:
+    """An executor that a node holds; a later epoch replaces an earlier one."""
 
     tenant: str
     environment_id: str
@@ -117,7 +152,7 @@ class Holding:
 class Count:
     """Streams of a held executor now, and bytes since the last renewal."""
 
-    holding: Holding
+    lease: ExecutorLease
     streams: int
     bytes: int
 
@@ -191,9 +226,9 @@ class Store:
         expires: float | None = rows[0][0]
         return expires
 
-    async def tokens(self, tenant: str | None) -> list[Row]:
-        """Id, name, tenant, scopes, created, expires, last used of tokens that are not revoked."""
-        return await self._fetch(sql.TOKENS, tenant)
+    async def tokens(self, tenant: str | None) -> list[TokenFacts]:
+        """The tokens that are not revoked."""
+        return [TokenFacts(*row) for row in await self._fetch(sql.TOKENS, tenant)]
 
     async def revoke_token(self, token_id: str, *, kill: bool = False) -> bool:
         """Revoke a token and its authorizations, and end its clients' commands; if it existed."""
@@ -203,13 +238,13 @@ class Store:
         ]
         return bool((await self._run(steps, durable=True))[0])
 
-    async def caller(self, token_hash: str) -> Caller | None:
+    async def caller(self, token_hash: str) -> AuthenticatedToken | None:
         """The token with this hash, also one that is not valid any more."""
         rows = await self._fetch(sql.TOKEN, token_hash)
         if not rows:
             return None
         token_id, tenant, name, scopes, is_revoked, is_expired, *limits = rows[0]
-        return Caller(
+        return AuthenticatedToken(
             token_id,
             tenant,
             tuple(scopes.split()),
@@ -223,7 +258,7 @@ class Store:
 
     async def register(
         self,
-        caller: Caller,
+        caller: AuthenticatedToken,
         environment_id: str,
         registration_id: str,
         executor_key: str,
@@ -242,8 +277,13 @@ class Store:
         return float(rows[0][1]) if rows else None
 
     async def authorize(
-        self, caller: Caller, environment_id: str, secret_hash: str, key_hash: str, seconds: float
-    ) -> Grant | None:
+        self,
+        caller: AuthenticatedToken,
+        environment_id: str,
+        secret_hash: str,
+        key_hash: str,
+        seconds: float,
+    ) -> Authorization | None:
         """Store an authorization for the current registration; None if it has no live holder."""
         names = (caller.tenant, environment_id)
         values = (*names, secret_hash, key_hash, caller.token_id, float(seconds))
@@ -256,7 +296,7 @@ class Store:
         if current[0][0] != registration_id:
             return None
         _, key, node, expires = current[0]
-        return Grant(registration_id, key, now, node, expires or 0.0)
+        return Authorization(registration_id, key, now, node, expires or 0.0)
 
     async def is_known(self, tenant: str, environment_id: str) -> bool:
         """Whether the environment is registered, online or not."""
@@ -274,14 +314,14 @@ class Store:
 
     # ---- upgrades ---------------------------------------------------------------------
 
-    async def admission(self, ticket: Ticket) -> Admission | None:
+    async def admission(self, ticket: Ticket) -> TicketFacts | None:
         """The facts about a ticket; None if its tenant is unknown."""
         names = (ticket.tenant, ticket.environment_id, ticket.registration_id)
         rows = await self._fetch(sql.ADMISSION, *names, float(ticket.expires), ticket.token_id)
         if not rows:
             return None
         expired, has_token, is_current, node, url, expires, tenant_name, *limits = rows[0]
-        return Admission(
+        return TicketFacts(
             bool(expired),
             bool(has_token),
             bool(is_current),
@@ -298,14 +338,14 @@ class Store:
         rows = await self._fetch(sql.CLAIM, *names, node)
         return int(rows[0][0]) if rows else None
 
-    async def reclaim(self, holding: Holding, node: str) -> bool:
+    async def reclaim(self, lease: ExecutorLease, node: str) -> bool:
         """Write a claim again that the database has lost; False if another one is newer."""
-        values = (holding.tenant, holding.environment_id, holding.registration_id)
-        return bool(await self._fetch(sql.RECLAIM, *values, node, holding.epoch))
+        values = (lease.tenant, lease.environment_id, lease.registration_id)
+        return bool(await self._fetch(sql.RECLAIM, *values, node, lease.epoch))
 
-    async def release(self, holding: Holding, node: str) -> None:
-        """The executor of this holding has left."""
-        values = (holding.tenant, holding.environment_id, node, holding.epoch)
+    async def release(self, lease: ExecutorLease, node: str) -> None:
+        """The executor of this lease has left."""
+        values = (lease.tenant, lease.environment_id, node, lease.epoch)
         await self._fetch(sql.RELEASE, *values)
 
     async def spend(self, ticket: Ticket) -> bool:
@@ -352,7 +392,7 @@ class Store:
             (sql.FORGET_EXPIRED_NODES, ()),
         ]
         for count in counts:
-            held = count.holding
+            held = count.lease
             names = (held.tenant, held.environment_id, node, held.epoch)
             steps.append((sql.COUNT, (*names, count.streams, count.bytes)))
         steps += [(sql.TOUCH_TOKEN, (token,)) for token in sorted(used_tokens)]
@@ -370,10 +410,13 @@ class Store:
 
     # ---- status -----------------------------------------------------------------------
 
-    async def status(self) -> tuple[list[Row], list[Row]]:
-        """Environments (tenant, id, node, since, streams, bytes), nodes (id, url, draining, n)."""
+    async def status(self) -> tuple[list[EnvironmentFacts], list[NodeFacts]]:
+        """All environments, and the nodes that live."""
         environments, nodes = await self._run([(sql.ENVIRONMENTS, ()), (sql.NODES, ())])
-        return environments, nodes
+        return (
+            [EnvironmentFacts(*row) for row in environments],
+            [NodeFacts(node, url, bool(draining), count) for node, url, draining, count in nodes],
+        )
 
     async def remove_environments(self, tenant: str, ids: Iterable[str]) -> list[tuple[str, str]]:
         """Remove environments that are offline; tenant and id of those that were removed."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
 import ssl
 from base64 import b64encode
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net.client_tls import check_pin, roots_for_websockets, tls_context
+from exec_server.net.http1 import HEAD_BYTES, connect_request, parse_status
 from exec_server.net.unix_peer import check_server_user
 from exec_server.protocol.urls import Url, host_port, parse_address, parse_url
 
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 ATTEMPT_DELAY_SECONDS = 0.25
 # Addresses of a host that are tried; more would delay the error for a host that is down.
 MAX_ADDRESSES = 8
-# Of a proxy's response head.
-PROXY_HEAD_BYTES = 16_384
 
 _PROXY_SCHEMES = frozenset({"http"})
-_PROXY_RESPONSE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\r\n")
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 _AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]  # an item of getaddrinfo()
@@ -208,21 +205,17 @@ def _limited(addresses: Sequence[_AddressInfo]) -> list[_AddressInfo]:
 async def _open_tunnel(raw: socket.socket, url: Url, proxy: Proxy) -> None:
     loop = asyncio.get_running_loop()
     address = host_port(url.host, url.port)
-    lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
-    if proxy.authorization is not None:
-        lines.append(f"Proxy-Authorization: {proxy.authorization}")
-    await loop.sock_sendall(raw, "\r\n".join([*lines, "", ""]).encode())
+    await loop.sock_sendall(raw, connect_request(address, proxy.authorization))
     response = b""
     while b"\r\n\r\n" not in response:
         data = await loop.sock_recv(raw, 4096)
-        if not data or len(response) > PROXY_HEAD_BYTES:
+        if not data or len(response) > HEAD_BYTES:
             raise ConnectFailed("the proxy sent no valid response")
         response += data
-    status = _PROXY_RESPONSE.match(response)
+    status = parse_status(response)
     # Not the `status` of ConnectFailed, which is that of the destination.
-    if status is None or not status[1].startswith(b"2"):
-        code = status[1].decode() if status is not None else "no HTTP status"
-        raise ConnectFailed(f"the proxy refused to connect: {code}")
+    if status is None or not 200 <= status < 300:
+        raise ConnectFailed(f"the proxy refused to connect: {status or 'no HTTP status'}")
     # Destinations wait for the client to send first, so these bytes come from the proxy.
     if not response.endswith(b"\r\n\r\n"):
         raise ConnectFailed("the proxy sent data after its response")

@@ -22,10 +22,9 @@ import h11
 from exec_server.errors import CertificateRejected, ConnectFailed, ExecServerError, os_error_text
 from exec_server.net.client_tls import roots_for_http, tls_context
 from exec_server.net.dial import open_connection, proxy_for
+from exec_server.net.http1 import PARSED_HEAD_BYTES
 from exec_server.protocol.urls import Url, parse_url
 
-# Of a response head. The longest in use have some kilobytes; more is an error.
-HEAD_BYTES = 65_536
 # Buffered bytes of a body at which reading pauses: enough for a fast link. One read may go beyond.
 READ_AHEAD_BYTES = 262_144
 # Idle connections that are kept: as many as one client uses, except in bursts. Further ones are
@@ -197,7 +196,7 @@ class _Connection(asyncio.Protocol):
         self.last_used = 0.0
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=PARSED_HEAD_BYTES)
         self._error_text = ""
         self._is_awaiting = False
         self._head: _Head | None = None

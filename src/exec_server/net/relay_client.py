@@ -20,31 +20,17 @@ GOING_AWAY = 1001
 _RESET_REASON = "harness_disconnected"
 
 
-class ClientRelayLink:
+class ClientRelayLink(RelaySocket):
     """The user of a ClientSocket, and the carrier of the only stream on it."""
 
     def __init__(self, socket: ClientSocket, stream_id: str) -> None:
+        super().__init__(socket)
         self.stream_id = stream_id
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         # The caller may be cancelled before it asks for the exception.
         self.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._channel: Channel | PlainChannel | None = None
         self._stream: RelayStream | None = None
-        self._client_socket = socket
-        self._socket = RelaySocket(socket, self._socket_lost)
-        # The socket's events that need no link.
-        self.pause_writing = self._socket.pause_writing
-        self.resume_writing = self._socket.resume_writing
-        self.pong_received = self._socket.pong_received
-        self.socket_lost = self._socket.socket_lost
-        # The requests of the stream that need no link.
-        self.send_frame = self._socket.send_frame
-        self.schedule = self._socket.schedule
-        self.close = self._socket.close
-
-    @property
-    def is_full(self) -> bool:
-        return self._socket.is_full
 
     def introduce(self, handshake: bytes | None) -> None:
         """Open the stream at the relay, and begin the handshake."""
@@ -62,7 +48,7 @@ class ClientRelayLink:
         budget = ByteBudget(RECEIVING_BYTES)
         self._stream = RelayStream(self, channel, receiver, budget, self._set_reading)
         if isinstance(self._stream.receiver, JudgingReceiver):
-            self._client_socket.on_useless = self._stream.receiver.useless_received
+            self._socket.on_useless = self._stream.receiver.useless_received
         return self._stream
 
     # ---- events of the socket ---------------------------------------------------------
@@ -73,7 +59,7 @@ class ClientRelayLink:
                 raise RelayError("text message on a relay")
             frame = decode(message)
             if frame.stream_id != self.stream_id or not self._frame_received(frame):
-                self._client_socket.on_useless()
+                self._socket.on_useless()
         except RelayError as error:
             self._fail(str(error))
 
@@ -99,7 +85,7 @@ class ClientRelayLink:
             self.answer.set_exception(kind(f"relay handshake failed: {reason}"))
         self._socket.abort(reason)
 
-    def _socket_lost(self) -> None:
+    def streams_lost(self) -> None:
         if not self.answer.done():
             self.answer.set_exception(ConnectFailed("relay handshake failed: connection ended"))
         if self._stream is not None:
@@ -109,9 +95,9 @@ class ClientRelayLink:
 
     def _set_reading(self, is_wanted: bool) -> None:
         if is_wanted:
-            self._socket.resume_reading()
+            self.resume_reading()
         else:
-            self._socket.pause_reading()
+            self.pause_reading()
 
     def end_stream(self, stream_id: str) -> None:
         self.send_frame(encode(Frame(stream_id, Kind.RESET, reason=_RESET_REASON)))

@@ -44,7 +44,7 @@ class Settings:
     budget: ByteBudget = field(default_factory=lambda: ByteBudget(RECEIVING_BYTES))
 
 
-class ExecutorRelayLink:
+class ExecutorRelayLink(RelaySocket):
     """The user of a ClientSocket, and the carrier of all streams on it."""
 
     def __init__(
@@ -54,25 +54,11 @@ class ExecutorRelayLink:
         make_multiplexer: Callable[[ExecutorRelayLink], Multiplexer],
         validate: Callable[[PendingHandshake], Awaitable[bool]],
     ) -> None:
+        super().__init__(socket)
         self._settings = settings
         self._validate = validate
         self._validations: set[asyncio.Task[None]] = set()
-        self._socket = RelaySocket(socket, self._socket_lost)
-        self.ended = self._socket.ended
-        # The socket's events that need no link.
-        self.pause_writing = self._socket.pause_writing
-        self.resume_writing = self._socket.resume_writing
-        self.pong_received = self._socket.pong_received
-        self.socket_lost = self._socket.socket_lost
-        # The requests of the streams that need no link.
-        self.send_frame = self._socket.send_frame
-        self.schedule = self._socket.schedule
-        self.close = self._socket.close
         self._multiplexer = make_multiplexer(self)
-
-    @property
-    def is_full(self) -> bool:
-        return self._socket.is_full
 
     # ---- events of the socket ---------------------------------------------------------
 
@@ -84,7 +70,7 @@ class ExecutorRelayLink:
         except Exception:  # an edge: a frame of one client must not end the link of all
             log.exception("a relay frame failed unexpectedly")
 
-    def _socket_lost(self) -> None:
+    def streams_lost(self) -> None:
         for task in self._validations:
             task.cancel()
         self._multiplexer.link_lost()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 
 from exec_server.host.guarded_tasks import guarded_call
 from exec_server.net.liveness import Action, KeepAlive, Progress, Watchdog
@@ -24,17 +24,16 @@ WRITE_SECONDS = 60.0
 BURST = 32
 
 
-class RelaySocket:
+class RelaySocket(ABC):
     """The carrier of the streams on one ClientSocket: fair sending, keep-alive, deadlines.
 
-    The links of both roles, `relay_client` and `relay_executor`, have one, and pass it the events
-    of the socket. `ended` gets the reason once the socket is lost, after `on_lost` was called.
+    The links of both roles, `relay_client` and `relay_executor`, add their streams. `ended` gets
+    the reason once the socket is lost, after `streams_lost` was called.
     """
 
-    def __init__(self, socket: ClientSocket, on_lost: Callable[[], None]) -> None:
+    def __init__(self, socket: ClientSocket) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = socket
-        self._on_lost = on_lost
         self.is_full = False  # the send buffer is above its high mark
         self.is_paused = False  # the socket is not read, so no pong can be expected
         self._unsent_before = 0
@@ -46,6 +45,18 @@ class RelaySocket:
         self._ping_watchdog = Watchdog(self._check_peer)
         self._ping_watchdog.start(PING_SECONDS)
         self.ended: asyncio.Future[str] = self._loop.create_future()
+
+    @abstractmethod
+    def message_received(self, message: bytes, *, is_text: bool) -> None:
+        """A message has arrived on the socket."""
+
+    @abstractmethod
+    def end_stream(self, stream_id: str) -> None:
+        """Forget a stream and tell its peer."""
+
+    @abstractmethod
+    def streams_lost(self) -> None:
+        """Tell all streams that the socket is lost."""
 
     # ---- sending ----------------------------------------------------------------------
 
@@ -134,14 +145,10 @@ class RelaySocket:
         """Close the socket, telling the relay why."""
         self._socket.close(code, reason)
 
-    def abort(self, reason: str) -> None:
-        """Drop the socket."""
-        self._socket.abort(reason)
-
     def socket_lost(self, reason: str) -> None:
         self._write_watchdog.cancel()
         self._ping_watchdog.cancel()
         self._sending.clear()
-        self._on_lost()
+        self.streams_lost()
         if not self.ended.done():
             self.ended.set_result(reason)

@@ -8,21 +8,15 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol, cast
 
-from exec_server.errors import ProtocolError
-from exec_server.net.inbox import Inbox
-from exec_server.net.lines import LineSplitter, LineWriter
+from exec_server.net.lines import SEND_HIGH_BYTES, SEND_LOW_BYTES, LineStream
 from exec_server.net.liveness import Progress, Watchdog
-from exec_server.net.outbox import Outbox
 from exec_server.net.stream import MessageReceiver, MessageStream
 
 log = logging.getLogger(__name__)
 
-# Unsent bytes at which the producer is asked to stop, and at which to go on.
-SEND_HIGH_BYTES = 524_288
-SEND_LOW_BYTES = 131_072
 # After the end of stdin, a reader of stdout that takes no bytes for this long gets no more.
 FLUSH_SECONDS = 1.0
 _COPY_BYTES = 65_536
@@ -36,28 +30,22 @@ class StdioReceiver(MessageReceiver, Protocol):
         ...
 
 
-class StdioStream(asyncio.Protocol):
+class StdioStream(LineStream, asyncio.Protocol):
     """The link to the program that started this server; a MessageStream.
 
     `ended` is done when stdin has ended and the stream is closed.
     """
 
-    is_strict = False
-    origin = "JSON-RPC message from exec-server stdio"
+    _receiver: StdioReceiver  # from `open` on
 
     def __init__(self, receiver: Callable[[MessageStream], StdioReceiver]) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._make_receiver = receiver
-        self._receiver: StdioReceiver = cast(StdioReceiver, None)  # from `open` on
         self._stdin: asyncio.ReadTransport | None = None
         self._stdout = _StdoutWriter(self)
-        self._lines = LineSplitter()
-        self._inbox: Inbox[bytes] = Inbox(self._next_line, self._deliver, self._update_reading)
-        self._outbox = Outbox(self._break_off)
         self._progress = Progress(FLUSH_SECONDS)  # of the reader, after the end of stdin
         self._taken_before = 0
         self._watchdog = Watchdog(self._check_reader)
-        self._is_closed = False
         self._is_eof = False
         self._is_one_socket = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -67,17 +55,13 @@ class StdioStream(asyncio.Protocol):
         self._is_one_socket = _are_one_socket(stdin, stdout)
         if self._is_one_socket:
             os.close(stdout)
-            self._start()
+            self._deliver_to(self._make_receiver(self))
             await self._loop.connect_accepted_socket(lambda: self, socket.socket(fileno=stdin))
             return
         await self._stdout.open(stdout)
-        self._start()
+        self._deliver_to(self._make_receiver(self))
         pollable = _pollable(stdin)
         await self._loop.connect_read_pipe(lambda: self, os.fdopen(pollable, "rb", buffering=0))
-
-    def _start(self) -> None:
-        self._receiver = self._make_receiver(self)
-        self._outbox.producer = self._receiver
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._stdin = cast(asyncio.ReadTransport, transport)
@@ -88,25 +72,7 @@ class StdioStream(asyncio.Protocol):
     # ---- receiving --------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_closed:
-            self._lines.feed(data)
-            self._inbox.deliver()
-
-    def _next_line(self) -> bytes | None:
-        try:
-            return self._lines.next_line()
-        except ProtocolError as error:
-            self.close(error.close_code, error.reason)
-            return None
-
-    def _deliver(self, line: bytes) -> None:
-        self._receiver.message_received(line)
-
-    def pause_reading(self) -> None:
-        self._inbox.pause()
-
-    def resume_reading(self) -> None:
-        self._inbox.resume()
+        self._bytes_received(data)
 
     def _update_reading(self) -> None:
         if self._stdin is None or self._stdin.is_closing() or self._is_eof:
@@ -135,31 +101,16 @@ class StdioStream(asyncio.Protocol):
 
     # ---- sending ----------------------------------------------------------------------
 
-    def send(self, message: bytes) -> None:
-        self._outbox.send(message, self._write_line)
-
-    def _write_line(self, message: bytes) -> None:
-        self._stdout.write(message + b"\n")
-
-    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
-        await self._outbox.send_parts(parts, LineWriter(self._stdout.write))
+    def _write(self, data: bytes) -> None:
+        self._stdout.write(data)
 
     def unsent(self) -> int:
         return self._stdout.unsent() + self._outbox.queued_bytes
-
-    def pause_writing(self) -> None:
-        self._outbox.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._outbox.resume_writing()
 
     # ---- the end ----------------------------------------------------------------------
 
     def probe(self) -> None:
         """No second connection can ask for the session of this one."""
-
-    def _break_off(self) -> None:
-        self.close(0, "a message could not be completed")
 
     def _check_reader(self) -> float | None:
         """After the end of stdin: close the stream if its reader takes nothing."""
@@ -179,14 +130,10 @@ class StdioStream(asyncio.Protocol):
         """Send and deliver nothing more; the server ends when stdin does."""
         if self._is_closed:
             return
-        self._is_closed = True
         log.info("stdio connection ends: %s", reason)
-        self._lines.clear()
-        self._inbox.close()
-        self._outbox.close()
+        self._end()
         self._watchdog.cancel()
         self._update_reading()
-        self._loop.call_soon(self._receiver.connection_lost)
         if self._is_eof:
             self.ended.set_result(None)
 

@@ -16,19 +16,17 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from email.utils import formatdate
-from functools import lru_cache
 from typing import Final
 
 import h11
 
+from exec_server.net import http1
+from exec_server.net.http1 import PARSED_HEAD_BYTES
 from exec_server.proxy import http_messages as messages
 from exec_server.proxy.http_head import HeadBuffer
 from exec_server.proxy.http_messages import Answer, BadRequest, Head
 from exec_server.proxy.stream import BUFFER_BYTES, Stream
 
-# The head of a request or response. Longer ones are refused.
-HEAD_BYTES: Final = 65_536
 # Bytes of a body that are read at once if the parser has to find its end, and the parts of it, or
 # interim responses, that are parsed before other connections get their turn: each part may have
 # one byte, and takes as long as a large one.
@@ -102,8 +100,8 @@ class HttpExchange(ABC):
         is_idle = not head.data
         try:
             async with asyncio.timeout(IDLE_SECONDS if is_idle else HEAD_SECONDS) as scope:
-                while not head.is_complete and len(head.data) <= HEAD_BYTES:
-                    head.receive(await self.stream.receive(HEAD_BYTES))
+                while not head.is_complete and len(head.data) <= PARSED_HEAD_BYTES:
+                    head.receive(await self.stream.receive(PARSED_HEAD_BYTES))
                     if is_idle:
                         is_idle = False
                         scope.reschedule(loop.time() + HEAD_SECONDS)
@@ -166,7 +164,7 @@ class HttpExchange(ABC):
 
     async def _download(self, request: h11.Request, outer: Stream) -> bool:
         """Pass on the response; False if none has begun."""
-        origin = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
+        origin = h11.Connection(h11.CLIENT, max_incomplete_event_size=PARSED_HEAD_BYTES)
         origin.send(_OF_HEAD if request.method == b"HEAD" else _OF_OTHERS)
         try:
             response = await self._response(origin, outer)
@@ -193,7 +191,7 @@ class HttpExchange(ABC):
                 messages.check_response(event)
                 return event
             if event is h11.NEED_DATA:
-                origin.receive_data(await outer.receive(HEAD_BYTES))
+                origin.receive_data(await outer.receive(PARSED_HEAD_BYTES))
             elif not isinstance(event, h11.InformationalResponse):
                 break
             if number % EVENTS_AT_ONCE == 0:
@@ -234,11 +232,9 @@ class HttpExchange(ABC):
 
     async def _refuse_bytes(self, status: int) -> None:
         """Answer bytes that are no request of HTTP/1."""
-        reason = b"Request Header Fields Too Large" if status == 431 else b"Bad Request"
-        await self.stream.send(
-            b"HTTP/1.1 %d %b\r\nconnection: close\r\ncontent-length: 0\r\ndate: %b\r\n\r\n"
-            % (status, reason, date())
-        )
+        reason = http1.reason(431 if status == 431 else 400)
+        headers = [("connection", "close"), ("content-length", "0"), ("date", date().decode())]
+        await self.stream.send(http1.encode_head(f"HTTP/1.1 {status} {reason}", headers))
 
 
 async def _body(parser: h11.Connection, receive: Callable[[], Awaitable[bytes]]) -> bytes:
@@ -261,14 +257,9 @@ async def _body(parser: h11.Connection, receive: Callable[[], Awaitable[bytes]])
 
 def _request_parser() -> h11.Connection:
     """A parser for one request."""
-    return h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+    return h11.Connection(h11.SERVER, max_incomplete_event_size=PARSED_HEAD_BYTES)
 
 
 def date() -> bytes:
     """The current time for a Date header."""
-    return _date_at(int(time.time()))
-
-
-@lru_cache(1)
-def _date_at(seconds: int) -> bytes:
-    return formatdate(seconds, usegmt=True).encode("ascii")
+    return http1.date(int(time.time())).encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ import h11
 import msgspec
 
 from exec_server.errors import ExecServerError
+from exec_server.net.http1 import has_control, reason
 from exec_server.protocol.urls import host_port
 from exec_server.proxy import hosts
 from exec_server.proxy.policy import Decision, Request
@@ -30,8 +30,6 @@ _FOR_ALL_RECIPIENTS: Final = _FRAMING | {
     *(b"authorization", b"cookie", b"set-cookie", b"expect"),
     *(b"content-type", b"content-encoding", b"content-range", b"location"),
 }
-# h11 lets them pass in values; other parsers end a line there, or drop them.
-_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _HTTP_PORT: Final = 80
 _SERVER_WIDE: Final = b"*"  # the target of OPTIONS for a whole server
 
@@ -161,7 +159,7 @@ def check_framing(request: h11.Request) -> None:
     # Gateways to CGI and WSGI do not tell them from those with hyphens.
     if any(name not in _FRAMING and name.replace(b"_", b"-") in _FRAMING for name in names):
         raise BadRequest(400, "underscore in the name of a framing header")
-    if any(_CONTROL.search(value) for _, value in request.headers):
+    if any(has_control(value) for _, value in request.headers):
         raise BadRequest(400, "control character in a header")
 
 
@@ -325,7 +323,7 @@ def _answer(
         (b"content-length", b"%d" % len(body)),
         (b"date", date),
     ]
-    return Answer(Head(b"HTTP/1.1 %d %b" % (status, _PHRASES[status]), fields), body)
+    return Answer(Head(b"HTTP/1.1 %d %b" % (status, reason(status).encode()), fields), body)
 
 
 def encode_answer(request: h11.Request | None, answer: Answer, *, last: bool) -> bytes:
@@ -335,11 +333,3 @@ def encode_answer(request: h11.Request | None, answer: Answer, *, last: bool) ->
         head = Head(head.start, [*head.headers, (b"connection", b"close")])
     has_body = request is None or request.method != b"HEAD"
     return head.encode() + (answer.body if has_body else b"")
-
-
-_PHRASES: Final = {
-    400: b"Bad Request",
-    403: b"Forbidden",
-    501: b"Not Implemented",
-    502: b"Bad Gateway",
-}

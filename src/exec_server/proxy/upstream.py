@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from exec_server.net.http1 import connect_request, parse_status
 from exec_server.protocol.urls import host_port
 from exec_server.proxy import hosts
 from exec_server.proxy.policy import is_local
@@ -74,10 +75,8 @@ class Upstream:
 
 
 async def _ask_for_tunnel(stream: Stream, authority: str, proxy: Route) -> None:
-    request = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n".encode()
-    if proxy.authorization is not None:
-        request += b"Proxy-Authorization: %b\r\n" % proxy.authorization
-    await stream.send(request + b"\r\n")
+    authorization = None if proxy.authorization is None else proxy.authorization.decode()
+    await stream.send(connect_request(authority, authorization))
     head = b""
     while not head.endswith((b"\r\n\r\n", b"\n\n")):
         # One byte at a time: the next ones may be from the other end of the tunnel.
@@ -85,8 +84,7 @@ async def _ask_for_tunnel(stream: Stream, authority: str, proxy: Route) -> None:
         if not byte or len(head) >= _ANSWER_BYTES:
             raise OSError("the upstream proxy sent no valid answer")
         head += byte
-    status = head.split(maxsplit=2)
-    if len(status) < 2 or status[1] != b"200":
+    if parse_status(head.splitlines()[0]) != 200:
         raise OSError("the upstream proxy refused the connection")
 
 

@@ -22,7 +22,7 @@ from typing import Protocol
 from exec_server.errors import RelayError
 from exec_server.printable import printable
 from exec_server.relay.channel import Channel
-from exec_server.relay.frames import Frame, Kind, decode, encode
+from exec_server.relay.frames import Frame, Kind, encode
 from exec_server.relay.handshake_failures import HandshakeFailures
 from exec_server.relay.noise import (
     FIRST_BYTES,
@@ -124,12 +124,8 @@ class EncryptedMultiplexer:
         return len(self._streams)
 
     def frame_received(self, data: bytes) -> None:
-        if self._streams.deliver_usual(data):
-            return
-        try:
-            frame = decode(data)
-        except RelayError as error:
-            log.debug("dropped a relay frame: %s", error)
+        frame = self._streams.frame_received(data)
+        if frame is None:
             return
         if frame.kind is Kind.DATA:
             self._data_received(frame)
@@ -137,7 +133,6 @@ class EncryptedMultiplexer:
             self._handshake_received(frame)
         elif frame.kind is Kind.RESET:
             self._cancel(frame.stream_id)
-            self._streams.drop(frame.stream_id)
             # Another relay may forward this reason from any client.
             if self._names_tokens and frame.reason == REVOKED_REASON:
                 self._link.stream_revoked(frame.stream_id)
@@ -145,9 +140,8 @@ class EncryptedMultiplexer:
     # ---- open streams -----------------------------------------------------------------
 
     def _data_received(self, frame: Frame) -> None:
-        # Segments are dropped, on open streams too.
-        if self._streams.deliver(frame) or frame.is_segment:
-            return
+        if frame.is_segment:
+            return  # dropped, on open streams too
         if (pending := self._pending.get(frame.stream_id)) is not None:
             self._record_failure("data before the end of a handshake", pending.source)
             self._cancel(frame.stream_id)

@@ -6,17 +6,14 @@ sent in segments. Used only with `--relay-security plain`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Protocol
 
 from exec_server.errors import RelayError
-from exec_server.relay.frames import Frame, Kind, data_frame, decode, stream_prefix
+from exec_server.relay.frames import Frame, Kind, data_frame, stream_prefix
 from exec_server.relay.multiplexer import PendingHandshake
 from exec_server.relay.records import MESSAGE_BYTES, RecordSplitter
 from exec_server.relay.stream_table import StreamReceiver, StreamTable
-
-log = logging.getLogger(__name__)
 
 _SEQ_MASK = 0xFFFF_FFFF
 
@@ -100,16 +97,8 @@ class PlainMultiplexer:
         self._streams = StreamTable(link.send_frame)
 
     def frame_received(self, data: bytes) -> None:
-        if self._streams.deliver_usual(data):
-            return
-        try:
-            frame = decode(data)
-        except RelayError as error:
-            log.debug("dropped a relay frame: %s", error)
-            return
-        if frame.kind is Kind.RESET:
-            self._streams.drop(frame.stream_id)
-        elif frame.kind is Kind.DATA and not self._streams.deliver(frame):
+        frame = self._streams.frame_received(data)
+        if frame is not None and frame.kind is Kind.DATA:
             self._open(frame)
 
     def _open(self, frame: Frame) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from exec_server.errors import RelayError
-from exec_server.relay.frames import Frame, Kind, encode, usual_data
+from exec_server.relay.frames import Frame, Kind, decode, encode, usual_data
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,23 @@ class StreamTable:
         entry = (channel, receiver)
         self._streams[channel.stream_id] = self._by_prefix[channel.prefix] = entry
 
-    def deliver_usual(self, data: bytes) -> bool:
+    def frame_received(self, data: bytes) -> Frame | None:
+        """Deliver a frame to its stream; the decoded frame if the multiplexer has to handle it.
+
+        A reset has ended its stream then; data have none.
+        """
+        if self._deliver_usual(data):
+            return None
+        try:
+            frame = decode(data)
+        except RelayError as error:
+            log.debug("dropped a relay frame: %s", error)
+            return None
+        if frame.kind is Kind.RESET:
+            self.drop(frame.stream_id)
+        return None if frame.kind is Kind.DATA and self.deliver(frame) else frame
+
+    def _deliver_usual(self, data: bytes) -> bool:
         """Fast path: pass an encoded data frame to its stream; False if it has to be decoded."""
         end = 4 + data[3] if len(data) > 3 else 0
         entry = self._by_prefix.get(data[:end])

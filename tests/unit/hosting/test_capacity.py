@@ -9,7 +9,7 @@ from exec_server.hosting.capacity import (
     SOCKETS,
     WANTED_DESCRIPTORS,
     Capacity,
-    Room,
+    SocketAdmission,
     capacity_of,
 )
 
@@ -31,11 +31,11 @@ def test_descriptors_are_left_for_the_rest(descriptors: int, sockets: int, refus
 
 
 def test_sockets_are_served_then_refused_then_turned_away() -> None:
-    rooms = [Capacity(2, 1).room(used) for used in range(5)]
+    rooms = [Capacity(2, 1).admission(used) for used in range(5)]
     assert rooms == [
-        Room.SERVED,
-        Room.SERVED,
-        Room.REFUSED,
-        Room.TURNED_AWAY,
-        Room.TURNED_AWAY,
+        SocketAdmission.ACCEPT,
+        SocketAdmission.ACCEPT,
+        SocketAdmission.REJECT,
+        SocketAdmission.REJECT_AT_ONCE,
+        SocketAdmission.REJECT_AT_ONCE,
     ]

@@ -15,12 +15,12 @@ from exec_server.hosting.exchange import (
     STREAMS,
     STREAMS_OF_TOKEN,
     Client,
-    Exchange,
     Executor,
+    RelayHub,
 )
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.relay_link import RelayLink, flush_links
-from exec_server.hosting.store import Holding, Limits
+from exec_server.hosting.store import ExecutorLease, Limits
 from exec_server.relay.frames import (
     FRAME_BYTES,
     Frame,
@@ -56,24 +56,24 @@ class Side:
 
 
 class Hall:
-    """An exchange with one executor and any number of clients."""
+    """A hub with one executor and any number of clients."""
 
     def __init__(self, *, stall_seconds: float = 60.0, limits: Limits | None = None) -> None:
-        self.exchange = Exchange(Metrics(), stall_seconds)
-        self.tenant = self.exchange.tenant("t", limits or Limits())
-        self.lost: list[Holding] = []
+        self.hub = RelayHub(Metrics(), stall_seconds)
+        self.tenant = self.hub.tenant("t", limits or Limits())
+        self.lost: list[ExecutorLease] = []
         self.side, self.executor = self.arrive(1)
 
     def arrive(self, epoch: int) -> tuple[Side, Executor]:
         side = Side()
-        holding = Holding("t", "env", "reg", epoch)
-        executor = Executor(self.exchange, self.tenant, side.link, holding, self.lost.append)
+        lease = ExecutorLease("t", "env", "reg", epoch)
+        executor = Executor(self.hub, self.tenant, side.link, lease, self.lost.append)
         executor.open(b"")
         return side, executor
 
     def client(self, token_id: str = "tok") -> tuple[Side, Client]:
         side = Side(token_id)
-        client = Client(self.exchange, self.tenant, side.link, self.executor)
+        client = Client(self.hub, self.tenant, side.link, self.executor)
         client.open(b"")
         return side, client
 
@@ -101,7 +101,7 @@ async def test_frames_find_their_way() -> None:
     one.send(data("1"))
     two.send(data("2"))
     assert hall.side.frames() == [data("1"), data("2")]
-    assert hall.exchange.streams() == 2
+    assert hall.hub.streams() == 2
     traced = Frame("2", Kind.DATA, b"t", traceparent="00")
     for frame in (data("2", b"a"), data("none"), traced):
         hall.side.send(frame)
@@ -175,13 +175,13 @@ async def test_an_executor_is_told_which_streams_a_revoked_token_had() -> None:
     nameless, _ = hall.client("bad")
     hall.side.frames()
     for _ in range(2):  # nodes see a revocation several times
-        hall.exchange.end_streams_of(frozenset({"bad", "other"}))
+        hall.hub.end_streams_of(frozenset({"bad", "other"}))
         flush_links()
     assert hall.side.frames() == [reset("1", "token_revoked"), reset("3", "token_revoked")]
     assert list(hall.executor.streams) == [stream_prefix("2")]
     sides["1"][0].transport.lose()
     nameless.transport.lose()
-    hall.exchange.end_streams_of(frozenset({"bad"}))
+    hall.hub.end_streams_of(frozenset({"bad"}))
     flush_links()
     assert hall.side.frames() == []
 
@@ -192,17 +192,17 @@ async def test_ended_streams_are_remembered_for_an_executor_that_comes_back() ->
     for name in ("1", "2"):
         hall.client("bad")[0].send(data(name))
     hall.side.transport.lose()
-    hall.exchange.end_streams_of(frozenset({"none"}))
+    hall.hub.end_streams_of(frozenset({"none"}))
     hall.side, hall.executor = hall.arrive(2)
     hall.client("ok")[0].send(data("2"))  # the id is in use again
     hall.side.frames()
-    hall.exchange.end_streams_of(frozenset({"bad"}))
+    hall.hub.end_streams_of(frozenset({"bad"}))
     flush_links()
     assert hall.side.frames() == [reset("1", "token_revoked")]
     hall.client("bad")[0].send(data("3"))
     hall.client("ok")[0].send(data("4"))
     hall.side.transport.lose()
-    hall.exchange.end_streams_of(frozenset({"bad"}))  # the executor is told when it is back
+    hall.hub.end_streams_of(frozenset({"bad"}))  # the executor is told when it is back
     for epoch, told in ((3, [reset("3", "token_revoked")]), (4, [])):
         hall.side, hall.executor = hall.arrive(epoch)
         flush_links()
@@ -213,16 +213,16 @@ async def test_ended_streams_are_remembered_for_an_executor_that_comes_back() ->
 @on_loop
 async def test_the_memory_of_ended_streams_is_bounded_in_number_and_time() -> None:
     hall = Hall()
-    exchange, loop = hall.exchange, asyncio.get_running_loop()
+    hub, loop = hall.hub, asyncio.get_running_loop()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exec_server.hosting.exchange.ENDED_STREAMS", 2)
         patch.setattr(loop, "time", lambda: 100.0)
         for prefix in (b"1", b"2", b"1", b"3"):
-            exchange.stream_ended(("t", "env"), prefix, "tok")
-        assert [prefix for _, prefix in exchange._ended] == [b"1", b"3"]
+            hub.stream_ended(("t", "env"), prefix, "tok")
+        assert [prefix for _, prefix in hub._ended] == [b"1", b"3"]
         patch.setattr(loop, "time", lambda: 131.0)
-        exchange.stream_ended(("t", "env"), b"4", "tok")
-        assert [prefix for _, prefix in exchange._ended] == [b"4"]
+        hub.stream_ended(("t", "env"), b"4", "tok")
+        assert [prefix for _, prefix in hub._ended] == [b"4"]
 
 
 @on_loop
@@ -237,7 +237,7 @@ async def test_a_client_cannot_say_that_a_token_is_revoked() -> None:
     assert attacker.frames() == [reset("1", "reason_not_allowed")]
     assert hall.side.frames() == []
     # Nor does it hide the stream from a revocation.
-    hall.exchange.end_streams_of(frozenset({"victim"}))
+    hall.hub.end_streams_of(frozenset({"victim"}))
     flush_links()
     assert hall.side.frames() == [reset("1", "token_revoked")]
 
@@ -273,11 +273,11 @@ async def test_an_executor_that_leaves_ends_its_clients() -> None:
     assert one.closed == 1001
     assert idle.frames() == []
     assert idle.closed == 1001
-    assert hall.lost == [hall.executor.holding]
-    assert hall.exchange.executors == {}
+    assert hall.lost == [hall.executor.lease]
+    assert hall.hub.executors == {}
     assert hall.tenant.sockets == 0
-    hall.exchange.forget_idle_tenants()
-    assert hall.exchange.tenants == {}
+    hall.hub.forget_idle_tenants()
+    assert hall.hub.tenants == {}
 
 
 @on_loop
@@ -289,7 +289,7 @@ async def test_the_highest_epoch_wins() -> None:
     late, _ = hall.arrive(2)
     late.frames()
     assert late.closed == 4001
-    assert hall.exchange.executors == {("t", "env"): executor}
+    assert hall.hub.executors == {("t", "env"): executor}
     newer.frames()
     assert newer.closed is None
 
@@ -390,7 +390,7 @@ async def test_a_tenant_beyond_its_rate_is_read_more_slowly() -> None:
         await asyncio.sleep(0.005)
     side.send(data("s", b"x" * 5000))
     side.transport.lose()  # the timer ends with the link
-    faster = hall.exchange.tenant("t", Limits(bytes_per_second=20_000))
+    faster = hall.hub.tenant("t", Limits(bytes_per_second=20_000))
     assert faster is hall.tenant
     assert faster.rate.rate == 20_000
-    assert hall.exchange.unsent() == 0
+    assert hall.hub.unsent() == 0

@@ -10,8 +10,14 @@ import pytest
 from tests.support.memory_transport import MemoryTransport
 
 from exec_server.hosting import front as front_module
-from exec_server.hosting.capacity import Room
-from exec_server.hosting.front import BODY_CHUNKS, HEAD_LINES, LINGER_BYTES, Front, TakeOver
+from exec_server.hosting.capacity import SocketAdmission
+from exec_server.hosting.front import (
+    BODY_CHUNKS,
+    HEAD_LINES,
+    LINGER_BYTES,
+    HttpConnection,
+    TakeOver,
+)
 from exec_server.hosting.http_messages import Answer, Networks, Request, refusal_answer
 from exec_server.hosting.rules import Refusal
 
@@ -37,14 +43,14 @@ class Handler:
 
     def __init__(self) -> None:
         self.trusted: Networks = ()
-        self.has_room = Room.SERVED
+        self.has_room = SocketAdmission.ACCEPT
         self.requests: list[Request] = []
         self.outcome: Answer | TakeOver = Answer(200, b"yes", "text/plain")
 
-    def room(self) -> Room:
+    def admission(self) -> SocketAdmission:
         return self.has_room
 
-    def crowded(self, path: str) -> Answer:
+    def overloaded(self, path: str) -> Answer:
         return Answer(502 if path == "/register" else 503, b"crowded")
 
     async def answer(self, request: Request) -> Answer | TakeOver:
@@ -58,12 +64,14 @@ class Handler:
 class Scene:
     """A front with its transport; requests are answered when `run` is awaited."""
 
-    def __init__(self, *, is_tls: bool = False, room: Room = Room.SERVED) -> None:
+    def __init__(
+        self, *, is_tls: bool = False, room: SocketAdmission = SocketAdmission.ACCEPT
+    ) -> None:
         self.handler = Handler()
         self.handler.has_room = room
         self.tasks: list[Coroutine[Any, Any, None]] = []
-        self.fronts: set[Front] = set()
-        front = Front(self.handler, self.tasks.append, self.fronts)
+        self.connections: set[HttpConnection] = set()
+        front = HttpConnection(self.handler, self.tasks.append, self.connections)
         self.transport = MemoryTransport(front, peer=("1.2.3.4", 5), is_tls=is_tls)
 
     async def run(self) -> bytes:
@@ -97,7 +105,7 @@ async def test_a_request_in_pieces_is_answered_and_the_connection_ends() -> None
     scene.transport.receive(b"x")
     assert scene.transport.is_aborted
     scene.transport.lose()
-    assert scene.fronts == set()
+    assert scene.connections == set()
 
 
 @on_loop
@@ -188,7 +196,7 @@ def test_a_request_that_takes_too_long_is_answered(
 @on_loop
 async def test_without_room_the_path_decides_about_the_answer() -> None:
     for path, status in ((b"/register", b"502"), (b"/other?x", b"503")):
-        scene = Scene(room=Room.REFUSED)
+        scene = Scene(room=SocketAdmission.REJECT)
         assert scene.transport.written == b""
         scene.transport.receive(b"POST " + path + b" HTTP/1.1\r\nhost: x\r\n")
         assert scene.transport.written == b""
@@ -202,7 +210,7 @@ async def test_without_room_the_path_decides_about_the_answer() -> None:
 
 def test_without_room_a_silent_peer_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        scene = Scene(room=Room.REFUSED)
+        scene = Scene(room=SocketAdmission.REJECT)
         while not scene.transport.written:
             await asyncio.sleep(0)
         assert scene.transport.written.startswith(b"HTTP/1.1 503 ")
@@ -214,11 +222,11 @@ def test_without_room_a_silent_peer_is_answered_soon(monkeypatch: pytest.MonkeyP
 
 @on_loop
 async def test_beyond_that_a_connection_is_answered_and_closed_at_once() -> None:
-    scene = Scene(room=Room.TURNED_AWAY)
+    scene = Scene(room=SocketAdmission.REJECT_AT_ONCE)
     assert scene.transport.written.startswith(b"HTTP/1.1 503 ")
     assert scene.transport.is_closing()
     scene.transport.lose()
-    assert scene.fronts == set()
+    assert scene.connections == set()
 
 
 @on_loop
@@ -231,7 +239,7 @@ async def test_an_upgrade_takes_the_transport_over() -> None:
     await scene.run()
     assert upgrade.opened == [b"first"]
     assert scene.handler.requests[0].head == head
-    assert scene.fronts == set()
+    assert scene.connections == set()
 
 
 @on_loop

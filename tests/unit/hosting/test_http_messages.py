@@ -45,7 +45,6 @@ def test_refusals_have_a_code_and_rejections_a_header() -> None:
 
 
 def test_an_upgrade_needs_all_its_headers() -> None:
-    assert Request("GET", "/", "", UPGRADE).is_upgrade
     assert Request("GET", "/", "", UPGRADE).is_complete_upgrade()
     assert not Request("POST", "/", "", UPGRADE).is_complete_upgrade()
     for name in UPGRADE:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine
+from random import Random
 from typing import Any
 
 import pytest
 from tests.support.memory_transport import MemoryTransport
 from tests.support.raw_links import frame_bytes
 
+from exec_server.errors import ProtocolError
 from exec_server.hosting.relay_link import (
     PING_SECONDS,
     PONG_SECONDS,
@@ -19,7 +21,14 @@ from exec_server.hosting.relay_link import (
     RelayLink,
     flush_links,
 )
-from exec_server.net.websocket.frames import frame_header
+from exec_server.net.websocket.frames import (
+    FrameReader,
+    Opcode,
+    close_answer,
+    close_payload,
+    frame_header,
+)
+from exec_server.relay.frames import FRAME_BYTES
 
 
 class End:
@@ -114,6 +123,61 @@ async def test_control_frames_and_fragments_take_the_other_path_and_leave_it() -
     assert bench.end.frames == [b"fragment", b"next"]
     assert bench.end.texts == 1
     bench.transport.lose()
+
+
+def _random_frame(random: Random) -> bytes:
+    """Mostly a whole message; sometimes a fragment, a control frame or a violation."""
+    size = random.choice([0, 1, 5, 125, 126, 127, 3000, 65_535, 65_536, 70_000])
+    opcode = random.choice([2] * 12 + [0, 1, 3, 8, 9, 9, 10])
+    payload = random.randbytes(size if opcode < 8 else min(size, 125))
+    return frame_bytes(
+        opcode,
+        b"\xc3\xa9" * 3 if opcode == 1 and random.random() < 0.8 else payload,
+        fin=random.random() < 0.9,
+        mask=random.random() < 0.98,
+        rsv=int(random.random() < 0.02),
+    )
+
+
+def _expected(data: bytes) -> tuple[list[bytes], int, bytes]:
+    """Messages, number of texts and written frames, by the codec of all other WebSockets."""
+    reader = FrameReader(message_bytes=FRAME_BYTES)
+    reader.feed(data)
+    frames: list[bytes] = []
+    texts, written = 0, b""
+    try:
+        while (event := reader.next_event()) is not None:
+            if event.opcode is Opcode.CLOSE:
+                payload = close_answer(event.payload)
+                return frames, texts, written + frame_header(Opcode.CLOSE, len(payload)) + payload
+            if event.opcode is Opcode.PING:
+                written += frame_header(Opcode.PONG, len(event.payload)) + event.payload
+            elif event.opcode is Opcode.BINARY:
+                frames.append(event.payload)
+            texts += event.opcode is Opcode.TEXT
+    except ProtocolError as error:
+        payload = close_payload(error.close_code, error.reason)
+        written += frame_header(Opcode.CLOSE, len(payload)) + payload
+    return frames, texts, written
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_fast_loop_delivers_what_the_codec_of_all_websockets_does(seed: int) -> None:
+    random = Random(seed)
+    data = b"".join(_random_frame(random) for _ in range(40))
+    cuts = sorted(random.randrange(len(data)) for _ in range(random.choice([0, 3, 60])))
+
+    async def scene() -> None:
+        bench = Bench()
+        for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+            if start < end and bench.link.is_open:
+                bench.transport.receive(data[start:end])
+                while bench.transport.is_reading_paused:
+                    await asyncio.sleep(0)
+        assert (bench.end.frames, bench.end.texts, bench.transport.written) == _expected(data)
+        bench.transport.lose()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize("kind", ["messages", "pings", "pings and messages", "fragments"])

@@ -14,11 +14,11 @@ from tests.support.raw_links import frame_bytes
 from exec_server.hosting import exchange
 from exec_server.hosting import node as node_module
 from exec_server.hosting import service as service_module
-from exec_server.hosting.capacity import Room
+from exec_server.hosting.capacity import SocketAdmission
 from exec_server.hosting.database import DatabaseUnavailable
 from exec_server.hosting.http_messages import Answer, Request
 from exec_server.hosting.node import QUEUED_BYTES
-from exec_server.hosting.passage import Passage
+from exec_server.hosting.passage import Forwarder
 from exec_server.hosting.relay_link import RelayLink
 from exec_server.hosting.rules import secret_hash
 from exec_server.hosting.service import FIRST_TENANT, MetricsAccess
@@ -53,7 +53,7 @@ def test_an_executor_and_a_client_meet(tmp_path: Path) -> None:
         assert "exec_server_registry_streams 1\n" in metrics
         await site.service.node._renew()
         [environment], _ = await site.store.status()
-        assert environment[4] == 1
+        assert environment.streams == 1
         # A newer registration ends the executor and, by a reset, its client.
         newer = await site.url("register")
         assert b"\x0f\xa1" in executor.take_written()  # 4001
@@ -73,22 +73,22 @@ def test_a_socket_that_has_moved_is_let_go_and_lost_rows_are_repaired(tmp_path: 
         node = site.service.node
         registered = await site.url("register")
         executor = await site.join(registered["url"])
-        [held] = site.service.exchange.executors.values()
+        [held] = site.service.hub.executors.values()
         # As if the database had lost the claim: it is written again.
-        await site.store.release(held.holding, node.id)
-        object.__setattr__(held.holding, "epoch", held.holding.epoch + 1)
+        await site.store.release(held.lease, node.id)
+        object.__setattr__(held.lease, "epoch", held.lease.epoch + 1)
         await node._renew()
         assert held.link.is_open
         # As if another node had claimed it.
         path, _, query = registered["url"].partition("/base")[2].partition("?")
-        await site.store.claim(check(path, query, node.keys()), "node-other")
+        await site.store.claim(check(path, query, node.keys), "node-other")
         await node._renew()
         assert b"\x0f\xa1" in executor.take_written()
         # As if the release had been lost: the next renewal repairs it.
-        await site.store.claim(check(path, query, node.keys()), node.id)
+        await site.store.claim(check(path, query, node.keys), node.id)
         await node._renew()
         [environment], _ = await site.store.status()
-        assert environment[2] is None
+        assert environment.node is None
 
     play(tmp_path, scene)
 
@@ -136,7 +136,7 @@ def test_addresses_live_for_their_time(tmp_path: Path) -> None:
         client = await site.url("connect")
         for url, seconds in ((registered["url"], 86_400), (client["url"], 60)):
             path, _, query = url.partition("/base")[2].partition("?")
-            expires = check(path, query, site.service.node.keys()).expires
+            expires = check(path, query, site.service.node.keys).expires
             assert 0 <= expires - now - seconds < 30  # the test may be slow, the address not short
 
     play(tmp_path, scene)
@@ -155,7 +155,7 @@ def test_upgrades_are_refused_for_the_right_reason(tmp_path: Path) -> None:
         client = await site.url("connect")
         executor.lose()
         assert await site.refusal(client["url"]) == (503, "route_unavailable")
-        site.service.node._queued_bytes = QUEUED_BYTES + 1
+        site.service.node.queued_bytes = QUEUED_BYTES + 1
         assert await site.refusal(url) == (503, "route_unavailable")
         assert code(await site.ask("register")) == (502, "authentication_service_unavailable")
         assert code(await site.ask("connect")) == (503, "unavailable")
@@ -209,13 +209,13 @@ def test_upgrades_are_counted_by_role_and_outcome(
         await site.join(client)
         await site.refusal(client)  # is used
         await site.refusal(url.replace("kid=", "kid=x"))
-        passage = Passage(set())
+        forwarder = Forwarder(set())
 
-        async def pass_on(*_: object) -> Passage:
-            return passage
+        async def pass_on(*_: object) -> Forwarder:
+            return forwarder
 
         monkeypatch.setattr(site.service.rendezvous, "_admit_client", pass_on)
-        assert await site.upgrade(client) is passage
+        assert await site.upgrade(client) is forwarder
         site.service.node.is_closed = True
         await site.refusal(url)
         lines = (await site.get("/metrics")).body.decode().splitlines()
@@ -258,7 +258,7 @@ def test_a_holder_that_cannot_be_reached_counts_as_dead(tmp_path: Path) -> None:
         )
         registered = await site.url("register")
         path, _, query = registered["url"].partition("/base")[2].partition("?")
-        ticket = check(path, query, site.service.node.keys())
+        ticket = check(path, query, site.service.node.keys)
         await site.store.claim(ticket, "node-other")
         client = await site.url("connect")
         assert await site.refusal(client["url"]) == (503, "route_unavailable")
@@ -293,8 +293,8 @@ def test_paths_methods_and_health(tmp_path: Path) -> None:
         for verb in ("connect", "validate"):
             assert code(await site.ask(verb, {})) == (503, "unavailable")
         handler = service_module._MetricsHandler(site.service, MetricsAccess(is_open=False))
-        assert handler.room() is Room.SERVED
-        assert code(handler.crowded("/metrics")) == (503, "unavailable")
+        assert handler.admission() is SocketAdmission.ACCEPT
+        assert code(handler.overloaded("/metrics")) == (503, "unavailable")
         for path, status in (("/metrics", 200), ("/livez", 404)):
             answer = await handler.answer(Request("GET", path, "", {}))
             assert isinstance(answer, Answer)
@@ -343,7 +343,7 @@ def test_a_crowded_node_gives_the_answer_that_each_peer_retries(tmp_path: Path) 
             "/livez": (503, "unavailable"),
             "": (503, "unavailable"),
         }
-        assert {path: code(site.service.crowded(path)) for path in of} == of
+        assert {path: code(site.service.overloaded(path)) for path in of} == of
 
     play(tmp_path, scene)
 
@@ -414,7 +414,7 @@ def test_a_drain_closes_executors_one_after_the_other(tmp_path: Path) -> None:
         await site.service.node.drain(0.02, ())
         assert b"\x03\xf4" in executor.take_written()  # 1012
         _, [node] = await site.store.status()
-        assert node[2] == 1  # draining
+        assert node.is_draining
         await site.service.node.leave()
         assert (await site.store.status())[1] == []
 
@@ -434,8 +434,8 @@ def test_a_drain_tells_clients_before_their_executor(
     async def scene(site: Site) -> None:
         await site.join((await site.url("register"))["url"])
         transport = await site.join((await site.url("connect"))["url"])
-        [executor] = site.service.exchange.executors.values()
-        [client] = site.service.exchange.clients
+        [executor] = site.service.hub.executors.values()
+        [client] = site.service.hub.clients
         transport.receive(frame_bytes(2, encode(Frame("s", Kind.DATA, b"x"))))
         monkeypatch.setattr(RelayLink, "close", note)
         await site.service.node.drain(0.0, ())
@@ -506,7 +506,7 @@ def test_pings_and_queues_are_looked_at_in_a_tick(
         client = await site.join((await site.url("connect"))["url"])
         node = site.service.node
         tasks = [asyncio.ensure_future(run()) for run in (node.tick, node.run)]  # noqa: TID251
-        while node.queued_bytes() != 70:
+        while node.queued_bytes != 70:
             await asyncio.sleep(0.002)
         for task in tasks:
             task.cancel()
@@ -525,14 +525,14 @@ def test_a_renewal_writes_a_limited_number_of_counters_in_turn(
         for number in range(5):
             answer = await site.ask("register", name=f"env-{number}")
             await site.join(json.loads(answer.body)["url"])
-        executors = site.service.exchange.executors
+        executors = site.service.hub.executors
         written: list[str] = []
         for _ in range(3):
             for executor in executors.values():
                 executor.bytes = 7  # all of them have traffic all the time
             counts = site.service.node._counts(executors)
             assert len(counts) == 2
-            written += [count.holding.environment_id for count in counts]
+            written += [count.lease.environment_id for count in counts]
         assert set(written) == {f"env-{number}" for number in range(5)}
 
     play(tmp_path, scene)

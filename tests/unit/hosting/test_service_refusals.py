@@ -77,7 +77,7 @@ def test_every_refusal_is_logged_and_counted_with_token_tenant_and_reason(
         await site.store.limit_tenant(FIRST_TENANT, (1, 1, None, 9))
         await site.ask("connect")
         await site.refusal(client)
-        site.service.crowded("/rendezvous/x")
+        site.service.overloaded("/rendezvous/x")
         await site.get("/nothing")
         site.service.refuse(Refusal(413, "body_too_large", ""), "peer")
         await site.store.revoke_token("tok-1")

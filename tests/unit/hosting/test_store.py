@@ -13,10 +13,19 @@ from exec_server.errors import StartupError
 from exec_server.hosting.database import DatabaseUnavailable, Row, Step
 from exec_server.hosting.engines import open_database
 from exec_server.hosting.metrics import Metrics
-from exec_server.hosting.store import Caller, Count, Holding, Limits, NewToken, Store
+from exec_server.hosting.store import (
+    AuthenticatedToken,
+    Count,
+    EnvironmentFacts,
+    ExecutorLease,
+    Limits,
+    NewToken,
+    NodeFacts,
+    Store,
+)
 from exec_server.hosting.tickets import Ticket
 
-Scene = Callable[[Store, Caller], Coroutine[Any, Any, None]]
+Scene = Callable[[Store, AuthenticatedToken], Coroutine[Any, Any, None]]
 TENANT = "0123456789abcdef"
 
 
@@ -43,13 +52,13 @@ def ticket(role: str = "environment", registration: str = "reg-1", **changes: An
     return Ticket(TENANT, "env", role, registration, **values)
 
 
-async def online(store: Store, caller: Caller, node: str = "node-1") -> Holding:
+async def online(store: Store, caller: AuthenticatedToken, node: str = "node-1") -> ExecutorLease:
     """Register `env` and claim it for a node that lives."""
     assert await store.register(caller, "env", "reg-1", '{"key": 1}', takeover=True)
     await renew(store, node)
     epoch = await store.claim(ticket(), node)
     assert epoch is not None
-    return Holding(TENANT, "env", "reg-1", epoch)
+    return ExecutorLease(TENANT, "env", "reg-1", epoch)
 
 
 async def renew(store: Store, node: str, **changes: Any) -> Any:
@@ -58,8 +67,10 @@ async def renew(store: Store, node: str, **changes: Any) -> Any:
 
 
 def test_the_first_tenant_is_made_once(tmp_path: Path) -> None:
-    async def scene(store: Store, caller: Caller) -> None:
-        assert caller == Caller("tok-1", TENANT, ("executor:*", "connect:a"), Limits(), "default")
+    async def scene(store: Store, caller: AuthenticatedToken) -> None:
+        assert caller == AuthenticatedToken(
+            "tok-1", TENANT, ("executor:*", "connect:a"), Limits(), "default"
+        )
         again = NewToken("tok-2", "other", "", "f" * 16, ("connect:*",))
         assert not await store.add_first_tenant("f" * 16, "default", [again])
         assert await store.caller("other") is None
@@ -74,7 +85,7 @@ def test_the_first_tenant_is_made_once(tmp_path: Path) -> None:
 
 
 def test_tokens_expire_and_are_revoked(tmp_path: Path) -> None:
-    async def scene(store: Store, caller: Caller) -> None:
+    async def scene(store: Store, caller: AuthenticatedToken) -> None:
         short = NewToken("tok-2", "short", "", TENANT, ("connect:*",), 0.05)
         assert await store.add_token(short) is not None
         assert await store.caller("short") is not None
@@ -82,7 +93,7 @@ def test_tokens_expire_and_are_revoked(tmp_path: Path) -> None:
         found = await store.caller("short")
         assert found is not None
         assert (found.is_expired, found.is_revoked) == (True, False)
-        assert [row[0] for row in await store.tokens(None)] == ["tok-1", "tok-2"]
+        assert [token.id for token in await store.tokens(None)] == ["tok-1", "tok-2"]
         assert await store.tokens("other") == []
         before = await store.now()
         assert await store.revoke_token("tok-1")
@@ -104,8 +115,8 @@ def test_tokens_expire_and_are_revoked(tmp_path: Path) -> None:
 
 
 def test_registrations_replace_each_other_within_limits(tmp_path: Path) -> None:
-    async def scene(store: Store, caller: Caller) -> None:
-        small = Caller("tok-1", TENANT, (), Limits(environments=1))
+    async def scene(store: Store, caller: AuthenticatedToken) -> None:
+        small = AuthenticatedToken("tok-1", TENANT, (), Limits(environments=1))
         assert await store.register(small, "env", "reg-0", "{}", takeover=True)
         assert await store.register(small, "other", "reg", "{}", takeover=True) is None
         assert not await store.is_known(TENANT, "other")
@@ -120,7 +131,7 @@ def test_registrations_replace_each_other_within_limits(tmp_path: Path) -> None:
 
 
 def test_an_authorization_is_consumed_once_and_only_by_its_key(tmp_path: Path) -> None:
-    async def scene(store: Store, caller: Caller) -> None:
+    async def scene(store: Store, caller: AuthenticatedToken) -> None:
         assert await store.authorize(caller, "env", "secret", "key", 60) is None
         await online(store, caller)
         grant = await store.authorize(caller, "env", "secret", "key", 60)
@@ -143,7 +154,7 @@ def test_an_authorization_is_consumed_once_and_only_by_its_key(tmp_path: Path) -
 
 
 def test_a_ticket_is_spent_once_and_its_facts_are_found(tmp_path: Path) -> None:
-    async def scene(store: Store, caller: Caller) -> None:
+    async def scene(store: Store, caller: AuthenticatedToken) -> None:
         assert await store.spend(ticket(nonce="a"))
         assert not await store.spend(ticket(nonce="a"))
         assert not await store.spend(ticket(nonce="b", expires=1))
@@ -163,14 +174,14 @@ def test_a_ticket_is_spent_once_and_its_facts_are_found(tmp_path: Path) -> None:
 
 
 def test_the_newest_claim_holds_and_lost_ones_are_repaired(tmp_path: Path) -> None:
-    async def scene(store: Store, caller: Caller) -> None:
+    async def scene(store: Store, caller: AuthenticatedToken) -> None:
         first = await online(store, caller)
         second = await store.claim(ticket(), "node-2")
         assert second == first.epoch + 1
         assert (await renew(store, "node-1")).held == {}
         assert (await renew(store, "node-2")).held == {(TENANT, "env"): (second, "reg-1")}
         assert not await store.reclaim(first, "node-1")  # a newer one exists
-        lost = Holding(TENANT, "env", "reg-1", second + 1)
+        lost = ExecutorLease(TENANT, "env", "reg-1", second + 1)
         assert await store.reclaim(lost, "node-1")  # the database has lost this one
         await store.release(first, "node-1")  # an old epoch: no effect
         held = (await renew(store, "node-1")).held
@@ -182,25 +193,25 @@ def test_the_newest_claim_holds_and_lost_ones_are_repaired(tmp_path: Path) -> No
 
 
 def test_a_renewal_writes_counters_and_status_shows_them(tmp_path: Path) -> None:
-    async def scene(store: Store, caller: Caller) -> None:
-        holding = await online(store, caller)
-        await renew(store, "node-1", counts=[Count(holding, 2, 70)], used_tokens=["tok-1"])
-        await renew(store, "node-1", counts=[Count(holding, 1, 30)], draining=True)
+    async def scene(store: Store, caller: AuthenticatedToken) -> None:
+        lease = await online(store, caller)
+        await renew(store, "node-1", counts=[Count(lease, 2, 70)], used_tokens=["tok-1"])
+        await renew(store, "node-1", counts=[Count(lease, 1, 30)], draining=True)
         [environment], [node] = await store.status()
-        assert environment[:3] == ("default", "env", "node-1")
-        assert environment[4:] == (1, 100)
-        assert node == ("node-1", "http://node", 1, 1)
+        since = environment.since
+        assert environment == EnvironmentFacts("default", "env", "node-1", since, 1, 100)
+        assert node == NodeFacts("node-1", "http://node", True, 1)
         [token] = await store.tokens("default")
-        assert token[6] is not None
+        assert token.last_used_at is not None
         await store.remove_node("node-1")
         [environment], nodes = await store.status()
-        assert (environment[2], nodes) == (None, [])
+        assert (environment.node, nodes) == (None, [])
 
     play(tmp_path, scene)
 
 
 def test_keys_are_rotated_once_a_day_and_two_are_kept(tmp_path: Path) -> None:
-    async def scene(store: Store, caller: Caller) -> None:
+    async def scene(store: Store, caller: AuthenticatedToken) -> None:
         assert await store.keys() == {}
         assert await store.rotate_keys(86_400.0, b"one") == {"1": b"one"}
         assert await store.rotate_keys(86_401.0, b"other node") == {"1": b"one"}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import pytest
 
-from exec_server.errors import ProtocolError
-from exec_server.net.lines import LINE_BYTES, LineSplitter, LineWriter
+from exec_server.errors import InternalError, ProtocolError
+from exec_server.net.lines import LINE_BYTES, LineSplitter, LineStream, LineWriter
 
 
 def _lines(splitter: LineSplitter) -> list[bytes]:
@@ -87,3 +90,92 @@ def test_parts_of_a_message_become_one_line() -> None:
     writer.write(b"two")
     writer.finish()
     assert b"".join(written) == b"one two\n"
+
+
+class _Receiver:
+    def __init__(self, events: list[object]) -> None:
+        self._events = events
+
+    def message_received(self, message: bytes) -> None:
+        self._events.append(message)
+
+    def pause_writing(self) -> None:
+        self._events.append("pause")
+
+    def resume_writing(self) -> None:
+        self._events.append("resume")
+
+    def connection_lost(self) -> None:
+        self._events.append("lost")
+
+
+class _Stream(LineStream):
+    """Keeps what is written, why it was closed, and the events of its receiver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.reasons: list[str] = []
+        self.events: list[object] = []
+        self._deliver_to(_Receiver(self.events))
+
+    def feed(self, data: bytes) -> None:
+        self._bytes_received(data)
+
+    def close(self, code: int, reason: str) -> None:
+        self.reasons.append(reason)
+        self._end()
+
+    def _write(self, data: bytes) -> None:
+        self.written += data
+
+    def _update_reading(self) -> None:
+        self.events.append("flowing" if self._inbox.is_flowing else "not flowing")
+
+
+def test_a_stream_delivers_lines_until_one_is_invalid() -> None:
+    async def scene() -> None:
+        stream = _Stream()
+        stream.feed(b"one\ntw")
+        stream.pause_reading()
+        stream.feed(b"o\n")
+        assert stream.events == [b"one", "not flowing"]
+        stream.resume_reading()
+        await asyncio.sleep(0)
+        assert stream.events[2:] == [b"two", "flowing"]
+        stream.feed(b"\xff\nthree\n")
+        stream.feed(b"four\n")
+        await asyncio.sleep(0)
+        assert stream.events[4:] == ["not flowing", "lost"]
+        assert stream.reasons == ["line is not UTF-8"]
+
+    asyncio.run(scene())
+
+
+def test_a_stream_sends_messages_whole_or_in_parts_or_ends() -> None:
+    async def parts(*, fail: bool) -> AsyncIterator[bytes]:
+        yield b"a"
+        if fail:
+            raise InternalError("no more")
+        yield b"b"
+
+    async def scene() -> None:
+        stream = _Stream()
+        stream.send(b"one")
+        await stream.send_parts(parts(fail=False), 2)
+        assert stream.written == b"one\nab\n"
+        with pytest.raises(InternalError):
+            await stream.send_parts(parts(fail=True), 2)
+        assert stream.reasons == ["a message could not be completed"]
+
+    asyncio.run(scene())
+
+
+def test_a_full_pipe_pauses_the_producer() -> None:
+    async def scene() -> None:
+        stream = _Stream()
+        stream.pause_writing()
+        stream.resume_writing()
+        assert stream.events == ["pause", "resume"]
+
+    asyncio.run(scene())

@@ -35,10 +35,14 @@ class Link(RelaySocket):
     """Counts how often its streams are lost."""
 
     def __init__(self, socket: ClientSocket) -> None:
-        super().__init__(socket, self._streams_lost)
+        super().__init__(socket)
         self.losses = 0
 
-    def _streams_lost(self) -> None:
+    def message_received(self, message: bytes, *, is_text: bool) -> None: ...
+
+    def end_stream(self, stream_id: str) -> None: ...
+
+    def streams_lost(self) -> None:
         self.losses += 1
 
 

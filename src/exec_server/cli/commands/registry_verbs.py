@@ -24,7 +24,7 @@ from exec_server.cli.commands.registry_location import (
     normalised_url,
 )
 from exec_server.host.event_loop import run as run_loop
-from exec_server.hosting.database import DatabaseUnavailable, Row
+from exec_server.hosting.database import DatabaseUnavailable
 from exec_server.hosting.engines import open_database
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.rules import (
@@ -43,7 +43,15 @@ from exec_server.hosting.service import (
     make_first_tenant,
     new_token_id,
 )
-from exec_server.hosting.store import RENEWAL_SECONDS, Limits, NewToken, Store, TenantFacts
+from exec_server.hosting.store import (
+    RENEWAL_SECONDS,
+    EnvironmentFacts,
+    Limits,
+    NewToken,
+    NodeFacts,
+    Store,
+    TenantFacts,
+)
 from exec_server.printable import printable
 
 _CLEAR_SCREEN: Final = "\x1b[H\x1b[2J"
@@ -177,17 +185,22 @@ def _tenant(arguments: argparse.Namespace) -> str | None:
 def list_tokens(arguments: argparse.Namespace) -> int:
     """Print the tokens that are not revoked; their texts are not known."""
     tenant = _tenant(arguments)
-    rows = _with_store(arguments, lambda store: store.tokens(tenant))
-    names = ("id", "name", "tenant", "scopes", "created_at", "expires_at", "last_used_at")
+    tokens = _with_store(arguments, lambda store: store.tokens(tenant))
     if arguments.json:
-        tokens = [dict(zip(names, row, strict=True)) for row in rows]
-        for token in tokens:
+        facts = [asdict(token) for token in tokens]
+        for token in facts:
             token["scopes"] = token["scopes"].split()
-            for member in names[4:]:
+            for member in ("created_at", "expires_at", "last_used_at"):
                 token[member] = _seconds(token[member])
-        print_text(json_text({"tokens": tokens}))
+        print_text(json_text({"tokens": facts}))
         return 0
-    table = [(*row[:4], *(_time(at) for at in row[4:])) for row in rows]
+    table = [
+        (
+            *(each.id, each.name, each.tenant, each.scopes, _time(each.created_at)),
+            *(_time(each.expires_at), _time(each.last_used_at)),
+        )
+        for each in tokens
+    ]
     print_text(_table(("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "USED"), table))
     return 0
 
@@ -282,12 +295,12 @@ def limit_tenant(arguments: argparse.Namespace, name: str) -> int:
 def list_environments(arguments: argparse.Namespace) -> int:
     """Print the environments that count in the limit of a tenant."""
     tenant = _tenant(arguments)
-    rows, _ = _with_store(arguments, lambda store: store.status())
-    rows = [row for row in rows if tenant in (None, row[0])]
+    environments, _ = _with_store(arguments, lambda store: store.status())
+    environments = [each for each in environments if tenant in (None, each.tenant)]
     if arguments.json:
-        print_text(json_text({"environments": _status(rows, [])["environments"]}))
+        print_text(json_text({"environments": _status(environments, [])["environments"]}))
     else:
-        print_text(_environment_table(rows))
+        print_text(_environment_table(environments))
     return 0
 
 
@@ -340,43 +353,52 @@ def show_status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _status_text(arguments: argparse.Namespace, environments: list[Row], nodes: list[Row]) -> str:
+def _status_text(
+    arguments: argparse.Namespace, environments: list[EnvironmentFacts], nodes: list[NodeFacts]
+) -> str:
     if arguments.json:
         return json_text(_status(environments, nodes))
-    of_nodes = [(node, url, "yes" if d else "no", count) for node, url, d, count in nodes]
+    of_nodes = [
+        (node.node, node.url, "yes" if node.is_draining else "no", node.executors) for node in nodes
+    ]
     table = _table(("NODE", "URL", "DRAINING", "EXECUTORS"), of_nodes)
     return f"{_environment_table(environments)}\n{table}"
 
 
-def _environment_table(environments: list[Row]) -> str:
+def _environment_table(environments: list[EnvironmentFacts]) -> str:
     rows = [
         (
-            *(tenant, name, "yes" if node else "no", node or "-", _time(since)),
-            *(streams if node else "-", size),
+            *(each.tenant, each.environment_id, "yes" if each.node else "no", each.node or "-"),
+            *(_time(each.since), each.streams if each.node else "-", each.bytes),
         )
-        for tenant, name, node, since, streams, size in environments
+        for each in environments
     ]
     titles = ("TENANT", "ENVIRONMENT", "ONLINE", "NODE", "SINCE", "STREAMS", "BYTES")
     return _table(titles, rows)
 
 
-def _status(environments: list[Row], nodes: list[Row]) -> dict[str, Any]:
+def _status(environments: list[EnvironmentFacts], nodes: list[NodeFacts]) -> dict[str, Any]:
     return {
         "environments": [
             {
-                "tenant": tenant,
-                "environment_id": name,
-                "online": node is not None,
-                "node": node,
-                "since": _seconds(since),
-                "streams": streams,
-                "bytes": size,
+                "tenant": each.tenant,
+                "environment_id": each.environment_id,
+                "online": each.node is not None,
+                "node": each.node,
+                "since": _seconds(each.since),
+                "streams": each.streams,
+                "bytes": each.bytes,
             }
-            for tenant, name, node, since, streams, size in environments
+            for each in environments
         ],
         "nodes": [
-            {"node": node, "url": url, "draining": bool(draining), "executors": count}
-            for node, url, draining, count in nodes
+            {
+                "node": each.node,
+                "url": each.url,
+                "draining": each.is_draining,
+                "executors": each.executors,
+            }
+            for each in nodes
         ],
     }
 

@@ -9,23 +9,18 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from exec_server.client.engine.dialers import CALLS_IN_FLIGHT
-from exec_server.errors import ConnectFailed, ProtocolError, StartupError, os_error_text
-from exec_server.net.inbox import Inbox
-from exec_server.net.lines import LineSplitter, LineWriter
-from exec_server.net.outbox import Outbox
-from exec_server.net.stream import MessageReceiver, MessageStream, ReceiverFactory
+from exec_server.errors import ConnectFailed, StartupError, os_error_text
+from exec_server.net.lines import SEND_HIGH_BYTES, SEND_LOW_BYTES, LineStream
+from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.printable import printable
 from exec_server.registry.secrets import SECRET_NAMES
 
 log = logging.getLogger(__name__)
 
-# Unsent bytes at which the producer is asked to stop, and at which to go on.
-SEND_HIGH_BYTES = 524_288
-SEND_LOW_BYTES = 131_072
 # Of a line on stderr. A longer line is passed on in pieces.
 STDERR_BYTES = 8192
 # Of the end of stderr that explains a program which does not serve: enough for a usage message or
@@ -111,25 +106,17 @@ class StdioDialer:
         log.info("%s: %s", self._argv[0], printable(line))
 
 
-class ProgramStream(asyncio.SubprocessProtocol):
+class ProgramStream(LineStream, asyncio.SubprocessProtocol):
     """The link to a program; a MessageStream."""
 
-    is_strict = False
-    origin = "JSON-RPC message from exec-server stdio"
-
     def __init__(self, make_receiver: ReceiverFactory, on_stderr: Callable[[str], None]) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._on_stderr = on_stderr
         self._transport: asyncio.SubprocessTransport = cast(asyncio.SubprocessTransport, None)
-        self._lines = LineSplitter()
         self._stderr = bytearray()
-        self._is_closed = False
         self._timers: list[asyncio.TimerHandle] = []
-        self._inbox: Inbox[bytes] = Inbox(self._next_line, self._deliver, self._update_reading)
-        self._outbox = Outbox(self._break_off)
         self._exited: asyncio.Future[None] = self._loop.create_future()
-        self._receiver: MessageReceiver = make_receiver(self)
-        self._outbox.producer = self._receiver
+        self._deliver_to(make_receiver(self))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
@@ -153,19 +140,8 @@ class ProgramStream(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == _STDERR:
             self._stderr_received(data)
-        elif not self._is_closed:
-            self._lines.feed(data)
-            self._inbox.deliver()
-
-    def _next_line(self) -> bytes | None:
-        try:
-            return self._lines.next_line()
-        except ProtocolError as error:
-            self.close(error.close_code, error.reason)
-            return None
-
-    def _deliver(self, line: bytes) -> None:
-        self._receiver.message_received(line)
+        else:
+            self._bytes_received(data)
 
     def _stderr_received(self, data: bytes) -> None:
         self._stderr += data
@@ -175,12 +151,6 @@ class ProgramStream(asyncio.SubprocessProtocol):
             line = self._stderr[: end if end >= 0 else STDERR_BYTES]
             del self._stderr[: len(line) + (end >= 0)]
             self._on_stderr(line.decode(errors="replace").removesuffix("\r"))
-
-    def pause_reading(self) -> None:
-        self._inbox.pause()
-
-    def resume_reading(self) -> None:
-        self._inbox.resume()
 
     def _update_reading(self) -> None:
         if self._stdout.is_closing():
@@ -192,47 +162,25 @@ class ProgramStream(asyncio.SubprocessProtocol):
 
     # ---- sending ----------------------------------------------------------------------
 
-    def send(self, message: bytes) -> None:
-        self._outbox.send(message, self._write_line)
-
-    def _write_line(self, message: bytes) -> None:
-        self._write(message + b"\n")
-
     def _write(self, data: bytes) -> None:
         if self._can_write():
             self._stdin.write(data)
 
-    async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
-        await self._outbox.send_parts(parts, LineWriter(self._write))
-
     def unsent(self) -> int:
         unsent = self._stdin.get_write_buffer_size() if self._can_write() else 0
         return unsent + self._outbox.queued_bytes
-
-    def pause_writing(self) -> None:
-        self._outbox.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._outbox.resume_writing()
 
     # ---- the end ----------------------------------------------------------------------
 
     def probe(self) -> None:
         """No other connection can ask for the session of this program."""
 
-    def _break_off(self) -> None:
-        self.close(0, "a message could not be completed")
-
     def close(self, code: int, reason: str) -> None:
         """End the link and the program; `wait_closed` waits for the latter."""
         if self._is_closed:
             return
         log.info("the link to a program ends: %s", reason)
-        self._is_closed = True
-        self._lines.clear()
-        self._inbox.close()
-        self._outbox.close()
-        self._loop.call_soon(self._receiver.connection_lost)
+        self._end()
         self._stdin.close()
         self._update_reading()
         if self._transport.get_returncode() is None:

@@ -17,6 +17,7 @@ from typing import Protocol, cast
 
 from exec_server.errors import CertificateRejected, ConnectFailed, ProtocolError, os_error_text
 from exec_server.net.dial import open_connection
+from exec_server.net.http1 import HEAD_BYTES
 from exec_server.net.outbox import Producer
 from exec_server.net.websocket.frames import (
     MESSAGE_BYTES,
@@ -28,7 +29,7 @@ from exec_server.net.websocket.frames import (
 )
 from exec_server.net.websocket.socket import FramedSocket
 from exec_server.net.websocket.state import Cause, State
-from exec_server.net.websocket.upgrade import HEAD_BYTES, check_answer, new_key, upgrade_request
+from exec_server.net.websocket.upgrade import check_answer, new_key, upgrade_request
 from exec_server.net.websocket.writer import DIRECT_BYTES
 from exec_server.protocol.urls import Url, parse_url
 

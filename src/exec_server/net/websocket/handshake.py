@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
-from base64 import b64encode
+from collections.abc import Mapping
 from ipaddress import ip_address
 
 import msgspec
 
 from exec_server.errors import ExecServerError
+from exec_server.net.http1 import (
+    HEAD_BYTES,
+    date,
+    encode_response,
+    has_control,
+    list_items,
+    parse_fields,
+    upgrade_flaw,
+)
+from exec_server.net.websocket.upgrade import accept_value
 
-# More than any client or proxy sends; a longer head is refused.
-HEAD_BYTES = 16_384
-_WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-# RFC 9110, 5.5: a recipient rejects CR, LF and NUL in a field, or replaces them. Other control
-# characters except a tab have no use either.
-_find_control = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
 _REQUEST_LINE = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) (\S+) HTTP/1\.[01]")
-_HEADER_LINE = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):(.*)")
 # Headers of which a proxy may have checked the other one. Of two Authorization headers the first
 # counts, as in the reference.
 _SINGLE = frozenset({"host", "origin", "sec-websocket-key"})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_REASONS = {
-    101: "Switching Protocols",
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
 
 
 class HttpRefusal(ExecServerError):
@@ -57,7 +48,7 @@ class RequestHead(msgspec.Struct, frozen=True):
     def keeps_alive(self) -> bool:
         """Whether another request may follow; not after a body, which is not read here."""
         return (
-            "close" not in tokens(self, "connection")
+            "close" not in list_items(self.headers.get("connection", ""))
             and self.headers.get("content-length", "0") == "0"
             and "transfer-encoding" not in self.headers
         )
@@ -67,22 +58,18 @@ def parse_head(data: bytes) -> RequestHead:
     """Parse everything before the empty line; raises HttpRefusal."""
     if len(data) > HEAD_BYTES:
         raise HttpRefusal(431)
-    if _find_control(data.replace(b"\r\n", b"")):
+    if has_control(data.replace(b"\r\n", b"")):
         raise HttpRefusal(400)
     first, *lines = data.decode("latin-1").split("\r\n")
     request = _REQUEST_LINE.fullmatch(first)
-    if request is None:
+    fields = parse_fields(lines)
+    if request is None or fields is None:
         raise HttpRefusal(400)
     headers: dict[str, str] = {}
-    for line in lines:
-        header = _HEADER_LINE.fullmatch(line)
-        if header is None:
-            raise HttpRefusal(400)
-        name = header[1].lower()
+    for name, value in fields:
         if name in _SINGLE and name in headers:
             raise HttpRefusal(400)
-        # Stripped here: an expression that strips takes quadratic time for many spaces.
-        headers.setdefault(name, header[2].strip(" \t"))
+        headers.setdefault(name, value)
     return RequestHead(request[1], request[2].partition("?")[0], headers)
 
 
@@ -115,31 +102,19 @@ def check_upgrade(head: RequestHead) -> None:
         raise HttpRefusal(404)
     if head.method != "GET":
         raise HttpRefusal(405, "Request method must be `GET`")
-    if "upgrade" not in tokens(head, "connection"):
-        raise HttpRefusal(400, "Connection header did not include 'upgrade'")
-    if "websocket" not in tokens(head, "upgrade"):
-        raise HttpRefusal(400, "`Upgrade` header did not include 'websocket'")
-    if head.headers.get("sec-websocket-version") != "13":
-        raise HttpRefusal(400, "`Sec-WebSocket-Version` header did not include '13'")
-    if "sec-websocket-key" not in head.headers:
-        raise HttpRefusal(400, "`Sec-WebSocket-Key` header missing")
+    flaw = upgrade_flaw(head.headers)
+    if flaw is not None:
+        raise HttpRefusal(400, flaw)
 
 
-def tokens(head: RequestHead, name: str) -> list[str]:
-    """The items of a header that is a list, in lower case."""
-    return [token.strip().lower() for token in head.headers.get(name, "").split(",")]
-
-
-def upgrade_answer(head: RequestHead) -> bytes:
-    """The 101 answer to a request that passed `check_upgrade`."""
-    key = head.headers["sec-websocket-key"].encode("latin-1")
-    accept = b64encode(hashlib.sha1(key + _WEBSOCKET_GUID, usedforsecurity=False).digest())
+def upgrade_answer(request: Mapping[str, str]) -> bytes:
+    """The 101 answer to a request with these headers, which has no `upgrade_flaw`."""
     headers = {
         "connection": "upgrade",
         "upgrade": "websocket",
-        "sec-websocket-accept": accept.decode(),
+        "sec-websocket-accept": accept_value(request["sec-websocket-key"].encode("latin-1")),
     }
-    request_id = head.headers.get("x-request-id", "")
+    request_id = request.get("x-request-id", "")
     if _REQUEST_ID.fullmatch(request_id):
         headers["x-request-id"] = request_id
     return _answer(101, headers, b"")
@@ -159,7 +134,5 @@ def refusal_answer(refusal: HttpRefusal, request: RequestHead | None) -> bytes:
 
 
 def _answer(status: int, headers: dict[str, str], body: bytes) -> bytes:
-    lines = [f"HTTP/1.1 {status} {_REASONS[status]}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    lines += [f"date: {time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}", "", ""]
-    return "\r\n".join(lines).encode("latin-1") + body
+    headers["date"] = date(int(time.time()))
+    return encode_response(status, headers.items(), body)

@@ -17,6 +17,7 @@ from exec_server.net.admission import Admission, peer_network
 from exec_server.net.auth import Authenticator
 from exec_server.net.busy_poll import BusyPoll
 from exec_server.net.byte_budget import ByteBudget, Reservation
+from exec_server.net.http1 import HEAD_BYTES, TLS_HANDSHAKE
 from exec_server.net.liveness import Action, KeepAlive, Probe, Progress
 from exec_server.net.stream import MessageReceiver, ReceiverFactory
 from exec_server.net.unix_peer import peer_user
@@ -31,7 +32,6 @@ from exec_server.net.websocket.frames import (
     text_header,
 )
 from exec_server.net.websocket.handshake import (
-    HEAD_BYTES,
     HttpRefusal,
     RequestHead,
     check_browser,
@@ -64,9 +64,6 @@ RECEIVING_BYTES = 4 * MESSAGE_BYTES
 # does one that is slower than this rate while other messages wait for the budget.
 STALL_SECONDS = 30.0
 TRICKLE_BYTES_PER_SECOND = 262_144
-
-# The first bytes of a client that begins a TLS handshake.
-_TLS_HANDSHAKE = b"\x16\x03"
 
 GOING_AWAY = 1001
 POLICY_VIOLATION = 1008
@@ -202,7 +199,7 @@ class WebSocketStream(asyncio.Protocol):
         if self._socket.state is not State.CONNECTING:
             return
         head, end, rest = self._head.partition(b"\r\n\r\n")
-        if head.startswith(_TLS_HANDSHAKE):
+        if head.startswith(TLS_HANDSHAKE):
             # Such a peer waits for an answer, and this one shows it that there is no TLS here.
             self._refuse(HttpRefusal(400, "this port has no TLS"))
         elif end:
@@ -232,7 +229,7 @@ class WebSocketStream(asyncio.Protocol):
             self._refuse(refusal, request)
             return
         self._cancel_handshake_timer()
-        self._transport.write(upgrade_answer(request))
+        self._transport.write(upgrade_answer(request.headers))
         self._socket.change(Cause.UPGRADED)
         self._receiver = self._outbox.producer = self._settings.receiver(self)
         rest, self._head = self._head, b""

@@ -17,7 +17,7 @@ from exec_server.cli.commands import registry_command, registry_verbs
 from exec_server.cli.commands.errors import CommandError, UsageError
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.sqlite_database import SqliteDatabase
-from exec_server.hosting.store import Caller, Limits, Store
+from exec_server.hosting.store import AuthenticatedToken, Limits, Store
 from exec_server.hosting.tickets import Ticket
 
 
@@ -143,7 +143,7 @@ def test_status_of_environments_and_nodes(registry: Registry) -> None:
         store = Store(SqliteDatabase(registry.directory / "registry.db"), Metrics())
         found = await store.tenant("ops")
         assert found is not None
-        caller = Caller("tok", found[0], (), Limits())
+        caller = AuthenticatedToken("tok", found[0], (), Limits())
         await store.register(caller, "box", "reg", "{}", takeover=True)
         await store.renew("node-1", "http://x", draining=True, since=0.0, counts=[], used_tokens=[])
         await store.close()
@@ -231,7 +231,7 @@ def _register(registry: Registry, tenant: str, *names: str, node: str | None = N
         store = Store(SqliteDatabase(registry.directory / "registry.db"), Metrics())
         found = await store.tenant(tenant)
         assert found is not None
-        caller = Caller("tok", found[0], (), Limits())
+        caller = AuthenticatedToken("tok", found[0], (), Limits())
         for name in names:
             await store.register(caller, name, "reg", "{}", takeover=True)
             if node is not None:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from exec_server.net.http1 import HEAD_BYTES
 from exec_server.net.websocket.handshake import (
-    HEAD_BYTES,
     HttpRefusal,
     RequestHead,
     check_browser,
@@ -186,7 +186,7 @@ def _parsed(answer: bytes) -> tuple[str, dict[str, str], bytes]:
 
 
 def test_upgrade_answer() -> None:
-    status, headers, body = _parsed(upgrade_answer(_head()))
+    status, headers, body = _parsed(upgrade_answer(_head().headers))
     assert (status, body) == ("HTTP/1.1 101 Switching Protocols", b"")
     # The example of RFC 6455, section 1.3.
     assert headers == {
@@ -197,9 +197,9 @@ def test_upgrade_answer() -> None:
 
 
 def test_request_id_is_echoed_if_it_is_printable() -> None:
-    assert b"\r\nx-request-id: abc\r\n" in upgrade_answer(_head(x_request_id="abc"))
+    assert b"\r\nx-request-id: abc\r\n" in upgrade_answer(_head(x_request_id="abc").headers)
     for bad in ("", "a b", "x" * 129, "\xff", "a\rb"):
-        assert b"x-request-id" not in upgrade_answer(_head(x_request_id=bad))
+        assert b"x-request-id" not in upgrade_answer(_head(x_request_id=bad).headers)
 
 
 def test_refusal_answer_with_text() -> None:

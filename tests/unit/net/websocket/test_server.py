@@ -23,6 +23,7 @@ from tests.support.websocket_server import (
 
 from exec_server.errors import ProtocolError
 from exec_server.net.admission import PendingConnections
+from exec_server.net.http1 import HEAD_BYTES
 from exec_server.net.inbox import BURST
 from exec_server.net.websocket import server
 from exec_server.net.websocket.frames import (
@@ -33,7 +34,7 @@ from exec_server.net.websocket.frames import (
     close_payload,
     text_frame,
 )
-from exec_server.net.websocket.handshake import HEAD_BYTES, HttpRefusal
+from exec_server.net.websocket.handshake import HttpRefusal
 from exec_server.net.websocket.server import (
     HANDSHAKE_SECONDS,
     LARGE_BYTES,

@@ -9,7 +9,8 @@ from base64 import b64encode
 import pytest
 
 from exec_server.errors import ConnectFailed
-from exec_server.net.websocket.upgrade import HEAD_BYTES, check_answer, new_key, upgrade_request
+from exec_server.net.http1 import HEAD_BYTES
+from exec_server.net.websocket.upgrade import check_answer, new_key, upgrade_request
 
 KEY = b"dGhlIHNhbXBsZSBub25jZQ=="  # of RFC 6455, 1.3
 ACCEPT = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
