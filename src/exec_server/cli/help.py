@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
+import re
+from typing import TYPE_CHECKING, Final
 
 from exec_server import __version__
 from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import TARGET_FORMS, CommandParser
 from exec_server.cli.streams import print_text
 from exec_server.cli.table import COMMANDS, GROUPS, unknown_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Digits of a commit: enough to find it in this project for ever.
+COMMIT_DIGITS: Final = 12
 
 OVERVIEW_USAGE: Final = """\
 usage: exec-server COMMAND ...
@@ -87,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 _VERSION_DESCRIPTION: Final = """\
-Print the version of exec-server. `exec-server info TARGET` shows the version of a server.
+Print the version of exec-server, and in a checkout its commit. `exec-server info TARGET` shows the
+version of a server.
 """
 _VERSION_EPILOG: Final = """\
 examples:
@@ -101,6 +109,37 @@ def build_version_parser() -> CommandParser:
 
 
 def run_version(_: argparse.Namespace) -> int:
-    """Print name and version; returns the exit code."""
-    print_text(f"exec-server {__version__}\n")
+    """Print name, version and commit; returns the exit code."""
+    commit = _checkout_commit()
+    print_text(f"exec-server {__version__}{f' (commit {commit})' if commit else ''}\n")
     return 0
+
+
+def _checkout_commit() -> str:
+    """The commit of the checkout with this package; empty if the package is installed.
+
+    The files of Git are read, because its program may be missing.
+    """
+    from pathlib import Path
+
+    root = Path(__file__).parents[3]
+    try:
+        directory = root / ".git"
+        if directory.is_file():  # the checkout is a worktree
+            directory = root / directory.read_text().removeprefix("gitdir:").strip()
+        common = directory / "commondir"
+        shared = directory / common.read_text().strip() if common.exists() else directory
+        name = (directory / "HEAD").read_text().strip()
+        if name.startswith("ref: "):
+            name = _referenced_commit(shared, name.removeprefix("ref: "))
+    except (OSError, ValueError):
+        return ""
+    return name[:COMMIT_DIGITS] if re.fullmatch(r"[0-9a-f]{40,64}", name) else ""
+
+
+def _referenced_commit(directory: Path, name: str) -> str:
+    """The commit of a branch; empty if it has none."""
+    if (directory / name).exists():
+        return (directory / name).read_text().strip()
+    lines = (directory / "packed-refs").read_text().splitlines()
+    return next((line.partition(" ")[0] for line in lines if line.endswith(f" {name}")), "")
