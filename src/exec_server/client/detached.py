@@ -13,15 +13,19 @@ import msgspec
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.process import Process
+from exec_server.client.results import Chunk
 from exec_server.errors import InvalidParams, Unsupported
 from exec_server.protocol.detached import LIST_DETACHED, ListedDetached
-from exec_server.protocol.process import Detach, StartParams
+from exec_server.protocol.process import READ, Detach, ReadParams, StartParams
 
 # A name that this client chooses is the program and a random number, because the answer that names
 # it could be lost. The server checks names that callers choose.
 _NAME_DIGITS: Final = 6
 _PROGRAM_CHARACTERS: Final = 32
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
+
+# Output requested at a time.
+_READ_BYTES: Final = 262_144
 
 _SESSIONS_ONLY: Final = "its processes end with the session of their client"
 
@@ -107,6 +111,26 @@ async def list_detached(session: ClientSession) -> list[ListedDetached]:
     """The detached processes of the server; raises Unsupported."""
     check_support(session)
     return (await session.call(LIST_DETACHED, None, is_retryable=True)).processes
+
+
+async def read_retained(
+    session: ClientSession, process: DetachedProcess, last: int
+) -> tuple[list[Chunk], int, int]:
+    """Read the output of a process up to the event `last`, as far as the server retains it.
+
+    Returns also the number of bytes that it does not, and of the event with which the output ends.
+    """
+    chunks: list[Chunk] = []
+    after = lost = 0
+    while after < last:
+        params = ReadParams(process.id, after, _READ_BYTES, 0)
+        answer = await session.call(READ, params, is_retryable=True)
+        lost += answer.lost_bytes or 0
+        if not answer.chunks:
+            break
+        chunks += (Chunk(each.stream, each.chunk) for each in answer.chunks)
+        after = answer.chunks[-1].seq
+    return chunks, lost, after
 
 
 def _unused_name(program: str) -> str:

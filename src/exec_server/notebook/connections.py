@@ -7,8 +7,8 @@ import threading
 from typing import Final
 
 from exec_server import sync
-from exec_server.cli.commands.connection import describe_error, make_dialer
-from exec_server.cli.commands.targets import AccessOptions, Target
+from exec_server.cli.connection import describe_error, make_dialer
+from exec_server.cli.targets import AccessOptions, Target
 from exec_server.client.environment import Environment
 from exec_server.errors import ExecServerError, StartupError
 from exec_server.notebook.brief_errors import RemoteError

@@ -8,12 +8,10 @@ from collections.abc import MutableMapping
 from typing import Any, Final
 
 from exec_server import sync
-from exec_server.cli.commands.access_flags import access_options
-from exec_server.cli.commands.connection import describe_error, error_text
-from exec_server.cli.commands.errors import CommandError, UsageError
-from exec_server.cli.commands.policy_file import command_sandbox, load_policy
-from exec_server.cli.commands.targets import find_target
-from exec_server.cli.commands.variables import command_variables
+from exec_server.cli.connection import describe_error, error_text
+from exec_server.cli.errors import CommandError, UsageError
+from exec_server.cli.start_options import command_sandbox, command_variables, load_policy
+from exec_server.cli.targets import access_options, find_target
 from exec_server.client.collected_output import OutputLimit
 from exec_server.client.exceptions import Timeout
 from exec_server.client.results import Chunk, Result

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from exec_server import sync
-from exec_server.cli.commands.targets import AccessOptions, Target
+from exec_server.cli.targets import AccessOptions, Target
 from exec_server.errors import ConnectionLost, StartupError
 from exec_server.notebook import connections
 from exec_server.notebook.brief_errors import RemoteError
