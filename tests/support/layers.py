@@ -259,7 +259,7 @@ LAYERS = [
         "commands",
         ("cli", "cli.*"),
         (
-            *("errors", "protocol", "net", "registry", "client", "adapters", "arguments"),
+            *("errors", "urls", "protocol", "net", "registry", "client", "adapters", "arguments"),
             *("portable", "version"),
         ),
     ),
