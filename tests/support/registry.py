@@ -31,7 +31,7 @@ from tests.support.client import (
     http,
     scaled,
 )
-from tests.support.relay import SUITE, ConnectionBundle, RelayLink, dial
+from tests.support.relay import ConnectionBundle, RelayLink, dial, key_object
 from tests.support.server_internals import eventually
 
 ENVIRONMENT = "env-1"
@@ -159,14 +159,6 @@ class Node:
             return self.ask("connect", body, token, name).status == 200
 
         eventually(f"{name} is online", is_online, 30)
-
-
-def key_object(key: PublicKey) -> dict[str, str]:
-    return {
-        "suite": SUITE,
-        "x25519_public_key": base64.b64encode(key.x25519).decode(),
-        "mlkem768_public_key": base64.b64encode(key.mlkem768).decode(),
-    }
 
 
 def bundle(reply: HttpReply) -> ConnectionBundle:
