@@ -70,9 +70,10 @@ class Service:
 def service() -> Iterator[Service]:
     """Runs a registry of ours, with limits that no workload reaches."""
     command = [sys.executable, "-m", "exec_server", "registry"]
+    listen = ("--listen", "127.0.0.1:0")
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [*command, "--data", folder, "--listen", "127.0.0.1:0", "--print-json"],
+            [*command, "--data", folder, *listen, "--print-json", "--log-level", "error"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -12,8 +12,15 @@ import pytest
 import uvloop
 from tests.relay_service import Endpoint, ThreadedRelayService
 from tests.support.client import DEFAULT_TIMEOUT, KINDS, scaled
-from tests.support.client_sessions import COUNTED, Recorder, exercise, until_lost
-from tests.support.client_targets import LOOPS, Run, bounded
+from tests.support.client_targets import (
+    COUNTED,
+    LOOPS,
+    Recorder,
+    Run,
+    bounded,
+    exercise,
+    until_lost,
+)
 from tests.support.relay import ENVIRONMENT, register_absent, start_executor, wait_attached
 
 from exec_server.client.engine import relay

@@ -6,15 +6,30 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from types import ModuleType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+import pytest
 import uvloop
 
+from exec_server.cli.commands.targets import Target
 from exec_server.client.connect import connect
+from exec_server.client.engine.dialers import Dialer
+from exec_server.client.engine.session import ClientSession
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.client.environment import Environment
+from exec_server.client.results import Chunk
+from exec_server.errors import ExecServerError, InvalidRequest, NotFound, SessionLost
+from exec_server.protocol import files, process
+from exec_server.protocol.base64_text import Base64
+from exec_server.protocol.detached import ListedDetached
+from exec_server.protocol.method import Notice
+from exec_server.protocol.paths import PathUri
+from exec_server.protocol.process import ProcessId
+from exec_server.protocol.session import STATUS
 from tests.relay_service import ThreadedRelayService
 from tests.support.client import (
     DEFAULT_TIMEOUT,
@@ -243,3 +258,246 @@ async def web(body: bytes = b"body") -> AsyncIterator[str]:
 
 
 LOOPS: list[Run] = [asyncio.run, uvloop.run]
+
+
+# Client sessions under test: one with calls of every family, and the output of its process.
+
+
+# Waits for a line, then prints numbered lines, little by little.
+COUNTER = """
+import sys, time
+sys.stdin.readline()
+for number in range(3000):
+    print(number, flush=number % 10 == 0)
+    if number % 10 == 0: time.sleep(0.001)
+"""
+COUNTED = "".join(f"{number}\n" for number in range(3000)).encode()
+
+
+class Recorder:
+    """Collects the output of one process, and after a lost connection reads the missed part."""
+
+    def __init__(self, session: ClientSession, tasks: asyncio.TaskGroup) -> None:
+        self._session = session
+        self._tasks = tasks
+        self._chunks: dict[int, bytes] = {}
+        self._last = 0  # up to here nothing is missing
+        self._seen: set[int] = set()
+        self._end: int | None = None
+        self.resumed = 0
+        self.on_output: Callable[[], None] = lambda: None
+        self.complete = asyncio.Event()
+        session.subscribe(self)
+
+    async def start(self, *argv: str, pipe_stdin: bool = False) -> None:
+        params = process.StartParams(
+            process_id=ProcessId("p"),
+            argv=list(argv),
+            cwd=PathUri.from_wire("/"),
+            env={"PATH": "/usr/bin:/bin"},
+            tty=False,
+            pipe_stdin=pipe_stdin,
+        )
+        assert (await self._session.call(process.START, params)).process_id == "p"
+
+    async def count(self) -> None:
+        """Start the counter; the line that sets it going is written once."""
+        await self.start(sys.executable, "-S", "-c", COUNTER, pipe_stdin=True)
+        params = process.WriteParams(ProcessId("p"), Base64(b"go\n"), "1")
+        answer = await self._session.call(process.WRITE, params, is_retryable=True)
+        assert answer.status == "accepted"
+
+    @property
+    def output(self) -> bytes:
+        return b"".join(self._chunks[seq] for seq in sorted(self._chunks))
+
+    def on_notice(self, notice: Notice[Any], params: Any) -> None:
+        self._take(params.seq, getattr(params, "chunk", None))
+        if notice is process.CLOSED:
+            self._end = params.seq
+        self._check()
+        if notice is process.OUTPUT:
+            self.on_output()
+
+    def _take(self, seq: int, chunk: bytes | None) -> None:
+        self._seen.add(seq)
+        if chunk is not None:
+            self._chunks[seq] = chunk
+        while self._last + 1 in self._seen:
+            self._last += 1
+
+    def _check(self) -> None:
+        if self._end is not None and self._last >= self._end:
+            self.complete.set()
+
+    def on_disconnected(self) -> None:
+        pass
+
+    def on_resumed(self) -> None:
+        self.resumed += 1
+        self._tasks.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        params = process.ReadParams(ProcessId("p"), self._last, None, 0)
+        missed = await self._session.call(process.READ, params, is_retryable=True)
+        for chunk in missed.chunks:
+            self._take(chunk.seq, chunk.chunk)
+        # Events without output are the exit and the close.
+        for seq in range(self._last + 1, missed.next_seq):
+            self._take(seq, None)
+        if missed.closed:
+            self._end = missed.next_seq - 1
+        self._check()
+
+    def on_lost(self, error: SessionLost) -> None:
+        pass
+
+
+async def ready(session: ClientSession) -> bool:
+    """Whether the server answers, at last."""
+    return (await session.call(STATUS, None, is_retryable=True)).status == "ready"
+
+
+async def until_lost(session: ClientSession) -> None:
+    """Call until a call finds the session lost: the loss is noticed a moment after its cause."""
+    while True:
+        await ready(session)
+
+
+async def outcome(waiting: Coroutine[Any, Any, Any]) -> Any:
+    """The value that a call returns or the exception that it raises."""
+    try:
+        return await waiting
+    except Exception as error:
+        return error
+
+
+async def exercise(dialer: Dialer) -> None:
+    """A session that does a little of everything."""
+    async with asyncio.timeout(scaled(DEFAULT_TIMEOUT)), ClientSession(dialer) as session:
+        assert session.environment_info.platform_os == "linux"
+        async with asyncio.TaskGroup() as tasks:
+            recorder = Recorder(session, tasks)
+            await recorder.start("/bin/sh", "-c", "echo out; exit 3")
+            await recorder.complete.wait()
+        assert recorder.output == b"out\n"
+        read = await session.call(process.READ, process.ReadParams(ProcessId("p")))
+        assert (read.exit_code, read.closed) == (3, True)
+        with pytest.raises(NotFound, match="No such file or directory"):
+            await session.call(files.READ_FILE, files.ReadFileParams(PathUri.from_wire("/none")))
+
+
+# Detached commands without a server, for unit tests of the commands that use them.
+
+
+TARGET = Target(label="box", url="ws://127.0.0.1:7700")
+
+
+def listed(name: str = "web", **members: Any) -> ListedDetached:
+    values: dict[str, Any] = {
+        "argv": ["node", "app.js"],
+        "tty": False,
+        "running": True,
+        "exit_code": None,
+        "closed": False,
+        "next_seq": 4,
+        "pid": 7,
+        "started_at_ms": 0,
+        "attached": 1,
+        "max_lifetime_ms": None,
+        "idle_timeout_ms": None,
+        "ended_by": None,
+    }
+    return ListedDetached(name, **(values | members))
+
+
+class FakeProcess:
+    """A DetachedProcess that has said some chunks and exits."""
+
+    def __init__(self, environment: FakeEnvironment, name: str, after: int) -> None:
+        self._environment = environment
+        self.name = name
+        self.after = after
+        self.id = ProcessId("p")
+        self.tty = False
+        self.has_stdin = True
+        self.lost_bytes = environment.lost_bytes
+        self.calls: list[object] = []
+
+    def __await__(self) -> Generator[Any, None, FakeProcess]:
+        return self._open().__await__()
+
+    async def _open(self) -> FakeProcess:
+        if self._environment.failure is not None:
+            raise self._environment.failure
+        if self.name not in [each.name for each in self._environment.listed]:
+            raise InvalidRequest(f"unknown detached process {self.name}")
+        self._environment.opened.append(self)
+        return self
+
+    async def aclose(self) -> None:
+        self.calls.append("aclose")
+
+    async def read_some(self) -> list[Chunk]:
+        chunks, self._environment.chunks = self._environment.chunks, []
+        return chunks
+
+    async def wait(self) -> int:
+        return 3
+
+    async def write(self, data: bytes) -> None:
+        self.calls.append(data)
+
+    async def terminate(self) -> None:
+        self.calls.append("terminate")
+
+    async def kill(self) -> None:
+        self.calls.append("kill")
+
+    async def signal(self, name: str | int) -> None:
+        self.calls.append(name)
+        if name == "NONSENSE":
+            raise InvalidRequest("unknown signal")
+
+
+class FakeEnvironment:
+    """The detached processes of a server."""
+
+    def __init__(self, *processes: ListedDetached) -> None:
+        self.listed = list(processes)
+        self.chunks: list[Chunk] = []
+        self.lost_bytes = 0
+        self.failure: ExecServerError | None = None
+        self.opened: list[FakeProcess] = []
+        self.started: list[tuple[list[str], dict[str, Any]]] = []
+        self.answers: list[Any] = []
+        self.asked: list[Any] = []
+        self.info: Any = None
+
+    async def detached_processes(self) -> list[ListedDetached]:
+        return self.listed
+
+    def attach(self, name: str, *, after: int = 0) -> FakeProcess:
+        return FakeProcess(self, name, after)
+
+    def start(self, argv: list[str], **options: Any) -> FakeProcess:
+        self.started.append((argv, options))
+        self.listed.append(listed("new"))
+        return FakeProcess(self, "new", 0)
+
+    async def call(self, call: object, params: object, *, is_retryable: bool) -> Any:
+        self.asked.append(params)
+        return self.answers.pop(0)
+
+    def open_in(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> FakeEnvironment:
+        """Let `open_environment` of a module return this environment."""
+
+        @contextlib.asynccontextmanager
+        async def open_environment(
+            target: Target, on_status: object = None
+        ) -> AsyncIterator[FakeEnvironment]:
+            assert target is TARGET
+            yield self
+
+        monkeypatch.setattr(module, "open_environment", open_environment)
+        return self

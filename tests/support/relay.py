@@ -1,6 +1,6 @@
 """Clients through a relay, and executors for them: ours or the reference's.
 
-`RelayLink` is the client's end of one relay stream on a blocking socket. It serves `wire.Client`
+`RelayLink` is the client's end of one relay stream on a blocking socket. It serves `client.Client`
 as a link, and also sends what no client should. `start_executor` runs an executor that registers
 with a `relay_service` and sees that nothing of it is left behind.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.detached_commands import TARGET, FakeEnvironment, listed
+from tests.support.client_targets import TARGET, FakeEnvironment, listed
 
 from exec_server.cli.commands import attach_command, attaching
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 
 import pytest
-from tests.support.detached_commands import TARGET, FakeEnvironment, FakeProcess, listed
+from tests.support.client_targets import TARGET, FakeEnvironment, FakeProcess, listed
 
 from exec_server.cli.commands import attaching
 from exec_server.cli.commands.attach_command import build_parser

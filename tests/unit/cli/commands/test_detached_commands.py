@@ -8,7 +8,7 @@ import time
 from typing import Any, cast
 
 import pytest
-from tests.support.detached_commands import TARGET, FakeEnvironment, listed
+from tests.support.client_targets import TARGET, FakeEnvironment, listed
 
 from exec_server.cli.commands.detached_commands import END, as_json, as_table, attached
 from exec_server.cli.commands.errors import CommandError

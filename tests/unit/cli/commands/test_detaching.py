@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.detached_commands import TARGET, FakeEnvironment
+from tests.support.client_targets import TARGET, FakeEnvironment
 
 from exec_server.cli.commands import detaching
 from exec_server.cli.commands.errors import CommandError

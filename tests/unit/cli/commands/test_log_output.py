@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.support.detached_commands import TARGET, FakeEnvironment, listed
+from tests.support.client_targets import TARGET, FakeEnvironment, listed
 
 from exec_server.cli.commands import log_output
 from exec_server.client.results import Chunk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.support.detached_commands import TARGET, FakeEnvironment, listed
+from tests.support.client_targets import TARGET, FakeEnvironment, listed
 
 from exec_server.cli.commands import connection, ps_command
 
