@@ -168,6 +168,7 @@ def _name(text: str) -> x509.GeneralName:
 
 
 # A server on loopback that completes the handshake and then answers as the test decides.
+# It runs in a thread, so that clients may be subprocesses, blocking calls or tasks of another loop.
 
 
 SESSION: Final = "11111111-2222-4333-8444-555555555555"
