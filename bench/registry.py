@@ -24,7 +24,8 @@ from typing import Any
 from tests.support.balancer import Balancer, start_balancer
 from tests.support.postgres import programs, start_postgres
 from tests.support.raw_links import frame_bytes
-from tests.support.registry import Node, RawClient, RawEnd, RawExecutor, key_object, start_node
+from tests.support.registry import Node, RawClient, RawEnd, RawExecutor, start_node
+from tests.support.relay import key_object
 
 from exec_server.relay.frames import Frame, Kind, encode
 from exec_server.relay.noise import Identity

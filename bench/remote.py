@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from base64 import b64decode, b64encode
@@ -19,7 +20,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,7 +34,6 @@ _START_SECONDS = 20.0
 _RECEIVE_BYTES = 1 << 20
 _BINARY = 2
 _CLOSE, _PING = 8, 9
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass
@@ -44,6 +43,7 @@ class Service:
     process: subprocess.Popen[bytes]
     url: str
     token: str
+    executor_token: str
 
     def ask(self, environment: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
         """Makes one request of a harness to the registry."""
@@ -68,24 +68,28 @@ class Service:
 
 @contextmanager
 def service() -> Iterator[Service]:
-    """Runs the service of the tests."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.relay_service"],
-        cwd=_ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise BenchError("the relay service did not start")
-        yield Service(process, **json.loads(line))
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        stop(process)
+    """Runs a registry of ours, with limits that no workload reaches."""
+    command = [sys.executable, "-m", "exec_server", "registry"]
+    listen = ("--listen", "127.0.0.1:0")
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [*command, "--data", folder, *listen, "--print-json", "--log-level", "error"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise BenchError("the registry did not start")
+            facts = json.loads(line)
+            limits = ["--bytes-per-second", str(10**10), "--handshakes-per-second", "10000"]
+            limit = [*command, "tenant", "limit", "default", "--data", folder, *limits]
+            subprocess.run(limit, check=True, stdout=subprocess.DEVNULL)
+            yield Service(process, facts["url"], facts["client_token"], facts["executor_token"])
+        finally:
+            stop(process)
 
 
 @dataclass
@@ -122,7 +126,7 @@ def executor(server: Server, folder: str, relay: Service) -> Iterator[Executor]:
             stdout=subprocess.DEVNULL,
             stderr=log,
             cwd=folder,
-            env={**os.environ, **server.environment, "CODEX_API_KEY": "bench"},
+            env={**os.environ, **server.environment, "CODEX_API_KEY": relay.executor_token},
             start_new_session=True,
         )
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from exec_server.relay.frames import Kind, encode
 from tests.conformance.codex import (
     Codex,
     appears,
@@ -25,9 +26,9 @@ from tests.conformance.codex import (
     write,
 )
 from tests.conformance.model import Model, Step, ToolCall
-from tests.relay_service import TO_HARNESS, Endpoint, Kind, ThreadedRelayService, build
+from tests.relay_service import TO_HARNESS, Endpoint, ThreadedRelayService
 from tests.support.client import Server, b64, descendants, survivors
-from tests.support.relay import ENVIRONMENT, start_executor
+from tests.support.relay import ENVIRONMENT, register_absent, start_executor
 from tests.support.server_internals import is_kept_for_later
 
 pytestmark = pytest.mark.reference
@@ -311,6 +312,7 @@ def test_executor_that_comes_late(
     service: ThreadedRelayService, kind: str, home: Path, folder: Path
 ) -> None:
     script: list[Step] = [[command("c", "echo here")]]
+    register_absent(service, f"Bearer {_EXECUTOR_KEY}")
     with start_codex(script, folder, variables=_pointing_to(service)) as client:
         # Answered with 409 environment_offline, after which the client asks again.
         service.until(lambda: service.service.requests_to(Endpoint.CONNECT))
@@ -346,7 +348,7 @@ def _garble(faults: Any) -> None:
 
 def _send_data_instead(faults: Any) -> None:
     faults.frames.alter(
-        lambda _, envelope: [build(envelope.stream_id, Kind.DATA, b"\x18\x01\x22\x01x")],
+        lambda _, frame: [encode(frame._replace(kind=Kind.DATA, payload=b"x"))],
         direction=TO_HARNESS,
         kind=Kind.HANDSHAKE,
         times=None,

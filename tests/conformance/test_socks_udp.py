@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from tests.support.client import Server
-from tests.support.network import Proxies, exchange, network_proxy, start_proxies
-from tests.support.socks_udp import LOOPBACK, associate, udp_socket
+from tests.support.network import (
+    LOOPBACK,
+    Proxies,
+    associate,
+    exchange,
+    network_proxy,
+    start_proxies,
+    udp_socket,
+)
 
 _RULES = {LOOPBACK: "allow", "127.0.0.3": "deny"}
 _UNSUPPORTED = b"\x05\x00\x05\x07\x00\x01" + bytes(6)

@@ -8,7 +8,6 @@ import pytest
 from tests.relay_service import ThreadedRelayService
 from tests.support.client import KINDS
 from tests.support.client_targets import ClientTarget, machine
-from tests.support.relay_ends import Ends, close_links
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -29,15 +28,3 @@ def ours() -> Iterator[ClientTarget]:
 def service() -> Iterator[ThreadedRelayService]:
     with ThreadedRelayService() as running:
         yield running
-
-
-@pytest.fixture
-def ends(service: ThreadedRelayService) -> Ends:
-    return Ends(service)
-
-
-@pytest.fixture
-def closed_links() -> Iterator[None]:
-    """Closes the links of `relay_ends.dial`."""
-    yield
-    close_links()

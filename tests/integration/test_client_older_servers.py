@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from tests.support.cli import run_client
 from tests.support.client import start_server
-from tests.support.client_sessions import until_lost
-from tests.support.client_targets import ClientTarget, Proxy, Run, Scene, bounded
+from tests.support.client_targets import ClientTarget, Proxy, Run, Scene, bounded, until_lost
 from tests.support.older_servers import answers, installed_versions, recorded, start_older_server
 from tests.support.trees import make_tree, tree
 

@@ -18,8 +18,7 @@ from tests.support.client import (
     start_server,
     survivors,
 )
-from tests.support.client_sessions import Recorder, exercise, outcome, ready
-from tests.support.client_targets import LOOPS, Run, bounded
+from tests.support.client_targets import LOOPS, Recorder, Run, bounded, exercise, outcome, ready
 
 from exec_server import sync
 from exec_server.client.engine import stdio

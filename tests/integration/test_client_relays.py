@@ -12,9 +12,16 @@ import pytest
 import uvloop
 from tests.relay_service import Endpoint, ThreadedRelayService
 from tests.support.client import DEFAULT_TIMEOUT, KINDS, scaled
-from tests.support.client_sessions import COUNTED, Recorder, exercise, until_lost
-from tests.support.client_targets import LOOPS, Run, bounded
-from tests.support.relay import ENVIRONMENT, start_executor, wait_attached
+from tests.support.client_targets import (
+    COUNTED,
+    LOOPS,
+    Recorder,
+    Run,
+    bounded,
+    exercise,
+    until_lost,
+)
+from tests.support.relay import ENVIRONMENT, register_absent, start_executor, wait_attached
 
 from exec_server.client.engine import relay
 from exec_server.client.engine.relay import PlainRelayDialer, RelayDialer
@@ -75,6 +82,7 @@ def test_an_executor_may_come_later_than_its_client(kind: str) -> None:
             failures.append(error)
 
     with ThreadedRelayService() as service:
+        register_absent(service)
         client = threading.Thread(target=use)
         client.start()
         try:

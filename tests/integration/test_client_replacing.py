@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.support.client import KINDS, scaled
 from tests.support.client_targets import ClientTarget, Proxy, bounded, machine
-from tests.support.limited_server import limited_server
 from tests.support.memory_session import outcome
+from tests.support.process_limits import limited_server
 from tests.support.server_internals import eventually
 
 from exec_server import ConnectionLost, Environment, RpcError, SessionLost, connect, sync

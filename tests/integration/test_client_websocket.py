@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 from tests.support.client import KINDS, start_server
-from tests.support.client_sessions import COUNTED, Recorder, exercise, outcome, ready, until_lost
-from tests.support.client_targets import LOOPS, Proxy, Run, bounded
+from tests.support.client_targets import (
+    COUNTED,
+    LOOPS,
+    Proxy,
+    Recorder,
+    Run,
+    bounded,
+    exercise,
+    outcome,
+    ready,
+    until_lost,
+)
 
 from exec_server.client.engine import session as session_module
 from exec_server.client.engine.dialers import WebSocketDialer

@@ -12,7 +12,7 @@ import pytest
 from tests.support.cli import Ended, client_environment, run_client, stderr_text
 from tests.support.client import KINDS, scaled, server_command
 from tests.support.client_targets import ClientTarget, bounded
-from tests.support.limited_server import LIMITED, limited_server
+from tests.support.process_limits import LIMITED, limited_server
 
 from exec_server import connect
 from exec_server.errors import InternalError

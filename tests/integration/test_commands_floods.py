@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.support.cli import run_client, start_client, stderr_text
-from tests.support.hostile_server import Flood, Frame, Message, hostile_server, notice
+from tests.support.raw_servers import Flood, Frame, Message, hostile_server, notice
 from tests.support.relay import prepared
 from tests.support.server_internals import eventually
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.cli import client_environment, run_client, stderr_text
 from tests.support.client import scaled, server_command
-from tests.support.hostile_server import (
+from tests.support.raw_servers import (
     ENVIRONMENT,
     SESSION,
     Flood,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.support.client import Client, start_server, uri
-from tests.support.disk_files import write_files
 from tests.support.sandbox import entry, policy
+from tests.support.trees import write_files
 
 _GOOD = "---\nname: good\ndescription: works\n---\n"
 _YAML_BOMB = "---\na: &a [x,x]\n" + "".join(

@@ -19,10 +19,10 @@ import pytest
 from tests.support import hostile_directory
 from tests.support.client import start_server
 from tests.support.client_targets import bounded
-from tests.support.disk_files import write_files
 from tests.support.hostile_directory import Trap
 from tests.support.network import SETTINGS, WebOrigin, web_origin
 from tests.support.sandbox import read_only
+from tests.support.trees import write_files
 
 from exec_server import Environment, serve, sync
 from exec_server.adapters import target as adapter_target

@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 from tests.support.client import Client, Server, scaled
-from tests.support.network import Proxies, network_proxy, start_proxies
+from tests.support.network import (
+    LOOPBACK,
+    Proxies,
+    associate,
+    network_proxy,
+    start_proxies,
+    udp_socket,
+)
 from tests.support.sandbox import read_only
-from tests.support.socks_udp import LOOPBACK, associate, udp_socket
 
 from exec_server.proxy.process_proxy import MAX_ASSOCIATIONS
 

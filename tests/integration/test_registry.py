@@ -21,8 +21,7 @@ from tests.support.balancer import start_balancer
 from tests.support.certificates import make_pair
 from tests.support.cli import run_client, start_client, stderr_text
 from tests.support.client import scaled
-from tests.support.client_sessions import COUNTED, Recorder
-from tests.support.client_targets import bounded
+from tests.support.client_targets import COUNTED, Recorder, bounded
 from tests.support.registry import (
     ENVIRONMENT,
     Node,

@@ -15,10 +15,10 @@ from tests.support.registry import (
     Node,
     RawEnd,
     bundle,
-    key_object,
     start_executor,
     start_node,
 )
+from tests.support.relay import key_object
 from tests.support.server_internals import eventually
 
 from exec_server.relay.frames import Frame, Kind

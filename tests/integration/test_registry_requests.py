@@ -17,9 +17,9 @@ from tests.support.registry import (
     at_once,
     bundle,
     free_port,
-    key_object,
     start_node,
 )
+from tests.support.relay import key_object
 from tests.support.server_internals import eventually
 
 from exec_server.relay.noise import Identity

@@ -24,11 +24,11 @@ from tests.support.registry import (
     RawExecutor,
     Site,
     at_once,
-    key_object,
     start_executor,
     start_node,
     upgrade,
 )
+from tests.support.relay import key_object
 from tests.support.server_internals import eventually
 
 from exec_server import connect

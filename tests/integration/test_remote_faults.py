@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.relay_service import TO_EXECUTOR, TO_HARNESS, Endpoint, Kind, ThreadedRelayService
+from tests.relay_service import TO_EXECUTOR, TO_HARNESS, Endpoint, ThreadedRelayService
 from tests.support.client import Client, Server, b64, uri
 from tests.support.relay import (
     ENVIRONMENT,
@@ -28,8 +28,7 @@ from tests.support.relay import (
 )
 
 from exec_server.errors import RelayError
-from exec_server.relay.frames import Kind as FrameKind
-from exec_server.relay.frames import decode, encode
+from exec_server.relay.frames import Kind, decode, encode
 
 READY = {"status": "ready"}
 NO_PAUSE = {"relay.handshake_failures.BURST_FAILURES": 1_000_000}
@@ -104,7 +103,7 @@ class Victim:
             frame = decode(data)
             if frame.stream_id != self.link.stream_id:
                 return  # a client is deaf to other streams
-            if frame.kind is FrameKind.DATA:
+            if frame.kind is Kind.DATA:
                 for message in self.link.channel.receive(frame):
                     self.answered.append(json.loads(message)["id"])
             else:
@@ -206,13 +205,13 @@ def test_a_recorded_stream_cannot_be_played_again(
 
 # ---- handshakes -------------------------------------------------------------------------
 
-_FIRST_MESSAGES: dict[str, list[list[FrameKind]]] = {
+_FIRST_MESSAGES: dict[str, list[list[Kind]]] = {
     "drop": [[]],
-    "duplicate": [[FrameKind.RESET]],
+    "duplicate": [[Kind.RESET]],
     "truncate": [[]],
-    "corrupt payload": [[FrameKind.RESET]],
+    "corrupt payload": [[Kind.RESET]],
     # Another stream, another kind, another version, or nothing that matters.
-    "corrupt header": [[], [FrameKind.RESET], [FrameKind.HANDSHAKE]],
+    "corrupt header": [[], [Kind.RESET], [Kind.HANDSHAKE]],
 }
 
 

@@ -185,7 +185,7 @@ def test_the_destination_is_called_after_a_handshake_and_once(started: Started) 
         link.send_kind(Kind.HANDSHAKE, b"bad")
         assert link.wait_reset() == RESET_REASON
         assert destination.is_left_alone()
-        link.shake_hands()
+        link.finish(link.begin(past=service))
         peer = destination.next()
         assert peer.head[0] == "GET /some/path?token=%2F&x HTTP/1.1"
         names = sorted(line.partition(":")[0].lower() for line in peer.head[1:] if line)

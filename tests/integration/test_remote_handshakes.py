@@ -27,7 +27,8 @@ from tests.support.relay import (
 )
 from tests.support.server_internals import eventually
 
-from exec_server.relay.frames import Kind
+from exec_server.hosting import exchange
+from exec_server.relay.frames import Frame, Kind, encode
 from exec_server.relay.noise import FIRST_BYTES, Identity
 
 READY = {"status": "ready"}
@@ -203,7 +204,7 @@ def test_an_unreadable_handshake_is_reset_without_asking(
         assert link.wait_reset() == RESET_REASON
         assert _validations(service) == before
         # The same stream may try again, properly.
-        link.finish(link.begin())
+        link.finish(link.begin(past=service))
 
 
 def test_a_handshake_cannot_be_used_twice(service: ThreadedRelayService, other: Client) -> None:
@@ -213,12 +214,12 @@ def test_a_handshake_cannot_be_used_twice(service: ThreadedRelayService, other: 
         link.send_kind(Kind.HANDSHAKE, first)
         link.finish(initiator)
     service.until(lambda: service.service.harness("once") is None)
-    with RelayLink(service, stream_id="once", handshake=False) as thief:
-        thief.send_kind(Kind.HANDSHAKE, first)
-        assert thief.wait_reset() == RESET_REASON
-    with RelayLink(service, handshake=False) as thief:
-        thief.send_kind(Kind.HANDSHAKE, first)
-        assert thief.wait_reset() == RESET_REASON
+    with RelayLink(service, stream_id="once", handshake=False) as other_client:
+        other_client.send_kind(Kind.HANDSHAKE, first)
+        assert other_client.wait_reset() == RESET_REASON
+    with RelayLink(service, handshake=False) as other_client:
+        other_client.send_kind(Kind.HANDSHAKE, first)
+        assert other_client.wait_reset() == RESET_REASON
 
 
 def test_an_authorization_is_good_for_its_own_key_only(
@@ -226,10 +227,10 @@ def test_an_authorization_is_good_for_its_own_key_only(
 ) -> None:
     with (
         RelayLink(service, handshake=False) as owner,
-        RelayLink(service, handshake=False) as thief,
+        RelayLink(service, handshake=False) as other_client,
     ):
-        thief.begin(owner.bundle.authorization.encode())
-        assert thief.wait_reset() == RESET_REASON
+        other_client.begin(owner.bundle.authorization.encode())
+        assert other_client.wait_reset() == RESET_REASON
         owner.finish(owner.begin())
 
 
@@ -291,7 +292,7 @@ class Gate:
 
 @pytest.fixture(params=KINDS)
 def gated(request: pytest.FixtureRequest) -> Iterator[tuple[ThreadedRelayService, Gate]]:
-    with ThreadedRelayService() as service, Gate(service) as gate:
+    with ThreadedRelayService(names_tokens=False) as service, Gate(service) as gate:
         flags = ("--remote", gate.url, "--environment-id", ENVIRONMENT)
         with start_executor(service, *flags, kind=request.param):
             yield service, gate
@@ -326,7 +327,7 @@ def test_a_second_handshake_cancels_the_first_and_a_late_yes_is_ignored(
     with RelayLink(service, stream_id="busy", handshake=False) as link:
         link.begin()
         gate.expect(1)
-        link.begin()
+        link.begin(past=service)
         assert link.wait_reset() == RESET_REASON
     service.until(lambda: service.service.harness("busy") is None)
     # The same id once more; its validation waits beside the one of the cancelled attempt.
@@ -389,7 +390,7 @@ def test_at_most_32_handshakes_wait(gated: tuple[ThreadedRelayService, Gate]) ->
             gate.expect(count + 1)
         # Those who leave make no room: the registry still thinks about them.
         for link in links[:4]:
-            link.send_kind(Kind.RESET, reason="tired of waiting")
+            link.send_kind(Kind.RESET, reason="given up")
         with RelayLink(service, handshake=False) as one_more:
             one_more.begin()
             assert one_more.wait_reset() == RESET_REASON
@@ -409,8 +410,14 @@ def _pending_above(service: ThreadedRelayService, count: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_most_128_streams_are_served(kind: str) -> None:
-    with ThreadedRelayService(record=False) as service, start_executor(service, kind=kind):
+def test_at_most_128_streams_are_served(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A registry of ours has the same limit; here the executor's own is reached.
+    monkeypatch.setattr(exchange, "STREAMS", 1000)
+    monkeypatch.setattr(exchange, "STREAMS_OF_TOKEN", 1000)
+    with (
+        ThreadedRelayService(record=False, names_tokens=False) as service,
+        start_executor(service, kind=kind),
+    ):
         clients = [connect(service) for _ in range(128)]
         before = _validations(service)
         with RelayLink(service, handshake=False) as one_more:
@@ -442,7 +449,7 @@ def test_after_too_many_failures_handshakes_are_refused_and_streams_go_on() -> N
         "relay.handshake_failures.FAILURES_A_SECOND": 1 / scaled(1.0),
     }
     with (
-        ThreadedRelayService() as service,
+        ThreadedRelayService(names_tokens=False) as service,
         start_executor(service, "--log-level", "warning", constants=few) as executor,
         connect(service) as client,
     ):
@@ -490,7 +497,7 @@ def test_eight_failures_lock_no_client_out() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_failures_of_any_kind_count_together(kind: str) -> None:
     with (
-        ThreadedRelayService() as service,
+        ThreadedRelayService(names_tokens=False) as service,
         start_executor(service, kind=kind, constants=_as_reference(kind)),
         connect(service) as client,
     ):
@@ -508,11 +515,12 @@ def test_failures_of_any_kind_count_together(kind: str) -> None:
                 before = _validations(service)
                 eager.begin()
                 service.until(partial(_pending_above, service, before))
-                eager.send_kind(kind_of_frame, b"x")
+                frame = Frame(eager.stream_id, kind_of_frame, b"x")
+                service.executor(ENVIRONMENT).send(encode(frame))
                 assert eager.wait_reset() == RESET_REASON
         service.faults.http.clear()
         # What is not a failed handshake was never counted.
-        link.begin()
+        link.begin(past=service)
         with pytest.raises(StreamReset):
             client.receive()
         with pytest.raises(StreamReset):
@@ -524,7 +532,10 @@ def test_failures_of_any_kind_count_together(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_link_is_not_paused(kind: str) -> None:
     constants = _as_reference(kind)
-    with ThreadedRelayService() as service, start_executor(service, kind=kind, constants=constants):
+    with (
+        ThreadedRelayService(names_tokens=False) as service,
+        start_executor(service, kind=kind, constants=constants),
+    ):
         for _ in range(8):
             _fail(service)
         with pytest.raises(StreamReset):

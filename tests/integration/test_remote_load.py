@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.relay_service import Endpoint, ThreadedRelayService, streams
+from tests.relay_service import Endpoint, ThreadedRelayService
 from tests.support.client import DEFAULT_TIMEOUT, Client, RpcFailure, Server, b64, scaled, uri
 from tests.support.relay import (
     ENVIRONMENT,
@@ -181,7 +181,7 @@ def test_a_client_that_does_not_read_is_given_up_by_the_relay_alone(
     other: Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(service.service.hosting.hub, "stall_seconds", 0.2)
     before = resident_bytes(server)
     with connect(service) as stalled:
         stalled.start(["sh", "-c", "yes 0123456"], process_id="flood")

@@ -252,7 +252,7 @@ def test_a_registry_that_wants_encryption_refuses(flags: tuple[str, ...]) -> Non
         start_executor(service, *flags, attached=False) as executor,
     ):
         assert exit_code(executor) == 1
-        assert "(403 Forbidden): plaintext disabled" in executor.stderr()
+        assert "(403 Forbidden): this registry serves encrypted streams only" in executor.stderr()
 
 
 def test_clients_that_encrypt_are_told_that_there_is_no_key(plain: ThreadedRelayService) -> None:

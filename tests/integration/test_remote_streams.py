@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.relay_service import TEXT, Endpoint, ThreadedRelayService
-from tests.support.client import KINDS, Client, Server
+from tests.relay_service import Endpoint, ThreadedRelayService
+from tests.support.client import KINDS, TEXT, Client, Server
 from tests.support.relay import (
     ENVIRONMENT,
     RESET_REASON,

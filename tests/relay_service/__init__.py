@@ -1,36 +1,22 @@
-"""A registry and rendezvous for tests and benchmarks, from which a real service could grow.
+"""The registry of this project with faults and a journal, for tests of its two ends.
 
-An independent reading of the protocol: nothing here imports the product. See `service` for
-how to run it, `faults` and `sockets.Socket` for what can be made to go wrong.
+`service` runs the real service of `exec_server.hosting` in a thread, between its listener and its
+links. `faults` and `sockets.Socket` list the possible faults; `plain` adds the forms without
+encryption, which the real service refuses.
 """
 
-from tests.relay_service.envelope import Envelope, Kind, build, read, reset, reset_reason
-from tests.relay_service.faults import TO_EXECUTOR, TO_HARNESS, FrameFault, HttpFault
+from tests.relay_service.faults import TO_EXECUTOR, TO_HARNESS, Answer, Endpoint
 from tests.relay_service.journal import Message, Request
-from tests.relay_service.registry import Answer, Endpoint
-from tests.relay_service.service import RelayService, ThreadedRelayService
-from tests.relay_service.sockets import BINARY, TEXT, Socket
-from tests.relay_service.state import Form
+from tests.relay_service.plain import Form
+from tests.relay_service.service import ThreadedRelayService
 
 __all__ = [
-    "BINARY",
-    "TEXT",
     "TO_EXECUTOR",
     "TO_HARNESS",
     "Answer",
     "Endpoint",
-    "Envelope",
     "Form",
-    "FrameFault",
-    "HttpFault",
-    "Kind",
     "Message",
-    "RelayService",
     "Request",
-    "Socket",
     "ThreadedRelayService",
-    "build",
-    "read",
-    "reset",
-    "reset_reason",
 ]

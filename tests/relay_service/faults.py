@@ -8,20 +8,69 @@ methods of `sockets.Socket`; the service finds the socket of an executor or a cl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from http import HTTPStatus
 from random import Random
 from typing import Any, NamedTuple
 
-from tests.relay_service.envelope import Envelope, Kind, payload_start
-from tests.relay_service.registry import Answer, Endpoint, error_body
+from exec_server.errors import RelayError
+from exec_server.relay.frames import Frame, Kind, decode
 
 # Armed at the same time; a test that needs more has lost count.
 FAULTS_ARMED = 1000
 GARBAGE = b"\x16\x03\x01 this is no HTTP \x00\xff\r\n\r\n"
 
 TO_EXECUTOR, TO_HARNESS = "to executor", "to harness"
+
+
+class Endpoint(StrEnum):
+    """The endpoints of the service; the last two are upgrades."""
+
+    REGISTER = "register"
+    CONNECT = "connect"
+    VALIDATE = "validate"
+    DIRECT_REGISTER = "direct/register"
+    EXECUTOR_SOCKET = "executor socket"
+    HARNESS_SOCKET = "harness socket"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer with any status; a body that is not bytes becomes JSON."""
+
+    status: int
+    body: Any = field(default_factory=dict)
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def content(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+    def encode(self) -> bytes:
+        known = {status.value: status.phrase for status in HTTPStatus}
+        content = self.content()
+        lines = [f"HTTP/1.1 {self.status} {known.get(self.status, 'Unknown')}"]
+        lines += [f"{name}: {value}" for name, value in self.headers]
+        if content and not any(name.lower() == "content-type" for name, _ in self.headers):
+            lines.append("content-type: application/json")
+        if self.status not in (204, 304):
+            lines.append(f"content-length: {len(content)}")
+        lines += ["connection: close", "", ""]
+        return "\r\n".join(lines).encode("latin-1") + content
+
+
+def error_answer(status: int, code: str) -> Answer:
+    return Answer(status, {"error": {"code": code, "message": code.replace("_", " ")}})
+
+
+def relay_frame(data: bytes) -> Frame | None:
+    """The relay frame of a message; None if it is none."""
+    try:
+        return decode(data)
+    except RelayError:
+        return None
 
 
 @dataclass(eq=False)
@@ -102,7 +151,9 @@ class HttpFaults:
         **when: Any,
     ) -> HttpFault:
         """Answer with this instead; a body of None is empty, `code` makes an error body."""
-        content = error_body(code) if code is not None else b"" if body is None else body
+        content = b"" if body is None else body
+        if code is not None:
+            content = error_answer(status, code).body
         answer = Answer(status, content, tuple(headers))
         return self._arm(HttpFault(endpoint=endpoint, answer=answer, **when))
 
@@ -157,7 +208,15 @@ class HttpFaults:
         self._armed.clear()
 
 
-Change = Callable[[bytes, Envelope | None], list[bytes]]
+def _payload_span(frame: bytes, relayed: Frame | None) -> tuple[int, int]:
+    """Where the payload is; the whole frame if it has none."""
+    if relayed is None or not relayed.payload:
+        return 0, len(frame)
+    start = frame.index(relayed.payload)
+    return start, start + len(relayed.payload)
+
+
+Change = Callable[[bytes, Frame | None], list[bytes]]
 
 
 @dataclass(eq=False)
@@ -173,16 +232,14 @@ class FrameFault(Fault):
     seconds: float = 0.0
     # Of a swap: the frame that waits for its successor, and its stream.
     kept: bytes | None = None
-    kept_for: tuple[str, bytes] | None = None
+    kept_for: tuple[str, str] | None = None
 
-    def matches(self, direction: str, envelope: Envelope | None, frame: bytes) -> bool:
+    def matches(self, direction: str, relayed: Frame | None, frame: bytes) -> bool:
         if self.direction is not None and direction != self.direction:
             return False
-        if self.kind is not None and (envelope is None or envelope.kind is not self.kind):
+        if self.kind is not None and (relayed is None or relayed.kind is not self.kind):
             return False
-        if self.stream_id is not None and (
-            envelope is None or envelope.stream_id != self.stream_id.encode()
-        ):
+        if self.stream_id is not None and (relayed is None or relayed.stream_id != self.stream_id):
             return False
         return self.where is None or self.where(frame)
 
@@ -212,7 +269,7 @@ class FrameFaults:
         return self._arm(FrameFault(change=change, **match))
 
     def drop(self, **match: Any) -> FrameFault:
-        return self.alter(lambda _frame, _envelope: [], **match)
+        return self.alter(lambda _frame, _relayed: [], **match)
 
     def duplicate(self, **match: Any) -> FrameFault:
         return self.alter(lambda frame, _: [frame, frame], **match)
@@ -222,9 +279,9 @@ class FrameFaults:
         return self._arm(FrameFault(swaps=True, **match))
 
     def truncate(self, keep: int | None = None, **match: Any) -> FrameFault:
-        """Cut the frame off, at a random place unless `at` is given."""
+        """Cut the frame off, at a random place unless `keep` is given."""
 
-        def cut(frame: bytes, _: Envelope | None) -> list[bytes]:
+        def cut(frame: bytes, _: Frame | None) -> list[bytes]:
             return [frame[: self._random.randrange(len(frame)) if keep is None else keep]]
 
         return self.alter(cut, **match)
@@ -232,19 +289,16 @@ class FrameFaults:
     def corrupt_payload(self, **match: Any) -> FrameFault:
         """Flip one bit of the payload."""
 
-        def flip(frame: bytes, envelope: Envelope | None) -> list[bytes]:
-            start = 0 if envelope is None else payload_start(frame, envelope)
-            end = len(frame) if envelope is None else envelope.end
-            return [self._flipped(frame, start, end)]
+        def flip(frame: bytes, relayed: Frame | None) -> list[bytes]:
+            return [self._flipped(frame, *_payload_span(frame, relayed))]
 
         return self.alter(flip, **match)
 
     def corrupt_header(self, **match: Any) -> FrameFault:
         """Flip one bit around the payload."""
 
-        def flip(frame: bytes, envelope: Envelope | None) -> list[bytes]:
-            end = len(frame) if envelope is None else payload_start(frame, envelope)
-            return [self._flipped(frame, 0, end)]
+        def flip(frame: bytes, relayed: Frame | None) -> list[bytes]:
+            return [self._flipped(frame, 0, _payload_span(frame, relayed)[0] or len(frame))]
 
         return self.alter(flip, **match)
 
@@ -259,21 +313,21 @@ class FrameFaults:
         """Hold back the frame and, to keep the order, all that follows to the same socket."""
         return self._arm(FrameFault(seconds=seconds, **match))
 
-    def apply(self, direction: str, envelope: Envelope | None, frame: bytes) -> Outcome:
+    def apply(self, direction: str, relayed: Frame | None, frame: bytes) -> Outcome:
         """The frames to forward for one that arrived."""
         frames, seconds = [frame], 0.0
-        stream = (direction, envelope.stream_id if envelope is not None else b"")
+        stream = (direction, relayed.stream_id if relayed is not None else "")
         for fault in self.armed:
             if fault.kept is not None and fault.kept_for == stream:
                 frames.append(fault.kept)
                 fault.kept = None
-            elif fault.matches(direction, envelope, frame) and fault.strikes():
+            elif fault.matches(direction, relayed, frame) and fault.strikes():
                 if fault.swaps:
                     fault.kept, fault.kept_for = frame, stream
                     frames = []
                 elif fault.change is not None:
                     changed = fault.change
-                    frames = [piece for one in frames for piece in changed(one, envelope)]
+                    frames = [piece for one in frames for piece in changed(one, relayed)]
                 seconds = max(seconds, fault.seconds)
         self.armed = [f for f in self.armed if not f.is_spent or f.kept is not None]
         return Outcome(frames, seconds)

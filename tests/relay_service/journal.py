@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.relay_service.envelope import Kind
+from exec_server.relay.frames import Kind
 
 # Far more than a test causes; the oldest are forgotten.
 REQUESTS_KEPT = 10_000
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to forward, before any fault; `kind` is None on a bridge."""
+    """A message to forward, before any fault; `kind` is None without a relay frame."""
 
     direction: str
     environment_id: str

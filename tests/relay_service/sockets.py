@@ -1,240 +1,403 @@
-"""One WebSocket of the rendezvous: messages in, bounded sending out, and its faults.
+"""The sockets of the rendezvous, with the faults of each: between a peer and the real service.
 
-Plain callbacks on the event loop; whoever owns the socket overrides `message`, `gone`,
-`sending_slow` and `sending_ready`.
+Frames of the peer are passed on as they came. Messages to the peer are recorded, and frame faults
+apply to them. Everything runs in callbacks of the event loop, so a fault takes effect at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, cast
 
-from picows import WSFrame, WSListener, WSMsgType, WSTransport
+from exec_server.hosting.front import TakeOver
+from exec_server.hosting.http_messages import Request
+from exec_server.hosting.relay_link import READ_BYTES
+from exec_server.net.websocket.frames import Opcode, close_payload, frame_header
+from exec_server.net.websocket.masking import apply_mask
+from tests.relay_service.faults import TO_EXECUTOR, TO_HARNESS, Faults, relay_frame
+from tests.relay_service.journal import Journal, Message
 
-from tests.relay_service.envelope import Buffer
-
-# Both ends of the relay refuse more, and no frame that they build is half as large.
-RELAY_MESSAGE_BYTES = 262_144
-# A bridge carries whole JSON-RPC messages.
-BRIDGE_MESSAGE_BYTES = 64 * 1024 * 1024
-# Unsent bytes of one socket. Above the first, the sockets that feed it are not read; below
-# the second they are read again.
+# Bytes that a stalled socket holds back before its senders are paused.
 HIGH_WATER = 4 * 1024 * 1024
-LOW_WATER = 1024 * 1024
-
-REPLACED = 4001
-UNSUPPORTED_DATA = 1003
-POLICY_VIOLATION = 1008
-MESSAGE_TOO_BIG = 1009
-GOING_AWAY = 1001
-
-TEXT, BINARY = WSMsgType.TEXT, WSMsgType.BINARY
-_Unsent = tuple[WSMsgType, bytes, bool]
+_FIN = 0x80
 
 
-class Socket(WSListener):
+class WireFrame(NamedTuple):
+    """A WebSocket frame; `raw` are all of its bytes."""
+
+    first: int
+    mask: bytes
+    body: bytes
+    raw: bytes
+
+    @property
+    def opcode(self) -> int:
+        return self.first & 0x0F
+
+    def payload(self) -> bytes:
+        return bytes(apply_mask(memoryview(self.body), self.mask)) if self.mask else self.body
+
+
+def take_frames(buffer: bytearray) -> Iterator[WireFrame]:
+    """Remove whole frames from the start of the buffer."""
+    while len(buffer) >= 2:
+        size, start = buffer[1] & 0x7F, 2
+        if size > 125:
+            start = 4 if size == 126 else 10
+            if len(buffer) < start:
+                return
+            size = int.from_bytes(buffer[2:start], "big")
+        mask_end = start + (4 if buffer[1] & 0x80 else 0)
+        end = mask_end + size
+        if len(buffer) < end:
+            return
+        raw = bytes(buffer[:end])
+        del buffer[:end]
+        yield WireFrame(raw[0], raw[start:mask_end], raw[mask_end:], raw)
+
+
+class FarEnd(Protocol):
+    """The end to which a socket passes the frames of its peer."""
+
+    def frame_received(self, frame: WireFrame) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+    def lost(self) -> None:
+        """The connection of the peer has ended; called once."""
+
+
+class Sockets(set["Socket"]):
+    """The open sockets of a service, and what they share."""
+
+    def __init__(self, journal: Journal, faults: Faults) -> None:
+        self.journal = journal
+        self.faults = faults
+
+    def executor(self, environment_id: str) -> Socket | None:
+        found = (s for s in self if s.is_open and s.is_executor)
+        return next((s for s in found if s.environment_id == environment_id), None)
+
+    def harnesses(self, environment_id: str) -> list[Socket]:
+        found = [s for s in self if s.is_open and not s.is_executor]
+        return [s for s in found if s.environment_id == environment_id]
+
+    def harness(self, stream_id: str) -> Socket | None:
+        return next((s for s in self if s.is_open and s.stream_id == stream_id), None)
+
+
+class Socket(asyncio.Protocol):
     """An accepted WebSocket."""
 
-    largest_message = RELAY_MESSAGE_BYTES
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self.answers_pings = True
-        self.hears_pongs = True
-        self.pings = 0
-        self._transport: WSTransport | None = None
-        self._parts = bytearray()
-        self._started = WSMsgType.BINARY
-        self._unread: set[str] = set()
-        self._held: deque[_Unsent] | None = None
-        self._held_bytes = 0
-        self._buffer_full = False
-        self._told_slow = False
-        self._frozen = False
-        self._pinged: float | None = None
-        self._last_ping = 0.0
-
-    # ---- for owners to override ---------------------------------------------------------
-
-    def message(self, data: Buffer, kind: WSMsgType) -> None:
-        """A whole message; a memoryview is valid until this returns."""
-
-    def opened(self) -> None:
-        """The socket can be used."""
-
-    def gone(self) -> None:
-        """The socket has ended; called once, also when this side ended it."""
-
-    def sending_slow(self) -> None:
-        """Too much is unsent."""
-
-    def sending_ready(self) -> None:
-        """The unsent has shrunk again."""
-
-    # ---- receiving ----------------------------------------------------------------------
-
-    def on_ws_connected(self, transport: WSTransport) -> None:
-        self._transport = transport
+    def __init__(
+        self, sockets: Sockets, transport: asyncio.Transport, role: str, environment_id: str
+    ) -> None:
+        self._sockets = sockets
+        self.transport = transport
+        self.is_executor = role == "environment"
+        self.environment_id = environment_id
+        self.stream_id: str | None = None  # of a client, once it has named one
         self.is_open = True
-        self._last_ping = asyncio.get_running_loop().time()
-        transport.underlying_transport.set_write_buffer_limits(HIGH_WATER, LOW_WATER)
-        # Owners may have asked for it before there was a transport.
-        if self._unread:
-            transport.underlying_transport.pause_reading()
-        self.opened()
+        self.pings = 0
+        self.far: FarEnd
+        self._direction = TO_EXECUTOR if self.is_executor else TO_HARNESS
+        self._received = bytearray()
+        self._unread: set[object] = set()
+        self._held: deque[bytes] | None = None
+        self._held_bytes = 0
+        self._is_full = False
+        self._is_slow = False
+        self._is_frozen = False
+        self._swallows_pings = False
+        self._is_lost = False
 
-    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        # After a violation, a frame too large for instance, picows takes a moment to hang up
-        # and goes on reading meanwhile.
-        if transport.is_close_frame_sent:
+    def start(self, first: bytes) -> None:
+        """Read from now on, beginning with bytes that were received already."""
+        self._sockets.add(self)
+        self.transport.set_protocol(self)
+        self._update_reading()
+        self._received += first
+        self._read()
+        self._sockets.journal.changed()
+
+    # ---- from the peer ------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._read()
+
+    def _read(self) -> None:
+        if self._is_frozen:
             return
-        kind = frame.msg_type
-        if kind is WSMsgType.BINARY or kind is WSMsgType.TEXT:
-            if frame.fin:
-                if self.is_open and not self._frozen:
-                    self.message(frame.get_payload_as_memoryview(), kind)
-            else:
-                self._started = kind
-                self._parts += frame.get_payload_as_memoryview()
-        elif kind is WSMsgType.CONTINUATION:
-            self._continue(frame)
-        else:
-            self._control(transport, frame)
+        for frame in take_frames(self._received):
+            if frame.opcode == Opcode.PING:
+                self.pings += 1
+            if self._swallows_pings and frame.opcode in (Opcode.PING, Opcode.PONG):
+                continue
+            if self.stream_id is None and not self.is_executor and frame.first == 0x82:
+                named = relay_frame(frame.payload())
+                self.stream_id = None if named is None else named.stream_id
+            self.far.frame_received(frame)
+        self._sockets.journal.changed()
 
-    def _continue(self, frame: WSFrame) -> None:
-        self._parts += frame.get_payload_as_memoryview()
-        if len(self._parts) > self.largest_message:
-            self.close(MESSAGE_TOO_BIG, "message too big")
-        elif frame.fin and self.is_open and not self._frozen:
-            data, self._parts = bytes(self._parts), bytearray()
-            self.message(data, self._started)
-
-    def _control(self, transport: WSTransport, frame: WSFrame) -> None:
-        if frame.msg_type is WSMsgType.PING:
-            self.pings += 1
-            if self.answers_pings and not self._frozen:
-                transport.send_pong(frame.get_payload_as_bytes())
-        elif frame.msg_type is WSMsgType.PONG:
-            if self.hears_pongs:
-                self._pinged = None
-        elif frame.msg_type is WSMsgType.CLOSE:
-            transport.send_close(frame.get_close_code(), frame.get_close_message())
-            transport.disconnect()
-
-    def on_ws_disconnected(self, transport: WSTransport) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self._held = None
-            self.gone()
-
-    def hold_reading(self, reason: str) -> None:
-        """Read nothing until every reason given is released."""
-        if not self._unread and self._transport is not None:
-            self._transport.underlying_transport.pause_reading()
+    def hold_reading(self, reason: object) -> None:
+        """Read nothing until every reason is released."""
         self._unread.add(reason)
+        self._update_reading()
 
-    def release_reading(self, reason: str) -> None:
+    def release_reading(self, reason: object) -> None:
         self._unread.discard(reason)
-        if not self._unread and self._transport is not None:
-            self._transport.underlying_transport.resume_reading()
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._unread:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
 
     @property
     def is_read(self) -> bool:
         return not self._unread
 
-    # ---- sending ------------------------------------------------------------------------
-
-    def send(self, data: Buffer, kind: WSMsgType = WSMsgType.BINARY, *, final: bool = True) -> None:
-        """Send, or hold back if stalled; nothing if the socket has ended or is frozen."""
-        if self._held is not None:
-            self._held.append((kind, bytes(data), final))
-            self._held_bytes += len(data)
-            self._tell_owner()
-        elif self.is_open and not self._frozen:
-            assert self._transport is not None
-            self._transport.send(kind, data, final)
-
-    def pause_writing(self) -> None:
-        self._buffer_full = True
-        self._tell_owner()
-
-    def resume_writing(self) -> None:
-        self._buffer_full = False
-        self._tell_owner()
+    # ---- to the peer --------------------------------------------------------------------
 
     @property
-    def is_slow(self) -> bool:
-        return self._buffer_full or self._held_bytes > HIGH_WATER
+    def passes_bytes(self) -> bool:
+        """Whether there is no need to look at messages."""
+        watched = self._sockets.faults.frames.armed or self._sockets.journal.is_watched
+        return not (watched or self._is_frozen or self._held is not None)
 
-    def _tell_owner(self) -> None:
-        if self._told_slow == self.is_slow or not self.is_open:
-            return
-        self._told_slow = self.is_slow
-        if self._told_slow:
-            self.sending_slow()
-        else:
-            self.sending_ready()
+    def deliver(self, data: bytes, opcode: int = Opcode.BINARY, *, final: bool = True) -> None:
+        """Send a message of the other side, unless a fault changes it."""
+        sockets, frame = self._sockets, relay_frame(data) if opcode == Opcode.BINARY else None
+        if sockets.journal.recording and self.is_open:
+            name, kind = (frame.stream_id, frame.kind) if frame is not None else ("", None)
+            sockets.journal.traffic.add(
+                Message(self._direction, self.environment_id, data, name, kind)
+            )
+        outcome = sockets.faults.frames.apply(self._direction, frame, data)
+        if outcome.seconds:
+            self.stall_for(outcome.seconds)
+        for one in outcome.frames:
+            self.send(one, opcode, final=final)
+        sockets.journal.changed()
 
-    # ---- liveness and the end -----------------------------------------------------------
+    def send(self, data: bytes, opcode: int = Opcode.BINARY, *, final: bool = True) -> None:
+        """Send a frame to the peer, or hold it back if stalled; nothing if frozen."""
+        self.write(frame_header(Opcode(opcode), len(data), final=final) + data)
 
-    def tick(self, now: float, ping_seconds: float, pong_seconds: float) -> None:
-        """Ping, and give up a peer that does not answer."""
-        if self._frozen or not self.is_open:
-            return
-        if self._pinged is not None:
-            if now - self._pinged >= pong_seconds:
-                self.abort()
-        elif now - self._last_ping >= ping_seconds:
-            assert self._transport is not None
-            self._pinged = self._last_ping = now
-            self._transport.send_ping()
+    def write(self, data: bytes) -> None:
+        if self._held is not None:
+            self._held.append(data)
+            self._held_bytes += len(data)
+            self._update_slow()
+        elif not self._is_frozen:
+            self.transport.write(data)
+
+    def unsent(self) -> int:
+        return self._held_bytes + self.transport.get_write_buffer_size()
+
+    @property
+    def holds_back(self) -> bool:
+        return self._is_frozen or self._held is not None
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        self._update_slow()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._update_slow()
+
+    def _update_slow(self) -> None:
+        is_slow = self._is_full or self._held_bytes > HIGH_WATER
+        if is_slow != self._is_slow and not self._is_lost:
+            self._is_slow = is_slow
+            if is_slow:
+                self.far.pause_writing()
+            else:
+                self.far.resume_writing()
+
+    # ---- the end ------------------------------------------------------------------------
 
     def close(self, code: int, reason: str = "") -> None:
-        """Say goodbye and hang up."""
-        if self._transport is not None and self.is_open:
-            if not self._frozen:
-                # Any number is a code on the wire; the stubs know only those with a name.
-                self._transport.send_close(code, reason)  # type: ignore[arg-type]
-            self._transport.disconnect()
-            self._end()
+        """Send a close frame and hang up."""
+        if not self._is_lost:
+            self.send(close_payload(code, reason), Opcode.CLOSE)
+            self.transport.close()
+            self._lose()
 
     def abort(self) -> None:
-        """Cut the connection without a word."""
-        if self._transport is not None:
-            self._transport.disconnect(graceful=False)
-            self._end()
+        """Cut the connection without a close frame."""
+        self.transport.abort()
+        self._lose()
+
+    def ends(self) -> None:
+        """The other side has sent a close frame: the socket counts as closed."""
+        self.is_open = False
+        self._sockets.journal.changed()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose()
+        self._sockets.discard(self)
+        self._sockets.journal.changed()
+
+    def _lose(self) -> None:
+        if not self._is_lost:
+            self._is_lost, self.is_open = True, False
+            self._held, self._held_bytes = None, 0
+            self.far.lost()
+            self._sockets.journal.changed()
 
     # ---- faults -------------------------------------------------------------------------
 
     def freeze(self) -> None:
         """Half-open: the connection stays, nothing is read, answered or sent any more."""
-        self._frozen = True
+        self._is_frozen = True
         self.hold_reading("frozen")
 
     def thaw(self) -> None:
         """Go on; messages sent in the meantime are lost."""
-        self._frozen = False
+        self._is_frozen = False
         self.release_reading("frozen")
+        self._read()
 
     def swallow_pings(self) -> None:
-        """Neither answer pings nor take note of pongs; messages still pass."""
-        self.answers_pings = self.hears_pongs = False
+        """Pass on neither pings nor pongs of the peer; messages still pass."""
+        self._swallows_pings = True
 
     def stall(self) -> None:
-        """Hold back messages to send, and beyond a bound pause their sender."""
+        """Hold back messages to send, and beyond a limit pause their sender."""
         if self._held is None:
             self._held = deque()
 
     def release(self) -> None:
         """Send the held back messages."""
         held, self._held, self._held_bytes = self._held, None, 0
-        for kind, data, final in held or ():
-            self.send(data, kind, final=final)
-        self._tell_owner()
+        if self._is_lost:
+            return
+        for data in held or ():
+            self.write(data)
+        self._update_slow()
 
     def stall_for(self, seconds: float) -> None:
         self.stall()
         asyncio.get_running_loop().call_later(seconds, self.release)
+
+
+class LinkTransport(asyncio.Transport):
+    """The transport that a link of the real service gets; the far end of a socket."""
+
+    def __init__(self, socket: Socket) -> None:
+        super().__init__()
+        self._socket = socket
+        self._link: Any = None  # a RelayLink
+        self._is_upgraded = False
+        self._sent = bytearray()
+        self._passed = bytearray()  # frames of the peer that the link has not read
+        self._is_paused = False
+        self._is_closing = False
+
+    # ---- as far end ---------------------------------------------------------------------
+
+    def frame_received(self, frame: WireFrame) -> None:
+        self._passed += frame.raw
+        self._feed()
+
+    def _feed(self) -> None:
+        while self._passed and not self._is_paused and not self._is_closing:
+            piece = self._passed[:READ_BYTES]
+            del self._passed[:READ_BYTES]
+            self._link.get_buffer(-1)[: len(piece)] = piece
+            self._link.buffer_updated(len(piece))
+
+    def pause_writing(self) -> None:
+        self._link.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._link.resume_writing()
+
+    def lost(self) -> None:
+        self._is_closing = True
+        self._link.connection_lost(None)
+
+    # ---- as transport -------------------------------------------------------------------
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        # With TLS a link writes to its transport only, without it to the descriptor.
+        return {"ssl_object": self, "socket": None}.get(
+            name, self._socket.transport.get_extra_info(name, default)
+        )
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._link = protocol
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self._socket.transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        self._socket.hold_reading(self)
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        self._socket.release_reading(self)
+        if self._passed:  # not at once: the link may be in the middle of a read
+            asyncio.get_running_loop().call_soon(self._feed)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._socket.transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return self._socket.unsent()
+
+    def write(self, data: Any) -> None:
+        if not self._is_upgraded:
+            self._is_upgraded = True
+            self._socket.write(bytes(data))
+        elif self._socket.passes_bytes and not self._sent and data[0] != 0x88:
+            self._socket.transport.write(data)
+        else:
+            self._sent += data
+            for frame in take_frames(self._sent):
+                if frame.opcode == Opcode.BINARY:
+                    self._socket.deliver(frame.body)
+                    continue
+                self._socket.write(frame.raw)
+                if frame.opcode == Opcode.CLOSE:
+                    self._socket.ends()
+
+    def can_write_eof(self) -> bool:
+        return self._socket.transport.can_write_eof() and not self._socket.holds_back
+
+    def write_eof(self) -> None:
+        self._socket.transport.write_eof()
+
+    def close(self) -> None:
+        self._socket.ends()
+        self._socket.transport.close()
+
+    def abort(self) -> None:
+        self._socket.abort()
+
+
+class WatchedUpgrade(NamedTuple):
+    """An upgrade that the real service has granted, through a `Socket`. A front.TakeOver."""
+
+    granted: TakeOver
+    make_socket: Callable[[asyncio.Transport], Socket]
+
+    def open(self, transport: asyncio.Transport, request: Request, first: bytes) -> None:
+        socket = self.make_socket(transport)
+        socket.far = inner = LinkTransport(socket)
+        self.granted.open(cast(asyncio.Transport, inner), request, b"")
+        socket.start(first)
+
+    def cancel(self) -> None:
+        self.granted.cancel()

@@ -2,7 +2,7 @@
 
 `Client` speaks over a websocket or a child's standard streams and sorts what arrives.
 `start_server` and its neighbours run a server and see that nothing of it is left behind.
-The links below it, with frames and close codes, are in `links` and re-exported here.
+The links below it, with frames and close codes, are in `raw_links` and re-exported here.
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from tests.support.client import Server, scaled
+from tests.support.client import Server, scaled, server_command, start_server
 from tests.support.server_internals import AS_NOBODY, start_prepared
 
 # Processes and threads: more than an idle server has, and few enough to be used up quickly.
@@ -78,3 +80,30 @@ def start_limited(kind: str, *flags: str) -> Iterator[Server]:
             path = str(cgroup / "cgroup.procs")
             preparation = f"import os; open({path!r}, 'w').write(str(os.getpid()))"
         yield stack.enter_context(start_prepared(preparation, *flags))
+
+
+# Servers to which permissions of files mean something, also if the tests run as root.
+
+
+# Root may read and write everything, unless it cannot.
+LIMITED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+
+
+@contextlib.contextmanager
+def limited_server(kind: str, folder: Path) -> Iterator[str]:
+    """The URL of a server to whom permissions mean something."""
+    prefix = LIMITED if os.geteuid() == 0 else []
+    command = server_command(kind)
+    changed = {"EXEC_SERVER_COMMAND": shlex.join([*prefix, *command])}
+    if kind == "reference":
+        wrapper = folder / "reference"
+        wrapper.write_text(f'#!/bin/sh\nexec {shlex.join([*prefix, *command[:-1]])} "$@"\n')
+        wrapper.chmod(0o755)
+        changed = {"EXEC_SERVER_REFERENCE": str(wrapper)}
+    with mock.patch.dict(os.environ, changed):
+        server = start_server(kind)
+        running = server.__enter__()
+    try:
+        yield running.url
+    finally:
+        server.__exit__(None, None, None)

@@ -8,8 +8,6 @@ import json
 import os
 import signal
 import socket
-import uuid
-from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ from tests.support.client import (
     http,
     scaled,
 )
-from tests.support.relay import SUITE, ConnectionBundle, RelayLink, dial
+from tests.support.relay import ConnectionBundle, dial, key_object
 from tests.support.server_internals import eventually
 
 ENVIRONMENT = "env-1"
@@ -161,14 +159,6 @@ class Node:
         eventually(f"{name} is online", is_online, 30)
 
 
-def key_object(key: PublicKey) -> dict[str, str]:
-    return {
-        "suite": SUITE,
-        "x25519_public_key": base64.b64encode(key.x25519).decode(),
-        "mlkem768_public_key": base64.b64encode(key.mlkem768).decode(),
-    }
-
-
 def bundle(reply: HttpReply) -> ConnectionBundle:
     """The answer to `connect`."""
     answer = json.loads(reply.body)
@@ -182,29 +172,6 @@ def bundle(reply: HttpReply) -> ConnectionBundle:
         ),
         answer["harness_key_authorization"],
     )
-
-
-class RegistryLink(RelayLink):
-    """The client's end of a stream through a registry of ours."""
-
-    def __init__(
-        self,
-        node: Node,
-        *,
-        name: str = ENVIRONMENT,
-        token: str | None = None,
-        stream_id: str | None = None,
-        handshake: bool = True,
-    ) -> None:
-        self.environment_id = name
-        self.stream_id = stream_id or str(uuid.uuid4())
-        self.identity = Identity.generate()
-        self.bundle = node.connect(self.identity, token, name)
-        self.socket = dial(self.bundle.url)
-        self.channel = None
-        self._messages = deque()
-        if handshake:
-            self.shake_hands()
 
 
 @contextlib.contextmanager

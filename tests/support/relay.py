@@ -1,6 +1,6 @@
 """Clients through a relay, and executors for them: ours or the reference's.
 
-`RelayLink` is the client's end of one relay stream on a blocking socket. It serves `wire.Client`
+`RelayLink` is the client's end of one relay stream on a blocking socket. It serves `client.Client`
 as a link, and also sends what no client should. `start_executor` runs an executor that registers
 with a `relay_service` and sees that nothing of it is left behind.
 """
@@ -92,16 +92,27 @@ def post(
     return http(service.url, "\r\n".join([*lines, "", ""]).encode() + content)
 
 
-def ask_to_connect(
-    service: ThreadedRelayService, key: PublicKey, environment_id: str = ENVIRONMENT
-) -> ConnectionBundle:
-    body = {
+def key_object(key: PublicKey) -> dict[str, str]:
+    return {
         "suite": SUITE,
         "x25519_public_key": base64.b64encode(key.x25519).decode(),
         "mlkem768_public_key": base64.b64encode(key.mlkem768).decode(),
     }
+
+
+def register_absent(service: ThreadedRelayService, authorization: str = "Bearer executor") -> None:
+    """Register an executor that does not connect: the environment is offline, but known."""
+    key = key_object(Identity.generate().public)
+    body = {"security_profile": "noise_hybrid_ik_v1", "executor_public_key": key}
+    reply = post(service, f"/cloud/environment/{ENVIRONMENT}/register", body, authorization)
+    assert reply.status == 200, reply
+
+
+def ask_to_connect(
+    service: ThreadedRelayService, key: PublicKey, environment_id: str = ENVIRONMENT
+) -> ConnectionBundle:
     path = f"/cloud/environment/{environment_id}/connect"
-    reply = post(service, path, {"harness_public_key": body})
+    reply = post(service, path, {"harness_public_key": key_object(key)})
     assert reply.status == 200, reply
     answer = json.loads(reply.body)
     executor = answer["executor_public_key"]
@@ -217,11 +228,24 @@ class RelayLink:
         )
         return Initiator(self.identity, executor_key or self.bundle.executor_key, context)
 
-    def begin(self, authorization: bytes | None = None, **mistakes: Any) -> Initiator:
-        """Send the first message of a handshake."""
+    def begin(
+        self,
+        authorization: bytes | None = None,
+        *,
+        past: ThreadedRelayService | None = None,
+        **mistakes: Any,
+    ) -> Initiator:
+        """Send the first message of a handshake.
+
+        A registry of ours forwards one handshake of a stream; `past` sends a further one.
+        """
         initiator = self.initiator(**mistakes)
         text = self.bundle.authorization.encode() if authorization is None else authorization
-        self.send_kind(Kind.HANDSHAKE, initiator.write_first(text))
+        frame = Frame(self.stream_id, Kind.HANDSHAKE, initiator.write_first(text))
+        if past is None:
+            self.send_frame(frame)
+        else:
+            past.executor(self.environment_id).send(encode(frame))
         return initiator
 
     def finish(self, initiator: Initiator) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +23,19 @@ from typing import Any
 
 import pytest
 
+from tests.support import barriers
 from tests.support.barriers import User, mount, start_server_as, unmount, user_id
-from tests.support.client import Client, RpcFailure, Server, b64, uri
+from tests.support.client import (
+    DEFAULT_TIMEOUT,
+    Client,
+    RpcFailure,
+    Server,
+    b64,
+    scaled,
+    server_command,
+    server_environment,
+    uri,
+)
 
 Json = dict[str, Any]
 
@@ -387,3 +400,83 @@ def assert_serves(client: Client, workspace: Path) -> None:
     written = {"path": uri(workspace / "file"), "dataBase64": b64("text"), "sandbox": sandbox}
     assert client.call("fs/writeFile", written) == {}
     assert (workspace / "file").read_text() == "text"
+
+
+# Runs `exec-server sandbox` in a workspace, as root or as an ordinary user.
+
+
+# The exit code if the command was not run.
+NOT_RUN = 125
+
+
+class SandboxCommand:
+    """Runs `exec-server sandbox` in a workspace."""
+
+    def __init__(self, user: User, scratch: Scratch) -> None:
+        self.user: User = user
+        self.scratch = scratch
+        self.ws = scratch.base / "ws"
+
+    def words(self, *words: str, barrier: str = "none") -> list[str]:
+        """The command line as this user."""
+        become = barriers.behind_barrier(self.user, barrier)
+        return [*become, *server_command("ours"), "sandbox", *words]
+
+    def __call__(
+        self, *words: str, barrier: str = "none", **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command line to its end."""
+        return run_to_end(self.words(*words, barrier=barrier), cwd=self.ws, **options)
+
+    def run(self, policy_name: str, *argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command under a policy."""
+        return self("run", "--policy", policy_name, "--", *argv, **options)
+
+    @contextlib.contextmanager
+    def start(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Start a command line in its own process group, and wait until the command is ready."""
+        with subprocess.Popen(
+            self.words(*words),
+            env=environment(),
+            cwd=self.ws,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                if process.stdout.readline() != "ready\n":
+                    pytest.fail(str(process.communicate(timeout=scaled(DEFAULT_TIMEOUT))))
+                yield process
+            finally:
+                process.kill()
+
+    def file(self, value: Json | str) -> str:
+        """The path of a file with a policy, which is writable under no policy."""
+        path = self.scratch.base / "policy.json"
+        path.write_text(value if isinstance(value, str) else json.dumps(value))
+        return str(path)
+
+    def placeholders(self) -> list[str]:
+        """The protected names that exist."""
+        return [name for name in PROTECTED if (self.ws / name).exists()]
+
+
+def environment() -> dict[str, str]:
+    """The environment of the test without TMPDIR."""
+    return server_environment("ours", {"TMPDIR": None})
+
+
+def run_to_end(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command line and capture its output."""
+    return subprocess.run(
+        words,
+        env=environment(),
+        **{"stdin": None if "input" in options else subprocess.DEVNULL} | options,
+        capture_output=True,
+        text=True,
+        timeout=scaled(DEFAULT_TIMEOUT),
+        check=False,
+    )

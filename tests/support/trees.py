@@ -1,13 +1,22 @@
-"""Trees of files for tests of transfers: files of every kind, and their comparison."""
+"""Files for tests: trees of every kind, files of discovery, and file operations of a handler."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from exec_server.client.transfer.plan import SMALL_BYTES
+from exec_server.errors import RpcError, rpc_error_from_os
+from exec_server.filesystem import operations, walk
+from exec_server.filesystem.operation_table import OPERATIONS
+from exec_server.protocol import files
+from exec_server.protocol.paths import PathUri
 
 
 def tree(top: Path) -> dict[str, tuple[str, object, object]]:
@@ -47,3 +56,93 @@ def make_tree(top: Path) -> None:
     (top / "closed").mkdir()
     (top / "closed" / "inside").write_text("x")
     (top / "closed").chmod(0o555)
+
+
+# Looks of discovery at the disk of the test, without a sandbox, and files to look at.
+
+
+class DiskFiles:
+    """`codex.capability_files.Files` without limits; `denied` raises PermissionError."""
+
+    def __init__(self, *denied: str) -> None:
+        self.denied = set(denied)
+
+    def _check(self, path: PathUri) -> None:
+        if path.native() in self.denied:
+            raise PermissionError(13, "Permission denied")
+
+    def metadata(self, path: PathUri) -> files.GetMetadataResult:
+        return operations.get_metadata(files.GetMetadataParams(path))
+
+    def walk(self, path: PathUri, options: files.WalkOptions) -> files.WalkResult:
+        self._check(path)
+        return walk.walk(files.WalkParams(path, options))
+
+    def read(self, path: PathUri, limit: int) -> bytes:
+        self._check(path)
+        return operations.read_file(files.ReadFileParams(path)).data_base64[:limit]
+
+
+def write_files(root: Path, contents: Mapping[str, str | bytes]) -> None:
+    for name, content in contents.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+# Runs file operations as a handler does, and compares their errors.
+
+
+def os_error(number: int) -> RpcError:
+    """The error on the wire for an error number."""
+    return rpc_error_from_os(OSError(number, os.strerror(number)))
+
+
+def uri(path: str) -> PathUri:
+    """A path relative to the working directory."""
+    return PathUri.from_wire(os.path.join(os.getcwd(), path))
+
+
+def do(params: object) -> object:
+    """Run the operation of these params; OSError becomes RpcError, as in the connection."""
+    operation = next(f for call, f in OPERATIONS.items() if type(params) is call.params)
+    try:
+        return operation(params)
+    except OSError as error:
+        raise rpc_error_from_os(error) from None
+
+
+def fails(params: object, expected: RpcError) -> None:
+    """Run an operation that raises this error."""
+    with pytest.raises(RpcError) as caught:
+        do(params)
+    assert (type(caught.value), caught.value.message) == (type(expected), expected.message)
+
+
+def read(path: str, *, follow: bool | None = None) -> files.ReadFileParams:
+    return files.ReadFileParams(uri(path), follow)
+
+
+def write(path: str, data: bytes, *, follow: bool | None = None) -> files.WriteFileParams:
+    return files.WriteFileParams(uri(path), base64.b64encode(data).decode(), follow)
+
+
+def copy(source: str, destination: str, *, recursive: bool = True) -> files.CopyParams:
+    return files.CopyParams(uri(source), uri(destination), recursive)
+
+
+def remove(path: str, *flags: bool | None) -> files.RemoveParams:
+    return files.RemoveParams(uri(path), *flags)  # type: ignore[arg-type]
+
+
+def names(result: object) -> list[str]:
+    """The sorted names of a directory listing."""
+    assert isinstance(result, files.ReadDirectoryResult)
+    return sorted(entry.file_name for entry in result.entries)
+
+
+def metadata(path: str, *, follow: bool | None = None) -> files.GetMetadataResult:
+    """The result of fs/getMetadata."""
+    result = do(files.GetMetadataParams(uri(path), follow))
+    assert isinstance(result, files.GetMetadataResult)
+    return result

@@ -1,22 +1,32 @@
-"""A WebSocket server over transports in memory: its connections and their receivers."""
+"""WebSocket ends in memory: a server with its receivers, and a client with its listener."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import uvloop
+
+from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.net.listen import BoundSocket, TcpAddress
 from exec_server.net.stream import MessageStream
+from exec_server.net.websocket.client import ClientSocket, connect
 from exec_server.net.websocket.frames import (
     Event,
     FrameReader,
     Opcode,
     close_payload,
 )
+from exec_server.net.websocket.listener import WebSocketListener
 from exec_server.net.websocket.server import (
     Settings,
     WebSocketStream,
 )
 from tests.support.memory_transport import MemoryTransport
-from tests.support.raw_links import frame_bytes
+from tests.support.raw_links import DEFAULT_TIMEOUT, frame_bytes, scaled
+from tests.support.raw_servers import open_sockets
 
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -106,3 +116,102 @@ def close_event(code: int, reason: str = "") -> Event:
 def large_frame(size: int = 2 * MIB) -> bytes:
     """A text message that needs a part of the budget."""
     return frame_bytes(Opcode.TEXT, b"x" * size)
+
+
+# A WebSocket client in tests: its user, a listener that echoes, and a run without leaks.
+
+
+class User:
+    """Writes down what happens, and lets a test wait for it."""
+
+    def __init__(self, opened: ClientSocket) -> None:
+        self.socket = opened
+        self.seen: list[tuple[Any, ...]] = []
+        self._news = asyncio.Event()
+
+    def _note(self, *what: Any) -> None:
+        self.seen.append(what)
+        self._news.set()
+
+    def message_received(self, message: bytes, *, is_text: bool) -> None:
+        self._note("text" if is_text else "binary", message)
+
+    def pong_received(self) -> None:
+        self._note("pong")
+
+    def pause_writing(self) -> None:
+        self._note("slow")
+
+    def resume_writing(self) -> None:
+        self._note("ready")
+
+    def socket_lost(self, reason: str) -> None:
+        self._note("lost", reason)
+
+    async def until(self, kind: str, count: int = 1) -> list[tuple[Any, ...]]:
+        """Everything seen, once there are so many of a kind."""
+        async with asyncio.timeout(scaled(DEFAULT_TIMEOUT)):
+            while sum(what[0] == kind for what in self.seen) < count:
+                self._news.clear()
+                await self._news.wait()
+        return self.seen
+
+
+def run_checked(body: Callable[[], Awaitable[None]]) -> None:
+    """Run a test and see that it leaves no socket open."""
+
+    async def checked() -> None:
+        before = open_sockets()
+        async with asyncio.timeout(scaled(2 * DEFAULT_TIMEOUT)):
+            await body()
+            while open_sockets() > before:
+                await asyncio.sleep(0)
+
+    uvloop.run(checked())
+
+
+async def open_client(port: int, target: str = "/relay?role=test", **options: Any) -> User:
+    users: list[User] = []
+
+    def make_user(opened: ClientSocket) -> User:
+        users.append(User(opened))
+        return users[0]
+
+    opened = await connect(f"ws://127.0.0.1:{port}{target}", make_user, **options)
+    assert opened is users[0].socket
+    assert users[0].seen == []
+    return users[0]
+
+
+async def end_client(user: User) -> None:
+    user.socket.close(1000, "")
+    await user.socket.closed
+    await user.until("lost")
+
+
+class Echo:
+    """The receiver of a listener that sends everything back."""
+
+    def __init__(self, stream: MessageStream) -> None:
+        self._stream = stream
+
+    def message_received(self, message: bytes) -> None:
+        self._stream.send(message)
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+    def connection_lost(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[int]:
+    bound = BoundSocket(TcpAddress("ws", "127.0.0.1", 0))
+    async with asyncio.TaskGroup() as tasks:
+        listener = WebSocketListener([bound], Settings(Echo), GuardedTasks(tasks))
+        await listener.open()
+        try:
+            yield bound.socket.getsockname()[1]
+        finally:
+            await listener.close()

@@ -7,6 +7,7 @@ sentence. Both are rare in the prose of well-kept projects; the limits leave roo
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -23,6 +24,12 @@ LIMITS = {
 }
 
 
+@functools.cache
+def _folder_prose(folder: str) -> str:
+    """The comments and docstrings of all modules in a folder."""
+    return "\n".join(_prose(path) for path in sorted((ROOT / folder).rglob("*.py")))
+
+
 def _prose(path: Path) -> str:
     """The comments and docstrings of a module."""
     source = path.read_text()
@@ -37,7 +44,7 @@ def _prose(path: Path) -> str:
 @pytest.mark.parametrize("folder", ["src", "tests/support"])
 @pytest.mark.parametrize("pattern", LIMITS, ids=["what", "nobody"])
 def test_prose_names_its_subjects(folder: str, pattern: str) -> None:
-    text = "\n".join(_prose(path) for path in sorted((ROOT / folder).rglob("*.py")))
+    text = _folder_prose(folder)
     words = len(re.findall(r"[A-Za-z']+", text))
     assert words > 1_000
     found = len(re.findall(pattern, text, re.IGNORECASE))

@@ -19,10 +19,13 @@ from tests.support.client import (
 from tests.support.sandbox import (
     BASE_STEPS,
     NEEDS_ROOT,
+    NOT_RUN,
     USERS,
+    SandboxCommand,
     Scratch,
+    environment,
+    run_to_end,
 )
-from tests.support.sandbox_command import NOT_RUN, SandboxCommand, environment, run_to_end
 
 _AS_ROOT = pytest.param("root", marks=[pytest.mark.root, NEEDS_ROOT])
 # Becomes an ordinary user that may create no user namespaces, by a limit of the kernel.

@@ -23,11 +23,13 @@ from tests.support.sandbox import (
     PROTECTED,
     USERS,
     Json,
+    SandboxCommand,
     Scratch,
+    environment,
     guarded,
     interpreter,
+    run_to_end,
 )
-from tests.support.sandbox_command import SandboxCommand, environment, run_to_end
 from tests.support.server_internals import children, eventually, stat_fields
 
 

@@ -13,8 +13,10 @@ from tests.support.client import (
 )
 from tests.support.sandbox import (
     BASE_STEPS,
+    NOT_RUN,
     USERS,
     Json,
+    SandboxCommand,
     Scratch,
     entry,
     glob,
@@ -22,7 +24,6 @@ from tests.support.sandbox import (
     special,
     workspace_write,
 )
-from tests.support.sandbox_command import NOT_RUN, SandboxCommand
 
 
 @pytest.fixture(params=USERS)

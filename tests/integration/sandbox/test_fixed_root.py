@@ -24,10 +24,10 @@ from tests.support.sandbox import (
     Scratch,
     Stage,
     policy,
+    run_to_end,
     special,
 )
 from tests.support.sandbox_attacks import run_attempts, successes
-from tests.support.sandbox_command import run_to_end
 from tests.support.server_internals import start_prepared
 
 # Ways to what is below the root: each in a process of its own, in nested namespaces if it can.

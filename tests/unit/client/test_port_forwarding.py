@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from tests.support.memory_environment import Scene, in_environment, turns
-from tests.support.memory_port_forwarding import (
+from tests.support.memory_ports import (
+    MemorySockets,
     answer_listen,
     forwarded,
     listening,
@@ -17,7 +18,6 @@ from tests.support.memory_port_forwarding import (
     tell,
     told,
 )
-from tests.support.memory_ports import MemorySockets
 
 from exec_server.client import port_forwarding as module
 from exec_server.errors import InvalidRequest, Unsupported

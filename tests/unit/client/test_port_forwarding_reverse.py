@@ -8,7 +8,8 @@ import errno
 
 import pytest
 from tests.support.memory_environment import Scene, turns
-from tests.support.memory_port_forwarding import (
+from tests.support.memory_ports import (
+    MemorySockets,
     accepted,
     answer_listen,
     forwarded,
@@ -18,7 +19,6 @@ from tests.support.memory_port_forwarding import (
     tell,
     told,
 )
-from tests.support.memory_ports import MemorySockets
 
 from exec_server.client import port_forwarding as module
 from exec_server.client.exceptions import PortError

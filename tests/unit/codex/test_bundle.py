@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.disk_files import DiskFiles, write_files
+from tests.support.trees import DiskFiles, write_files
 
 from exec_server.codex.bundle import discover_root
 from exec_server.codex.capability_files import ResponseBudget

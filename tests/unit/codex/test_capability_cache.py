@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.disk_files import DiskFiles, write_files
+from tests.support.trees import DiskFiles, write_files
 
 from exec_server.codex import capability_cache
 from exec_server.codex.capability_cache import CapabilityCache, TreeListener

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.disk_files import DiskFiles, write_files
+from tests.support.trees import DiskFiles, write_files
 
 from exec_server.codex import capability_files
 from exec_server.codex.capability_files import CapabilityFiles, ResponseBudget

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.support.file_operations import do, fails, os_error, uri
+from tests.support.trees import do, fails, os_error, uri
 
 from exec_server.errors import InvalidParams, InvalidRequest, NotFound, RpcError
 from exec_server.filesystem import changes

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.support.file_operations import do, fails, os_error, uri
+from tests.support.trees import do, fails, os_error, uri
 
 from exec_server.errors import InternalError
 from exec_server.filesystem import entries

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.file_operations import do, uri
+from tests.support.trees import do, uri
 
 from exec_server.errors import InvalidParams, NotFound
 from exec_server.filesystem import grep as module

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.support.file_operations import do, fails, metadata, os_error, read, remove, uri, write
+from tests.support.trees import do, fails, metadata, os_error, read, remove, uri, write
 
 from exec_server.errors import InternalError, InvalidRequest, RpcError
 from exec_server.protocol import files

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.support.file_operations import (
+from tests.support.trees import (
     copy,
     do,
     fails,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.file_operations import copy, do, fails, os_error, read, uri, write
+from tests.support.trees import copy, do, fails, os_error, read, uri, write
 
 from exec_server.errors import InvalidRequest, RpcError
 from exec_server.filesystem import safe_write

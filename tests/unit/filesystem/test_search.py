@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.support.file_operations import do, uri
+from tests.support.trees import do, uri
 
 from exec_server.errors import InvalidParams, NotFound, RpcError
 from exec_server.filesystem import search

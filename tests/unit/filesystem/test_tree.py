@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.support.file_operations import copy, do, fails, names, os_error, remove, uri
+from tests.support.trees import copy, do, fails, names, os_error, remove, uri
 
 from exec_server.errors import InternalError, InvalidRequest, RpcError
 from exec_server.filesystem import safe_write, tree

@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.support.file_operations import do, fails, os_error, uri
+from tests.support.trees import do, fails, os_error, uri
 
 from exec_server.errors import InvalidRequest
 from exec_server.filesystem import walk

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.raw_links import frame_bytes
 from tests.support.raw_servers import Peer, make_certificate, serving, upgrade_answer
-from tests.support.websocket_client import (
+from tests.support.websocket_server import (
     User,
     end_client,
     open_client,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.raw_links import frame_bytes
 from tests.support.raw_servers import Peer, serving
-from tests.support.websocket_client import (
+from tests.support.websocket_server import (
     open_client,
     run_checked,
 )

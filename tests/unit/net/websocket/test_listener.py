@@ -14,7 +14,7 @@ import pytest
 import uvloop
 from tests.support.raw_links import DEFAULT_TIMEOUT, scaled
 from tests.support.raw_servers import make_certificate
-from tests.support.websocket_client import Echo, User
+from tests.support.websocket_server import Echo, User
 
 from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.net.client_tls import tls_context
