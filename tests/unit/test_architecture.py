@@ -34,7 +34,7 @@ UNIT_TESTS_OF_NO_MODULE = {
     "test_kernel_machine.py",
     "test_versions.py",
 }
-MAX_LINES = 600
+MAX_LINES = 900
 MAX_FUNCTION_LINES = 60  # with its signature and docstring; the guide says 40 of code
 
 

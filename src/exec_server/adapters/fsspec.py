@@ -22,7 +22,7 @@ from exec_server.adapters.target import (
     framework_missing,
     open_environment,
 )
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.arguments import AnySandbox
 from exec_server.client.file_errors import CrossDevice
 from exec_server.client.results import Entry
 from exec_server.sync import Environment

@@ -25,7 +25,7 @@ from exec_server.adapters.target import (
     make_environment,
     token_of_variable,
 )
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.arguments import AnySandbox
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import NotAllCopied, Timeout
 from exec_server.client.files import Files

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from exec_server.adapters.mcp_text import CommandOutput
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.arguments import AnySandbox
 from exec_server.client.environment import Environment
 from exec_server.client.process import Process
 from exec_server.errors import ExecServerError, InvalidParams

@@ -21,7 +21,7 @@ from exec_server.adapters.target import (
     framework_missing,
     make_environment,
 )
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.arguments import AnySandbox
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import Timeout
 from exec_server.client.file_errors import ProgramNotFound, WorkingDirectoryNotFound

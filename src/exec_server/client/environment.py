@@ -7,8 +7,15 @@ import os
 import textwrap
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
+from exec_server.client.arguments import (
+    AnyNetworkProxy,
+    AnySandbox,
+    argv_list,
+    check_seconds,
+    input_bytes,
+)
 from exec_server.client.collected_output import OutputLimit
 from exec_server.client.connect_hints import explain
 from exec_server.client.detached import (
@@ -21,14 +28,7 @@ from exec_server.client.engine.dialers import Dialer
 from exec_server.client.engine.recovery import RemoteProcesses
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.engine.session import CLIENT_NAME, ClientSession
-from exec_server.client.engine.start_params import (
-    AnyNetworkProxy,
-    AnySandbox,
-    StartParamsBuilder,
-    argv_list,
-    check_seconds,
-    input_bytes,
-)
+from exec_server.client.engine.start_params import StartParamsBuilder
 from exec_server.client.handle import ContextTask, Handle
 from exec_server.client.listening import wait_for_port
 from exec_server.client.local_server import check_platform
@@ -50,6 +50,7 @@ from exec_server.protocol.session import Capabilities, EnvironmentInfo, SessionI
 if TYPE_CHECKING:
     from exec_server.client.files import Files
     from exec_server.client.http import Headers, HttpStream
+    from exec_server.client.polyfills import Polyfills
     from exec_server.client.port_forwarding import PortForward, PortStreams, ReversePort
 
 P = TypeVar("P")
@@ -102,6 +103,8 @@ class Environment(Handle):
         self.session = ClientSession(dialer, client_name=client_name, reconnect=reconnect)
         """The layer below: subscribe to notifications, answer requests of the server."""
         self.session.resumed = resume
+        self.session.polyfill = self._polyfill
+        self._polyfills: Polyfills | None = None
         self.session.answer(POLICY_REQUEST, NetworkRequests(on_network_request).answer)
 
     @classmethod
@@ -174,14 +177,19 @@ class Environment(Handle):
             await asyncio.wait(works, timeout=CLEAN_UP_SECONDS)
 
     def _adapt(self, features: ServerFeatures) -> None:
-        """Use what this server has, and fallbacks for the rest."""
+        """Use what this server has, and polyfills for the rest."""
         self._start_params = StartParamsBuilder(self._paths, features)
-        self.session.fallbacks = {}
-        if not features.is_complete:
-            from exec_server.client.fallbacks import fallbacks  # only older servers need it
+        self._polyfills = None
+        self.session.missing_methods = features.missing_methods
+
+    async def _polyfill(self, method: str, params: Any) -> Any:
+        if self._polyfills is None:
+            # Slow to import, and seldom needed.
+            from exec_server.client.polyfills import Polyfills
             from exec_server.client.system_commands import SystemCommands
 
-            self.session.fallbacks = fallbacks(self.session, SystemCommands(self))
+            self._polyfills = Polyfills(self.session, self._paths, SystemCommands(self))
+        return await self._polyfills.table[method](params)
 
     if not TYPE_CHECKING:  # a type checker would accept every name
 

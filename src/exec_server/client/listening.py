@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from exec_server.client.engine.start_params import check_number
+from exec_server.client.arguments import check_number
 from exec_server.errors import NotFound, Unsupported
 
 # Interval of the questions: at first a start that is quick is noticed at once.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, Protocol, Self
 
-from exec_server.client.engine.start_params import check_number
+from exec_server.client.arguments import check_number
 from exec_server.client.exceptions import PatternNotFound
 from exec_server.client.results import Chunk, Line
 from exec_server.protocol.process import Stream

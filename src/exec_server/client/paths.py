@@ -90,6 +90,15 @@ def path_text(path: AnyPath) -> str:
         raise TypeError(f"a path must be str, bytes or os.PathLike, not {kind}") from None
 
 
+def local_path(path: AnyPath) -> str:
+    """A path of this machine as text; raises TypeError if it is none."""
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        kind = type(path).__name__
+        raise TypeError(f"a path must be str, bytes or os.PathLike, not {kind}") from None
+
+
 def decoded(path: AnyPath) -> str:
     """A path as text, on every system with the slashes and the encoding of a server's machine.
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from exec_server.client import linux_numbers
+from exec_server.client.arguments import check_number
 from exec_server.client.engine.input import ProcessInput
 from exec_server.client.engine.output_queue import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import (
@@ -22,7 +23,6 @@ from exec_server.client.engine.recovery import (
     RemoteProcesses,
 )
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.engine.start_params import check_number
 from exec_server.client.handle import Handle
 from exec_server.client.output_reader import Lines, Pattern, read_until, wait_for_output
 from exec_server.client.results import Chunk

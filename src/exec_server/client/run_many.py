@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypedDict, TypeVar
 
+from exec_server.client.arguments import AnyNetworkProxy, AnySandbox
 from exec_server.client.collected_output import OutputLimit
-from exec_server.client.engine.start_params import AnyNetworkProxy, AnySandbox
 from exec_server.client.output_delivery import OnOutput, Target
 from exec_server.client.paths import AnyPath
 from exec_server.client.results import Result, RunProgress

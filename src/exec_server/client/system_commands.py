@@ -8,7 +8,7 @@ the system come first.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from exec_server.client.engine.start_params import SYSTEM_FIRST
@@ -49,3 +49,17 @@ class SystemCommands:
     def start(self, argv: Sequence[str], **options: Any) -> Process:
         """Its exit code is 127 if the command does not exist."""
         return self._commands.start(with_system_programs(argv), **options)
+
+
+class CommandsAs:
+    """Runs commands as another user."""
+
+    def __init__(self, commands: Commands, user: str | None) -> None:
+        self._commands = commands
+        self._user = user
+
+    def run(self, *args: Any, **kwargs: Any) -> Awaitable[Result]:
+        return self._commands.run(*args, user=self._user, **kwargs)
+
+    def start(self, *args: Any, **kwargs: Any) -> Process:
+        return self._commands.start(*args, user=self._user, **kwargs)

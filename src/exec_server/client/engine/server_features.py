@@ -9,6 +9,7 @@ ignore unknown members. The rest of the client asks this value and never for a v
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -54,11 +55,21 @@ class ServerFeatures(msgspec.Struct, frozen=True, kw_only=True):
     repeats_writes_safely: bool = True
 
     @property
-    def is_complete(self) -> bool:
-        """Whether no method of the protocol needs a fallback."""
-        capabilities = self.capabilities
-        streams = capabilities.file_write_streaming and capabilities.sandboxed_file_streaming
-        return streams and self == ServerFeatures(capabilities=capabilities)
+    def missing_methods(self) -> frozenset[str]:
+        """The methods that the client replaces, because the server lacks them or a part of them."""
+        has = operator.attrgetter
+        return frozenset(name for name, feature in METHODS.items() if not has(feature)(self))
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether `fs/getMetadata` has all its members."""
+        return self.has_file_sizes and self.refuses_symlinks
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether files can be opened for reading and writing, confined or not."""
+        can_read = self.opens_for_reading(is_confined=True)
+        return can_read and self.capabilities.file_write_streaming
 
     @property
     def sends_uris(self) -> bool:
@@ -107,6 +118,32 @@ def _with_native_paths(value: Any) -> Any:
         return PathUri.from_text(value).native()
     return value
 
+
+# The methods that `client.polyfills` replaces, by their names, and the features that make this
+# unnecessary. Names, because the structs of most of these methods are imported on demand.
+METHODS: Final = {
+    "environment/status": "has_status",
+    "fs/getMetadata": "has_metadata",
+    "fs/canonicalize": "has_canonicalize",
+    "fs/walk": "has_walk",
+    "fs/open": "has_streams",
+    "fs/readBlock": "has_streams",
+    "fs/writeBlock": "has_streams",
+    "fs/close": "has_streams",
+    "fs/list": "capabilities.fs_list",
+    "fs/create": "capabilities.fs_create",
+    "fs/resolve": "capabilities.fs_resolve",
+    "fs/append": "capabilities.fs_append",
+    "fs/rename": "capabilities.fs_rename",
+    "fs/chmod": "capabilities.fs_chmod",
+    "fs/symlink": "capabilities.fs_symlink",
+    "fs/setTimes": "capabilities.fs_set_times",
+    "fs/edit": "capabilities.fs_edit",
+    "fs/applyPatch": "capabilities.fs_apply_patch",
+    "fs/glob": "capabilities.fs_glob",
+    "fs/grep": "capabilities.fs_grep",
+    "fs/diskUsage": "capabilities.fs_disk_usage",
+}
 
 # ---- probes ---------------------------------------------------------------------------
 

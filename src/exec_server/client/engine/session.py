@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -49,6 +49,7 @@ from exec_server.errors import (
     MalformedMessage,
     MethodNotFound,
     SessionLost,
+    Unsupported,
 )
 from exec_server.host.forks import ForkGuard
 from exec_server.net.stream import MessageStream
@@ -110,8 +111,9 @@ class ClientSession:
         self.on_renewed: Callable[[], None] = lambda: None
         # What removes temporary files of the session; called before it is closed in order.
         self.clean_ups: set[Callable[[], Coroutine[Any, Any, None]]] = set()
-        # What is done instead of calls, by the names of methods that the server lacks.
-        self.fallbacks: Mapping[str, Callable[[Any], Awaitable[Any]]] = {}
+        # The methods that the server lacks, and what is called instead with method and params.
+        self.missing_methods: frozenset[str] = frozenset()
+        self.polyfill: Callable[[str, Any], Awaitable[Any]] = _no_polyfill
         self._fork = ForkGuard()
         self._dialer = dialer
         self._client_name = client_name
@@ -230,13 +232,12 @@ class ClientSession:
         `is_bound` to this session is not made in a new one. `on_answer` is called when the result
         is received, before the next message is. If the caller is cancelled, the answer is
         discarded; the server does not learn of it. For a method that the server lacks, its
-        fallback is used.
+        polyfill is used.
         """
         consumers = self.flow_control.begin_wait()
         try:
-            if (fallback := self.fallbacks.get(call.name)) is not None:
-                done: R = await fallback(params)
-                return done
+            if call.name in self.missing_methods:
+                return await self.call_polyfill(call, params)
             answer = await self._request(
                 call.name, params, is_retryable=is_retryable, is_bound=is_bound, on_answer=on_answer
             )
@@ -244,8 +245,13 @@ class ClientSession:
             self.flow_control.end_wait(consumers)
         return decode_as(call.result, answer, f"answer to {call.name}")
 
+    async def call_polyfill(self, call: Call[P, R], params: P) -> R:
+        """Do without the server what the method would do; see `client.polyfills`."""
+        result: R = await self.polyfill(call.name, params)
+        return result
+
     async def call_server(self, call: Call[P, R], params: P, *, is_retryable: bool = False) -> R:
-        """Do as `call` for a fallback, which is a part of such a call."""
+        """Do as `call` for a polyfill, which is a part of such a call."""
         answer = await self._request(call.name, params, is_retryable=is_retryable)
         return decode_as(call.result, answer, f"answer to {call.name}")
 
@@ -593,3 +599,7 @@ class ClientSession:
         elif self._end_reason is None:
             answer, send = self._server_requests.received, connection.stream.send
             connection.judge(is_useful=answer(envelope.id, envelope.method, envelope.params, send))
+
+
+async def _no_polyfill(method: str, params: object) -> object:
+    raise Unsupported(method, "this session has no replacement for it")

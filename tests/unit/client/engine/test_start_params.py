@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.support.network import launch
 
+from exec_server.client.arguments import argv_list, sandbox_object
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.engine.start_params import (
     ARGUMENT_CHARACTERS,
@@ -17,8 +18,6 @@ from exec_server.client.engine.start_params import (
     DEFAULT_PATH,
     INHERIT_ALL,
     StartParamsBuilder,
-    argv_list,
-    sandbox_object,
 )
 from exec_server.client.paths import PathResolver
 from exec_server.errors import InvalidParams, Unsupported

@@ -1,4 +1,4 @@
-"""ManyFiles with a machine that is the test."""
+"""Many files with a machine that is the test."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from exec_server.client import many_files as module
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.exceptions import NotAllCopied, SandboxDenied
 from exec_server.client.file_errors import IsADirectory, NoSpace, NotFound
-from exec_server.client.many_files import ManyFiles
+from exec_server.client.files import Files
 from exec_server.client.paths import PathResolver
 from exec_server.client.results import FileContent, Transfer
+from exec_server.client.transfer import batches
 from exec_server.client.transfer.batches import BATCH_FILES, FILE_BYTES
 from exec_server.errors import InvalidRequest
 from exec_server.protocol.binary import Attached
@@ -28,7 +28,7 @@ from exec_server.protocol.session import Capabilities
 pytestmark = pytest.mark.quick
 
 
-class Machine(ManyFiles):
+class Machine(Files):
     """A machine with the directory /w, whose requests are counted."""
 
     def __init__(self, *, binary: bool = True, sandbox: Any = None) -> None:
@@ -68,7 +68,7 @@ class Machine(ManyFiles):
         self.contents[path] = data
         return True
 
-    async def read(self, path: str, *, limit: int) -> bytes:
+    async def read(self, path: Any, *, limit: int = 0) -> bytes:
         self.requests.append(f"read {path}")
         if self._absolute(path) not in self.contents:
             raise NotFound(f"{path}: no such file")
@@ -77,7 +77,7 @@ class Machine(ManyFiles):
             raise InvalidRequest("too large")
         return data
 
-    async def write(self, path: str, data: bytes) -> None:
+    async def write(self, path: Any, data: bytes, **_: Any) -> None:
         self.requests.append(f"write {path}")
         if self.is_full:
             error = NoSpace(f"{path}: no space left on device (os error 28)")
@@ -86,7 +86,7 @@ class Machine(ManyFiles):
         if not self._put(self._absolute(path), data):
             raise IsADirectory(f"{path}: is a directory")
 
-    async def mkdir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
+    async def mkdir(self, path: Any, **_: Any) -> None:
         self.requests.append(f"mkdir {path}")
         if path.startswith("/closed"):
             raise SandboxDenied(path, None)
@@ -209,7 +209,7 @@ def test_a_full_disk_ends_it() -> None:
 
 def test_a_full_disk_ends_it_before_the_first_file(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
-    monkeypatch.setattr(module, "is_final", lambda error: True)
+    monkeypatch.setattr(batches, "is_final", lambda error: True)
     with pytest.raises(SandboxDenied):
         asyncio.run(machine.write_many({"/closed/a": b""}, parents=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from msgspec import Raw
@@ -13,39 +13,47 @@ from tests.support.older_machine import OlderMachine
 
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.file_errors import command_error
-from exec_server.client.open_fallbacks import DD_BYTES, OpenFallbacks
+from exec_server.client.polyfills import DD_BYTES
 from exec_server.errors import InvalidRequest, NotFound, RpcError
 from exec_server.protocol import files as wire
+from exec_server.protocol.method import Call
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.session import Capabilities
 
 DATA = os.urandom(1000)
+_READ = Call(wire.READ_BLOCK.name, wire.ReadBlockParams, Raw)
 HANDLE = wire.HandleId("h")
 OLD = ServerFeatures(has_open_files=False)
+R = TypeVar("R")
 SANDBOX: Any = {"permissions": {}}
 
 
 class Blocks:
-    """A machine and its fallbacks, called without await."""
+    """A machine and its polyfills, called without await."""
 
     def __init__(self, features: ServerFeatures = OLD) -> None:
         self.machine = OlderMachine(features, {"/f": DATA, "/d/x": b""})
-        self.own = OpenFallbacks(self.machine.session, self.machine.commands)
+        self._table = self.machine.polyfills
+
+    def _call(self, call: Call[Any, R], params: Any) -> R:
+        result: R = asyncio.run(self._table[call.name](params))
+        return result
 
     def open(self, path: str, mode: Any = "read", sandbox: Any = None) -> wire.OpenResult:
         params = wire.OpenParams(HANDLE, PathUri.from_text(path), mode, sandbox)
-        return asyncio.run(self.own.open(params))
+        return self._call(wire.OPEN, params)
 
     def read(self, offset: int, size: int) -> bytes:
-        return bytes(asyncio.run(self.own.read_block(wire.ReadBlockParams(HANDLE, offset, size))))
+        params = wire.ReadBlockParams(HANDLE, offset, size)
+        return bytes(self._call(_READ, params))
 
     def write(self, offset: int, data: bytes) -> wire.Done:
         chunk = base64.b64encode(data)
         text = b'{"handleId":"h","offset":%d,"chunk":"%b"}' % (offset, chunk)
-        return asyncio.run(self.own.write_block(Raw(text)))
+        return self._call(wire.WRITE_BLOCK, Raw(text))
 
     def close(self) -> wire.Done:
-        return asyncio.run(self.own.close(wire.CloseParams(HANDLE)))
+        return self._call(wire.CLOSE, wire.CloseParams(HANDLE))
 
 
 def block(data: bytes, *, is_last: bool) -> bytes:

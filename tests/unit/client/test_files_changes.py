@@ -1,4 +1,4 @@
-"""FileChanges with a session and commands that are the test."""
+"""Changes of files with a session and commands that are the test."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from exec_server.client import files as module
 from exec_server.client.engine.server_features import ServerFeatures
-from exec_server.client.file_changes import FileChanges
-from exec_server.client.file_errors import NotFound
+from exec_server.client.file_errors import NotFound, ProgramNotFound
 from exec_server.client.paths import PathResolver
+from exec_server.client.polyfills import Polyfills
 from exec_server.client.results import ChangedFile, DiskUsage, Result
 from exec_server.errors import InvalidParams, RpcError, Unsupported
 from exec_server.errors import NotFound as RpcNotFound
@@ -44,7 +45,7 @@ _RESULTS: dict[str, Any] = {
 }
 
 
-class Files(FileChanges):
+class Files(module.Files):
     """Files in a dictionary; `sent` are the requests and commands."""
 
     def __init__(self, *, extended: bool, exit_code: int = 0, stderr: bytes = b"") -> None:
@@ -58,12 +59,18 @@ class Files(FileChanges):
             temp_dir="file:///tmp",
         )
         features = ServerFeatures(capabilities=info.capabilities)
-        session = SimpleNamespace(features=features, call=self._answer)
-        commands = SimpleNamespace(run=self._command)
-        super().__init__(cast(Any, session), PathResolver(cast(Any, info)), cast(Any, commands))
+        session: Any = SimpleNamespace(features=features, call=self._answer)
+        commands: Any = SimpleNamespace(run=self._command)
+        paths = PathResolver(cast(Any, info))
+        self._polyfills = Polyfills(session, paths, commands)
+        self._polyfills._files = lambda params: self  # type: ignore[method-assign]
+        self._missing = features.missing_methods
+        super().__init__(session, paths, commands)
         self._end = (exit_code, stderr)
 
     async def _answer(self, call: Any, params: Any, *, is_retryable: bool) -> Any:
+        if call.name in self._missing:
+            return await self._polyfills.table[call.name](params)
         self.sent.append(params)
         return _RESULTS.get(call.name, Done())
 
@@ -72,15 +79,15 @@ class Files(FileChanges):
         stdout = b"10 3 2 1" if argv[0] == "stat" else b""
         return Result(tuple(argv), stdout, self._end[1], self._end[0], 0.0)
 
-    async def read(self, path: Any) -> bytes:
+    async def read(self, path: Any, *, limit: int = 0) -> bytes:
         if path not in self.contents:
             raise RpcNotFound("missing")
         return self.contents[path]
 
-    async def write(self, path: Any, data: bytes, *, parents: bool = False) -> None:
+    async def write(self, path: Any, data: bytes, **_: Any) -> None:
         self.contents[path] = data
 
-    async def remove(self, path: Any) -> None:
+    async def remove(self, path: Any, **_: Any) -> None:
         del self.contents[path]
 
 
@@ -185,3 +192,16 @@ def test_times_are_exact_with_and_without_the_extension() -> None:
         assert plain.sent[2][3] == "@-1.500000000"
 
     asyncio.run(scene())
+
+
+def test_a_missing_program_is_no_missing_file() -> None:
+    files = Files(extended=False)
+    missing = ProgramNotFound("cannot start mv: No such file or directory (os error 2)")
+
+    async def refuse(argv: list[str], **_: Any) -> Result:
+        raise missing
+
+    cast(Any, files)._commands.run = refuse
+    with pytest.raises(ProgramNotFound) as caught:
+        asyncio.run(files.rename("/w/f", "/w/g"))
+    assert caught.value is missing

@@ -1,4 +1,4 @@
-"""FileSearches with a session and commands that are the test."""
+"""Searches in files with a session and commands that are the test."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from exec_server.client import file_searches as module
+from exec_server.client import polyfills as module
 from exec_server.client.engine.server_features import ServerFeatures
-from exec_server.client.file_searches import FileSearches
+from exec_server.client.files import Files
 from exec_server.client.paths import PathResolver
 from exec_server.client.results import Found, GrepMatch, Result
 from exec_server.errors import Unsupported
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.quick
 _MATCH = wire.GrepMatch("f", 2, 1, "x", ["a"], ["b"])
 
 
-class Searches(FileSearches):
+class Searches(Files):
     """Searches of a server whose answers are those of the test."""
 
     def __init__(
@@ -39,11 +39,16 @@ class Searches(FileSearches):
             temp_dir="file:///tmp",
         )
         features = ServerFeatures(capabilities=info.capabilities)
-        session = SimpleNamespace(features=features, call=self._answer)
-        commands = SimpleNamespace(run=self._command)
-        super().__init__(cast(Any, session), PathResolver(cast(Any, info)), cast(Any, commands))
+        session: Any = SimpleNamespace(features=features, call=self._answer)
+        commands: Any = SimpleNamespace(run=self._command)
+        paths = PathResolver(cast(Any, info))
+        self._polyfills = module.Polyfills(session, paths, commands)
+        self._missing = features.missing_methods
+        super().__init__(session, paths, commands)
 
-    async def _answer(self, call: Any, params: Any, *, is_retryable: bool) -> Any:
+    async def _answer(self, call: Any, params: Any, **_: Any) -> Any:
+        if call.name in self._missing and call is wire.GREP:
+            return await self._polyfills.table[call.name](params)
         self.sent.append(params)
         if call is wire.GREP:
             return wire.GrepResult([_MATCH], True)
@@ -108,3 +113,14 @@ def test_a_grep_that_lacks_an_option() -> None:
     files = Searches(extended=False, stderr=b"grep: unrecognized option: Z\n")
     with pytest.raises(Unsupported, match="unrecognized option"):
         files.find("x", literal=True)
+
+
+def test_another_user_searches_by_command() -> None:
+    files = Searches(extended=True, output=b"/w/./f\x001:x\n")
+    cast(Any, files)._session.call_polyfill = lambda call, params: files._polyfills.table[
+        call.name
+    ](params)
+    cast(Any, files)._user = "nobody"
+    assert files.find("x", literal=True) == [GrepMatch("f", 1, 1, "x")]
+    metadata, words = files.sent
+    assert (metadata.user, words[-1]) == ("nobody", "/w/.")
