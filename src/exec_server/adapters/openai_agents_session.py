@@ -13,12 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from exec_server.adapters.snapshot_archive import without_special_files
-from exec_server.adapters.target import (
-    UNREACHABLE,
-    ConnectOptions,
-    framework_missing,
-    make_environment,
-)
+from exec_server.adapters.target import UNREACHABLE, framework_missing, make_environment
+from exec_server.client.connect import ConnectOptions
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import Timeout
 from exec_server.client.file_errors import LinkLoop, ProgramNotFound

@@ -15,13 +15,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Unpack
 
-from exec_server.adapters.target import (
-    UNREACHABLE,
-    ConnectOptions,
-    framework_missing,
-    make_environment,
-)
+from exec_server.adapters.target import UNREACHABLE, framework_missing, make_environment
 from exec_server.client.arguments import AnySandbox
+from exec_server.client.connect import ConnectOptions
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import Timeout
 from exec_server.client.file_errors import ProgramNotFound, WorkingDirectoryNotFound

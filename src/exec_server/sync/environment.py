@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import ssl
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from exec_server.client import connect as client_connect
 from exec_server.client import environment, local_server
-from exec_server.client.engine.session import CLIENT_NAME
+from exec_server.client.connect import ConnectOptions
 from exec_server.client.local_server import DEFAULT_LISTEN
-from exec_server.client.network_requests import OnNetworkRequest
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 from exec_server.sync.files import Files
 from exec_server.sync.ports import PortForward, ReversePort
@@ -112,42 +110,13 @@ class Environment(Blocking[environment.Environment]):
     reverse_port = wrapped(environment.Environment.reverse_port, ReversePort)
 
 
-def connect(
-    target: str | None = None,
-    *,
-    token: str | None = None,
-    registry: str | None = None,
-    environment_id: str | None = None,
-    executor_key: str | None = None,
-    account_id: str | None = None,
-    tls: ssl.SSLContext | None = None,
-    ca_file: str | None = None,
-    pin: str | Sequence[str] | None = None,
-    allow_insecure_token: bool = False,
-    client_name: str = CLIENT_NAME,
-    reconnect: bool = False,
-    on_network_request: OnNetworkRequest | None = None,
-) -> Environment:
+def connect(target: str | None = None, **options: Unpack[ConnectOptions]) -> Environment:
     """Connect now; arguments and exceptions are those of `exec_server.connect`.
 
     `on_network_request` is called in the thread of the connection.
     """
     return Environment(
-        lambda: client_connect.connect(
-            target,
-            token=token,
-            registry=registry,
-            environment_id=environment_id,
-            executor_key=executor_key,
-            account_id=account_id,
-            tls=tls,
-            ca_file=ca_file,
-            pin=pin,
-            allow_insecure_token=allow_insecure_token,
-            client_name=client_name,
-            reconnect=reconnect,
-            on_network_request=on_network_request,
-        ),
+        lambda: client_connect.connect(target, **options),
         has_children=isinstance(target, str) and target.startswith("stdio:"),
     )
 
