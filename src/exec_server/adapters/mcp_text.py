@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import io
 import posixpath
-import re
 from itertools import islice
 from typing import Final
 
@@ -23,8 +22,6 @@ FILE_CHARACTERS: Final = 65_536
 # Lines from the first to the last change of which a diff is made: the time grows with their square.
 DIFF_LINES: Final = 1_000
 _CONTEXT: Final = 3  # lines around a change, as diff(1) prints them
-
-_HUNK: Final = re.compile(r"^@@ -(\d+)(.*) \+(\d+)(.*) @@")
 
 
 class CommandOutput:
@@ -127,15 +124,21 @@ def diff_texts(old: str, new: str, path: str) -> str:
     if changed > DIFF_LINES:
         return f"changed: {changed} lines from the first to the last change, too many for a diff"
     first, rest = max(start - _CONTEXT, 0), max(end - _CONTEXT, 0)
-    diff = difflib.unified_diff(
-        before[first : len(before) - rest],
-        after[first : len(after) - rest],
-        path,
-        path,
-        lineterm="",
-        n=_CONTEXT,
-    )
-    return "\n".join(_HUNK.sub(lambda found: _moved(found, first), line, 1) for line in diff)
+    old_lines = before[first : len(before) - rest]
+    new_lines = after[first : len(after) - rest]
+    diff = [f"--- {path}", f"+++ {path}"]
+    # Not difflib.unified_diff: its line numbers would be those of the parts.
+    for group in difflib.SequenceMatcher(None, old_lines, new_lines).get_grouped_opcodes(_CONTEXT):
+        (_, old_start, _, new_start, _), (_, _, old_end, _, new_end) = group[0], group[-1]
+        old_range = _line_range(first + old_start, old_end - old_start)
+        diff.append(f"@@ -{old_range} +{_line_range(first + new_start, new_end - new_start)} @@")
+        for tag, a, b, c, d in group:
+            if tag == "equal":
+                diff += [f" {line}" for line in old_lines[a:b]]
+            else:
+                diff += [f"-{line}" for line in old_lines[a:b]]
+                diff += [f"+{line}" for line in new_lines[c:d]]
+    return "\n".join(diff)
 
 
 def found_path(folder: str, name: str) -> str:
@@ -150,9 +153,11 @@ def _common(before: list[str], after: list[str]) -> int:
     return next((number for number, (one, other) in pairs if one != other), shorter)
 
 
-def _moved(hunk: re.Match[str], lines: int) -> str:
-    """The head of a hunk, `lines` further down."""
-    return f"@@ -{int(hunk[1]) + lines}{hunk[2]} +{int(hunk[3]) + lines}{hunk[4]} @@"
+def _line_range(start: int, count: int) -> str:
+    """The range of lines in the head of a hunk; an empty one names the line before it."""
+    if count == 1:
+        return str(start + 1)
+    return f"{start + 1 if count else start},{count}"
 
 
 def _limit(tokens: int) -> int:

@@ -278,14 +278,14 @@ class Files:
         if not self._writes_blocks:
             raise Unsupported("fileWriteStreaming", "write the whole file with files.write()")
         params = wire.OpenParams(wire.HandleId(""), uri, "replace", self._sandbox, user=self._user)
-        placement = None
+        replacement = None
         if not in_place:
             target = self._paths.absolute(path)
             spawn = self._session.spawn
-            from exec_server.client.transfer.placement import Placement
+            from exec_server.client.transfer.atomic_replace import AtomicReplacement
 
-            placement = Placement(self, self._commands, self._sandbox, target, spawn)
-        return FileWriter(self._session, params, path_text(path), placement)
+            replacement = AtomicReplacement(self, self._commands, self._sandbox, target, spawn)
+        return FileWriter(self._session, params, path_text(path), replacement)
 
     # ---- metadata and directories -----------------------------------------------------
 
@@ -757,9 +757,11 @@ class Files:
         """
         from exec_server.client.transfer.archive_upload import ArchiveUpload
 
-        session = self._batch_session()
-        upload = ArchiveUpload(self, self._commands, progress, self._sandbox, session=session)
-        done = await upload.unpack(archive, self._absolute(directory, "directory"), limit)
+        target, session = self._absolute(directory, "directory"), self._batch_session()
+        upload = ArchiveUpload(
+            self, self._commands, progress, self._sandbox, target, session=session
+        )
+        done = await upload.unpack(archive, limit)
         return _checked(done) if check else done
 
     # ---- transfers --------------------------------------------------------------------

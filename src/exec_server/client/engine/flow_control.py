@@ -1,22 +1,34 @@
 """FlowControl: when a sender is paused because its output is not taken, and which tasks wait.
 
-Theory of operation. One connection carries all answers and the output of all processes. A queue
-that its consumer empties slowly is reported as full, and then its valve is closed: the server does
-not read that process, if it can do that (`output_queue`), or else nothing is read from the
-connection, so that the server's buffers fill up. A consumer that does not empty its queue because
-it waits for an answer, or for a command that needs the paused process, would then wait forever. So
-a full queue is exempt, and its valve stays open,
+Theory of operation. One connection carries all answers and the output of all processes:
 
-- while its consumer waits for an answer;
+    server                         client
+    process 1 --output--+                            +--> queue 1 --> reader 1, a task
+    process 2 --output--+==> the connection ==> [V] ==+--> queue 2 --> reader 2, a task
+    answers   ----------+                            +--> the tasks that wait for them
+
+A queue that its reader empties slowly is full, and its valve V is closed. With
+`processFlowControl` that is the process (`output_queue`); other servers keep about 1 MiB of output
+and drop the rest, so nothing is read from the connection until their buffers stop the process. Then
+answers stop as well:
+
+    reader 1 takes nothing from queue 1  <--  it waits for an answer, or for a task that does
+       |                                          ^
+       v                                          |
+    queue 1 is full --> V is closed --> no answer is received: a deadlock
+
+So a full queue is exempt, and its valve stays open,
+
+- while its reader, which is called its consumer here, waits for an answer;
 - while any task waits for an answer, if the queue has no consumer yet;
 - if nothing was taken from a full queue for STALL_SECONDS while a task waited for an answer. A wait
   for the exit of the same process does not count: it ends after the output was taken.
 
 The owner of a queue bounds the data that arrives while the queue is exempt.
 
-A consumer is a task that reads output, together with all tasks started by that task from then on:
-if one of them waits for an answer, the reading task may wait for that one. New tasks inherit
-context variables, so every context holds the chain of consumers that it descends from.
+"It waits, or a task that it waits for" is known by descent: a consumer is a task that reads output,
+together with all tasks started by that task from then on. New tasks inherit context variables, so
+every context holds the chain of consumers that it descends from.
 """
 
 from __future__ import annotations

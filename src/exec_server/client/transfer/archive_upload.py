@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 
+from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.paths import decoded
-from exec_server.client.results import Transfer
+from exec_server.client.results import Progress, Transfer
 from exec_server.client.transfer.archive_reader import ArchiveReader, Member
 from exec_server.client.transfer.archive_source import AnyArchive, ArchiveSource
 from exec_server.client.transfer.batches import batches_of, is_small
 from exec_server.client.transfer.batches import write as write_batch
-from exec_server.client.transfer.plan import MAX_ENTRIES, Item, for_each, join
-from exec_server.client.transfer.upload import Upload
+from exec_server.client.transfer.plan import (
+    MAX_ENTRIES,
+    Commands,
+    Item,
+    RemoteFiles,
+    for_each,
+    join,
+)
+from exec_server.client.transfer.upload import TreeUpload
 from exec_server.errors import InvalidRequest, NotFound, RpcError, Unsupported
+from exec_server.protocol.sandbox import Sandbox
 
 # Of the list of symlinks that a directory has: those of about 50,000.
 LINKS_BYTES: Final = 4 * 1_048_576
@@ -34,18 +43,31 @@ MAX_LINKS: Final = 40
 _NEEDS_FIND: Final = "it exists, and its links cannot be listed: unpack into a new directory"
 
 
-class ArchiveUpload(Upload):
-    """One archive to unpack."""
+class ArchiveUpload(TreeUpload):
+    """One archive to unpack into the directory `target`."""
 
-    async def unpack(self, archive: AnyArchive, target: str, limit: int) -> Transfer:
-        """Write all members; raises InvalidRequest at the first one that is refused."""
-        self._finished_modes = set()
+    def __init__(
+        self,
+        files: RemoteFiles,
+        commands: Commands,
+        progress: Callable[[Progress], None] | None,
+        sandbox: Sandbox | None,
+        target: str,
+        *,
+        session: ClientSession | None = None,
+    ) -> None:
+        super().__init__(files, commands, progress, sandbox, session=session)
         self._target = target
+        self._present_links: frozenset[str] = frozenset()  # that the directory has already
         self._seen: set[str] = set()  # the paths of files
         self._made: set[str] = set()  # the paths of directories
         self._symlinks: dict[str, Item] = {}
         self._without_mode: list[Item] = []
         self._names_left = NAMES_CHARACTERS
+
+    async def unpack(self, archive: AnyArchive, limit: int) -> Transfer:
+        """Write all members; raises InvalidRequest at the first one that is refused."""
+        target = self._target
         source = ArchiveSource(archive)
         try:
             self._present_links = await self._links_of(target)

@@ -28,6 +28,7 @@ from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat,
 from exec_server.client.transfer.local_directory import pread
 from exec_server.client.transfer.open_file import BLOCK_BYTES, FileReader, FileWriter
 from exec_server.errors import ExecServerError, RpcError, Unsupported
+from exec_server.protocol.sandbox import Sandbox
 
 T = TypeVar("T")
 
@@ -207,7 +208,7 @@ class TreeCopy:
         files: RemoteFiles,
         commands: Commands,
         progress: Callable[[Progress], None] | None,
-        sandbox: Any,
+        sandbox: Sandbox | None,
         options: CopyOptions | None = None,
         *,
         session: ClientSession | None = None,
@@ -221,6 +222,7 @@ class TreeCopy:
         self._tally = Tally(progress)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._failed: set[str] = set()  # paths of items that cannot be copied
+        self._finished_modes: set[str] = set()  # paths of files that have their modes
 
     def _fail(self, path: str, error: Exception) -> None:
         """Record an item that cannot be copied, or raise the error if it ends the copy."""
@@ -320,7 +322,7 @@ def join(top: str, path: str) -> str:
 
 
 async def run_xargs(
-    commands: Commands, argv: Sequence[str], paths: Iterable[str], sandbox: Any
+    commands: Commands, argv: Sequence[str], paths: Iterable[str], sandbox: Sandbox | None
 ) -> Result:
     """Run a command with any number of further arguments, through xargs."""
     data = b"".join(encoded(path) + b"\0" for path in paths)

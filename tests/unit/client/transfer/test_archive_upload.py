@@ -121,8 +121,8 @@ class Machine:
         self, *members: tuple[tarfile.TarInfo, bytes], batches: bool = True, limit: int = 1 << 30
     ) -> Transfer:
         this = cast(Any, self)
-        upload = ArchiveUpload(this, this, None, None, session=this if batches else None)
-        return asyncio.run(upload.unpack(archive(*members), "/t", limit))
+        upload = ArchiveUpload(this, this, None, None, "/t", session=this if batches else None)
+        return asyncio.run(upload.unpack(archive(*members), limit))
 
 
 TREE = (
@@ -311,9 +311,9 @@ def test_a_full_disk_ends_it() -> None:
 def test_an_archive_that_ends_early_leaves_no_part_of_a_file() -> None:
     machine = Machine()
     whole = archive((member("a"), b"1"), (member("large"), LARGE))
-    upload = ArchiveUpload(cast(Any, machine), cast(Any, machine), None, None)
+    upload = ArchiveUpload(cast(Any, machine), cast(Any, machine), None, None, "/t")
     with pytest.raises(InvalidRequest, match="cannot be read"):
-        asyncio.run(upload.unpack(whole[:4000], "/t", 1 << 30))
+        asyncio.run(upload.unpack(whole[:4000], 1 << 30))
     assert machine.files == {"/t/a": b"1"}
     with pytest.raises(InvalidRequest, match="more than 5 bytes"):
         machine.unpack((member("b"), b"123456"), limit=5)

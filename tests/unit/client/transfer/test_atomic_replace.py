@@ -18,8 +18,8 @@ from exec_server.client.file_errors import (
     PermissionDenied,
 )
 from exec_server.client.results import Result, Stat
-from exec_server.client.transfer import placement as module
-from exec_server.client.transfer.placement import Placement, place
+from exec_server.client.transfer import atomic_replace as module
+from exec_server.client.transfer.atomic_replace import AtomicReplacement, replace
 from exec_server.errors import InternalError, RpcError, Unsupported
 
 FILE = Stat(is_directory=False, is_file=True, is_symlink=False, size=1, modified=1.0, created=None)
@@ -67,12 +67,12 @@ class FakeMachine:
             raise result
         return result
 
-    def placement(self) -> Placement:
+    def replacement(self) -> AtomicReplacement:
         def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
             return asyncio.ensure_future(work)  # noqa: TID251 - there is no session
 
         machine: Any = self
-        return Placement(machine, machine, None, "/d/name", spawn)
+        return AtomicReplacement(machine, machine, None, "/d/name", spawn)
 
 
 def ended(code: int = 0, stderr: bytes = b"") -> Result:
@@ -99,7 +99,7 @@ def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def test_the_temporary_file_is_beside_the_target(
     machine: FakeMachine, directory: str | None
 ) -> None:
-    part = asyncio.run(machine.placement().begin())
+    part = asyncio.run(machine.replacement().begin())
     if directory is None:
         assert part is None
     else:
@@ -109,18 +109,18 @@ def test_the_temporary_file_is_beside_the_target(
 
 
 def test_only_a_missing_right_is_a_reason_to_write_in_place() -> None:
-    placement = FakeMachine().placement()
-    assert placement.may_write_in_place(PermissionDenied("x"))
-    assert not placement.may_write_in_place(NoSpace("x"))
-    assert not placement.may_write_in_place(InternalError("x"))
+    replacement = FakeMachine().replacement()
+    assert replacement.may_write_in_place(PermissionDenied("x"))
+    assert not replacement.may_write_in_place(NoSpace("x"))
+    assert not replacement.may_write_in_place(InternalError("x"))
 
 
 def test_a_new_file_is_renamed_without_a_command() -> None:
     async def scene() -> None:
         machine = FakeMachine(NotFound("x"))
-        placement = machine.placement()
-        part = await placement.begin()
-        await placement.commit()
+        replacement = machine.replacement()
+        part = await replacement.begin()
+        await replacement.commit()
         assert machine.used == [f"rename {part} /d/name"]
 
     play(scene)
@@ -130,9 +130,9 @@ def test_a_new_file_is_renamed_without_a_command() -> None:
 def test_otherwise_a_command_puts_it_in_place(error: Exception) -> None:
     async def scene() -> None:
         machine = FakeMachine(NotFound("x"), (ended(),), error)
-        placement = machine.placement()
-        await placement.begin()
-        await placement.commit()
+        replacement = machine.replacement()
+        await replacement.begin()
+        await replacement.commit()
         assert machine.used == ["xargs"]
 
     play(scene)
@@ -141,10 +141,10 @@ def test_otherwise_a_command_puts_it_in_place(error: Exception) -> None:
 def test_a_failure_removes_the_temporary_file() -> None:
     async def scene() -> None:
         machine = FakeMachine(FILE, (ended(), ended(123, b"cat: /d/name: Permission denied\n")))
-        placement = machine.placement()
-        part = await placement.begin()
+        replacement = machine.replacement()
+        part = await replacement.begin()
         with pytest.raises(PermissionDenied, match="/d/name: Permission denied"):
-            await placement.commit()
+            await replacement.commit()
         assert machine.used == ["/bin/sh", "xargs", f"remove {part}"]
 
     play(scene)
@@ -155,7 +155,7 @@ def test_without_commands_the_server_copies() -> None:
         for answer in (InternalError("none"), ended(127)):
             machine = FakeMachine(results=(answer,))
             files: Any = machine
-            assert not await place(files, files, None, ("/d/p", "/d/name"), mode=0o600)
+            assert not await replace(files, files, None, ("/d/p", "/d/name"), mode=0o600)
             assert machine.used == ["xargs", "copy /d/p /d/name", "remove /d/p"]
 
     play(scene)
@@ -172,10 +172,10 @@ def test_a_cancellation_waits_for_the_last_step() -> None:
                 await super().rename(old, new)
 
         machine = Slow(NotFound("x"))
-        placement = machine.placement()
-        await placement.begin()
+        replacement = machine.replacement()
+        await replacement.begin()
         async with asyncio.TaskGroup() as tasks:
-            committing = tasks.create_task(placement.commit())
+            committing = tasks.create_task(replacement.commit())
             await entered.wait()
             committing.cancel()
             await asyncio.sleep(0)
@@ -191,7 +191,7 @@ def test_a_cancellation_waits_for_the_last_step() -> None:
 
 
 def run_place(part: Path, target: Path, mode: str = "") -> subprocess.CompletedProcess[str]:
-    words = ["sh", "-c", module._PLACE, "sh", str(part), str(target), mode]
+    words = ["sh", "-c", module._REPLACE, "sh", str(part), str(target), mode]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 

@@ -1,4 +1,4 @@
-"""Placement: a new content appears under its final name when it is complete, and not before.
+"""AtomicReplacement: a new content gets its final name when it is complete, and not before.
 
 Blocks are written to a temporary file beside the target, which then takes the target's place. No
 method of the protocol does that with the attributes of the target, so a command on the server's
@@ -32,6 +32,7 @@ from exec_server.client.transfer.plan import (
     temporary_path,
 )
 from exec_server.errors import ExecServerError, RpcError, Unsupported
+from exec_server.protocol.sandbox import Sandbox
 
 # For the removal of a temporary file, or its last step, after a cancellation: both take
 # milliseconds, unless the server is unreachable.
@@ -40,7 +41,7 @@ CLEAN_UP_SECONDS: Final = 5.0
 # The exit codes of a shell whose command cannot be run.
 _NO_COMMAND: Final = (126, 127)
 _IS_WRITABLE: Final = '[ -w "$1" ]'
-_PLACE: Final = """
+_REPLACE: Final = """
 links() { ls -ldn "$1" | { read -r mode links rest; echo "$links"; }; }
 attributes() { ls -ldn "$1" | { read -r mode links user group rest; echo "$mode $user $group"; }; }
 rewrite() { cat < "$1" > "$2" && rm -f "$1" && { [ -z "$3" ] || chmod "$3" "$2"; }; }
@@ -59,11 +60,16 @@ mv -fT "$1" "$2" 2> /dev/null || mv -f "$1" "$2" 2> /dev/null || rewrite "$@"
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Future[None]"]
 
 
-class Placement:
+class AtomicReplacement:
     """The temporary file for the new content of one target."""
 
     def __init__(
-        self, files: RemoteFiles, commands: Commands, sandbox: Any, target: str, spawn: Spawn
+        self,
+        files: RemoteFiles,
+        commands: Commands,
+        sandbox: Sandbox | None,
+        target: str,
+        spawn: Spawn,
     ) -> None:
         """`spawn` starts a task that outlives the caller's cancellation."""
         self._files = files
@@ -114,16 +120,16 @@ class Placement:
 
     async def commit(self) -> None:
         """Put the complete temporary file in place, or remove it; raises RpcError."""
-        placing = self._spawn(self._commit())
+        committing = self._spawn(self._commit())
         try:
-            await asyncio.shield(placing)
+            await asyncio.shield(committing)
         except asyncio.CancelledError:
-            await asyncio.wait([placing], timeout=CLEAN_UP_SECONDS)
+            await asyncio.wait([committing], timeout=CLEAN_UP_SECONDS)
             raise
 
     async def _commit(self) -> None:
         try:
-            await place(
+            await replace(
                 self._files,
                 self._commands,
                 self._sandbox,
@@ -140,10 +146,10 @@ class Placement:
         await asyncio.wait([removing], timeout=CLEAN_UP_SECONDS)
 
 
-async def place(
+async def replace(
     files: RemoteFiles,
     commands: Commands,
-    sandbox: Any,
+    sandbox: Sandbox | None,
     paths: tuple[str, str],
     *,
     is_new: bool = False,
@@ -163,7 +169,9 @@ async def place(
             pass  # there is a target now, or a dangling symlink
     arguments = (part, target, "" if mode is None else f"{mode:o}")
     try:
-        done = await run_xargs(commands, ["-n", "3", "sh", "-c", _PLACE, "sh"], arguments, sandbox)
+        done = await run_xargs(
+            commands, ["-n", "3", "sh", "-c", _REPLACE, "sh"], arguments, sandbox
+        )
     except (RpcError, Unsupported):
         done = None
     if done:
