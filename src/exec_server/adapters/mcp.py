@@ -13,8 +13,14 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final, ParamSpec
 
 from exec_server import __version__
-from exec_server.adapters.mcp_commands import CommandSessions, Report
-from exec_server.adapters.mcp_text import diff_texts, found_path, join_found, select_lines
+from exec_server.adapters.mcp_commands import (
+    CommandSessions,
+    Report,
+    diff_texts,
+    found_path,
+    join_found,
+    select_lines,
+)
 from exec_server.adapters.target import framework_missing
 from exec_server.client.arguments import AnySandbox, sandbox_object
 from exec_server.client.environment import Environment

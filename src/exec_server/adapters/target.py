@@ -6,9 +6,9 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from exec_server import sync
+from exec_server.client.commands import SystemCommands
 from exec_server.client.connect import ConnectOptions, connect
 from exec_server.client.environment import Environment
-from exec_server.client.system_commands import SystemCommands
 from exec_server.errors import (
     ConnectFailed,
     ConnectionLost,

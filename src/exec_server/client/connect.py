@@ -8,12 +8,10 @@ import ssl
 from collections.abc import Sequence
 from typing import Final, TypedDict, TypeGuard
 
-from exec_server.client.connect_hints import shown_address
 from exec_server.client.engine.dialers import Dialer, WebSocketDialer
 from exec_server.client.engine.session import CLIENT_NAME
 from exec_server.client.engine.stdio import StdioDialer
-from exec_server.client.environment import Environment
-from exec_server.client.network_requests import OnNetworkRequest
+from exec_server.client.environment import Environment, OnNetworkRequest, shown_address
 from exec_server.errors import StartupError
 from exec_server.net.client_tls import client_context
 

@@ -28,14 +28,16 @@ from exec_server.client.arguments import (
     text_pairs,
     user_text,
 )
+from exec_server.client.commands import CommandsAs
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.exceptions import NotAllCopied, SandboxDenied
-from exec_server.client.file_errors import (
+from exec_server.client.exceptions import (
     AlreadyExists,
     FileError,
     LinkLoop,
     NotADirectory,
+    NotAllCopied,
     NotFound,
+    SandboxDenied,
     already_exists,
     is_a_directory,
     not_found,
@@ -61,7 +63,6 @@ from exec_server.client.results import (
     Stat,
     Transfer,
 )
-from exec_server.client.system_commands import CommandsAs
 from exec_server.client.transfer import batches
 from exec_server.client.transfer.open_file import (
     READ_BYTES,
@@ -90,7 +91,7 @@ from exec_server.protocol.session import Capabilities
 
 if TYPE_CHECKING:
     from exec_server.client.file_watch import FileWatch
-    from exec_server.client.transfer.archive_source import AnyArchive
+    from exec_server.client.transfer.archive import AnyArchive
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -730,7 +731,7 @@ class Files:
         `exclude` has paths, relative to the directory, that are left out with everything below;
         they are not patterns.
         """
-        from exec_server.client.transfer.archive_download import ArchiveDownload
+        from exec_server.client.transfer.archive import ArchiveDownload
 
         skipped = path_list(exclude, "exclude")
         archive = ArchiveDownload(self, self._commands, self._sandbox, skipped)
@@ -755,7 +756,7 @@ class Files:
         or link; the members before it stay. If a member cannot be written, the others are, and
         NotAllCopied is raised at the end or, without `check`, the member is named in `failed`.
         """
-        from exec_server.client.transfer.archive_upload import ArchiveUpload
+        from exec_server.client.transfer.archive import ArchiveUpload
 
         target, session = self._absolute(directory, "directory"), self._batch_session()
         upload = ArchiveUpload(

@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from exec_server.client.exceptions import SandboxDenied
-from exec_server.client.file_errors import error_number, file_error
+from exec_server.client.exceptions import SandboxDenied, error_number, file_error
 from exec_server.errors import ExecServerError, InvalidParams, RpcError
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Denial

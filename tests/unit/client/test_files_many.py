@@ -13,8 +13,13 @@ import pytest
 from msgspec import Raw
 
 from exec_server.client.engine.server_features import ServerFeatures
-from exec_server.client.exceptions import NotAllCopied, SandboxDenied
-from exec_server.client.file_errors import IsADirectory, NoSpace, NotFound
+from exec_server.client.exceptions import (
+    IsADirectory,
+    NoSpace,
+    NotAllCopied,
+    NotFound,
+    SandboxDenied,
+)
 from exec_server.client.files import Files
 from exec_server.client.paths import PathResolver
 from exec_server.client.results import FileContent, Transfer

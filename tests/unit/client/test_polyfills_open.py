@@ -12,7 +12,7 @@ from msgspec import Raw
 from tests.support.older_machine import OlderMachine
 
 from exec_server.client.engine.server_features import ServerFeatures
-from exec_server.client.file_errors import command_error
+from exec_server.client.exceptions import command_error
 from exec_server.client.polyfills import DD_BYTES
 from exec_server.errors import InvalidRequest, NotFound, RpcError
 from exec_server.protocol import files as wire

@@ -25,7 +25,7 @@ from exec_server.cli.commands.streams import OutputWriter, StdinReader
 from exec_server.cli.commands.targets import Target
 from exec_server.cli.commands.terminal import Terminal
 from exec_server.cli.commands.terminal_stream import Escape, EscapeParser, ScreenModes
-from exec_server.client.detached import DetachedProcess
+from exec_server.client.process import DetachedProcess
 from exec_server.errors import ExecServerError
 from exec_server.host import event_loop
 

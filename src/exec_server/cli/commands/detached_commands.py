@@ -14,8 +14,8 @@ from exec_server.cli.commands.errors import CommandError
 from exec_server.cli.commands.local_time import local_time
 from exec_server.cli.commands.printing import json_text
 from exec_server.cli.commands.targets import Target
-from exec_server.client.detached import DetachedProcess
 from exec_server.client.environment import Environment
+from exec_server.client.process import DetachedProcess
 from exec_server.errors import InvalidRequest
 from exec_server.printable import printable
 from exec_server.protocol.detached import ListedDetached

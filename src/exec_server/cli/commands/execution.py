@@ -39,10 +39,10 @@ from exec_server.cli.commands.targets import Target
 from exec_server.cli.commands.terminal import Terminal, window_size
 from exec_server.cli.commands.terminal_stream import HELP_TEXT, Escape, EscapeParser, ScreenModes
 from exec_server.cli.commands.variables import command_variables
+from exec_server.client.commands import REST_SECONDS
 from exec_server.client.engine.recovery import EarlierStart
 from exec_server.client.environment import Environment
 from exec_server.client.process import Process, continue_start
-from exec_server.client.run import REST_SECONDS
 from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, Unsupported
 from exec_server.printable import printable
 from exec_server.protocol.process import TERMINATE, ProcessId, TerminateParams

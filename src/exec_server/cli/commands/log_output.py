@@ -11,8 +11,8 @@ from exec_server.cli.commands.detached_commands import END, attached
 from exec_server.cli.commands.printing import describe_stdout_errors, print_status
 from exec_server.cli.commands.streams import OutputWriter
 from exec_server.cli.commands.targets import Target
-from exec_server.client.detached import DetachedProcess
 from exec_server.client.environment import Environment
+from exec_server.client.process import DetachedProcess
 from exec_server.protocol.process import READ, ReadParams
 
 # Output that is requested at a time.

@@ -14,7 +14,7 @@ from exec_server.cli.commands.errors import (
     EXIT_NOT_RUN,
     CommandError,
 )
-from exec_server.client.file_errors import ProgramNotFound, error_number
+from exec_server.client.exceptions import ProgramNotFound, error_number
 from exec_server.errors import ExecServerError, RpcError
 
 # The server's machine is short of something; the program itself can be executed.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import posixpath
 from typing import Literal
 
+from exec_server.client.commands import SystemCommands
 from exec_server.client.environment import Environment
 from exec_server.client.files import Files
 from exec_server.client.results import Stat
-from exec_server.client.system_commands import SystemCommands
 from exec_server.client.transfer.plan import TIME_TOLERANCE, for_each
 from exec_server.errors import NotFound
 

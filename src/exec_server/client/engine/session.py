@@ -20,41 +20,46 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from msgspec import UNSET, Raw
 
-from exec_server.client.engine import background
-from exec_server.client.engine.calls import CallQueue, InitializeCall, PendingCall
-from exec_server.client.engine.connection import Connection
 from exec_server.client.engine.dialers import Dialer, is_transient
-from exec_server.client.engine.discovery import discover
 from exec_server.client.engine.flow_control import FlowControl
-from exec_server.client.engine.inbound import ServerRequests, Subscriber, deliver, notify
 from exec_server.client.engine.messages import (
+    NOTICES,
+    CallQueue,
     Envelope,
+    InitializeCall,
+    PendingCall,
+    decode,
     decode_as,
     decode_environment,
     decode_initialize_answer,
+    encode,
     request_body,
 )
-from exec_server.client.engine.server_features import ServerFeatures
+from exec_server.client.engine.server_features import ServerFeatures, discover
 from exec_server.errors import (
     ConnectFailed,
     ConnectionLost,
     ExecServerError,
+    InternalError,
     InvalidRequest,
     MalformedMessage,
     MethodNotFound,
+    RpcError,
     SessionLost,
     Unsupported,
 )
 from exec_server.host.forks import ForkGuard
 from exec_server.net.stream import MessageStream
+from exec_server.net.useless_messages import UselessMessages, flood_text
 from exec_server.printable import printable
-from exec_server.protocol.method import Call
+from exec_server.protocol.jsonrpc import RequestId, encode_error, encode_result
+from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.session import (
     INITIALIZE,
     EnvironmentInfo,
@@ -62,7 +67,15 @@ from exec_server.protocol.session import (
     SessionId,
 )
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
+
+# Requests of the server that are being handled: the reference allows as many. Further ones are
+# refused.
+MAX_REQUESTS: Final = 256
+
+Handler = Callable[[Any], Awaitable[Any]]
 
 CLIENT_NAME: Final = "exec-server-client"
 # For the answer to `initialize`, and to all questions to a server that does not describe itself.
@@ -89,7 +102,239 @@ _RESTARTED: Final = "; the server was probably restarted"
 
 P = TypeVar("P")
 R = TypeVar("R")
-T = TypeVar("T")
+
+
+# Work that outlives the caller's cancellation: a task, and a future for its result.
+def start(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    """Start a task; cancelling the future ends it.
+
+    The future has the result, which need not be retrieved.
+    """
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    task = tasks.create_task(_settle(work, future))
+    future.add_done_callback(lambda _: task.cancel())
+    task.add_done_callback(lambda _: work.close())  # the task may end before it has run
+    return future
+
+
+def refuse(work: Coroutine[Any, Any, T], error: Exception) -> asyncio.Future[T]:
+    """A future that has failed, for work that is not begun."""
+    work.close()
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    future.exception()  # mark it as retrieved
+    return future
+
+
+def other_loop_error(noun: str) -> RuntimeError:
+    """The error of a use in another event loop, where the caller would wait for ever."""
+    return RuntimeError(
+        f"this {noun} belongs to another event loop: connect in each loop, or use "
+        "exec_server.sync, which works in all threads"
+    )
+
+
+async def _settle(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
+    try:
+        result = await work
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    except Exception as error:  # an edge: the holder of the future gets it
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # mark it as retrieved
+    else:
+        if not future.done():
+            future.set_result(result)
+
+
+# Connection: one connection of a session, the receiver of its stream.
+class ConnectionOwner(Protocol):
+    """What a connection reports; `session.ClientSession` implements it."""
+
+    def message_received(self, connection: Connection, envelope: Envelope) -> None:
+        """A message was received; raises MalformedMessage if its content is wrong."""
+        ...
+
+    def message_malformed(self, connection: Connection, error: MalformedMessage) -> None:
+        """A message was received that cannot be understood."""
+        ...
+
+    def give_up(self, connection: Connection, reason: str) -> None:
+        """The server keeps the client busy with useless messages."""
+        ...
+
+    def send_queued(self) -> None:
+        """The stream takes data again."""
+        ...
+
+    def connection_ended(self, connection: Connection, reason: str) -> None:
+        """The stream has ended."""
+        ...
+
+
+class Connection:
+    """A stream, and the calls on it that are not answered."""
+
+    __slots__ = (
+        "_owner",
+        "_useless",
+        "end_reason",
+        "is_writing_paused",
+        "last_id",
+        "pending",
+        "stream",
+    )
+
+    def __init__(self, owner: ConnectionOwner, stream: MessageStream) -> None:
+        self._owner = owner
+        self.stream = stream
+        self.last_id = 0
+        # A cancelled call stays until it is answered: the server is still working on it, so it
+        # counts as one in flight.
+        self.pending: dict[int, PendingCall] = {}
+        self.end_reason: str | None = None
+        self.is_writing_paused = False
+        self._useless = UselessMessages()
+
+    def message_received(self, message: bytes) -> None:
+        if self.end_reason is not None:
+            return
+        try:
+            self._owner.message_received(self, decode(message))
+        except MalformedMessage as error:
+            self._owner.message_malformed(self, error)
+
+    def useless_received(self) -> None:
+        if self.end_reason is None:
+            self.judge(is_useful=False)
+
+    def judge(self, *, is_useful: bool) -> None:
+        """Count a message, or a frame; report a server that sends useless ones for too long."""
+        if is_useful:
+            self._useless.useful_received()
+        elif self._useless.useless_received(asyncio.get_running_loop().time()):
+            self._owner.give_up(self, flood_text())
+
+    def pause_writing(self) -> None:
+        self.is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_writing_paused = False
+        self._owner.send_queued()
+
+    def connection_lost(self) -> None:
+        if self.end_reason is None:
+            self._owner.connection_ended(self, "connection lost")
+
+
+# Messages that the server sends on its own: notifications to subscribers, requests to handlers.
+class Subscriber(Protocol):
+    """Receives the events of a session by plain calls, in order.
+
+    A subscriber that cannot keep up calls `ClientSession.pause_reading`.
+    """
+
+    def on_notice(self, notice: Notice[Any], params: Any) -> bool | None:
+        """A notification was received; `params` is the notice's struct.
+
+        True if it was for this subscriber and told something new.
+        """
+        ...
+
+    def on_disconnected(self) -> None:
+        """The connection was lost: notifications may be missed from now on."""
+        ...
+
+    def on_resumed(self) -> None:
+        """The session has a connection again: missed output can be requested."""
+        ...
+
+    def on_lost(self, error: SessionLost) -> None:
+        """The session has ended; no further event follows."""
+        ...
+
+
+def deliver(subscribers: Iterable[Subscriber], method: str, params: Raw) -> bool:
+    """Decode a notification for all subscribers; unknown ones are ignored, as servers may be newer.
+
+    Returns whether it told a subscriber something new. Raises MalformedMessage.
+    """
+    notice = NOTICES.get(method)
+    if notice is None:
+        return False
+    is_useful = False
+    decoded = decode_as(notice.params, params, method)
+    for subscriber in tuple(subscribers):
+        try:
+            is_useful |= subscriber.on_notice(notice, decoded) is True
+        except Exception:  # an edge: see `notify`
+            log.exception("a subscriber failed")
+    return is_useful
+
+
+def notify(subscribers: Iterable[Subscriber], report: Callable[[Subscriber], None]) -> None:
+    """Report an event of the session to all subscribers."""
+    for subscriber in tuple(subscribers):
+        try:
+            report(subscriber)
+        except Exception:  # an edge: the other subscribers get the event all the same
+            log.exception("a subscriber failed")
+
+
+class ServerRequests:
+    """The handlers of a session, and the requests that they are handling."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self._running: set[asyncio.Task[None]] = set()
+        self.handlers: dict[str, tuple[Call[Any, Any], Handler]] = {}
+
+    def received(
+        self, request_id: RequestId, method: str, params: Raw, send: Callable[[bytes], None]
+    ) -> bool:
+        """Handle a request and `send` the answer; returns whether it is none that is refused.
+
+        Raises MalformedMessage for wrong params.
+        """
+        if method not in self.handlers:
+            text = f"exec-server client does not implement `{method}` yet"
+            send(encode_error(request_id, MethodNotFound(text)))
+            return False
+        if len(self._running) >= MAX_REQUESTS:
+            send(encode_error(request_id, InternalError("too many requests at a time")))
+            return False
+        call, handler = self.handlers[method]
+        decoded = None if call.params is None else decode_as(call.params, params, method)
+        task = self._tasks.create_task(self._handle(request_id, call, handler, decoded, send))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return True
+
+    async def _handle(
+        self,
+        request_id: RequestId,
+        call: Call[Any, Any],
+        handler: Handler,
+        params: Any,
+        send: Callable[[bytes], None],
+    ) -> None:
+        try:
+            answer = encode_result(request_id, encode(await handler(params)))
+        except RpcError as error:
+            answer = encode_error(request_id, error)
+        except Exception:  # an edge: the server gets an answer in any case
+            log.exception("the handler of %s failed", call.name)
+            answer = encode_error(request_id, InternalError("the client failed"))
+        send(answer)
+
+    def cancel(self) -> None:
+        """Cancel all handlers, except one that is the running task."""
+        current = asyncio.current_task()
+        for task in self._running:
+            if task is not current:
+                task.cancel()
 
 
 class ClientSession:
@@ -201,7 +446,7 @@ class ClientSession:
         """Raise RuntimeError in another event loop, or process, than that of the session."""
         self._fork.check()
         if asyncio.get_running_loop() is not self._loop:
-            raise background.other_loop_error("session")
+            raise other_loop_error("session")
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Start a task that outlives the caller's cancellation; cancelling the future ends it.
@@ -209,10 +454,10 @@ class ClientSession:
         The future has the result, which need not be retrieved.
         """
         if self._is_closed:
-            return background.refuse(work, SessionLost("the environment was closed"))
+            return refuse(work, SessionLost("the environment was closed"))
         if asyncio.get_running_loop() is not self._loop:
-            return background.refuse(work, background.other_loop_error("session"))
-        return background.start(self._tasks, work)
+            return refuse(work, other_loop_error("session"))
+        return start(self._tasks, work)
 
     # ---- calls ------------------------------------------------------------------------
 

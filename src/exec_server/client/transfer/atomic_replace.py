@@ -14,13 +14,13 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from exec_server.client.exceptions import SandboxDenied
-from exec_server.client.file_errors import (
+from exec_server.client.exceptions import (
     AlreadyExists,
     NameTooLong,
     NotFound,
     PermissionDenied,
     ReadOnly,
+    SandboxDenied,
     command_error,
 )
 from exec_server.client.paths import decoded, path_error

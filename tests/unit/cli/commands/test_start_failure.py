@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.cli.commands.start_failure import start_failure
-from exec_server.client.file_errors import ProgramNotFound
+from exec_server.client.exceptions import ProgramNotFound
 from exec_server.errors import ExecServerError, InternalError, InvalidRequest, Unsupported
 
 

@@ -9,13 +9,12 @@ import tarfile
 from typing import Any, cast
 
 import pytest
-from tests.unit.client.transfer.test_archive_reader import archive, member
+from tests.unit.client.transfer.test_archive import archive, member
 
-from exec_server.client.exceptions import SandboxDenied
-from exec_server.client.file_errors import IsADirectory, NoSpace
+from exec_server.client.exceptions import IsADirectory, NoSpace, SandboxDenied
 from exec_server.client.results import Result, Stat, Transfer
-from exec_server.client.transfer import archive_upload as module
-from exec_server.client.transfer.archive_upload import ArchiveUpload
+from exec_server.client.transfer import archive as module
+from exec_server.client.transfer.archive import ArchiveUpload
 from exec_server.client.transfer.batches import FILE_BYTES
 from exec_server.errors import InvalidRequest, NotFound, ProgramNotFound, Unsupported
 from exec_server.protocol.binary_files import WriteFilesResult

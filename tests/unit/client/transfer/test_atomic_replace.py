@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.client.file_errors import (
+from exec_server.client.exceptions import (
     AlreadyExists,
     IsADirectory,
     NoSpace,
