@@ -8,8 +8,11 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, Self
 
+import msgspec
+
 from exec_server import errors
 from exec_server.client import linux_numbers
+from exec_server.client.paths import AnyPath, path_text
 from exec_server.client.results import Result, Transfer
 from exec_server.errors import ExecServerError, RpcError
 from exec_server.printable import printable
@@ -39,6 +42,8 @@ STDERR_LINES: Final = 10
 STDERR_CHARACTERS: Final = 1000
 
 _EXCEPTIONS_NUMBER: Final = re.compile(r" \(os error \d+\)$")
+# Errors of the operating system that a sandbox causes: EPERM, EACCES, EROFS.
+_DENIALS: Final = ("(os error 1)", "(os error 13)", "(os error 30)")
 
 
 # Errors of files that are also the built-in exceptions, with `errno` and `filename`.
@@ -354,3 +359,29 @@ class NotAllCopied(ExecServerError):
         first, *others = self.transfer.failed
         more = f", and {len(others)} more" if others else ""
         return f"not everything was copied: {first.error}{more}"
+
+
+def path_error(
+    error: RpcError, path: AnyPath, *, is_confined: bool, target: AnyPath | None = None
+) -> ExecServerError:
+    """The error with the paths in its text, a FileError; SandboxDenied if the sandbox caused it."""
+    name = path_text(path)
+    to = None if target is None else path_text(target)
+    text = f"{name}: {error.message}" if to is None else f"{name} to {to}: {error.message}"
+    denial = _denial(error)
+    if denial is not None or (is_confined and error.message.endswith(_DENIALS)):
+        is_eperm = error_number(error.message) == errno.EPERM
+        return SandboxDenied(text, denial, errno.EPERM if is_eperm else errno.EACCES)
+    return file_error(error, name, to)
+
+
+def _denial(error: RpcError) -> Denial | None:
+    """The server's account of a denial, if it can be decoded."""
+    data = error.data.get("sandboxDenial") if isinstance(error.data, dict) else None
+    if not isinstance(data, dict):
+        return None
+    try:
+        # A file operation has no output, and so no line of it that reports the denial.
+        return msgspec.convert({"text": None, **data}, Denial)
+    except msgspec.ValidationError:
+        return None

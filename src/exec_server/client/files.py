@@ -41,6 +41,7 @@ from exec_server.client.exceptions import (
     already_exists,
     is_a_directory,
     not_found,
+    path_error,
 )
 from exec_server.client.paths import (
     AnyPath,
@@ -49,7 +50,6 @@ from exec_server.client.paths import (
     is_dot,
     local_path,
     native,
-    path_error,
     path_text,
 )
 from exec_server.client.results import (

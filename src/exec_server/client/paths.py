@@ -1,28 +1,19 @@
-"""Paths on the server's machine: from the caller's notation to URIs and back, and in errors."""
+"""Paths on the server's machine: from the caller's notation to URIs and back."""
 
 from __future__ import annotations
 
-import errno
 import os
 import posixpath
 import re
-from typing import Final
 from urllib.parse import quote
 
-import msgspec
-
-from exec_server.client.exceptions import SandboxDenied, error_number, file_error
-from exec_server.errors import ExecServerError, InvalidParams, RpcError
+from exec_server.errors import InvalidParams, RpcError
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.sandbox import Denial
 from exec_server.protocol.session import EnvironmentInfo
 
 _windows_path = re.compile(r"[A-Za-z]:[\\/]").match
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-
-# Errors of the operating system that a sandbox causes: EPERM, EACCES, EROFS.
-_DENIALS: Final = ("(os error 1)", "(os error 13)", "(os error 30)")
 
 
 class PathResolver:
@@ -123,29 +114,3 @@ def native(uri: str) -> str:
         return PathUri.from_text(uri).native()
     except (RpcError, UnicodeEncodeError):
         return uri
-
-
-def path_error(
-    error: RpcError, path: AnyPath, *, is_confined: bool, target: AnyPath | None = None
-) -> ExecServerError:
-    """The error with the paths in its text, a FileError; SandboxDenied if the sandbox caused it."""
-    name = path_text(path)
-    to = None if target is None else path_text(target)
-    text = f"{name}: {error.message}" if to is None else f"{name} to {to}: {error.message}"
-    denial = _denial(error)
-    if denial is not None or (is_confined and error.message.endswith(_DENIALS)):
-        is_eperm = error_number(error.message) == errno.EPERM
-        return SandboxDenied(text, denial, errno.EPERM if is_eperm else errno.EACCES)
-    return file_error(error, name, to)
-
-
-def _denial(error: RpcError) -> Denial | None:
-    """The server's account of a denial, if it can be decoded."""
-    data = error.data.get("sandboxDenial") if isinstance(error.data, dict) else None
-    if not isinstance(data, dict):
-        return None
-    try:
-        # A file operation has no output, and so no line of it that reports the denial.
-        return msgspec.convert({"text": None, **data}, Denial)
-    except msgspec.ValidationError:
-        return None

@@ -25,9 +25,9 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from exec_server.client.engine.flow_control import (
     Consumer,
@@ -35,10 +35,14 @@ from exec_server.client.engine.flow_control import (
     current_consumer,
     is_consumer,
 )
-from exec_server.client.engine.session import ClientSession
+from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.results import Chunk
 from exec_server.errors import ExecServerError
+from exec_server.protocol.method import Call
 from exec_server.protocol.process import SET_FLOW, Flow, ProcessId, SetFlowParams
+
+P = TypeVar("P")
+R = TypeVar("R")
 
 # Weights of the queue: its bytes, and for each chunk the memory that it takes beside them. The
 # queue is full at the first, until it is below the second.
@@ -70,11 +74,23 @@ class Source(Protocol):
         ...
 
 
+class FlowSession(Protocol):
+    """The part of a session that flow requests need; `session.ClientSession` implements it."""
+
+    features: ServerFeatures
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]: ...
+
+    async def call_in_background(
+        self, call: Call[P, R], params: P, *, is_urgent: bool = False
+    ) -> R: ...
+
+
 class FlowRequests:
     """Tells the server the flow of one process, if the server can control it."""
 
     def __init__(
-        self, session: ClientSession, process_id: ProcessId, *, is_paused: bool = False
+        self, session: FlowSession, process_id: ProcessId, *, is_paused: bool = False
     ) -> None:
         """`is_paused` tells the flow that an earlier connection has set."""
         self._session = session

@@ -38,8 +38,8 @@ from contextlib import aclosing, contextmanager
 from typing import IO, Any, Final, NamedTuple, Protocol, Self
 
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.exceptions import SandboxDenied, command_error
-from exec_server.client.paths import decoded, path_error
+from exec_server.client.exceptions import SandboxDenied, command_error, path_error
+from exec_server.client.paths import decoded
 from exec_server.client.results import Progress, Stat, Transfer
 from exec_server.client.transfer.batches import (
     BATCH_BYTES,

@@ -22,8 +22,9 @@ from exec_server.client.exceptions import (
     ReadOnly,
     SandboxDenied,
     command_error,
+    path_error,
 )
-from exec_server.client.paths import decoded, path_error
+from exec_server.client.paths import decoded
 from exec_server.client.transfer.plan import (
     HELPER_OUTPUT_BYTES,
     Commands,
