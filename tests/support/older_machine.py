@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from exec_server.client.arguments import PathResolver
 from exec_server.client.engine.server_features import ServerFeatures
-from exec_server.client.paths import PathResolver
 from exec_server.client.polyfills import Polyfills
 from exec_server.client.results import Result
 from exec_server.errors import NotFound

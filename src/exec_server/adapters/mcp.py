@@ -22,9 +22,8 @@ from exec_server.adapters.mcp_commands import (
     select_lines,
 )
 from exec_server.adapters.target import framework_missing
-from exec_server.client.arguments import AnySandbox, sandbox_object
+from exec_server.client.arguments import AnySandbox, PathResolver, sandbox_object
 from exec_server.client.environment import Environment
-from exec_server.client.paths import PathResolver
 from exec_server.client.results import Entry
 from exec_server.errors import ExecServerError, InvalidParams
 from exec_server.patching.edits import Edit, apply_edits

@@ -1,4 +1,4 @@
-"""CommandSessions: the commands that a model has started; they end with it.
+"""CommandSessions: the commands that a model has started; they end with it. And texts for a model.
 
 The output of each command is read all the time, so that one that is not looked at does not stop.
 A command counts as running until its output has ended: children that it left behind hold it.

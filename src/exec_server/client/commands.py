@@ -1,5 +1,7 @@
 """CommandRun: one command from its start to its exit, with its output in a Result.
 
+`run_many` runs several; SystemCommands runs those that the client needs for itself.
+
 Output is collected as it is received. If it is also delivered, to a callback or to files, it passes
 the queue of the process, so that a slow receiver slows the command down and loses nothing.
 """
@@ -12,13 +14,12 @@ import errno
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
-from exec_server.client.arguments import AnyNetworkProxy, AnySandbox
+from exec_server.client.arguments import AnyNetworkProxy, AnyPath, AnySandbox
 from exec_server.client.engine.flow_control import separate_consumer
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess
 from exec_server.client.engine.server_features import SYSTEM_FIRST
 from exec_server.client.exceptions import CommandDenied, CommandFailed, ProgramNotFound, Timeout
 from exec_server.client.output import CollectedOutput, Delivery, OnOutput, OutputLimit, Target
-from exec_server.client.paths import AnyPath
 from exec_server.client.process import KILLED, Process, ProcessInput
 from exec_server.client.results import Result, RunProgress
 from exec_server.errors import InternalError, StdinClosed
@@ -220,7 +221,7 @@ class CommandRun(Process):
             super().on_output(event)
 
 
-def checked(result: Result) -> Result:
+def checked_result(result: Result) -> Result:
     """The result, if its exit code is 0; raises CommandFailed or CommandDenied."""
     if not result.exit_code:
         return result

@@ -1,4 +1,7 @@
-"""Environment: commands, files and HTTP requests on the machine of one server."""
+"""Environment: commands, files and HTTP requests on the machine of one server.
+
+Beside it are its answers to network requests, the wait for a port, and texts of failed connections.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,21 @@ import msgspec
 
 from exec_server.client.arguments import (
     AnyNetworkProxy,
+    AnyPath,
     AnySandbox,
+    PathResolver,
     argv_list,
     check_number,
     check_seconds,
     input_bytes,
+    path_text,
 )
 from exec_server.client.commands import (
     CONCURRENCY,
     OUTPUT_BYTES,
     CommandRun,
     RunOptions,
-    checked,
+    checked_result,
     run_many,
 )
 from exec_server.client.engine.dialers import Dialer
@@ -36,7 +42,6 @@ from exec_server.client.engine.session import CLIENT_NAME, ClientSession
 from exec_server.client.handle import ContextTask, Handle
 from exec_server.client.local_server import check_platform
 from exec_server.client.output import Delivery, OnOutput, OutputLimit, Target
-from exec_server.client.paths import AnyPath, PathResolver, path_text
 from exec_server.client.process import (
     DetachedProcess,
     Process,
@@ -490,7 +495,7 @@ class Environment(Handle):
             result = await run.to_exit(
                 data, timeout, output_limit, leave_running=leave_running, delivery=delivery
             )
-        return checked(result) if check else result
+        return checked_result(result) if check else result
 
     async def shell(
         self, text: str, *, program: AnyPath = "/bin/sh", **options: Unpack[RunOptions]

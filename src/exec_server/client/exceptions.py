@@ -1,9 +1,8 @@
-"""Exceptions about commands, sandboxes, ports and transfers, with their results."""
+"""Exceptions about files, commands, sandboxes, ports and transfers, with their results."""
 
 from __future__ import annotations
 
 import errno
-import errno as numbers
 import re
 from collections.abc import Callable
 from typing import Any, Final, Self
@@ -12,7 +11,7 @@ import msgspec
 
 from exec_server import errors
 from exec_server.client import linux_numbers
-from exec_server.client.paths import AnyPath, path_text
+from exec_server.client.arguments import AnyPath, path_text
 from exec_server.client.results import Result, Transfer
 from exec_server.errors import ExecServerError, RpcError
 from exec_server.printable import printable
@@ -34,14 +33,13 @@ _REFUSALS: Final = {
 }
 # The ends of texts about what is no regular file, which servers send without a number.
 _NOT_A_FILE: Final = ("is not a file", "is not a regular file")
-_NUMBER: Final = re.compile(r"\(os error (\d{1,4})\)$")
+_NUMBER: Final = re.compile(r" ?\(os error (\d{1,4})\)$")
 
 # Of the end of stderr in the text of an exception: enough for the message of a compiler or of a
 # traceback, and not for a log.
 STDERR_LINES: Final = 10
 STDERR_CHARACTERS: Final = 1000
 
-_EXCEPTIONS_NUMBER: Final = re.compile(r" \(os error \d+\)$")
 # Errors of the operating system that a sandbox causes: EPERM, EACCES, EROFS.
 _DENIALS: Final = ("(os error 1)", "(os error 13)", "(os error 30)")
 
@@ -159,20 +157,20 @@ class Busy(FileError):
 
 
 _KINDS: Final[dict[int, type[FileError]]] = {
-    numbers.ENOENT: NotFound,
-    numbers.EPERM: PermissionDenied,
-    numbers.EACCES: PermissionDenied,
-    numbers.EEXIST: AlreadyExists,
-    numbers.ENOTDIR: NotADirectory,
-    numbers.EISDIR: IsADirectory,
-    numbers.ENOTEMPTY: NotEmpty,
-    numbers.ENOSPC: NoSpace,
-    numbers.EDQUOT: NoSpace,
-    numbers.EROFS: ReadOnly,
-    numbers.ENAMETOOLONG: NameTooLong,
-    numbers.ELOOP: LinkLoop,
-    numbers.EXDEV: CrossDevice,
-    numbers.EBUSY: Busy,
+    errno.ENOENT: NotFound,
+    errno.EPERM: PermissionDenied,
+    errno.EACCES: PermissionDenied,
+    errno.EEXIST: AlreadyExists,
+    errno.ENOTDIR: NotADirectory,
+    errno.EISDIR: IsADirectory,
+    errno.ENOTEMPTY: NotEmpty,
+    errno.ENOSPC: NoSpace,
+    errno.EDQUOT: NoSpace,
+    errno.EROFS: ReadOnly,
+    errno.ENAMETOOLONG: NameTooLong,
+    errno.ELOOP: LinkLoop,
+    errno.EXDEV: CrossDevice,
+    errno.EBUSY: Busy,
 }
 
 
@@ -186,14 +184,14 @@ def file_error(error: RpcError, path: str, target: str | None = None) -> RpcErro
     """The error with the paths in its text, of the class that fits its number."""
     number = error_number(error.message)
     if number is None and type(error) is errors.NotFound:
-        number = numbers.ENOENT
+        number = errno.ENOENT
     if error.message in _REFUSALS:
         error = error.explained(_REFUSALS[error.message])
         if error.message == _IS_DIRECTORY:
-            return IsADirectory.from_rpc(error, numbers.EISDIR, path, target)
+            return IsADirectory.from_rpc(error, errno.EISDIR, path, target)
     if number is None and error.message.endswith(_NOT_A_FILE):
         plain = error.explained("not a regular file")
-        return NotAFile.from_rpc(plain, numbers.EINVAL, path, target)
+        return NotAFile.from_rpc(plain, errno.EINVAL, path, target)
     kind = FileError if number is None else _KINDS.get(number, FileError)
     if number is None:
         return error.explained(f"{_names(path, target)}: {error.message}")
@@ -208,17 +206,17 @@ def command_error(text: str) -> RpcError:
 
 def is_a_directory(path: str) -> IsADirectory:
     """The error of reading a directory, which servers report without a number."""
-    return IsADirectory.from_rpc(_IS_A_DIRECTORY, numbers.EISDIR, path)
+    return IsADirectory.from_rpc(_IS_A_DIRECTORY, errno.EISDIR, path)
 
 
 def already_exists(path: str) -> AlreadyExists:
     """The error of creating a path that the client has found to exist."""
-    return AlreadyExists.from_rpc(_ALREADY_EXISTS, numbers.EEXIST, path)
+    return AlreadyExists.from_rpc(_ALREADY_EXISTS, errno.EEXIST, path)
 
 
 def not_found(path: str) -> NotFound:
     """The error of a path that the client has found to be missing."""
-    return NotFound.from_rpc(_NOT_FOUND, numbers.ENOENT, path)
+    return NotFound.from_rpc(_NOT_FOUND, errno.ENOENT, path)
 
 
 class SandboxDenied(ExecServerError, PermissionError):
@@ -241,9 +239,7 @@ class SandboxDenied(ExecServerError, PermissionError):
     def __str__(self) -> str:
         text: str = self.args[0]
         account = _account(self.denial, text)
-        return printable(
-            f"{_EXCEPTIONS_NUMBER.sub('', text)}{account}" if account else text, keep="\n"
-        )
+        return printable(f"{_NUMBER.sub('', text)}{account}" if account else text, keep="\n")
 
 
 class CommandFailed(ExecServerError):
@@ -323,7 +319,7 @@ class PortError(RpcError, OSError):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.errno = error_number(message)
-        self.strerror = _EXCEPTIONS_NUMBER.sub("", message).rpartition(": ")[2]
+        self.strerror = _NUMBER.sub("", message).rpartition(": ")[2]
 
     def __str__(self) -> str:
         return printable(self.message, keep="\n")

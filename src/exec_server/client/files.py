@@ -20,9 +20,16 @@ import msgspec
 import pybase64
 
 from exec_server.client.arguments import (
+    AnyPath,
     AnySandbox,
+    PathResolver,
     check_bytes,
+    encoded,
+    is_dot,
+    local_path,
+    native,
     path_list,
+    path_text,
     sandbox_object,
     seconds_of,
     text_pairs,
@@ -42,15 +49,6 @@ from exec_server.client.exceptions import (
     is_a_directory,
     not_found,
     path_error,
-)
-from exec_server.client.paths import (
-    AnyPath,
-    PathResolver,
-    encoded,
-    is_dot,
-    local_path,
-    native,
-    path_text,
 )
 from exec_server.client.results import (
     ChangedFile,

@@ -1,4 +1,8 @@
-"""Delivery: the output of a command, passed on while it runs: to a callback, files or loggers."""
+"""Output of commands: passed on while they run, collected up to a limit, or read by patterns.
+
+Delivery passes it to a callback, files or loggers; CollectedOutput keeps it for a Result; `Lines`,
+`read_until` and `wait_for_output` read it from a process.
+"""
 
 from __future__ import annotations
 
@@ -330,7 +334,7 @@ class _HeadAndTail:
 # A search takes chunks until it has found its end, and puts back all that it has not used. So it
 # can be followed by any other way of reading, and a search that fails or is cancelled loses
 # nothing.
-class Source(Protocol):
+class OutputSource(Protocol):
     """An iteration over the output of one process."""
 
     @property
@@ -432,7 +436,7 @@ class PatternSearch:
         return self.found is not None
 
 
-async def read_until(source: Source, pattern: Pattern, seconds: float | None) -> bytes:
+async def read_until(source: OutputSource, pattern: Pattern, seconds: float | None) -> bytes:
     """The output up to and including the pattern; see Process.read_until."""
     search = PatternSearch(pattern)
     pieces = await _search(source, search, seconds)
@@ -440,7 +444,7 @@ async def read_until(source: Source, pattern: Pattern, seconds: float | None) ->
     return bytes(search.output[: search.end])
 
 
-async def wait_for_output(source: Source, pattern: Pattern, seconds: float | None) -> bytes:
+async def wait_for_output(source: OutputSource, pattern: Pattern, seconds: float | None) -> bytes:
     """The text that matches the pattern; all output stays unread."""
     search = PatternSearch(pattern)
     source.put_back((await _search(source, search, seconds)).chunks())
@@ -448,7 +452,7 @@ async def wait_for_output(source: Source, pattern: Pattern, seconds: float | Non
     return search.found
 
 
-async def _search(source: Source, search: PatternSearch, seconds: float | None) -> Pieces:
+async def _search(source: OutputSource, search: PatternSearch, seconds: float | None) -> Pieces:
     """The output up to the chunk in which the pattern ends; on failure all is put back."""
     pieces = Pieces()
     check_number(seconds)
@@ -480,7 +484,7 @@ class Lines:
     The output after the last line that was taken stays unread.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: OutputSource) -> None:
         self._source = source
 
     def __aiter__(self) -> Self:

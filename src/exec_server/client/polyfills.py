@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pybase64
 from msgspec import Raw
 
+from exec_server.client.arguments import PathResolver
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import command_error, path_error
-from exec_server.client.paths import PathResolver
 from exec_server.client.results import Result
 from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, Commands, for_each
 from exec_server.errors import (

@@ -1,7 +1,7 @@
-"""Process: one command on the server while it runs.
+"""Process: one command on the server while it runs, with its input; detached ones outlive sessions.
 
-Output is queued until it is read; `engine.output_queue` has the rules for output that is not read,
-or slowly. Lost output is counted in `lost_bytes`.
+Output is queued until it is read; OutputQueue has the rules for output that is not read, or slowly.
+Lost output is counted in `lost_bytes`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from exec_server.client import linux_numbers
 from exec_server.client.arguments import check_number
-from exec_server.client.engine.output_queue import FlowRequests, OutputQueue, Reader
+from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import (
     KILL_SECONDS,
     EarlierStart,

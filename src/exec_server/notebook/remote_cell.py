@@ -1,4 +1,7 @@
-"""run_cell: one cell or line on a target, from its arguments to its Result."""
+"""run_cell: one cell or line on a target, from its arguments to its Result.
+
+Beside it are the errors of the magics, the output of a cell, and the connections of a notebook.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments and servers without `async`."""
+"""Environments, processes, HTTP responses, ports and servers without `async`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from exec_server.client import connect as client_connect
 from exec_server.client import environment, http, local_server, port_forwarding, process
+from exec_server.client.arguments import AnyPath
 from exec_server.client.commands import RunOptions
 from exec_server.client.connect import ConnectOptions
 from exec_server.client.local_server import DEFAULT_LISTEN
-from exec_server.client.paths import AnyPath
 from exec_server.client.results import Chunk, Line, Result
 from exec_server.errors import SessionLost
 from exec_server.protocol.process import ProcessId

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from exec_server.client import files as module
+from exec_server.client.arguments import PathResolver
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.exceptions import NotFound, ProgramNotFound
-from exec_server.client.paths import PathResolver
 from exec_server.client.polyfills import Polyfills
 from exec_server.client.results import ChangedFile, DiskUsage, Result
 from exec_server.errors import InvalidParams, RpcError, Unsupported

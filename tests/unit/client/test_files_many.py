@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from exec_server.client.arguments import PathResolver
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.exceptions import (
     IsADirectory,
@@ -21,7 +22,6 @@ from exec_server.client.exceptions import (
     SandboxDenied,
 )
 from exec_server.client.files import Files
-from exec_server.client.paths import PathResolver
 from exec_server.client.results import FileContent, Transfer
 from exec_server.client.transfer import batches
 from exec_server.client.transfer.batches import BATCH_FILES, FILE_BYTES

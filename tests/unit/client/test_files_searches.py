@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from exec_server.client import polyfills as module
+from exec_server.client.arguments import PathResolver
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.files import Files
-from exec_server.client.paths import PathResolver
 from exec_server.client.results import Found, GrepMatch, Result
 from exec_server.errors import Unsupported
 from exec_server.protocol import file_changes as wire

@@ -11,7 +11,7 @@ import pytest
 from tests.support.memory_environment import OURS, Scene, in_environment, turns
 from tests.support.memory_session import Message
 
-from exec_server.client.engine import output_queue
+from exec_server.client.engine import flow_control
 from exec_server.client.process import DetachedProcess
 from exec_server.client.results import Chunk
 from exec_server.errors import InvalidParams, InvalidRequest, ProcessLost, StdinClosed, Unsupported
@@ -183,7 +183,7 @@ async def test_a_full_queue_stops_the_recovery(scene: Scene) -> None:
     """A process that prints faster than it is read would otherwise fill the memory."""
     process = await _attached(scene)
     scene.output(2)
-    block = bytes(output_queue.OVERFLOW_BYTES)
+    block = bytes(flow_control.OVERFLOW_BYTES)
     await scene.answer_read((1, block), nextSeq=2)
     await turns()
     assert scene.stream.is_quiet  # nothing more is read before there is space

@@ -40,7 +40,7 @@ class FakeEnvironment:
         await self._tasks.__aexit__(None, None, None)
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Future[Result]:
-        return session.start(self._tasks, work)
+        return session.start_background(self._tasks, work)
 
     async def run(
         self, argv: list[str], *, on_output: Callable[[Chunk], Awaitable[None]], cwd: str

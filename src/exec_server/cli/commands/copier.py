@@ -22,8 +22,8 @@ from exec_server.cli.commands.printing import print_status
 from exec_server.cli.commands.progress import ProgressBar
 from exec_server.cli.commands.target_copy import TargetCopy
 from exec_server.cli.commands.targets import AccessOptions
+from exec_server.client.arguments import PathResolver
 from exec_server.client.environment import Environment
-from exec_server.client.paths import PathResolver
 from exec_server.client.results import Progress, Transfer
 from exec_server.client.transfer.plan import is_final
 from exec_server.errors import ExecServerError, NotFound, RpcError

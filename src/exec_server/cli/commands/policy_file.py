@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from exec_server.cli.commands.errors import UsageError
-from exec_server.client.arguments import AnySandbox
-from exec_server.client.paths import PathResolver
+from exec_server.client.arguments import AnySandbox, PathResolver
 from exec_server.errors import MalformedMessage, os_error_text
 from exec_server.protocol import json_text, presets
 from exec_server.protocol.session import EnvironmentInfo

@@ -9,8 +9,8 @@ import msgspec
 
 from exec_server.cli.commands.connection import error_text
 from exec_server.cli.commands.targets import Target
+from exec_server.client.arguments import native
 from exec_server.client.environment import Environment
-from exec_server.client.paths import native
 from exec_server.errors import ExecServerError
 from exec_server.printable import printable
 from exec_server.protocol.session import STATUS

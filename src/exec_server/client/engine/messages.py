@@ -1,4 +1,4 @@
-"""Messages to and from a server as bytes and as structs; no I/O.
+"""Messages to and from a server as bytes and as structs, and requests until their answers; no I/O.
 
 A server may be newer or older than this client, so decoding is lenient: unknown members are
 ignored, the shell is the only required member of an environment, and members that older servers

@@ -1,7 +1,7 @@
 """RemoteProcesses: starts and kills processes, and reads the events that were missed.
 
 Events that no notification has brought are read after lost connections and lost answers
-(`event_sequence` tells which). A process has its `RemoteProcess` before it is started, because
+(EventSequence tells which). A process has its `RemoteProcess` before it is started, because
 output may arrive before the answer to the start. Its id is random and used once, so a start whose
 answer was lost can be repeated: the server refuses an id that it knows.
 """

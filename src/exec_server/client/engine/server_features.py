@@ -1,4 +1,7 @@
-"""ServerFeatures: what a server can do, found out once at the handshake. No I/O.
+"""ServerFeatures: what a server can do, found out once at the handshake.
+
+It decides which methods have polyfills (`METHODS`) and how a command is started
+(`StartParamsBuilder`); `discover` asks a server that does not describe itself. No I/O of its own.
 
 Theory of operation. A server that describes itself in the answer to `initialize` has every method
 of the protocol, and its capabilities are flags in that description. Older servers show nothing, so
@@ -20,7 +23,9 @@ from msgspec.structs import replace
 
 from exec_server.client.arguments import (
     AnyNetworkProxy,
+    AnyPath,
     AnySandbox,
+    PathResolver,
     environment_dict,
     network_proxy_object,
     sandbox_object,
@@ -28,7 +33,6 @@ from exec_server.client.arguments import (
     user_text,
 )
 from exec_server.client.engine.messages import decode_as, decode_environment
-from exec_server.client.paths import AnyPath, PathResolver
 from exec_server.errors import InvalidParams, MalformedAnswer, MethodNotFound, RpcError, Unsupported
 from exec_server.protocol import files, process
 from exec_server.protocol.paths import PathUri

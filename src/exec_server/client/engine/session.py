@@ -1,5 +1,7 @@
 """ClientSession: calls and notifications that survive the loss of a connection.
 
+Beside it are its parts: background work, one Connection, and messages that the server sends.
+
 Theory of operation. A session is in one of three states: it has a connection past its handshake
 (`_connection`), or a task is opening one (`__aenter__` at first, `_recover` later), or it has
 ended (`_end_reason`). Every call is a `PendingCall`. It is in `_queue` until it is sent, then in
@@ -105,7 +107,7 @@ R = TypeVar("R")
 
 
 # Work that outlives the caller's cancellation: a task, and a future for its result.
-def start(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+def start_background(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """Start a task; cancelling the future ends it.
 
     The future has the result, which need not be retrieved.
@@ -117,7 +119,7 @@ def start(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, T]) -> asyncio.Fut
     return future
 
 
-def refuse(work: Coroutine[Any, Any, T], error: Exception) -> asyncio.Future[T]:
+def refuse_background(work: Coroutine[Any, Any, T], error: Exception) -> asyncio.Future[T]:
     """A future that has failed, for work that is not begun."""
     work.close()
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -256,7 +258,7 @@ class Subscriber(Protocol):
         ...
 
 
-def deliver(subscribers: Iterable[Subscriber], method: str, params: Raw) -> bool:
+def deliver_notification(subscribers: Iterable[Subscriber], method: str, params: Raw) -> bool:
     """Decode a notification for all subscribers; unknown ones are ignored, as servers may be newer.
 
     Returns whether it told a subscriber something new. Raises MalformedMessage.
@@ -274,7 +276,7 @@ def deliver(subscribers: Iterable[Subscriber], method: str, params: Raw) -> bool
     return is_useful
 
 
-def notify(subscribers: Iterable[Subscriber], report: Callable[[Subscriber], None]) -> None:
+def report_event(subscribers: Iterable[Subscriber], report: Callable[[Subscriber], None]) -> None:
     """Report an event of the session to all subscribers."""
     for subscriber in tuple(subscribers):
         try:
@@ -454,10 +456,10 @@ class ClientSession:
         The future has the result, which need not be retrieved.
         """
         if self._is_closed:
-            return refuse(work, SessionLost("the environment was closed"))
+            return refuse_background(work, SessionLost("the environment was closed"))
         if asyncio.get_running_loop() is not self._loop:
-            return refuse(work, other_loop_error("session"))
-        return start(self._tasks, work)
+            return refuse_background(work, other_loop_error("session"))
+        return start_background(self._tasks, work)
 
     # ---- calls ------------------------------------------------------------------------
 
@@ -679,7 +681,7 @@ class ClientSession:
             connection.stream.pause_reading()
         if resume is not None:
             log.info("session resumed")
-            notify(self._subscribers, lambda subscriber: subscriber.on_resumed())
+            report_event(self._subscribers, lambda subscriber: subscriber.on_resumed())
         elif self._end_reason is not None:
             log.info("a new session takes the place of one that has ended")
             self._end_reason = None
@@ -732,7 +734,7 @@ class ClientSession:
                 call.fail(ConnectionLost(f"no answer: {reason}"))
         log.info("connection to the server lost: %s", printable(reason))
         self._recovery = self._tasks.create_task(self._recover(reason))
-        notify(self._subscribers, lambda subscriber: subscriber.on_disconnected())
+        report_event(self._subscribers, lambda subscriber: subscriber.on_disconnected())
 
     async def _recover(self, reason: str) -> None:
         """Reconnect and resume the session, or end it."""
@@ -796,7 +798,7 @@ class ClientSession:
             self._drop(self._connection, reason, code)
         keeps_calls = keeps_calls and self._reconnects and not self._is_closed
         self._queue.fail(SessionLost(reason), keep_movable=keeps_calls)
-        notify(self._subscribers, lambda subscriber: subscriber.on_lost(SessionLost(reason)))
+        report_event(self._subscribers, lambda subscriber: subscriber.on_lost(SessionLost(reason)))
         if self._queue:
             self._begin_renewal()
 
@@ -807,7 +809,9 @@ class ClientSession:
         if envelope.method is UNSET:
             self._answer_received(connection, envelope)
         elif envelope.id is UNSET:
-            connection.judge(is_useful=deliver(self._subscribers, envelope.method, envelope.params))
+            connection.judge(
+                is_useful=deliver_notification(self._subscribers, envelope.method, envelope.params)
+            )
         else:
             self._request_received(connection, envelope)
 

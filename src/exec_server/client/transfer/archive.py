@@ -1,4 +1,6 @@
-"""ArchiveReader: the members of a tar archive that may be hostile. Blocking, so it runs in threads.
+"""Tar archives: ArchiveUpload unpacks one on the server's machine, ArchiveDownload makes one there.
+
+ArchiveReader reads the members of an archive that may be hostile; it blocks, so it runs in threads.
 
 The rules are those of the data filter of Python's tarfile: names lose leading slashes; names and
 links that lead out of the directory, links to absolute paths, and devices are refused; modes lose
@@ -37,9 +39,9 @@ from concurrent import futures
 from contextlib import aclosing, contextmanager
 from typing import IO, Any, Final, NamedTuple, Protocol, Self
 
+from exec_server.client.arguments import decoded
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied, command_error, path_error
-from exec_server.client.paths import decoded
 from exec_server.client.results import Progress, Stat, Transfer
 from exec_server.client.transfer.batches import (
     BATCH_BYTES,
@@ -89,7 +91,7 @@ _UNREADABLE: Final = (
 
 AnyArchive = bytes | IO[bytes] | Iterable[bytes] | AsyncIterable[bytes]
 
-_ARCHIVE_SOURCE_READ_BYTES: Final = 262_144
+_PIECE_BYTES: Final = 262_144
 
 # Of the list of symlinks that a directory has: those of about 50,000.
 LINKS_BYTES: Final = 4 * 1_048_576
@@ -172,7 +174,7 @@ class ArchiveReader:
                 count += 1
                 if count > MAX_ENTRIES:
                     raise InvalidRequest(f"the archive has more than {MAX_ENTRIES} members")
-                yield self._member(archive, found, checked(found))
+                yield self._member(archive, found, checked_member(found))
 
     def _member(self, archive: tarfile.TarFile, found: tarfile.TarInfo, item: Item) -> Member:
         if item.kind != "f":
@@ -188,7 +190,7 @@ class ArchiveReader:
         return Member(item, content.read())  # raises ReadError if the archive ends in it
 
 
-def checked(found: tarfile.TarInfo) -> Item:
+def checked_member(found: tarfile.TarInfo) -> Item:
     """The item of a member, with the mode that it gets; raises InvalidRequest for a hostile one."""
     if max(len(found.name), len(found.linkname)) > NAME_CHARACTERS:
         raise _refused(found, f"a name has more than {NAME_CHARACTERS} characters")
@@ -344,7 +346,7 @@ class ArchiveSource(io.RawIOBase):
             pieces = aiter(archive)
             return lambda: self._wait_for(pieces, loop)
         if callable(read := getattr(archive, "read", None)):
-            return lambda: _checked(read(_ARCHIVE_SOURCE_READ_BYTES))
+            return lambda: _checked(read(_PIECE_BYTES))
         if isinstance(archive, Iterable) and not isinstance(archive, str):
             rest = (_checked(piece) for piece in archive)
             return lambda: next((piece for piece in rest if piece), b"")
@@ -392,7 +394,7 @@ async def _next_of(pieces: AsyncIterator[bytes]) -> bytes:
 
 # ArchiveUpload: writes the members of a tar archive to a directory of the server's machine.
 #
-# A hostile archive changes nothing outside of the directory: `archive_reader` refuses members that
+# A hostile archive changes nothing outside of the directory: ArchiveReader refuses members that
 # lead out of it, symlinks are created last, and nothing is written through a link that is in the
 # directory already. No symlink leads out through other ones either.
 class ArchiveUpload(TreeUpload):

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from exec_server.client.arguments import decoded
 from exec_server.client.exceptions import (
     AlreadyExists,
     NameTooLong,
@@ -24,7 +25,6 @@ from exec_server.client.exceptions import (
     command_error,
     path_error,
 )
-from exec_server.client.paths import decoded
 from exec_server.client.transfer.plan import (
     HELPER_OUTPUT_BYTES,
     Commands,

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 
 from msgspec import Raw
 
+from exec_server.client.arguments import encoded
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied
-from exec_server.client.paths import encoded
 from exec_server.client.results import NotCopied, Transfer
 from exec_server.client.transfer.open_file import too_large_error
 from exec_server.client.transfer.plan import Item, RemoteFiles, for_each, is_final, join

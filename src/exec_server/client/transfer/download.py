@@ -1,7 +1,7 @@
 """Download: copies a file or a tree of the server's machine to this one.
 
-A malicious server can change nothing but the entries of the target: `listing` checks the tree that
-it describes, and `local_tree` follows no symlink. Symlinks are created last.
+A malicious server can change nothing but the entries of the target: Listing checks the tree that it
+describes, and LocalTree follows no symlink. Symlinks are created last.
 """
 
 from __future__ import annotations

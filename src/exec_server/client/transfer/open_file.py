@@ -19,11 +19,11 @@ import msgspec
 import pybase64
 from msgspec import Raw
 
+from exec_server.client.arguments import AnyPath, path_text
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import is_a_directory, path_error
 from exec_server.client.handle import Handle
-from exec_server.client.paths import AnyPath, path_text
 from exec_server.errors import (
     ConnectionLost,
     ExecServerError,

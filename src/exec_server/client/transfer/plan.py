@@ -27,9 +27,9 @@ from collections.abc import (
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, overload
 
+from exec_server.client.arguments import encoded
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied, error_number
-from exec_server.client.paths import encoded
 from exec_server.client.process import Process
 from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat, Transfer
 from exec_server.client.transfer.local_directory import pread

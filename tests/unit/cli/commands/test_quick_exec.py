@@ -17,10 +17,10 @@ from exec_server.cli.commands import quick_exec
 from exec_server.cli.commands.errors import LostConnection
 from exec_server.cli.commands.handover import Handover
 from exec_server.cli.commands.quick_exec import CLIENT_NAME, start_params
+from exec_server.client.arguments import PathResolver
 from exec_server.client.engine import session
 from exec_server.client.engine.messages import encode
 from exec_server.client.engine.server_features import ServerFeatures, StartParamsBuilder
-from exec_server.client.paths import PathResolver
 from exec_server.errors import ConnectionLost
 from exec_server.protocol.decoding import decode_value
 from exec_server.protocol.process import StartParams

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.support.network import launch
 
-from exec_server.client.arguments import argv_list, sandbox_object
+from exec_server.client.arguments import PathResolver, argv_list, sandbox_object
 from exec_server.client.engine.server_features import (
     ARGUMENT_CHARACTERS,
     ARGUMENT_INPUT_BYTES,
@@ -19,7 +19,6 @@ from exec_server.client.engine.server_features import (
     ServerFeatures,
     StartParamsBuilder,
 )
-from exec_server.client.paths import PathResolver
 from exec_server.errors import InvalidParams, Unsupported
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.presets import preset

@@ -22,9 +22,9 @@ async def _fail() -> None:
 def test_the_future_has_the_result_or_the_error() -> None:
     async def scene() -> None:
         async with asyncio.TaskGroup() as tasks:
-            assert await session.start(tasks, _answer()) == 7
+            assert await session.start_background(tasks, _answer()) == 7
             with pytest.raises(ValueError, match="no"):
-                await session.start(tasks, _fail())
+                await session.start_background(tasks, _fail())
 
     play(scene())
 
@@ -40,7 +40,7 @@ def test_cancelling_the_future_ends_the_work() -> None:
                 ended.set()
 
         async with asyncio.TaskGroup() as tasks:
-            future = session.start(tasks, wait())
+            future = session.start_background(tasks, wait())
             await asyncio.sleep(0)
             future.cancel()
             await ended.wait()
@@ -61,7 +61,9 @@ def test_a_result_after_the_end_is_discarded() -> None:
                 raise error
 
         async with asyncio.TaskGroup() as tasks:
-            futures = [session.start(tasks, ignore_cancellation(e)) for e in (None, OSError())]
+            futures = [
+                session.start_background(tasks, ignore_cancellation(e)) for e in (None, OSError())
+            ]
             await asyncio.sleep(0)
             for future in futures:
                 future.cancel()
@@ -75,6 +77,6 @@ def test_a_result_after_the_end_is_discarded() -> None:
 def test_refused_work_is_not_begun() -> None:
     async def scene() -> None:
         with pytest.raises(ValueError, match="closed"):
-            await session.refuse(_answer(), ValueError("closed"))
+            await session.refuse_background(_answer(), ValueError("closed"))
 
     play(scene())

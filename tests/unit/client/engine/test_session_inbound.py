@@ -12,7 +12,7 @@ from msgspec import Raw
 from tests.support.memory_session import MEASURE, Listener, Name, Size
 
 from exec_server.client.engine import session as module
-from exec_server.client.engine.session import ServerRequests, deliver, notify
+from exec_server.client.engine.session import ServerRequests, deliver_notification, report_event
 from exec_server.errors import MalformedMessage, NotFound, SessionLost
 from exec_server.protocol.method import Notice
 
@@ -31,13 +31,13 @@ def test_a_failing_subscriber_does_not_affect_the_others() -> None:
     async def scene() -> None:
         listener = Listener()
         subscribers = [Broken(), listener]
-        deliver(subscribers, "process/closed", CLOSED)
-        deliver(subscribers, "unknown/notice", CLOSED)
-        notify(subscribers, lambda subscriber: subscriber.on_resumed())
-        notify(subscribers, lambda subscriber: subscriber.on_lost(SessionLost("over")))
+        deliver_notification(subscribers, "process/closed", CLOSED)
+        deliver_notification(subscribers, "unknown/notice", CLOSED)
+        report_event(subscribers, lambda subscriber: subscriber.on_resumed())
+        report_event(subscribers, lambda subscriber: subscriber.on_lost(SessionLost("over")))
         assert listener.heard == [("process/closed", 3), "resumed", "lost"]
         with pytest.raises(MalformedMessage, match=r"^process/closed: "):
-            deliver(subscribers, "process/closed", Raw(b"{}"))
+            deliver_notification(subscribers, "process/closed", Raw(b"{}"))
 
     asyncio.run(scene())
 

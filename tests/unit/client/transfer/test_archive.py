@@ -15,7 +15,7 @@ import pytest
 
 from exec_server.client.exceptions import NotFound
 from exec_server.client.transfer import archive as module
-from exec_server.client.transfer.archive import ArchiveReader, ArchiveSource, Member, checked
+from exec_server.client.transfer.archive import ArchiveReader, ArchiveSource, Member, checked_member
 from exec_server.client.transfer.batches import BATCH_BYTES, BATCH_FILES, FILE_BYTES
 from exec_server.client.transfer.open_file import BLOCK_BYTES
 from exec_server.client.transfer.plan import Item
@@ -87,7 +87,7 @@ def _verdict(info: tarfile.TarInfo, folder: Path) -> bool:
 
 def _is_accepted(info: tarfile.TarInfo) -> bool:
     try:
-        checked(info)
+        checked_member(info)
     except InvalidRequest:
         return False
     return True
@@ -111,7 +111,7 @@ def test_links_are_those_of_the_data_filter(
 @pytest.mark.parametrize("mode", [0o644, 0o777, 0o6755, 0o1777, 0o4711, 0o022, 0o611, 0o000, 0o400])
 def test_modes_are_those_of_the_data_filter(mode: int, tmp_path: Path) -> None:
     info = member("a", mode=mode)
-    assert checked(info).mode == tarfile.data_filter(info, str(tmp_path)).mode
+    assert checked_member(info).mode == tarfile.data_filter(info, str(tmp_path)).mode
 
 
 @pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"Z"])
@@ -120,7 +120,7 @@ def test_special_members_are_refused(kind: bytes) -> None:
     if kind != b"Z":
         assert not _verdict(info, Path("/none"))
         with pytest.raises(InvalidRequest, match="'dev' of the archive is refused: it is neither"):
-            checked(info)
+            checked_member(info)
     else:
         assert not _is_accepted(info)
 
@@ -128,12 +128,12 @@ def test_special_members_are_refused(kind: bytes) -> None:
 def test_members_without_a_name_are_refused() -> None:
     for info in (member("."), member("/"), member("l", tarfile.SYMTYPE), member("a\0b")):
         assert not _is_accepted(info)
-    assert checked(member("./", tarfile.DIRTYPE)) == Item("", "d", None, 0, "")
+    assert checked_member(member("./", tarfile.DIRTYPE)) == Item("", "d", None, 0, "")
 
 
 def test_a_hard_link_names_a_member() -> None:
-    assert checked(member("d/h", tarfile.LNKTYPE, "./d/../a")).target == "a"
-    assert checked(member("d/s", tarfile.SYMTYPE, "../a")).target == "../a"
+    assert checked_member(member("d/h", tarfile.LNKTYPE, "./d/../a")).target == "a"
+    assert checked_member(member("d/s", tarfile.SYMTYPE, "../a")).target == "../a"
 
 
 # ---- reading --------------------------------------------------------------------------

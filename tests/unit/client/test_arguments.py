@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import msgspec
 import pytest
 
+from exec_server.client.arguments import AnyPath, PathResolver, decoded, encoded, is_dot, native
 from exec_server.client.engine.messages import decode_environment
 from exec_server.client.exceptions import SandboxDenied, path_error
-from exec_server.client.paths import AnyPath, PathResolver, decoded, encoded, is_dot, native
 from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.protocol.sandbox import Denial
 

@@ -10,9 +10,8 @@ from typing import Any, cast
 import pytest
 from tests.support.memory_environment import PAUSING, Scene, in_environment, turns
 
-from exec_server.client.engine import output_queue as module
-from exec_server.client.engine.flow_control import FlowControl
-from exec_server.client.engine.output_queue import FlowRequests, OutputQueue, Reader
+from exec_server.client.engine import flow_control as module
+from exec_server.client.engine.flow_control import FlowControl, FlowRequests, OutputQueue, Reader
 from exec_server.client.process import Process
 from exec_server.client.results import Chunk
 from exec_server.protocol.process import Flow
