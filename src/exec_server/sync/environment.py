@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import functools
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast
 
 from exec_server.client import connect as client_connect
 from exec_server.client import environment, http, local_server, port_forwarding, process
 from exec_server.client.arguments import AnyPath
 from exec_server.client.commands import RunOptions
 from exec_server.client.connect import ConnectOptions
-from exec_server.client.local_server import DEFAULT_LISTEN
 from exec_server.client.results import Chunk, Line, Result
 from exec_server.errors import SessionLost
 from exec_server.protocol.process import ProcessId
@@ -252,6 +251,16 @@ class Environment(Blocking[environment.Environment]):
     reverse_port = wrapped(environment.Environment.reverse_port, ReversePort)
 
 
+def _with_arguments_of(make: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Give a function the arguments of another one, for type checkers and `inspect.signature`."""
+
+    def decorate(function: Callable[..., T]) -> Callable[P, T]:
+        return cast(Callable[P, T], functools.update_wrapper(function, make, assigned=()))
+
+    return decorate
+
+
+@_with_arguments_of(client_connect.connect)
 def connect(target: str | None = None, **options: Unpack[ConnectOptions]) -> Environment:
     """Connect now; arguments and exceptions are those of `exec_server.connect`.
 
@@ -293,17 +302,10 @@ class RunningServer:
         return self._thread.value.pid
 
 
-def serve(
-    listen: str = DEFAULT_LISTEN,
-    *arguments: str,
-    token: str | None = None,
-    env: Mapping[str, str] | None = None,
-    cwd: str | os.PathLike[str] | None = None,
-) -> RunningServer:
+@_with_arguments_of(local_server.serve)
+def serve(*args: Any, **kwargs: Any) -> RunningServer:
     """Start a server now; arguments and exceptions are those of `exec_server.serve`."""
-    return RunningServer(
-        lambda: local_server.serve(listen, *arguments, token=token, env=env, cwd=cwd)
-    )
+    return RunningServer(lambda: local_server.serve(*args, **kwargs))
 
 
 # run_streamed: a command whose output the calling thread receives while it waits.
