@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import bare, files, processes, resources, sandbox
+from bench import bare, commands, files, processes, resources, sandbox
 from bench.stage import Stage
 
 Turn = Callable[[Stage], list[float]]
@@ -147,6 +147,23 @@ WORKLOADS = [
     Workload("walk", "walk of 5,000", "ms", files.walk, 20, ratio=2.7),
     _resource("listen", "start until URL", "ms", resources.listen, limit=75),
     _resource("first-answer", "start until first answer", "ms", resources.first_answer, limit=200),
+    _resource(
+        "stdio-answer",
+        "start until first answer, on pipes",
+        "ms",
+        commands.stdio_answer,
+        limit=commands.ANSWER_SECONDS * 1e3,
+    ),
+    *(
+        _resource(
+            f"exec-{kind}",
+            f"exec true, {kind}",
+            "ms",
+            commands.exec_true(kind),
+            limit=commands.EXEC_SECONDS * 1e3,
+        )
+        for kind in commands.KINDS
+    ),
     _resource("idle-rss", "idle memory, RSS", "MB", resources.idle_resident, limit=38, rounds=3),
     _resource(
         "idle-pss", "idle memory, PSS", "MB", resources.idle_proportional, limit=23, rounds=3

@@ -30,7 +30,7 @@ from exec_server.sandbox.policy import globs
 from exec_server.sandbox.policy.compiler import HostPaths, compile_policy
 from exec_server.sandbox.policy.layout import Unenforceable, lay_out
 from exec_server.sandbox.policy.model import Glob
-from exec_server.server.methods import METHODS
+from exec_server.server.methods import load_all
 
 
 def _json_text(data: bytes) -> None:
@@ -59,7 +59,7 @@ def _params(data: bytes) -> None:
     except MalformedMessage:
         return
     if isinstance(message, dict):
-        method = METHODS.get(str(message.get("method")))
+        method = load_all().get(str(message.get("method")))
         if method is not None:
             for server_cwd in (None, "file:///s"):
                 with suppress(RpcError):
@@ -263,7 +263,7 @@ TARGETS: Final = (
         tuple(
             json_bytes({"method": name, "params": value}) for name, value in _SEED_PARAMS.items()
         ),
-        tuple(name.encode() for name in METHODS),
+        tuple(name.encode() for name in load_all()),
         is_json=True,
     ),
     Target(

@@ -134,6 +134,23 @@ def test_nobody_is_left_when_nobody_reads(there: ClientTarget) -> None:
         wait_gone(pid)
 
 
+def test_background_children_end_with_the_command(ours: ClientTarget) -> None:
+    script = "setsid sleep 1000 < /dev/null > /dev/null 2>&1 & echo $!; exit 3"
+    ended = run_client("exec", ours.url, "--", "sh", "-c", script)
+    assert ended.returncode == 3
+    wait_gone(int(ended.stdout))
+
+
+def test_a_slow_reader_gets_all_output(ours: ClientTarget) -> None:
+    script = "head -c 9000000 /dev/zero; echo all written >&2; exit 4"
+    with start_client("exec", ours.url, "--", "sh", "-c", script) as client:
+        tasks = f"/proc/{client.pid}/task"
+        # A thread of the client waits for the reader.
+        eventually("a thread writes", lambda: len(os.listdir(tasks)) > 1)
+        stdout, stderr = client.communicate(timeout=scaled(3 * DEFAULT_TIMEOUT))
+        assert (client.returncode, len(stdout), stderr) == (4, 9_000_000, b"all written\n")
+
+
 def test_a_command_that_takes_too_long_is_ended(there: ClientTarget) -> None:
     words = ("exec", "--timeout", "0.3", there.url, "--", "sh", "-c", "echo $$; exec sleep 1000")
     ended = run_client(*words)

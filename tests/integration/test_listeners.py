@@ -113,7 +113,7 @@ def test_the_socket_is_for_its_user_only(everywhere: Everywhere) -> None:
 
 
 _AS_NOBODY = """
-import http, os, sys  # imported later by the client, when this user may not read it
+import http, os, sys, urllib.parse  # imported later by the client, when this user may not read them
 from exec_server.client.engine import dialers, session, recovery  # not readable for nobody later
 from exec_server import ConnectFailed
 from exec_server.sync import connect

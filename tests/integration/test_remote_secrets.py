@@ -48,6 +48,10 @@ import encodings.idna, shutil, exec_server.cli.main, exec_server.cli.watchdog
 import exec_server.cli.serve_command, exec_server.cli.server_run, exec_server.cli.remote_mode
 import exec_server.sandbox.command_sandbox, exec_server.sandbox.file_sandbox
 from exec_server.filesystem.operation_table import load_all; load_all()
+import exec_server.net.stdio, exec_server.net.websocket.listener, exec_server.net.port_socket
+import exec_server.server.shell_snapshots, http, urllib.parse
+from exec_server.registry import agent_identity, executor_credential, sign_in, sigv4
+from exec_server.server import methods; methods.load_all()
 from exec_server.relay.noise import Identity, Initiator, Responder, prologue
 identity, context = Identity.generate(), prologue("e", "r", "s")
 initiator, responder = Initiator(identity, identity.public, context), Responder(identity, context)

@@ -149,7 +149,7 @@ class ConnectionBench:
             login_shell="/bin/sh",
             file_threads=threads,
             decode_threads=threads,
-            inotify=Inotify(threads.run),
+            inotify=lambda: Inotify(threads.run),
             sandboxes=cast(Any, None),
             sessions=self.sessions,
             detached=cast(Any, None),

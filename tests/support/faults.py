@@ -90,9 +90,9 @@ def relay_points() -> list[str]:
 
 def methods() -> list[str]:
     """Every method of the server, whose handler can be made to raise, at once or later."""
-    from exec_server.server.methods import METHODS
+    from exec_server.server.methods import load_all
 
-    return sorted(METHODS)
+    return sorted(load_all())
 
 
 def all_points() -> list[str]:
@@ -141,12 +141,12 @@ def install() -> None:
             _STATE.pack_into(page, 0, 0, count + 1)
             raise Fault("an injected fault \udcff")
 
-    from exec_server.server.methods import METHODS
+    from exec_server.server.methods import load_all
 
     for number, name in enumerate(all_points(), start=1):
         when, _, method = name.partition(" ")
         if method:
-            row = METHODS[method]
+            row = load_all()[method]
             for attribute in ("invoke", "handle"):
                 wrap = _raising_call if when == "call" else _raising_await
                 setattr(row, attribute, wrap(getattr(row, attribute), number, check))

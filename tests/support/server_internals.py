@@ -23,6 +23,9 @@ import exec_server.cli.main, exec_server.cli.serve_command, exec_server.cli.watc
 import exec_server.registry.secrets, exec_server.cli.server_run
 import exec_server.sandbox.command_sandbox, exec_server.sandbox.file_sandbox
 from exec_server.filesystem.operation_table import load_all; load_all()
+import exec_server.net.stdio, exec_server.net.websocket.listener, exec_server.net.port_socket
+import exec_server.server.shell_snapshots, urllib.parse
+from exec_server.server import methods; methods.load_all()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, as every program of a user is at its start
 """

@@ -19,7 +19,7 @@ from tests.support.layers import LAYERS, layer_of
 
 from exec_server.filesystem.operation_table import OPERATIONS
 from exec_server.host.environment import describe
-from exec_server.server.methods import METHODS
+from exec_server.server.methods import load_all
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "exec_server"
@@ -162,7 +162,7 @@ def test_documented_methods_are_the_methods() -> None:
     section = text.partition("\n## Methods\n")[2].partition("\n## ")[0].partition("\n###")[0]
     documented = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert documented, "docs/protocol.md has no table of methods"
-    assert sorted(documented) == sorted(METHODS)
+    assert sorted(documented) == sorted(load_all())
 
 
 def test_documented_capabilities_are_those_that_are_reported() -> None:
@@ -185,7 +185,7 @@ def test_documented_capabilities_are_those_that_are_reported() -> None:
 
 
 def test_every_file_operation_is_a_method() -> None:
-    assert {call.name for call in OPERATIONS} <= set(METHODS)
+    assert {call.name for call in OPERATIONS} <= set(load_all())
 
 
 def _source_of(test: Path) -> str:

@@ -44,14 +44,7 @@ def _run_client(name: str, words: list[str]) -> NoReturn:
     gc.disable()
     from exec_server.cli.commands.dispatch import run
 
-    _exit(run(name, words, _keep_freed_memory))
-
-
-def _keep_freed_memory() -> None:
-    if platform.has_server():
-        from exec_server.host import libc  # of Linux
-
-        libc.keep_freed_memory()
+    _exit(run(name, words))
 
 
 def _open_missing_streams() -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -20,10 +20,12 @@ from exec_server.cli.watchdog import Watchdog
 from exec_server.host import libc
 from exec_server.host.descriptor_limit import raise_server_limit
 from exec_server.host.secret_variables import REGISTRY_NAMES, STRIPPED_NAMES
-from exec_server.net.auth import Authenticator
-from exec_server.net.listen import BoundSocket
-from exec_server.net.server_certificate import ServerCertificate
 from exec_server.server.serve import Options, serve_stdio, serve_websocket
+
+if TYPE_CHECKING:
+    from exec_server.net.auth import Authenticator
+    from exec_server.net.listen import BoundSocket
+    from exec_server.net.server_certificate import ServerCertificate
 
 
 def run_websocket(

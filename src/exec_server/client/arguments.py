@@ -10,8 +10,8 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, TypeVar, cast
-from urllib.parse import quote
 
 from exec_server.errors import InvalidParams, RpcError, Unsupported
 from exec_server.protocol.decoding import Params, decode
@@ -22,7 +22,7 @@ from exec_server.protocol.process import TtySize
 from exec_server.protocol.sandbox import Sandbox
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
-_windows_path = re.compile(r"[A-Za-z]:[\\/]").match
+_windows_path = partial(re.match, r"[A-Za-z]:[\\/]")
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -83,6 +83,8 @@ class PathResolver:
         """The URI of a path; raises InvalidParams if the path is invalid, ValueError if empty."""
         text = self.absolute(path, name)
         if _windows_path(text):
+            from urllib.parse import quote
+
             text = "file:///" + quote(text.replace("\\", "/"), safe="/:")
         try:
             return PathUri.from_text(text)

@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -56,7 +55,7 @@ from exec_server.protocol.detached import ListedDetached
 from exec_server.protocol.method import Call
 from exec_server.protocol.network import POLICY_REQUEST, Answer, PolicyParams, PolicyResult
 from exec_server.protocol.process import LIST, Listed, StartParams
-from exec_server.protocol.session import Capabilities, EnvironmentInfo, SessionId
+from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 if TYPE_CHECKING:
     from exec_server.client.files import Files
@@ -227,6 +226,8 @@ def shown_address(
 
 
 def _without_user(url: str) -> str:
+    from urllib.parse import urlsplit
+
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -263,22 +264,19 @@ class Environment(Handle):
         reconnect: bool = False,
         address: str | None = None,
         stderr: Collection[str] = (),
-        resume: SessionId | None = None,
         on_network_request: OnNetworkRequest | None = None,
     ) -> None:
         """With `reconnect`, the first call after the loss of a session opens a new one.
 
         `address` is the place of the server in error texts, which end with the lines of `stderr`,
-        those of a program that serves; `resume` is a session of an earlier
-        connection, which is resumed. `on_network_request` answers network/policyRequest; without it
-        all such requests are denied.
+        those of a program that serves. `on_network_request` answers network/policyRequest; without
+        it all such requests are denied.
         """
         super().__init__()
         self._address = address
         self._stderr = stderr
         self.session = ClientSession(dialer, client_name=client_name, reconnect=reconnect)
         """The layer below: subscribe to notifications, answer requests of the server."""
-        self.session.resumed = resume
         self.session.polyfill = self._polyfill
         self._polyfills: Polyfills | None = None
         self.session.answer(POLICY_REQUEST, NetworkRequests(on_network_request).answer)

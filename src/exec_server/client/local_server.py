@@ -8,7 +8,6 @@ closed.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -83,6 +82,8 @@ def serve(
     argv = [*server_words(variables), "--listen", listen, "--exit-on-stdin-close"]
     if token is not None:
         # Only its digest: every user of the machine can read the arguments of a process.
+        import hashlib
+
         digest = hashlib.sha256(token.encode()).hexdigest()
         argv += ["--ws-auth", "capability-token", "--ws-token-sha256", digest]
     return RunningServer([*argv, *arguments], env=env, cwd=cwd)

@@ -22,7 +22,6 @@ from exec_server.client.arguments import check_number
 from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import (
     KILL_SECONDS,
-    EarlierStart,
     RemoteProcess,
     RemoteProcesses,
 )
@@ -101,19 +100,11 @@ class ProcessInput:
     sent again after a lost connection.
     """
 
-    def __init__(
-        self,
-        session: ClientSession,
-        process_id: ProcessId,
-        *,
-        is_terminal: bool,
-        writes: int = 0,
-    ) -> None:
-        """`writes` were made on an earlier connection."""
+    def __init__(self, session: ClientSession, process_id: ProcessId, *, is_terminal: bool) -> None:
         self._session = session
         self._id = process_id
         self._is_terminal = is_terminal
-        self._last_number = writes
+        self._last_number = 0
         self._is_inside_line = False
         self._unacknowledged = 0
         self._writes: set[asyncio.Future[None]] = set()
@@ -238,7 +229,6 @@ class Process(Handle):
     name: str | None = None
     """The name of a detached process."""
     _params: StartParams  # of a process that is started
-    _earlier: EarlierStart | None = None  # set by `continue_start`
 
     def __init__(
         self,
@@ -294,19 +284,11 @@ class Process(Handle):
 
     async def _start(self, remote: RemoteProcess) -> None:
         self._open_input(remote, is_terminal=self._params.tty, is_pipe=self._params.pipe_stdin)
-        if self._earlier is not None and self._earlier.is_answered:
-            await self._processes.rejoin(remote)
-            self._output.resume()
-        else:
-            is_repeated = self._earlier is not None
-            await self._processes.start(remote, self._params, self._name, is_repeated=is_repeated)
+        await self._processes.start(remote, self._params, self._name)
 
     def _open_input(self, remote: RemoteProcess, *, is_terminal: bool, is_pipe: bool) -> None:
         if is_terminal or is_pipe:
-            writes = 0 if self._earlier is None else self._earlier.writes
-            self._input = ProcessInput(
-                self._session, remote.id, is_terminal=is_terminal, writes=writes
-            )
+            self._input = ProcessInput(self._session, remote.id, is_terminal=is_terminal)
 
     async def _close(self) -> None:
         remote = self._started()
@@ -317,11 +299,8 @@ class Process(Handle):
             self._forget(remote)
 
     def _register(self) -> RemoteProcess:
-        remote = self._remote = self._processes.open(
-            self, is_detached=self.name is not None, earlier=self._earlier
-        )
-        is_paused = self._earlier is not None and self._earlier.is_paused
-        requests = FlowRequests(self._session, remote.id, is_paused=is_paused)
+        remote = self._remote = self._processes.open(self, is_detached=self.name is not None)
+        requests = FlowRequests(self._session, remote.id)
         self._output = OutputQueue(self._session.flow_control, remote, requests)
         return remote
 
@@ -630,11 +609,6 @@ class Process(Handle):
             if self._input is not None:
                 self._input.fail(error)
         self._changed.set()
-
-
-def continue_start(process: Process, earlier: EarlierStart) -> None:
-    """Let `process`, which is not started yet, be one that an earlier connection has started."""
-    process._earlier = earlier
 
 
 class OutputIterator(Reader):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import ssl
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -60,6 +58,8 @@ class PinnedContext(ssl.SSLContext):
 
 def certificate_fingerprint(certificate: bytes) -> str:
     """The fingerprint of a certificate in DER form: `sha256:` and 64 hexadecimal digits."""
+    import hashlib  # only for connections with TLS, as is hmac
+
     return f"sha256:{hashlib.sha256(certificate).hexdigest()}"
 
 
@@ -112,6 +112,8 @@ def check_pin(transport: asyncio.BaseTransport, context: ssl.SSLContext) -> None
     """
     if not isinstance(context, PinnedContext):
         return
+    import hmac
+
     certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
     fingerprint = certificate_fingerprint(certificate or b"")
     if not any(hmac.compare_digest(fingerprint, pin) for pin in context.pins):

@@ -12,23 +12,16 @@ import socket
 import ssl
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
 from itertools import chain, zip_longest
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net.client_tls import check_pin, roots_for_websockets, tls_context
 from exec_server.net.unix_peer import MAX_UNIX_PATH_BYTES, check_server_user
 from exec_server.protocol.url_host import domain_to_ascii
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 # How long one address is tried alone before the next one is tried in parallel (RFC 8305, 5).
 ATTEMPT_DELAY_SECONDS = 0.25
@@ -39,8 +32,11 @@ PROXY_HEAD_BYTES = 16_384
 
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 _PROXY_SCHEMES = frozenset({"http"})
-_NAME = re.compile(r"(?:[a-z0-9_~-]{1,63}\.)*+[a-z0-9_~-]{0,63}")
-_PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))  # of a target, sent unquoted
+# The regular expressions are compiled at their first use. Not `urllib.parse`, whose import takes
+# longer than the connection to this machine.
+_PARTS = r"(?s)(?:([A-Za-z][A-Za-z0-9+.-]*):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#.*)?"
+_AUTHORITY = r"(?:\[([^][]*)\]|([^][:]*))(?::([^][]*))?"
+_NAME = r"(?:[a-z0-9_~-]{1,63}\.)*+[a-z0-9_~-]{0,63}"
 _PROXY_RESPONSE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\r\n")
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -76,28 +72,38 @@ def parse_url(text: str, schemes: frozenset[str]) -> Url:
         raise ValueError("URL contains control characters")
     if "unix" in schemes and text.startswith("unix:"):
         return Url("unix", _checked_socket_path(text.removeprefix("unix:")), 0, "/")
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        raise ValueError("invalid URL") from None
-    if not parts.scheme:
+    scheme, netloc, path, query = re.fullmatch(_PARTS, text).groups("")  # type: ignore[union-attr]
+    scheme = scheme.lower()
+    if not scheme:
         raise ValueError("relative URL without a base")
-    if parts.scheme not in schemes:
+    if scheme not in schemes:
         known = [f"{name}://" if name != "unix" else "unix:" for name in sorted(schemes)]
         raise ValueError(f"URL must begin with {' or '.join(known)}")
-    if "@" in parts.netloc:
+    if "@" in netloc:
         raise ValueError("URL must not contain a user name or password")
-    try:
-        port = parts.port
-        if port == 0:
-            raise ValueError
-    except ValueError:
-        raise ValueError("invalid port number") from None
-    host = _checked_host(parts.hostname or "", bracketed=parts.netloc.startswith("["))
-    target = quote(parts.path or "/", safe=_PRINTABLE)
-    if parts.query:
-        target += "?" + quote(parts.query, safe=_PRINTABLE)
-    return Url(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], target)
+    authority = re.fullmatch(_AUTHORITY, netloc)
+    if authority is None:
+        raise ValueError("invalid URL")
+    address, name, digits = authority.groups("")
+    port = _parse_port(digits) if digits else _DEFAULT_PORTS[scheme]
+    host = _checked_host(address or name, bracketed=bool(address))
+    target = _quoted(path or "/")
+    if query:
+        target += "?" + _quoted(query)
+    return Url(scheme, host, port, target)
+
+
+def _parse_port(text: str) -> int:
+    match = re.fullmatch("0*([0-9]{1,5})", text)
+    if match is None or not 0 < int(match[1]) < 65_536:
+        raise ValueError("invalid port number")
+    return int(match[1])
+
+
+def _quoted(text: str) -> str:
+    return re.sub(
+        r"[^\x21-\x7e]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), text
+    )
 
 
 def _checked_socket_path(path: str) -> str:
@@ -114,12 +120,14 @@ def _checked_host(host: str, *, bracketed: bool) -> str:
         raise ValueError("empty host")
     try:
         if bracketed:
+            from ipaddress import IPv6Address
+
             return str(IPv6Address(host))
         host = domain_to_ascii(host)
     except ValueError:
         raise ValueError("invalid host") from None
     # Resolvers raise UnicodeError instead of OSError for empty and for longer labels.
-    if not 0 < len(host) <= 253 or not _NAME.fullmatch(host):
+    if not 0 < len(host) <= 253 or not re.fullmatch(_NAME, host):
         raise ValueError("invalid host")
     return host
 
@@ -131,13 +139,15 @@ def _bracketed(host: str) -> str:
 # ---- proxies --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
+class Proxy(NamedTuple):
     """An HTTP proxy; `authorization` is the value of its Proxy-Authorization header."""
 
     host: str
     port: int
-    authorization: str | None = field(default=None, repr=False)
+    authorization: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Proxy({self.host!r}, {self.port})"  # without the password
 
 
 def proxy_for(url: Url, environ: Mapping[str, str] = os.environ) -> Proxy | None:
@@ -145,12 +155,12 @@ def proxy_for(url: Url, environ: Mapping[str, str] = os.environ) -> Proxy | None
 
     An http request is sent to the proxy with the whole URL; all other schemes are tunnelled.
     """
-    if _is_local(url.host) or _is_exempt(url, _variable(environ, "NO_PROXY")[1]):
-        return None
     name, value = _variable(environ, "HTTPS_PROXY" if url.secure else "HTTP_PROXY")
     if not value:
         name, value = _variable(environ, "ALL_PROXY")
-    return _parse_proxy(name, value) if value else None
+    if not value or _is_local(url.host) or _is_exempt(url, _variable(environ, "NO_PROXY")[1]):
+        return None
+    return _parse_proxy(name, value)
 
 
 def _variable(environ: Mapping[str, str], name: str) -> tuple[str, str]:
@@ -172,6 +182,8 @@ def _parse_proxy(variable: str, value: str) -> Proxy:
         raise ConnectFailed(f"{variable} does not name a usable proxy: {error}") from None
     if not user_info:
         return Proxy(url.host, url.port)
+    from urllib.parse import unquote
+
     user, _, password = user_info.partition(":")
     credentials = f"{unquote(user)}:{unquote(password)}".encode()
     return Proxy(url.host, url.port, "Basic " + b64encode(credentials).decode())
@@ -203,6 +215,8 @@ def _matches(url: Url, entry: str) -> bool:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
+    from ipaddress import ip_address
+
     try:
         return ip_address(text)
     except ValueError:
@@ -210,6 +224,8 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def _network(text: str) -> IPv4Network | IPv6Network | None:
+    from ipaddress import ip_network
+
     try:
         return ip_network(text.removeprefix("[").removesuffix("]"), strict=False)
     except ValueError:
@@ -275,7 +291,7 @@ async def _connect(host: str, port: int) -> socket.socket:
     The event loop would try one address after the other, each for minutes.
     """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await loop.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM)
     winners: list[socket.socket] = []
     failures: list[OSError] = []
     attempts: list[asyncio.Task[None]] = []
@@ -319,7 +335,9 @@ async def _connect_to(address: _AddressInfo) -> socket.socket:
     try:
         raw.setblocking(False)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(raw, address[4])
+        host, *port = address[4]
+        # As bytes: for a text the event loop imports the codec of international names.
+        await asyncio.get_running_loop().sock_connect(raw, (host.encode("ascii"), *port))
     except BaseException:
         raw.close()
         raise

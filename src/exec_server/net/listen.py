@@ -7,7 +7,6 @@ tuples and not dataclasses, for example.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import re
 import socket
@@ -20,9 +19,10 @@ from exec_server.net.unix_peer import MAX_UNIX_PATH_BYTES
 # Connections that the kernel accepts before the server does.
 BACKLOG: Final = 1024
 
-_ADDRESS: Final = re.compile(r"(?:(\d+\.\d+\.\d+\.\d+)|\[([0-9a-fA-F:.]+)\]|(localhost)):(\d{1,5})")
+# Both are compiled at their first use.
+_ADDRESS: Final = r"(?:(\d+\.\d+\.\d+\.\d+)|\[([0-9a-fA-F:.]+)\]|(localhost)):(\d{1,5})"
 # With a letter, so that it is no address; `localhost` has its own rule.
-_HOST_NAME: Final = re.compile(
+_HOST_NAME: Final = (
     r"(?!localhost:)((?=[^:]*[A-Za-z])[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?\.?):(\d{1,5})"
 )
 _STDIO: Final = frozenset({"stdio", "stdio://"})
@@ -39,7 +39,9 @@ class TcpAddress(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        return ipaddress.ip_address(self.host).is_loopback
+        from ipaddress import ip_address
+
+        return ip_address(self.host).is_loopback
 
     @property
     def url(self) -> str:
@@ -72,14 +74,16 @@ def parse_listen_url(url: str) -> Address | None:
             f"unsupported --listen URL `{url}`; expected `ws://IP:PORT` or `stdio`, or "
             "`wss://IP:PORT` or `unix:/PATH`"
         )
-    if scheme == "wss" and (name := _HOST_NAME.fullmatch(rest)) is not None:
+    if scheme == "wss" and (name := re.fullmatch(_HOST_NAME, rest)) is not None:
         return _resolved(url, name[1], int(name[2]))
-    match = _ADDRESS.fullmatch(rest)
+    from ipaddress import ip_address
+
+    match = re.fullmatch(_ADDRESS, rest)
     try:
         if match is None:
             raise ValueError(url)
         # One address, so that there is one URL to print. Clients of `localhost` try both families.
-        host = "127.0.0.1" if match[3] else str(ipaddress.ip_address(match[1] or match[2]))
+        host = "127.0.0.1" if match[3] else str(ip_address(match[1] or match[2]))
         port = int(match[4])
         if port > 65_535:
             raise ValueError(url)

@@ -99,10 +99,11 @@ class GetMetadataParams(Confinable, frozen=True):
 class GetMetadataResult(Result, frozen=True):
     is_directory: bool
     is_file: bool
-    is_symlink: bool
-    size: int
-    created_at_ms: int
-    modified_at_ms: int
+    # Servers send all members; older ones send fewer, which a client has to understand.
+    is_symlink: bool = False
+    size: int = 0
+    created_at_ms: int = 0
+    modified_at_ms: int = 0
 
 
 class CanonicalizeParams(Confinable, frozen=True):

@@ -12,7 +12,6 @@ import binascii
 import re
 from functools import partial
 from typing import Any, ClassVar, Final, Self
-from urllib.parse import unquote_to_bytes
 
 from exec_server.errors import InvalidParams, InvalidRequest, RpcError
 from exec_server.protocol.json_text import describe
@@ -127,6 +126,8 @@ class PathUri:
             return cls(f"file:///{drive[1].upper()}{path[2:]}", None)
         if host:
             return cls(uri, None)
+        from urllib.parse import unquote_to_bytes
+
         return cls(uri, _normalised(unquote_to_bytes(path)))
 
     def native(self, error: type[RpcError] = InvalidRequest) -> str:

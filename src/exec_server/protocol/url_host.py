@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from ipaddress import IPv4Address, IPv6Address
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
 # A name that DNS can resolve has at most 253 characters. Punycode takes quadratic time, so much
 # longer international names are refused before it.
@@ -39,6 +37,8 @@ def parse_host(text: str) -> str:
     """
     if text.startswith("["):
         return _ipv6(text)
+    from urllib.parse import unquote_to_bytes
+
     try:
         name = unquote_to_bytes(text).decode()
     except UnicodeDecodeError:
@@ -104,6 +104,8 @@ def _is_right_to_left(label: str) -> bool:
 
 
 def _ipv6(text: str) -> str:
+    from ipaddress import IPv6Address
+
     try:
         # Python accepts a zone (`%eth0`), which the WHATWG excludes from URLs.
         if not text.endswith("]") or "%" in text:
@@ -124,6 +126,8 @@ def _ipv4(name: str) -> str:
             raise ValueError
     except ValueError:
         raise ValueError(INVALID_IPV4) from None
+    from ipaddress import IPv4Address
+
     return str(IPv4Address(low + sum(n << 8 * (3 - index) for index, n in enumerate(high))))
 
 

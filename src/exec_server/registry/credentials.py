@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from exec_server.errors import StartupError
-from exec_server.registry import sign_in
-from exec_server.registry.agent_identity import AgentIdentity
 from exec_server.registry.destination import Destinations, check_registry_url
-from exec_server.registry.executor_credential import ExecutorCredential
 from exec_server.registry.http import HttpClient
 from exec_server.registry.secrets import ACCESS_TOKEN, API_KEY, BEARER_TOKEN, OWN_API_KEY
-from exec_server.registry.sigv4 import SigV4
 
 _NO_CREDENTIAL = (
     "remote exec-server registration requires ChatGPT authentication or API key authentication; "
@@ -116,7 +112,10 @@ def choose_credential(
 
     It is usable after its `ready`. The secrets may be removed from the environment before that.
     """
+    # Each kind is imported where it is chosen: a client, which has a token, needs none of them.
     if options.aws_sigv4:
+        from exec_server.registry.sigv4 import SigV4
+
         return SigV4(
             environ,
             region=options.aws_region,
@@ -124,11 +123,15 @@ def choose_credential(
             profile=options.aws_profile,
         )
     if options.executor_credential_stdin:
+        from exec_server.registry.executor_credential import ExecutorCredential
+
         return ExecutorCredential(environment_id, stdin)
     if options.use_agent_identity_auth:
         token = environ.get(ACCESS_TOKEN, "").strip()
         if not token:
             raise StartupError(f"{ACCESS_TOKEN} is required when --use-agent-identity-auth is set")
+        from exec_server.registry.agent_identity import AgentIdentity
+
         return AgentIdentity(token, http, environ)
     if options.needs_bearer_token:
         return Bearer(_required_bearer_token(environ))
@@ -137,6 +140,8 @@ def choose_credential(
             return ApiKey(key)
     if token := _secret(environ, BEARER_TOKEN):
         return Bearer(token)
+    from exec_server.registry import sign_in
+
     stored = sign_in.StoredSignIn(sign_in.file_path(environ))
     if not stored.is_usable:
         raise StartupError(_NO_CREDENTIAL)

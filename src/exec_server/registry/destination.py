@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from enum import Enum
-from ipaddress import ip_address
 
 from exec_server.errors import StartupError
 from exec_server.net.client_tls import PinnedContext
@@ -73,6 +72,8 @@ def is_loopback(url: Url) -> bool:
     """Whether the host is this machine by name or address; names are not resolved."""
     if url.host == "localhost" or url.scheme == "unix":
         return True
+    from ipaddress import ip_address
+
     try:
         return ip_address(url.host).is_loopback
     except ValueError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import TypeVar
 
 import msgspec
@@ -114,6 +113,8 @@ class ErrorResponse:
         return f"{noun} registry request failed ({line}): {shown}"
 
     def _status_line(self) -> str:
+        from http import HTTPStatus
+
         try:
             return f"{self.status} {HTTPStatus(self.status).phrase}"
         except ValueError:

@@ -11,6 +11,7 @@ further request starts while the client does not read its responses.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 from collections.abc import AsyncIterator, Awaitable, Coroutine
@@ -42,7 +43,7 @@ from exec_server.server.context import (
 )
 from exec_server.server.lanes import Lane, Lanes, PendingRequest, named_process
 from exec_server.server.lazy_event import LazyEvent
-from exec_server.server.methods import METHODS, DecodedParams, Method, Waited
+from exec_server.server.methods import METHODS, DecodedParams, Method, Waited, load
 from exec_server.server.questions import Questions
 
 log = logging.getLogger(__name__)
@@ -154,7 +155,14 @@ class Connection:
         except MalformedMessage as error:
             self._refuse(error)
             return
-        method = METHODS.get(request.method) if isinstance(request, jsonrpc.Request) else None
+        if not isinstance(request, jsonrpc.Request):
+            method = None
+        else:
+            try:
+                method = _find(request.method)
+            except (ImportError, OSError) as error:
+                self._fail(request.id, error)
+                return
         if not isinstance(request, jsonrpc.Request) or method is None or not method.takes_data:
             self._refuse(MalformedMessage("no request of a method that takes data"))
             return
@@ -230,7 +238,11 @@ class Connection:
     def _accept(
         self, request: jsonrpc.Request, size: int, params: DecodedParams | None = None
     ) -> None:
-        method = METHODS.get(request.method)
+        try:
+            method = _find(request.method)
+        except (ImportError, OSError) as error:  # no descriptor is left, for example
+            self._fail(request.id, error)
+            return
         if method is not None:
             pending = PendingRequest(request.id, method, request.params, size, params)
             can_cancel = method.cancels_start and self._can_cancel_start(pending)
@@ -520,7 +532,17 @@ def _decode_all(
 ) -> tuple[jsonrpc.Message, DecodedParams | None]:
     """A message and, of a request with a known method, its params; for a thread."""
     message = jsonrpc.decode(data)
-    if not isinstance(message, jsonrpc.Request) or message.method not in METHODS:
+    method = None
+    if isinstance(message, jsonrpc.Request):
+        with contextlib.suppress(ImportError, OSError):  # `_accept` reports it
+            method = _find(message.method)
+    if not isinstance(message, jsonrpc.Request) or method is None:
         return message, None
-    method = METHODS[message.method]
     return message, DecodedParams(method, message.params, server_cwd)
+
+
+def _find(name: str) -> Method | None:
+    """A method; the first request to its family imports it. Raises ImportError or OSError."""
+    if name not in METHODS:
+        load(name)
+    return METHODS.get(name)

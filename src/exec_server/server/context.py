@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any, ParamSpec, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
-from exec_server.codex.capability_cache import CapabilityCache
-from exec_server.filesystem.change_watch import ChangeWatch
-from exec_server.filesystem.handles import HandleTable
-from exec_server.filesystem.inotify import Inotify
-from exec_server.filesystem.watch import MissingWatch
+from exec_server.errors import InvalidParams
 from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
-from exec_server.host.http import HttpResources
 from exec_server.host.threads import ThreadPool
 from exec_server.protocol.decoding import Result
 from exec_server.protocol.method import Notice
+from exec_server.protocol.sandbox import Sandbox
 from exec_server.protocol.session import EnvironmentInfo
-from exec_server.proxy.resources import ProxyResources
-from exec_server.sandbox.sandboxes import Sandboxes
-from exec_server.server.detached import DetachedProcesses
 from exec_server.server.lazy_event import LazyEvent
-from exec_server.server.port_table import PortResources, PortTable
 from exec_server.server.session import Session, SessionRegistry
-from exec_server.server.shell_snapshots import ShellSnapshots
+
+if TYPE_CHECKING:
+    # Imported with the first request that needs them.
+    from exec_server.codex.capability_cache import CapabilityCache
+    from exec_server.filesystem.change_watch import ChangeWatch
+    from exec_server.filesystem.handles import HandleTable
+    from exec_server.filesystem.inotify import Inotify
+    from exec_server.filesystem.watch import MissingWatch
+    from exec_server.host.http import HttpResources
+    from exec_server.proxy.resources import ProxyResources
+    from exec_server.sandbox.sandboxes import Sandboxes
+    from exec_server.server.detached import DetachedProcesses
+    from exec_server.server.port_table import PortResources, PortTable
+    from exec_server.server.shell_snapshots import ShellSnapshots
 
 A = ParamSpec("A")
 T = TypeVar("T")
@@ -41,29 +47,48 @@ CONCURRENT_SEARCHES = 4
 CONNECTION_SEARCHES = 3
 
 
+def _make_capability_cache() -> CapabilityCache:
+    from exec_server.codex.capability_cache import CapabilityCache
+
+    return CapabilityCache()
+
+
+def _make_shell_snapshots() -> ShellSnapshots:
+    from exec_server.server.shell_snapshots import ShellSnapshots
+
+    return ShellSnapshots()
+
+
 class ServerContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources that all connections of a server share."""
+    """The resources that all connections of a server share.
+
+    Callables return the same object each time, and import its module for the first call.
+    """
 
     environment: EnvironmentInfo
     variables: Mapping[str, str]  # the environment variables that children may inherit
     login_shell: str
     file_threads: ThreadPool
     decode_threads: ThreadPool
-    inotify: Inotify
+    inotify: Callable[[], Inotify]
     sandboxes: Sandboxes
     sessions: SessionRegistry
     detached: DetachedProcesses
     tasks: GuardedTasks
-    http: HttpResources | None = None  # None: http/request is refused
-    ports: PortResources | None = None  # None: port/open and port/listen are refused
+    http: Callable[[], HttpResources] | None = None  # None: http/request is refused
+    ports: Callable[[], PortResources] | None = None  # None: port/open and port/listen are refused
     proxies: ProxyResources | None = None  # None: in tests without proxies
     concurrent_requests: int = 1  # of one connection
     ripgrep: str | None = None  # its path, if the machine has one that only root can replace
     search_slots: asyncio.Semaphore = msgspec.field(
         default_factory=lambda: asyncio.Semaphore(CONCURRENT_SEARCHES)
     )
-    capability_cache: CapabilityCache = msgspec.field(default_factory=CapabilityCache)
-    shell_snapshots: ShellSnapshots = msgspec.field(default_factory=ShellSnapshots)
+    capability_cache: Callable[[], CapabilityCache] = msgspec.field(
+        default_factory=lambda: cache(_make_capability_cache)
+    )
+    shell_snapshots: Callable[[], ShellSnapshots] = msgspec.field(
+        default_factory=lambda: cache(_make_shell_snapshots)
+    )
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -90,18 +115,18 @@ class ConnectionContext:
     """The session of a connection and the resources that end with the connection."""
 
     __slots__ = (
+        "_handles",
+        "_ports",
+        "_watch",
         "change_watches",
-        "handles",
         "has_binary",
         "http_slots",
         "http_streams",
         "notify",
-        "ports",
         "search_slots",
         "server",
         "session",
         "start_task",
-        "watch",
         "writable",
     )
 
@@ -123,13 +148,43 @@ class ConnectionContext:
         self.start_task = start_task
         self.writable = writable  # cleared while the send buffer is full
         self.has_binary = has_binary  # the connection carries binary messages
-        self.handles = HandleTable()
-        self.watch = MissingWatch(server.inotify)
+        self._handles: HandleTable | None = None
+        self._watch: MissingWatch | None = None
         self.change_watches: dict[int, ChangeWatch] = {}  # by watch id
-        self.ports = PortTable(server.ports, notify)
+        self._ports: PortTable | None = None
         self.http_streams: set[str] = set()  # request ids of bodies being streamed
         self.http_slots = asyncio.Semaphore(CONCURRENT_HTTP_REQUESTS)
         self.search_slots = asyncio.Semaphore(CONNECTION_SEARCHES)
+
+    @property
+    def handles(self) -> HandleTable:
+        """The open files of the connection."""
+        if self._handles is None:
+            from exec_server.filesystem.handles import HandleTable
+
+            self._handles = HandleTable()
+        return self._handles
+
+    @property
+    def watch(self) -> MissingWatch:
+        """The paths whose creation the client awaits."""
+        if self._watch is None:
+            from exec_server.filesystem.watch import MissingWatch
+
+            self._watch = MissingWatch(self.server.inotify())
+        return self._watch
+
+    @property
+    def ports(self) -> PortTable:
+        """The forwarded connections and listeners."""
+        if self._ports is None:
+            from exec_server.server.port_table import PortTable
+
+            resources = None if self.server.ports is None else self.server.ports()
+            self._ports = PortTable(resources, self.notify)
+            if not self.writable.is_set():
+                self._ports.pause_reading()
+        return self._ports
 
     @property
     def environment(self) -> EnvironmentInfo:
@@ -151,20 +206,25 @@ class ConnectionContext:
     def pause_writing(self) -> None:
         """Read neither output of processes nor from forwarded connections."""
         self.session.pause_writing()
-        self.ports.pause_reading()
+        if self._ports is not None:
+            self._ports.pause_reading()
 
     def resume_writing(self) -> None:
         self.session.resume_writing()
-        self.ports.resume_reading()
+        if self._ports is not None:
+            self._ports.resume_reading()
 
     def close(self) -> None:
         """Close everything, also what follows a part that fails."""
-        guarded_call(self.handles.close_all)
-        guarded_call(self.watch.close)
+        if self._handles is not None:
+            guarded_call(self._handles.close_all)
+        if self._watch is not None:
+            guarded_call(self._watch.close)
         for watch in self.change_watches.values():
             guarded_call(watch.close)
         self.change_watches.clear()
-        guarded_call(self.ports.close)
+        if self._ports is not None:
+            guarded_call(self._ports.close)
 
 
 def environment_for(environment: EnvironmentInfo, *, has_binary: bool) -> EnvironmentInfo:
@@ -173,3 +233,11 @@ def environment_for(environment: EnvironmentInfo, *, has_binary: bool) -> Enviro
         return environment
     capabilities = msgspec.structs.replace(environment.capabilities, fs_binary=True)
     return msgspec.structs.replace(environment, capabilities=capabilities)
+
+
+def check_user(info: EnvironmentInfo, sandbox: Sandbox | None) -> None:
+    """Raise InvalidParams for a request with a user, if it cannot be performed."""
+    if not info.capabilities.other_users:
+        raise InvalidParams("user: this exec-server does not have the rights of root")
+    if sandbox is not None:
+        raise InvalidParams("user and sandbox exclude each other")

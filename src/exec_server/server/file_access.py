@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
-from exec_server.errors import InvalidParams
 from exec_server.filesystem import trusted_reads
 from exec_server.filesystem.operation_table import OnDemand
 from exec_server.host import users
@@ -21,7 +20,6 @@ from exec_server.protocol import files
 from exec_server.protocol.confinable import ConfinableParams
 from exec_server.protocol.method import Call
 from exec_server.protocol.sandbox import Managed, Restricted, Sandbox
-from exec_server.protocol.session import EnvironmentInfo
 from exec_server.sandbox.sandboxes import Sandboxes
 
 if TYPE_CHECKING:  # see `sandbox.sandboxes`
@@ -173,14 +171,6 @@ class AsUser:
     def open(self, opening: FileOpening[Opened, R], params: Opened) -> int:
         with users.acting_as(users.find_user(self._name)):
             return opening.function(params)
-
-
-def check_user(info: EnvironmentInfo, sandbox: Sandbox | None) -> None:
-    """Raise InvalidParams for a request with a user, if it cannot be performed."""
-    if not info.capabilities.other_users:
-        raise InvalidParams("user: this exec-server does not have the rights of root")
-    if sandbox is not None:
-        raise InvalidParams("user and sandbox exclude each other")
 
 
 def choose_access(

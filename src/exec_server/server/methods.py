@@ -1,4 +1,4 @@
-"""METHODS: every method of the server, its handler, and how its requests are scheduled."""
+"""Every method of the server, its handler, and how its requests are scheduled."""
 
 from __future__ import annotations
 
@@ -6,38 +6,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from exec_server.filesystem.operation_table import OPERATIONS
-from exec_server.protocol import (
-    binary_files,
-    capabilities,
-    capability_roots,
-    detached,
-    environment_config,
-    file_changes,
-    file_entries,
-    file_watches,
-    files,
-    http,
-    port,
-    process,
-    session,
-)
+from exec_server.protocol import detached, process
 from exec_server.protocol.binary import Attached
 from exec_server.protocol.decoding import Params, Result, decode, decode_unit
 from exec_server.protocol.method import Call
 from exec_server.server.context import ConnectionContext, Encoded, Streamed, WithData
-from exec_server.server.file_access import FileOperation
-from exec_server.server.handlers import binary_files as binary_handlers
-from exec_server.server.handlers import capabilities as capability_handlers
-from exec_server.server.handlers import detached as detached_handlers
-from exec_server.server.handlers import environment as environment_handlers
-from exec_server.server.handlers import environment_config as config_handlers
-from exec_server.server.handlers import files as file_handlers
-from exec_server.server.handlers import http as http_handlers
-from exec_server.server.handlers import port as port_handlers
-from exec_server.server.handlers import process as process_handlers
-from exec_server.server.handlers import searches as search_handlers
-from exec_server.server.handlers import watches as watch_handlers
 
 P = TypeVar("P")
 R = TypeVar("R", bound=Result)
@@ -151,82 +124,155 @@ def _decode_nothing(value: object, server_cwd: str | None) -> None:
         decode_unit(value)
 
 
-_ROWS = [
-    Method(session.INFO, environment_handlers.info, "environment info", control=True),
-    Method(session.STATUS, environment_handlers.status, "environment status", control=True),
-    Method(environment_config.READ, config_handlers.read, "environment config"),
-    Method(
-        capabilities.DISCOVER,
-        capability_handlers.discover,
-        "capability discovery",
-        yields_slot=True,
-    ),
-    Method(
-        capability_roots.DISCOVER,
-        capability_handlers.discover_roots,
-        "capability discovery",
-        yields_slot=True,
-    ),
-    Method(process.START, process_handlers.start, "exec"),
-    Method(process.READ, process_handlers.read, "exec", yields_slot=True),
-    Method(process.WRITE, process_handlers.write, "exec", yields_slot=True),
-    Method(process.CLOSE_STDIN, process_handlers.close_stdin, "exec", yields_slot=True),
-    Method(process.RESIZE, process_handlers.resize, "exec", control=True),
-    Method(process.SIGNAL, process_handlers.signal, "exec", control=True),
-    Method(process.TERMINATE, process_handlers.terminate, "exec", control=True),
-    Method(process.LIST, process_handlers.list_, "exec"),
-    Method(process.SET_FLOW, process_handlers.set_flow, "exec", control=True),
-    Method(detached.ATTACH, detached_handlers.attach, "exec"),
-    Method(detached.DETACH, detached_handlers.detach, "exec"),
-    Method(detached.LIST_DETACHED, detached_handlers.list_, "exec"),
-    Method(files.READ_FILE, file_handlers.read_file, "filesystem"),
-    Method(files.WRITE_FILE, file_handlers.write_file, "filesystem"),
-    Method(files.OPEN, file_handlers.open_, "filesystem"),
-    Method(files.READ_BLOCK, file_handlers.read_block, "filesystem"),
-    Method(files.WRITE_BLOCK, file_handlers.write_block, "filesystem"),
-    Method(files.CLOSE, file_handlers.close, "filesystem", control=True),
-    Method(binary_files.READ_BINARY, binary_handlers.read_binary, "filesystem"),
-    Method(
-        binary_files.WRITE_BINARY,
-        _with_data(binary_handlers.write_binary),
-        "filesystem",
-        takes_data=True,
-    ),
-    Method(binary_files.READ_FILES, binary_handlers.read_files, "filesystem"),
-    Method(
-        binary_files.WRITE_FILES,
-        _with_data(binary_handlers.write_files),
-        "filesystem",
-        takes_data=True,
-    ),
-    Method(files.GET_METADATA, file_handlers.get_metadata, "filesystem"),
-    Method(files.CANONICALIZE, file_handlers.canonicalize, "filesystem"),
-    Method(files.READ_DIRECTORY, file_handlers.read_directory, "filesystem"),
-    Method(file_entries.LIST, file_handlers.list_, "filesystem"),
-    Method(file_entries.RESOLVE, file_handlers.resolve, "filesystem"),
-    Method(files.WALK, file_handlers.walk, "filesystem"),
-    Method(files.WATCH_MISSING, file_handlers.watch_missing, "filesystem"),
-    Method(file_changes.GREP, search_handlers.grep, "filesystem", yields_slot=True),
-    Method(file_watches.WATCH, watch_handlers.watch, "filesystem"),
-    Method(file_watches.UNWATCH, watch_handlers.unwatch, "filesystem", control=True),
-    Method(http.REQUEST, http_handlers.request, "http", yields_slot=True),
+# ---- rows -----------------------------------------------------------------------------
+
+
+def _environment_rows() -> list[Method]:
+    from exec_server.protocol import capabilities, capability_roots, environment_config, session
+    from exec_server.server.handlers import capabilities as capability_handlers
+    from exec_server.server.handlers import environment as environment_handlers
+    from exec_server.server.handlers import environment_config as config_handlers
+
+    return [
+        Method(session.INFO, environment_handlers.info, "environment info", control=True),
+        Method(session.STATUS, environment_handlers.status, "environment status", control=True),
+        Method(environment_config.READ, config_handlers.read, "environment config"),
+        Method(
+            capabilities.DISCOVER,
+            capability_handlers.discover,
+            "capability discovery",
+            yields_slot=True,
+        ),
+        Method(
+            capability_roots.DISCOVER,
+            capability_handlers.discover_roots,
+            "capability discovery",
+            yields_slot=True,
+        ),
+    ]
+
+
+def _process_rows() -> list[Method]:
+    from exec_server.server.handlers import detached as detached_handlers
+    from exec_server.server.handlers import process as process_handlers
+
+    return [
+        Method(process.START, process_handlers.start, "exec"),
+        Method(process.READ, process_handlers.read, "exec", yields_slot=True),
+        Method(process.WRITE, process_handlers.write, "exec", yields_slot=True),
+        Method(process.CLOSE_STDIN, process_handlers.close_stdin, "exec", yields_slot=True),
+        Method(process.RESIZE, process_handlers.resize, "exec", control=True),
+        Method(process.SIGNAL, process_handlers.signal, "exec", control=True),
+        Method(process.TERMINATE, process_handlers.terminate, "exec", control=True),
+        Method(process.LIST, process_handlers.list_, "exec"),
+        Method(process.SET_FLOW, process_handlers.set_flow, "exec", control=True),
+        Method(detached.ATTACH, detached_handlers.attach, "exec"),
+        Method(detached.DETACH, detached_handlers.detach, "exec"),
+        Method(detached.LIST_DETACHED, detached_handlers.list_, "exec"),
+    ]
+
+
+def _file_rows() -> list[Method]:
+    from exec_server.filesystem.operation_table import OPERATIONS
+    from exec_server.protocol import binary_files, file_changes, file_entries, file_watches, files
+    from exec_server.server.file_access import FileOperation
+    from exec_server.server.handlers import binary_files as binary_handlers
+    from exec_server.server.handlers import files as file_handlers
+    from exec_server.server.handlers import searches as search_handlers
+    from exec_server.server.handlers import watches as watch_handlers
+
+    rows = [
+        Method(files.READ_FILE, file_handlers.read_file, "filesystem"),
+        Method(files.WRITE_FILE, file_handlers.write_file, "filesystem"),
+        Method(files.OPEN, file_handlers.open_, "filesystem"),
+        Method(files.READ_BLOCK, file_handlers.read_block, "filesystem"),
+        Method(files.WRITE_BLOCK, file_handlers.write_block, "filesystem"),
+        Method(files.CLOSE, file_handlers.close, "filesystem", control=True),
+        Method(binary_files.READ_BINARY, binary_handlers.read_binary, "filesystem"),
+        Method(
+            binary_files.WRITE_BINARY,
+            _with_data(binary_handlers.write_binary),
+            "filesystem",
+            takes_data=True,
+        ),
+        Method(binary_files.READ_FILES, binary_handlers.read_files, "filesystem"),
+        Method(
+            binary_files.WRITE_FILES,
+            _with_data(binary_handlers.write_files),
+            "filesystem",
+            takes_data=True,
+        ),
+        Method(files.GET_METADATA, file_handlers.get_metadata, "filesystem"),
+        Method(files.CANONICALIZE, file_handlers.canonicalize, "filesystem"),
+        Method(files.READ_DIRECTORY, file_handlers.read_directory, "filesystem"),
+        Method(file_entries.LIST, file_handlers.list_, "filesystem"),
+        Method(file_entries.RESOLVE, file_handlers.resolve, "filesystem"),
+        Method(files.WALK, file_handlers.walk, "filesystem"),
+        Method(files.WATCH_MISSING, file_handlers.watch_missing, "filesystem"),
+        Method(file_changes.GREP, search_handlers.grep, "filesystem", yields_slot=True),
+        Method(file_watches.WATCH, watch_handlers.watch, "filesystem"),
+        Method(file_watches.UNWATCH, watch_handlers.unwatch, "filesystem", control=True),
+    ]
+    # Operations that always run in a thread need no handler of their own.
+    names = {row.name for row in rows}
+    return rows + [
+        Method(call, file_handlers.handler(FileOperation(call, function)), "filesystem")
+        for call, function in OPERATIONS.items()
+        if call.name not in names
+    ]
+
+
+def _http_rows() -> list[Method]:
+    from exec_server.protocol import http
+    from exec_server.server.handlers import http as http_handlers
+
+    return [Method(http.REQUEST, http_handlers.request, "http", yields_slot=True)]
+
+
+def _port_rows() -> list[Method]:
+    from exec_server.protocol import port
+    from exec_server.server.handlers import port as port_handlers
+
     # Control methods: a forwarded connection does not wait for the copy of a file.
-    Method(port.PROBE, port_handlers.probe, "port", control=True, yields_slot=True),
-    Method(port.OPEN, port_handlers.open_, "port", control=True, yields_slot=True),
-    Method(port.LISTEN, port_handlers.listen, "port", control=True, yields_slot=True),
-    Method(port.CLOSE_LISTENER, port_handlers.close_listener, "port", control=True),
-    Method(port.DATA, port_handlers.data, "port", control=True),
-    Method(port.CREDIT, port_handlers.credit, "port", control=True),
-    Method(port.END, port_handlers.end, "port", control=True),
-    Method(port.RESET, port_handlers.reset, "port", control=True),
-]
+    return [
+        Method(port.PROBE, port_handlers.probe, "port", control=True, yields_slot=True),
+        Method(port.OPEN, port_handlers.open_, "port", control=True, yields_slot=True),
+        Method(port.LISTEN, port_handlers.listen, "port", control=True, yields_slot=True),
+        Method(port.CLOSE_LISTENER, port_handlers.close_listener, "port", control=True),
+        Method(port.DATA, port_handlers.data, "port", control=True),
+        Method(port.CREDIT, port_handlers.credit, "port", control=True),
+        Method(port.END, port_handlers.end, "port", control=True),
+        Method(port.RESET, port_handlers.reset, "port", control=True),
+    ]
 
-# Operations that always run in a thread need no handler of their own.
-_NAMES = {row.name for row in _ROWS}
-_ROWS += [
-    Method(call, file_handlers.handler(FileOperation(call, function)), "filesystem")
-    for call, function in OPERATIONS.items()
-    if call.name not in _NAMES
-]
 
-METHODS = {row.name: row for row in _ROWS}
+# By the first part of their names. The rows of a family are made, and its modules imported, for the
+# first request to it: a server answers its first client a third earlier.
+_ROWS: dict[str, Callable[[], list[Method]]] = {
+    **dict.fromkeys(
+        ("environment", "environmentConfig", "capabilities", "capabilityRoots"), _environment_rows
+    ),
+    "process": _process_rows,
+    "fs": _file_rows,
+    "http": _http_rows,
+    "port": _port_rows,
+}
+
+METHODS: dict[str, Method] = {}
+"""The methods that were loaded, by name."""
+
+
+def load(name: str) -> None:
+    """Add the family of a method to METHODS; raises ImportError or OSError."""
+    family = name.partition("/")[0]
+    make_rows = _ROWS.get(family)
+    if make_rows is not None:
+        METHODS.update((row.name, row) for row in make_rows())
+        _ROWS.pop(family, None)  # once, also for names that do not exist
+
+
+def load_all() -> dict[str, Method]:
+    """METHODS with all families; raises ImportError or OSError."""
+    for family in tuple(_ROWS):
+        load(family)
+    return METHODS

@@ -9,22 +9,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
 
 from exec_server.errors import ExecServerError, StartupError
-from exec_server.filesystem.inotify import Inotify
-from exec_server.host import environment, http, libc, programs
+from exec_server.host import environment, libc, programs
 from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
 from exec_server.host.threads import ThreadPool, start_lookup_threads
-from exec_server.net.auth import Authenticator
-from exec_server.net.listen import BoundSocket
-from exec_server.net.port_socket import PortSockets
-from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
-from exec_server.net.websocket.listener import WebSocketListener
-from exec_server.net.websocket.server import Settings
 from exec_server.process.output import SERVER_YOUNG_BYTES, YoungBudget
 from exec_server.process.process import Emit
 from exec_server.process.reaper import Reaper
@@ -34,13 +27,21 @@ from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.connection import Connection
 from exec_server.server.context import ServerContext
 from exec_server.server.detached import DetachedProcesses
-from exec_server.server.port_table import PortResources
+from exec_server.server.methods import load_all
 from exec_server.server.session import SessionRegistry
 
 if TYPE_CHECKING:
+    from exec_server.filesystem.inotify import Inotify
+    from exec_server.host.http import HttpResources
     from exec_server.net import http_client
+    from exec_server.net.auth import Authenticator
+    from exec_server.net.listen import BoundSocket
+    from exec_server.net.server_certificate import ServerCertificate
+    from exec_server.server.port_table import PortResources
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # File operations that may block on a disk at the same time; further ones are queued.
 FILE_THREADS = 16
@@ -132,6 +133,38 @@ class _LazyHttpClient:
             await self._client.close()
 
 
+class _FirstUse(Generic[T]):
+    """Makes an object when it is called for the first time. For the event loop."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self.value: T | None = None
+
+    def __call__(self) -> T:
+        if self.value is None:
+            self.value = self._make()
+        return self.value
+
+
+def _make_inotify(threads: ThreadPool) -> Inotify:
+    from exec_server.filesystem.inotify import Inotify
+
+    return Inotify(threads.run)
+
+
+def _make_http(client: _LazyHttpClient) -> HttpResources:
+    from exec_server.host.http import HttpResources
+
+    return HttpResources(client)
+
+
+def _make_ports(options: Options) -> PortResources:
+    from exec_server.net.port_socket import PortSockets
+    from exec_server.server.port_table import PortResources
+
+    return PortResources(PortSockets(allow_other_hosts=options.allow_port_hosts))
+
+
 @asynccontextmanager
 async def _server_context(
     options: Options, variables: Mapping[str, str]
@@ -147,7 +180,7 @@ async def _server_context(
     file_threads = ThreadPool(FILE_THREADS, "files", started=STARTED_FILE_THREADS)
     decode_threads = ThreadPool(DECODE_THREADS, "decode", started=DECODE_THREADS)
     lookup_threads = ThreadPool(LOOKUP_THREADS, "lookup")
-    inotify = Inotify(file_threads.run)
+    inotify = _FirstUse(lambda: _make_inotify(file_threads))
     lazy_client = _LazyHttpClient(file_threads)
 
     make_table = _table_maker(reaper, spawn_threads, cleanup_threads)
@@ -172,9 +205,9 @@ async def _server_context(
                     sessions=sessions,
                     detached=detached,
                     tasks=tasks,
-                    http=http.HttpResources(lazy_client),
+                    http=_FirstUse(lambda: _make_http(lazy_client)),
                     proxies=proxies,
-                    ports=PortResources(PortSockets(allow_other_hosts=options.allow_port_hosts)),
+                    ports=_FirstUse(lambda: _make_ports(options)),
                     concurrent_requests=options.concurrent_requests,
                     ripgrep=programs.find_system_program("rg"),
                 )
@@ -187,7 +220,8 @@ async def _server_context(
                 await tasks.finish(END_SECONDS)
         await lazy_client.close()
     finally:
-        inotify.close()
+        if inotify.value is not None:
+            inotify.value.close()
         sandboxes.close()
         reaper.close()
         for pool in (spawn_threads, cleanup_threads, file_threads, decode_threads, lookup_threads):
@@ -220,15 +254,16 @@ async def _maintain(
 async def _load_when_idle(
     sandboxes: Sandboxes, sessions: SessionRegistry, threads: ThreadPool
 ) -> None:
-    """Load the sandboxes once the server has nothing else to do."""
+    """Load the sandboxes and all methods once the server has nothing else to do."""
     while not sandboxes.is_loaded:
         began = time.process_time()
         await asyncio.sleep(SWEEP_SECONDS)
         if sessions.has_had_clients and time.process_time() - began < IDLE_SECONDS:
             try:
+                await threads.run(load_all)
                 await threads.run(sandboxes.load)
             except (ExecServerError, ImportError, OSError) as error:
-                log.warning("the sandboxes could not be loaded ahead: %s", error)
+                log.warning("sandboxes and methods could not be loaded ahead: %s", error)
                 return  # a confined request tries again, and its answer has the reason
 
 
@@ -253,6 +288,9 @@ async def serve_websocket(
     reload: asyncio.Event | None = None,
 ) -> None:
     """Serve bound sockets until `stop` is set; `reload` has the certificate read again."""
+    from exec_server.net.websocket.listener import WebSocketListener  # for this transport only
+    from exec_server.net.websocket.server import Settings
+
     async with _server_context(options, variables) as server:
         settings = Settings(lambda stream: Connection(server, stream), authenticate, allowed_hosts)
         listener = WebSocketListener(bound, settings, server.tasks, certificate)

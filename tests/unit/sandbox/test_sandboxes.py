@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any, cast
 
 import pytest
@@ -75,12 +73,3 @@ def test_a_closed_server_starts_no_launcher() -> None:
     with pytest.raises(InternalError, match="shutting down"):
         cast(object, sandboxes.files)
     assert sandboxes.calls == []
-
-
-def test_the_server_imports_no_module_of_the_sandbox_at_its_start() -> None:
-    code = (
-        "import sys, exec_server.cli.server_run;"
-        "print(*(name for name in sys.modules if name.startswith('exec_server.sandbox.')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "exec_server.sandbox.sandboxes\n"

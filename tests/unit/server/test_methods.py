@@ -13,7 +13,7 @@ from exec_server.protocol import detached, files, process
 from exec_server.protocol.decoding import U32, Params, Result
 from exec_server.protocol.method import Call
 from exec_server.server.context import ConnectionContext, Encoded
-from exec_server.server.methods import METHODS, Method
+from exec_server.server.methods import Method, load_all
 
 CONTEXT = cast(
     ConnectionContext,
@@ -99,18 +99,18 @@ def test_errors_of_the_handler_are_passed_on() -> None:
 
 
 def test_every_method_is_found_by_its_name() -> None:
-    assert all(name == method.name for name, method in METHODS.items())
-    assert {process.START.name, files.COPY.name, "http/request"} <= set(METHODS)
+    assert all(name == method.name for name, method in load_all().items())
+    assert {process.START.name, files.COPY.name, "http/request"} <= set(load_all())
 
 
 def test_control_requests_wait_for_the_methods_that_name_a_new_process() -> None:
-    starting = [method.name for method in METHODS.values() if method.starts_process]
+    starting = [method.name for method in load_all().values() if method.starts_process]
     assert starting == [process.START.name, detached.ATTACH.name]
 
 
 def test_how_methods_are_scheduled() -> None:
-    control = {method.name for method in METHODS.values() if method.control}
-    parked = {method.name for method in METHODS.values() if method.yields_slot}
+    control = {method.name for method in load_all().values() if method.control}
+    parked = {method.name for method in load_all().values() if method.yields_slot}
     assert control == {
         "environment/info",
         "environment/status",

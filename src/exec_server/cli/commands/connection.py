@@ -27,16 +27,15 @@ from exec_server.errors import (
     SessionLost,
     StartupError,
 )
-from exec_server.host import event_loop
+from exec_server.host import event_loop, platform
 from exec_server.net.client_tls import client_context
 from exec_server.printable import printable
 from exec_server.protocol.method import Notice
-from exec_server.protocol.session import SessionId
 
 # An interruption shorter than this is not reported.
 RECONNECT_NOTICE_SECONDS: Final = 1.0
 
-_ERRNO_SUFFIX: Final = re.compile(r" \(os error \d+\)$")
+_ERRNO_SUFFIX: Final = r" \(os error \d+\)$"
 
 
 def run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -58,6 +57,7 @@ def run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
             loop.add_signal_handler(number, cancel, number)
         return await work()
 
+    platform.keep_freed_memory()
     try:
         return run_event_loop(main())
     except asyncio.CancelledError:
@@ -99,9 +99,8 @@ async def open_environment(
     target: Target,
     on_stderr: Callable[[str], None] = print_error,
     on_status: Callable[[str], None] = print_notice,
-    resume: SessionId | None = None,
 ) -> AsyncIterator[Environment]:
-    """Connect to a target, or resume a session; errors become UsageError or CommandError.
+    """Connect to a target; errors become UsageError or CommandError.
 
     `on_stderr` gets each line that a stdio target writes to its stderr, `on_status` messages
     about a registry that is not there, and about a lost and a restored connection.
@@ -111,10 +110,8 @@ async def open_environment(
     async with AsyncExitStack() as stack:
         try:
             dialer = make_dialer(target, on_stderr, on_status)
-            environment = Environment(dialer, resume=resume)
+            environment = Environment(dialer)
             unsubscribe = environment.session.subscribe(monitor)
-            if resume is not None:
-                monitor.on_disconnected()  # until `on_resumed`, or `on_lost` if entering fails
             await stack.enter_async_context(environment)
         except StartupError as error:
             raise UsageError(f"{target.label}: {error}") from None
@@ -235,7 +232,7 @@ def error_text(error: Exception, path: str = "") -> str:
 
     It is one line: a server cannot add further ones.
     """
-    text = _ERRNO_SUFFIX.sub("", printable(str(error)))
+    text = re.sub(_ERRNO_SUFFIX, "", printable(str(error)))
     return text.removeprefix(f"{printable(path)}: ") if path else text
 
 

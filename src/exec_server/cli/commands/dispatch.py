@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from importlib import import_module
 
 from exec_server.cli.commands.errors import (
     EXIT_FAILURE,
@@ -26,17 +24,14 @@ from exec_server.errors import (
 from exec_server.printable import printable
 
 
-def run(name: str, words: list[str], prepare: Callable[[], None] = lambda: None) -> int:
-    """Run a command and return its exit code. Only defects print a traceback.
-
-    `prepare` is called before a command that does not take its shortcut.
-    """
+def run(name: str, words: list[str]) -> int:
+    """Run a command and return its exit code. Only defects print a traceback."""
     command = COMMANDS.get(name)
     if command is None:
         _print_error(f"{unknown_command(name)}\n\nFor more information, try 'exec-server --help'.")
         return EXIT_USAGE
     try:
-        return _run_command(command, words, prepare)
+        return _run_command(command, words)
     except SystemExit as end:  # argparse: --help and usage errors
         return end.code if isinstance(end.code, int) else EXIT_FAILURE
     except UsageError as error:
@@ -70,13 +65,7 @@ def _print_error(text: str) -> None:
     print_error(f"Error: {text}")
 
 
-def _run_command(command: Command, words: list[str], prepare: Callable[[], None]) -> int:
-    if command.shortcut is not None:
-        code = import_module(f"exec_server.cli.{command.shortcut}").run(words)
-        if code is not None:
-            assert isinstance(code, int)
-            return code
-    prepare()
+def _run_command(command: Command, words: list[str]) -> int:
     # Each command is imported only when it runs, so that shell completion starts fast.
     module = load(command)
     return module.run(module.build_parser().parse_words(words))

@@ -11,7 +11,6 @@ from exec_server.cli.commands.access_flags import access_options
 from exec_server.cli.commands.command_parser import TARGET_FORMS, CommandParser
 from exec_server.cli.commands.errors import UsageError
 from exec_server.cli.commands.execution_flags import add_execution_flags
-from exec_server.cli.commands.handover import Handover
 from exec_server.cli.commands.targets import find_target
 from exec_server.printable import printable
 
@@ -190,15 +189,6 @@ def run(arguments: argparse.Namespace) -> int:
     from exec_server.cli.commands.execution import execute
 
     return execute(arguments, target)
-
-
-def take_over(words: list[str], handover: Handover) -> int:
-    """Continue a command that `quick_exec` has started; returns the exit code."""
-    from exec_server.cli.commands.execution import execute
-
-    arguments = build_parser().parse_words(words)
-    target = find_target(arguments.target, access_options(arguments))
-    return execute(arguments, target, handover)
 
 
 def _check_detach(arguments: argparse.Namespace) -> None:

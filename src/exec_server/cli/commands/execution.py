@@ -3,8 +3,7 @@
 Theory of operation. Every way to end sets one `_Outcome`, and the first one counts: the command
 has exited, a stream or the session failed, the timeout expired, the user aborted. One task copies
 output and one copies stdin while the main task waits for the outcome; signals arrive as callbacks
-and start short tasks of their own. A command that `quick_exec` has started is continued in the same
-way: its session is resumed, and the parts of its streams in the Handover come first.
+and start short tasks of their own.
 """
 
 from __future__ import annotations
@@ -24,35 +23,23 @@ from exec_server.cli.commands.errors import (
     EXIT_TIMEOUT,
     command_code,
 )
-from exec_server.cli.commands.handover import Handover
 from exec_server.cli.commands.policy_file import command_sandbox, load_policy
 from exec_server.cli.commands.printing import print_error, print_status
-from exec_server.cli.commands.signals import (
-    FORWARDED,
-    HANGUP_GRACE_SECONDS,
-    Interrupts,
-    SignalForwarder,
-    unignored,
-)
+from exec_server.cli.commands.signals import FORWARDED, SignalForwarder, unignored
 from exec_server.cli.commands.streams import OutputWriter, StdinReader
 from exec_server.cli.commands.targets import Target
 from exec_server.cli.commands.terminal import Terminal, window_size
 from exec_server.cli.commands.terminal_stream import HELP_TEXT, Escape, EscapeParser, ScreenModes
 from exec_server.cli.commands.variables import command_variables
 from exec_server.client.commands import REST_SECONDS
-from exec_server.client.engine.recovery import EarlierStart
 from exec_server.client.environment import Environment
-from exec_server.client.process import Process, continue_start
+from exec_server.client.process import Process
 from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, Unsupported
 from exec_server.printable import printable
-from exec_server.protocol.process import TERMINATE, ProcessId, TerminateParams
-from exec_server.protocol.session import SessionId
+from exec_server.protocol.process import TERMINATE, TerminateParams
 
-# Time for the server to terminate an abandoned command; the server may be unreachable. A session
-# that is being resumed has the same time, if the user wants to leave.
+# Time for the server to terminate an abandoned command; the server may be unreachable.
 TERMINATE_SECONDS: Final = 2.0
-# Signals kept for a command whose session is being resumed. A user who sends more wants to leave.
-MAX_HELD_SIGNALS: Final = 3
 
 
 class _Outcome:
@@ -64,8 +51,8 @@ class _Outcome:
         self.text = text
 
 
-def execute(arguments: argparse.Namespace, target: Target, handover: Handover | None = None) -> int:
-    """Run the command that the arguments of `exec` describe, or continue it; returns the code."""
+def execute(arguments: argparse.Namespace, target: Target) -> int:
+    """Run the command that the arguments of `exec` describe; returns the exit code."""
     has_terminal = os.isatty(0) and not arguments.no_stdin
     if not arguments.argv and has_terminal and os.isatty(1):
         arguments.tty = True
@@ -74,29 +61,22 @@ def execute(arguments: argparse.Namespace, target: Target, handover: Handover | 
         if arguments.tty and has_terminal:
             screen = 1 if os.isatty(1) else None
             terminal = stack.enter_context(Terminal(0, screen=screen))
-        return run_event_loop(_Execution(arguments, target, terminal, handover).run())
+        return run_event_loop(_Execution(arguments, target, terminal).run())
 
 
 class _Execution:
     def __init__(
-        self,
-        arguments: argparse.Namespace,
-        target: Target,
-        terminal: Terminal | None,
-        handover: Handover | None,
+        self, arguments: argparse.Namespace, target: Target, terminal: Terminal | None
     ) -> None:
         self._arguments = arguments
         self._target = target
         self._terminal = terminal
-        self._handover = handover
         self._variables = command_variables(arguments.env, tty=arguments.tty)
         self._policy = load_policy("--sandbox", arguments.sandbox)
         self._writer = OutputWriter()
         self._screen = ScreenModes()
         self._has_input = not arguments.no_stdin and not is_null_device(0)
         self._startup_exit_code: int | None = None
-        self._startup_timers: list[asyncio.TimerHandle] = []
-        self._startup_interrupts = Interrupts()
 
     # ---- start to end -----------------------------------------------------------------
 
@@ -107,14 +87,9 @@ class _Execution:
         assert main is not None
         for number in unignored(FORWARDED):
             self._loop.add_signal_handler(number, self._signal_during_startup, number, main)
-        for held in self._handover.signals if self._handover is not None else ():
-            self._limit_startup(*held, main)
         try:
             async with open_environment(
-                self._target,
-                self._print_target_stderr,
-                self._print_connection_status,
-                None if self._handover is None else SessionId(self._handover.session_id),
+                self._target, self._print_target_stderr, self._print_connection_status
             ) as environment:
                 return await self._start(environment)
         except asyncio.CancelledError:
@@ -123,29 +98,8 @@ class _Execution:
             return self._startup_exit_code
 
     def _signal_during_startup(self, number: int, main: asyncio.Task[Any]) -> None:
-        """Leave if the command does not run yet; otherwise it gets the signal soon."""
-        if self._handover is not None and len(self._handover.signals) < MAX_HELD_SIGNALS:
-            self._handover.hold_signal(number)
-            self._limit_startup(*self._handover.signals[-1], main)
-        else:
-            self._leave_startup(128 + number, main)
-
-    def _limit_startup(self, number: int, received: float, main: asyncio.Task[Any]) -> None:
-        """Leave soon if a held signal ends the client, even if the session is not resumed.
-
-        If it is resumed before, the SignalForwarder gets the signal and ends the command too.
-        """
-        if number == signal.SIGINT and self._startup_interrupts.is_second(received):
-            delay = TERMINATE_SECONDS
-        elif number == signal.SIGHUP:
-            delay = HANGUP_GRACE_SECONDS
-        else:
-            return
-        timer = self._loop.call_later(delay, self._leave_startup, 128 + number, main)
-        self._startup_timers.append(timer)
-
-    def _leave_startup(self, code: int, main: asyncio.Task[Any]) -> None:
-        self._startup_exit_code = code
+        """Leave: the command does not run yet."""
+        self._startup_exit_code = 128 + number
         main.cancel()
 
     async def _start(self, environment: Environment) -> int:
@@ -160,8 +114,6 @@ class _Execution:
             sandbox=command_sandbox(self._policy, arguments.cwd, environment.info),
             user=arguments.user,
         )
-        if self._handover is not None:
-            continue_start(process, _earlier_start(self._handover))
         async with contextlib.AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(process)
@@ -190,10 +142,6 @@ class _Execution:
             if self._terminal is not None:
                 self._terminal.make_raw()
                 signals.resize()  # the size may have changed since the start request
-            for timer in self._startup_timers:
-                timer.cancel()
-            for number, received in self._handover.signals if self._handover is not None else ():
-                signals.deliver(signal.Signals(number), received)
             copying = [tasks.create_task(self._copy_output(process))]
             if self._has_input or self._arguments.tty:
                 copying.append(tasks.create_task(self._send_input(process)))
@@ -278,9 +226,6 @@ class _Execution:
     async def _copy_output(self, process: Process) -> None:
         """Write output until its end; the outcome is then the exit code."""
         try:
-            if self._handover is not None:
-                for descriptor, data in self._handover.pending_output:
-                    await self._writer.write(descriptor, data)
             inspect = self._track_screen_modes if self._arguments.tty else None
             await self._writer.write_output(process, inspect)
             self._finish(_Outcome(command_code(await process.wait()), must_terminate=False))
@@ -318,10 +263,7 @@ class _Execution:
     async def _copy_stdin(self, process: Process) -> None:
         escapes = EscapeParser(self._arguments.escape if self._terminal is not None else None)
         reader = StdinReader(0)
-        if self._handover is not None and self._handover.pending_input:
-            await process.write(self._handover.pending_input)
-        is_over = self._handover is not None and self._handover.is_input_over
-        while not is_over and (data := await reader.read()):
+        while data := await reader.read():
             for item in escapes.feed(data):
                 if isinstance(item, bytes):
                     await process.write(item)
@@ -337,13 +279,3 @@ class _Execution:
                 self._suspend()
             case Escape.HELP:
                 self._print_status(f"\n{HELP_TEXT.format(self._arguments.escape)}")
-
-
-def _earlier_start(handover: Handover) -> EarlierStart:
-    return EarlierStart(
-        ProcessId(handover.process_id),
-        is_answered=handover.is_started,
-        last_seq=handover.last_seq,
-        writes=handover.writes,
-        is_paused=handover.is_paused,
-    )

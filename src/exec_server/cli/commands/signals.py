@@ -39,18 +39,6 @@ def unignored(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
-class Interrupts:
-    """Tells a SIGINT that ends the client from one that is sent to the command."""
-
-    def __init__(self) -> None:
-        self._last = float("-inf")
-
-    def is_second(self, received: float) -> bool:
-        """Whether a SIGINT of this monotonic time follows soon after another one."""
-        elapsed, self._last = received - self._last, received
-        return elapsed < DOUBLE_INTERRUPT_SECONDS
-
-
 class SignalForwarder:
     """Forwards signals while it is installed; calls `abort` with the exit code to end with."""
 
@@ -68,7 +56,7 @@ class SignalForwarder:
         self._loop = asyncio.get_running_loop()
         self._pending: set[asyncio.Task[None]] = set()
         self._hangup_timer: asyncio.TimerHandle | None = None
-        self._interrupts = Interrupts()
+        self._last_interrupt = float("-inf")  # monotonic
         self._has_new_size = False
         self._is_resizing = False
         self._is_continued = False  # since the command is being stopped
@@ -106,18 +94,13 @@ class SignalForwarder:
 
     # ---- forwarding -------------------------------------------------------------------
 
-    def deliver(self, number: signal.Signals, received: float) -> None:
-        """Forward a signal that was received before `install`, at this monotonic time."""
-        if number == signal.SIGTSTP:
-            self._on_stop()
-        else:
-            self._forward(number, received)
-
-    def _forward(self, number: signal.Signals, received: float | None = None) -> None:
-        received = time.monotonic() if received is None else received
-        if number == signal.SIGINT and self._interrupts.is_second(received):
-            self._abort(128 + number)
-            return
+    def _forward(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            elapsed, self._last_interrupt = now - self._last_interrupt, now
+            if elapsed < DOUBLE_INTERRUPT_SECONDS:
+                self._abort(128 + number)
+                return
         if number == signal.SIGHUP and self._hangup_timer is None:
             self._hangup_timer = self._loop.call_later(
                 HANGUP_GRACE_SECONDS, self._abort, 128 + number

@@ -12,6 +12,7 @@ from typing import Final
 
 from exec_server.cli.commands.printing import write_all
 from exec_server.client.process import Process
+from exec_server.host import platform
 
 # One read returns at most the capacity of a pipe.
 READ_BYTES: Final = 65_536
@@ -70,6 +71,8 @@ class OutputWriter:
     async def write(self, descriptor: int, data: bytes) -> None:
         """Write all of `data`; raises OSError, such as BrokenPipeError."""
         loop = asyncio.get_running_loop()
+        if len(data) > READ_BYTES:  # not for a short command: it would take longer to start
+            platform.keep_freed_memory()
         self.is_writing = True
         try:
             await loop.run_in_executor(self._thread, write_all, descriptor, data)

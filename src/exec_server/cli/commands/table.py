@@ -49,7 +49,6 @@ class Command:
         failure_code: int = EXIT_FAILURE,
         connection_code: int = EXIT_FAILURE,
         is_client: bool = True,
-        shortcut: str | None = None,
     ) -> None:
         self.name = name
         self.group = group
@@ -59,8 +58,6 @@ class Command:
         self.failure_code = failure_code  # the exit code for errors other than wrong arguments
         self.connection_code = connection_code  # the exit code if the target cannot be reached
         self.is_client = is_client  # False: it starts processes here, under the watchdog
-        # The module whose `run` runs plain command lines faster, and returns None for others.
-        self.shortcut = shortcut
 
     @property
     def is_visible(self) -> bool:
@@ -87,7 +84,6 @@ COMMANDS: Final = {
             TARGETS,
             failure_code=EXIT_NOT_RUN,
             connection_code=EXIT_CONNECTION,
-            shortcut="commands.quick_exec",
         ),
         Command(
             "shell",

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -101,6 +100,8 @@ class Target(NamedTuple):
     def address(self) -> str:
         """The target in the form of a TARGET argument without a name."""
         if self.argv is not None:
+            import shlex
+
             return f"stdio:{shlex.join(self.argv)}"
         return self.url or f"relay:{self.registry}/{self.environment_id}"
 
@@ -170,6 +171,8 @@ def _merged(stored: AccessOptions, given: AccessOptions) -> AccessOptions:
 
 
 def _split_command(command: str, where: str) -> tuple[str, ...]:
+    import shlex
+
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:

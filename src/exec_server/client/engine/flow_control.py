@@ -281,17 +281,12 @@ class FlowSession(Protocol):
 class FlowRequests:
     """Tells the server the flow of one process, if the server can control it."""
 
-    def __init__(
-        self, session: FlowSession, process_id: ProcessId, *, is_paused: bool = False
-    ) -> None:
-        """`is_paused` tells the flow that an earlier connection has set."""
+    def __init__(self, session: FlowSession, process_id: ProcessId) -> None:
         self._session = session
         self._id = process_id
         self.is_supported = session.features.capabilities.process_flow_control
         self._wanted: Flow = "send"
-        self._current: Flow = (
-            "pause" if is_paused else "send"
-        )  # the last one that the server has acknowledged
+        self._current: Flow = "send"  # the last one that the server has acknowledged
         self._is_sending = False
         self._settled: list[Callable[[], None]] = []
 
@@ -375,10 +370,6 @@ class OutputQueue:
             if self.weight >= self._limit() and not self._source.is_ending:
                 self._source.is_skipping = True
             self._update()
-
-    def resume(self) -> None:
-        """Let the server send, whatever an earlier connection has wanted."""
-        self._update()
 
     def end(self) -> None:
         """Pause nothing any more for the sake of this queue: no output follows."""

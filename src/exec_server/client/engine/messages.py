@@ -30,7 +30,7 @@ from exec_server.errors import (
     SessionAttached,
 )
 from exec_server.net.stream import BinaryStream, MessageStream
-from exec_server.protocol import binary, file_watches, files, http, port, process
+from exec_server.protocol import binary, process
 from exec_server.protocol.base64_text import Base64
 from exec_server.protocol.jsonrpc import RequestId
 from exec_server.protocol.method import Notice
@@ -53,14 +53,22 @@ _DEFAULTS: dict[str, object] = {
     "capabilities": {},
 }
 
+_PROCESS_NOTICES: dict[str, Notice[Any]] = {
+    notice.name: notice for notice in (process.OUTPUT, process.EXITED, process.CLOSED)
+}
 
-# The notifications that are decoded; others are ignored.
-NOTICES: dict[str, Notice[Any]] = {
-    notice.name: notice
-    for notice in (
-        process.OUTPUT,
-        process.EXITED,
-        process.CLOSED,
+
+def find_notice(name: str) -> Notice[Any] | None:
+    """The notification of this name; None for those that are not decoded and thus ignored."""
+    return _PROCESS_NOTICES.get(name) or _other_notices().get(name)
+
+
+@cache
+def _other_notices() -> dict[str, Notice[Any]]:
+    # Imported at the first such notification: most clients only run commands.
+    from exec_server.protocol import file_watches, files, http, port
+
+    notices: tuple[Notice[Any], ...] = (
         files.MISSING_CHANGED,
         file_watches.CHANGED,
         http.BODY_DELTA,
@@ -70,7 +78,8 @@ NOTICES: dict[str, Notice[Any]] = {
         port.END_NOTICE,
         port.RESET_NOTICE,
     )
-}
+    return {notice.name: notice for notice in notices}
+
 
 _ERRORS: dict[int, type[RpcError]] = {
     kind.code: kind
@@ -213,16 +222,9 @@ class _ExitedParams(process.ExitedParams, frozen=True):
     sandbox_denied: bool = False
 
 
-class _GetMetadataResult(files.GetMetadataResult, frozen=True):
-    is_symlink: bool = False
-    size: int = 0
-    created_at_ms: int = 0
-    modified_at_ms: int = 0
-
-
 # The structs of a server, with defaults for members that older servers do not send.
 _LENIENT: dict[Any, Any] = {
-    kind.__base__: kind for kind in (_StartResult, _ReadResult, _ExitedParams, _GetMetadataResult)
+    kind.__base__: kind for kind in (_StartResult, _ReadResult, _ExitedParams)
 }
 
 

@@ -10,20 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import uuid
+import os
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.exceptions import (
-    FileError,
-    NotADirectory,
-    PermissionDenied,
-    ProgramNotFound,
-    WorkingDirectoryNotFound,
-)
 from exec_server.errors import (
     ConnectionLost,
     ExecServerError,
@@ -42,7 +35,6 @@ from exec_server.protocol.detached import (
     AttachResult,
     DetachParams,
 )
-from exec_server.protocol.files import GET_METADATA, GetMetadataParams
 from exec_server.protocol.method import Notice
 from exec_server.protocol.process import (
     READ,
@@ -345,33 +337,15 @@ class Sink(Protocol):
         ...
 
 
-class EarlierStart(NamedTuple):
-    """A start that was sent on an earlier connection of the session."""
-
-    process_id: ProcessId
-    is_answered: bool
-    last_seq: int = 0  # the last event that was received
-    writes: int = 0  # to its stdin, acknowledged
-    is_paused: bool = False  # the flow of its output
-
-
 class RemoteProcess:
     """Client-side state of one remote process; the Source of its output queue."""
 
-    def __init__(
-        self,
-        processes: RemoteProcesses,
-        sink: Sink,
-        *,
-        is_detached: bool,
-        earlier: EarlierStart | None = None,
-    ) -> None:
+    def __init__(self, processes: RemoteProcesses, sink: Sink, *, is_detached: bool) -> None:
         self._processes = processes
-        self.id = ProcessId(uuid.uuid4().hex) if earlier is None else earlier.process_id
+        self.id = ProcessId(os.urandom(16).hex())
         self.sink = sink
         self.is_detached = is_detached  # it belongs to the server and is left running
-        last = 0 if earlier is None else earlier.last_seq
-        self.sequence = EventSequence(self.id, is_detached=is_detached, last=last)
+        self.sequence = EventSequence(self.id, is_detached=is_detached)
         self.is_started = False  # the start was answered
         self.pid: int | None = None  # None if the server does not tell it
         self.may_run = False  # a start was sent and has not failed
@@ -404,35 +378,20 @@ class RemoteProcesses:
         self._is_closed = False
         self._unsubscribe = session.subscribe(self)
 
-    def open(
-        self, sink: Sink, *, is_detached: bool = False, earlier: EarlierStart | None = None
-    ) -> RemoteProcess:
+    def open(self, sink: Sink, *, is_detached: bool = False) -> RemoteProcess:
         """Register a process that is to be started or attached; the caller must `forget` it."""
         if self._is_closed:
             raise SessionLost(_CLOSED)
-        process = RemoteProcess(self, sink, is_detached=is_detached, earlier=earlier)
+        process = RemoteProcess(self, sink, is_detached=is_detached)
         self._processes[process.id] = process
         return process
 
-    async def rejoin(self, process: RemoteProcess) -> None:
-        """Receive the events of a process whose start an earlier connection has answered."""
-        process.may_run = True
-        if not await self._join(process):
-            raise ProcessLost("the server does not know the process any more")
-
-    async def start(
-        self,
-        process: RemoteProcess,
-        params: StartParams,
-        name: str,
-        *,
-        is_repeated: bool = False,
-    ) -> None:
+    async def start(self, process: RemoteProcess, params: StartParams, name: str) -> None:
         """Start a process exactly once; the RpcError it raises contains `name`.
 
-        The id in `params` is replaced. After a cancellation the process may run or not. With
-        `is_repeated` the server may have got the request already.
+        The id in `params` is replaced. After a cancellation the process may run or not.
         """
+        is_repeated = False  # the server may have got the request already
         params = msgspec.structs.replace(params, process_id=process.id)
         deadline = asyncio.get_running_loop().time() + RESEND_SECONDS
         process.may_run = True
@@ -460,6 +419,15 @@ class RemoteProcesses:
 
     async def _refusal(self, error: RpcError, params: StartParams, name: str) -> RpcError:
         """The error of a start with the name of the command; tells what is missing."""
+        from exec_server.client.exceptions import (
+            FileError,
+            NotADirectory,
+            PermissionDenied,
+            ProgramNotFound,
+            WorkingDirectoryNotFound,
+        )
+        from exec_server.protocol.files import GET_METADATA, GetMetadataParams
+
         text = f"cannot start {name}: {error.message}"
         if isinstance(error, InternalError) and error.message.endswith(_ENOTDIR):
             path = await self._not_a_directory(params)
@@ -481,6 +449,8 @@ class RemoteProcesses:
 
     async def _not_a_directory(self, params: StartParams) -> str:
         """The path that leads through a file: the directory of a command, or its program."""
+        from exec_server.protocol.files import GET_METADATA, GetMetadataParams
+
         try:
             found = await self._session.call(
                 GET_METADATA, GetMetadataParams(params.cwd, user=params.user)

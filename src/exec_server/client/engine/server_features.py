@@ -34,7 +34,7 @@ from exec_server.client.arguments import (
 )
 from exec_server.client.engine.messages import decode_as, decode_environment
 from exec_server.errors import InvalidParams, MalformedAnswer, MethodNotFound, RpcError, Unsupported
-from exec_server.protocol import files, process
+from exec_server.protocol import process
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.process import (
     READ,
@@ -287,21 +287,21 @@ _WRITE: Final = {"processId": "", "chunk": "", "writeId": 0}
 
 # A feature is there if one of its probes shows it.
 PROBES: Final = (
-    Probe("has_uri_paths", files.GET_METADATA.name, _ROOT_URI, _is_result),
+    Probe("has_uri_paths", "fs/getMetadata", _ROOT_URI, _is_result),
     Probe("has_uri_directories", process.START.name, _START | {"argv": ["/"]}, _is_directory),
-    Probe("has_file_sizes", files.GET_METADATA.name, _ROOT_URI, _has_size),
-    Probe("has_file_sizes", files.GET_METADATA.name, _ROOT, _has_size),
+    Probe("has_file_sizes", "fs/getMetadata", _ROOT_URI, _has_size),
+    Probe("has_file_sizes", "fs/getMetadata", _ROOT, _has_size),
     Probe(
         "refuses_symlinks",
-        files.GET_METADATA.name,
+        "fs/getMetadata",
         _ROOT_URI | {"followSymlinks": "?"},
         _is_member,
     ),
-    Probe("confines_files", files.GET_METADATA.name, _ROOT_URI | _NO_POLICY, _is_sandbox),
-    Probe("confines_files", files.GET_METADATA.name, _ROOT | _NO_POLICY, _is_sandbox),
-    Probe("has_canonicalize", files.CANONICALIZE.name, {}, _is_method),
-    Probe("has_walk", files.WALK.name, {}, _is_method),
-    Probe("has_open_files", files.OPEN.name, {}, _is_method),
+    Probe("confines_files", "fs/getMetadata", _ROOT_URI | _NO_POLICY, _is_sandbox),
+    Probe("confines_files", "fs/getMetadata", _ROOT | _NO_POLICY, _is_sandbox),
+    Probe("has_canonicalize", "fs/canonicalize", {}, _is_method),
+    Probe("has_walk", "fs/walk", {}, _is_method),
+    Probe("has_open_files", "fs/open", {}, _is_method),
     Probe("has_interrupt", process.SIGNAL.name, {}, _is_method),
     Probe("has_status", STATUS.name, None, _is_method),
     Probe("has_stdin_pipes", process.START.name, _START | {"pipeStdin": "?"}, _is_member),

@@ -31,7 +31,6 @@ from msgspec import UNSET, Raw
 from exec_server.client.engine.dialers import Dialer, is_transient
 from exec_server.client.engine.flow_control import FlowControl
 from exec_server.client.engine.messages import (
-    NOTICES,
     CallQueue,
     Envelope,
     InitializeCall,
@@ -41,6 +40,7 @@ from exec_server.client.engine.messages import (
     decode_environment,
     decode_initialize_answer,
     encode,
+    find_notice,
     request_body,
 )
 from exec_server.client.engine.server_features import ServerFeatures, discover
@@ -263,7 +263,7 @@ def deliver_notification(subscribers: Iterable[Subscriber], method: str, params:
 
     Returns whether it told a subscriber something new. Raises MalformedMessage.
     """
-    notice = NOTICES.get(method)
+    notice = find_notice(method)
     if notice is None:
         return False
     is_useful = False
@@ -365,7 +365,6 @@ class ClientSession:
         self._dialer = dialer
         self._client_name = client_name
         self._reconnects = reconnect
-        self.resumed: SessionId | None = None  # entering resumes it instead of opening a new one
         self._tasks = asyncio.TaskGroup()
         self._loop: asyncio.AbstractEventLoop | None = None  # from entering on
         self._is_closed = False
@@ -386,10 +385,7 @@ class ClientSession:
         self._loop = asyncio.get_running_loop()
         await self._tasks.__aenter__()
         try:
-            if self.resumed is None:
-                await self._attach(resume=None)
-            elif (error := await self._try_to_attach(self.resumed, "no answer")) is not None:
-                raise SessionLost(f"the session could not be resumed: {error}")
+            await self._attach(resume=None)
         except BaseException:
             await self._finish()
             raise
@@ -655,8 +651,7 @@ class ClientSession:
             )
         connection.stream.send(b'{"method":"initialized","params":{}}')
         # A server that is unknown is asked first; until then no subscriber expects notifications.
-        is_known = resume is not None and hasattr(self, "features")
-        if is_known or initialized.environment_info is not UNSET:
+        if resume is not None or initialized.environment_info is not UNSET:
             self._use(connection, resume)
 
     async def _discover(self, connection: Connection) -> None:

@@ -20,8 +20,10 @@ from exec_server.server.context import ConnectionContext, WithData
 
 
 def read_binary(context: ConnectionContext, params: ReadBlockParams) -> Awaitable[WithData]:
+    handles = context.handles
+
     def read() -> WithData:
-        block = context.handles.read_block(params)
+        block = handles.read_block(params)
         return WithData(ReadBinaryResult(block.eof), block.chunk)
 
     return context.in_thread(read)

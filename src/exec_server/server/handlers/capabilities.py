@@ -17,9 +17,10 @@ from exec_server.server.discovery_access import SandboxedFiles
 
 async def discover(context: ConnectionContext, params: capabilities.DiscoverParams) -> Encoded:
     """All that is installed for the user; the cwd has no influence, as in the reference."""
-    server, cache = context.server, context.server.capability_cache
+    server, cache = context.server, context.server.capability_cache()
+    inotify = server.inotify()
     key = msgspec.msgpack.encode(params.sandbox, enc_hook=str)
-    kept = cache.get(key, server.inotify)
+    kept = cache.get(key, inotify)
     if kept is not None:
         return Encoded(kept)
     files = SandboxedFiles(server.sandboxes, params.sandbox)
@@ -28,13 +29,13 @@ async def discover(context: ConnectionContext, params: capabilities.DiscoverPara
     try:
         async with context.search_slots, server.search_slots:
             text, is_watched = await context.in_thread(
-                capability_cache.discover, server.variables, files, server.inotify, listener
+                capability_cache.discover, server.variables, files, inotify, listener
             )
     finally:
         if not is_watched:
-            server.inotify.remove_listener_later(listener)
+            inotify.remove_listener_later(listener)
     if is_watched:
-        cache.put(key, text, listener, server.inotify)
+        cache.put(key, text, listener, inotify)
     return Encoded(text)
 
 

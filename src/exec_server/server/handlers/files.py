@@ -20,14 +20,13 @@ from exec_server.filesystem import (
 from exec_server.filesystem import walk as walk_operation
 from exec_server.protocol import file_entries, files
 from exec_server.protocol.confinable import ConfinableParams
-from exec_server.server.context import ConnectionContext, Encoded, Streamed
+from exec_server.server.context import ConnectionContext, Encoded, Streamed, check_user
 from exec_server.server.file_access import (
     UNCONFINED,
     FileAccess,
     FileOpening,
     FileOperation,
     Unconfined,
-    check_user,
     choose_access,
 )
 
@@ -212,12 +211,11 @@ def open_(context: ConnectionContext, params: files.OpenParams) -> Awaitable[fil
 def read_block(
     context: ConnectionContext, params: files.ReadBlockParams
 ) -> Encoded | Awaitable[Encoded]:
-    result = (
-        context.handles.try_read_block(params) if params.len <= nonblocking.INLINE_BYTES else None
-    )
+    handles = context.handles
+    result = handles.try_read_block(params) if params.len <= nonblocking.INLINE_BYTES else None
     if result is not None:
         return _block(result)
-    return context.in_thread(lambda: _block(context.handles.read_block(params)))
+    return context.in_thread(lambda: _block(handles.read_block(params)))
 
 
 def _block(result: files.ReadBlockResult) -> Encoded:

@@ -40,9 +40,9 @@ _Outgoing = HttpRequest | asyncio.Future[HttpRequest]
 def request(
     context: ConnectionContext, params: RequestParams
 ) -> Awaitable[RequestResult | Encoded | Streamed]:
-    resources = context.server.http
-    if resources is None:
+    if context.server.http is None:
         raise InternalError("this exec-server makes no HTTP requests")
+    resources = context.server.http()
     if len(params.request_id.encode()) > REQUEST_ID_BYTES:
         raise InvalidParams(f"requestId must not exceed {REQUEST_ID_BYTES} bytes")
     if params.stream_response:

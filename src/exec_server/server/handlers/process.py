@@ -29,6 +29,7 @@ from exec_server.protocol.process import (
     SandboxType,
     SetFlowParams,
     SetFlowResult,
+    ShellSnapshot,
     SignalParams,
     SignalResult,
     StartParams,
@@ -38,9 +39,7 @@ from exec_server.protocol.process import (
     WriteParams,
     WriteResult,
 )
-from exec_server.server import shell_snapshots
-from exec_server.server.context import ConnectionContext
-from exec_server.server.file_access import check_user
+from exec_server.server.context import ConnectionContext, check_user
 from exec_server.server.process_launch import ProcessLaunch
 
 # Clients choose the ids; the server stores them, and keeps them after the process has ended. So
@@ -77,7 +76,7 @@ def start(context: ConnectionContext, params: StartParams) -> Awaitable[StartRes
     )
     if params.tty_size is not None:
         command = replace(command, tty_size=(params.tty_size.rows, params.tty_size.columns))
-    snapshot = shell_snapshots.check(params)
+    snapshot = None if params.shell_snapshot is None else _checked_snapshot(params)
     context.session.check_unused(params.process_id)
     if snapshot is not None:
         context.session.processes.reserve(params.process_id)
@@ -91,6 +90,12 @@ def start(context: ConnectionContext, params: StartParams) -> Awaitable[StartRes
         return _start_detached(context, params, command, launch_mode, broadcast.name)
     context.session.processes.reserve(params.process_id)
     return _start(context, params, command, launch_mode)
+
+
+def _checked_snapshot(params: StartParams) -> ShellSnapshot | None:
+    from exec_server.server import shell_snapshots  # few clients ask for one
+
+    return shell_snapshots.check(params)
 
 
 def check_process_id(process_id: ProcessId) -> None:
@@ -128,13 +133,15 @@ async def _start_restored(
     cancellation: asyncio.Future[None],
 ) -> StartResult:
     """Start a shell with the state that its start-up files lead to."""
+    from exec_server.server import shell_snapshots
+
     server, session = context.server, context.session
 
     def launch(capture: StartParams) -> LaunchMode:
         return ProcessLaunch(server, session, capture).mode
 
     try:
-        state = await server.shell_snapshots.state(
+        state = await server.shell_snapshots().state(
             session, params, server.tasks, launch, cancellation
         )
     except BaseException:

@@ -25,7 +25,7 @@ async def watch(context: ConnectionContext, params: wire.WatchParams) -> Done:
         raise InvalidRequest(f"watch {params.watch_id} already exists")
     if len(watches) >= MAX_WATCHES:
         raise InvalidRequest(f"a connection has at most {MAX_WATCHES} watches: fs/unwatch one")
-    opened = ChangeWatch(context.server.inotify, is_recursive=params.recursive)
+    opened = ChangeWatch(context.server.inotify(), is_recursive=params.recursive)
     watches[params.watch_id] = opened
     try:
         await context.in_thread(_open, context, params, opened)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from tests.support import jumping_loop
-from tests.support.memory_session import GREETING, SESSION, MemoryDialer, MemoryStream, Message
+from tests.support.memory_session import GREETING, MemoryDialer, MemoryStream, Message
 
 from exec_server.cli.commands import connection
 from exec_server.cli.commands.connection import (
@@ -32,7 +32,6 @@ from exec_server.errors import (
     RegistryUnavailable,
     SessionLost,
 )
-from exec_server.protocol.session import SessionId
 
 _WEBSOCKET = Target(label="build", url="ws://h:1")
 _WITH_TOKEN = Target(label="build", url="wss://h", access=AccessOptions(token="t"))
@@ -222,11 +221,11 @@ def test_a_session_that_is_resumed_late_is_reported(
 
     async def work() -> None:
         dialer = MemoryDialer()
-        dialer.greet = answer_late
         monkeypatch.setattr(connection, "make_dialer", lambda *_: dialer)
-        session = SessionId(SESSION)
-        async with open_environment(_WEBSOCKET, on_status=reported.append, resume=session):
-            pass
+        async with open_environment(_WEBSOCKET, on_status=reported.append):
+            dialer.greet = answer_late
+            (await dialer.stream()).lose()
+            await asyncio.sleep(seconds + 1)
 
     jumping_loop.run(work())
     assert reported == expected

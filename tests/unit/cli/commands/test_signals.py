@@ -75,17 +75,6 @@ def test_names_are_forwarded_and_only_two_interrupts_abort(
     _try(body)
 
 
-def test_interrupts_of_before_are_counted_with_their_times() -> None:
-    async def body(forwarder: SignalForwarder, process: _Process, codes: list[int]) -> None:
-        forwarder.deliver(signal.SIGINT, 100.0)
-        forwarder.deliver(signal.SIGINT, 100.0 + signals.DOUBLE_INTERRUPT_SECONDS)
-        assert codes == []
-        forwarder.deliver(signal.SIGINT, 100.1 + signals.DOUBLE_INTERRUPT_SECONDS)
-        assert codes == [130]
-
-    _try(body)
-
-
 def test_a_server_that_supports_one_signal() -> None:
     async def body(forwarder: SignalForwarder, process: _Process, codes: list[int]) -> None:
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGQUIT):

@@ -22,12 +22,13 @@ def _context(root: Path) -> Any:
     async def in_thread(function: Any, *arguments: Any) -> Any:
         return function(*arguments)
 
+    inotify, cache = Inotify(lambda function: function()), CapabilityCache()
     server = SimpleNamespace(
         variables={"CODEX_HOME": str(root), "HOME": str(root)},
         sandboxes=SimpleNamespace(files=None),
         search_slots=asyncio.Semaphore(1),
-        inotify=Inotify(lambda function: function()),
-        capability_cache=CapabilityCache(),
+        inotify=lambda: inotify,
+        capability_cache=lambda: cache,
     )
     return SimpleNamespace(server=server, in_thread=in_thread, search_slots=asyncio.Semaphore(1))
 
@@ -73,6 +74,6 @@ def test_an_answer_is_kept_until_something_changes(tmp_path: Path) -> None:
         (tmp_path / "skills").rmdir()
         with pytest.raises(Exception, match="does not exist"):
             await handlers.discover(context, params)
-        context.server.inotify.close()
+        context.server.inotify().close()
 
     asyncio.run(scene())

@@ -71,7 +71,7 @@ def _server(resources: HttpResources | None) -> ServerContext:
         sessions=nothing,
         detached=nothing,
         tasks=nothing,
-        http=resources,
+        http=None if resources is None else lambda: resources,
     )
 
 
@@ -321,8 +321,8 @@ def test_long_answer_is_sent_piece_by_piece() -> None:
         body = bytes(range(256)) * (http.WHOLE_BYTES // 256) + b"x"
         result = await _answer(world, world.start(), body)
         assert isinstance(result, Streamed)
-        resources = world.context.server.http
-        assert resources is not None
+        assert world.context.server.http is not None
+        resources = world.context.server.http()
         free = resources.free_body_bytes
         parts = [part async for part in result.parts]
         assert sum(map(len, parts)) == result.size

@@ -52,7 +52,7 @@ class World:
             login_shell="",
             file_threads=cast(Any, SimpleNamespace(run=self._run)),
             decode_threads=nothing,
-            inotify=cast(Any, SimpleNamespace(remove_listener_later=lambda _: None)),
+            inotify=lambda: cast(Any, SimpleNamespace(remove_listener_later=lambda _: None)),
             sandboxes=cast(
                 Any, SimpleNamespace(files=SimpleNamespace(policy_for=lambda *_, **__: policy))
             ),
