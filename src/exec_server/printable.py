@@ -29,6 +29,8 @@ def lossy(text: str) -> str:
 
     Messages to clients have this form, as those of the reference do.
     """
+    if text.isascii():
+        return text
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     except UnicodeEncodeError:  # half of a surrogate pair, which stands for no byte

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.client_targets import ClientTarget
 
-from exec_server import Environment, GrepMatch, NotFound, RpcError, Unsupported
+from exec_server import Environment, GrepMatch, NotFound, RpcError
 
 _TEXTS = {
     "a.py": "import os\n\ndef f():\n    return os\n",
@@ -51,14 +51,17 @@ def test_a_plain_text_is_found(there: ClientTarget, folder: Path) -> None:
     there.play(scene)
 
 
-def test_a_regular_expression_needs_the_extension(there: ClientTarget, folder: Path) -> None:
+def test_a_regular_expression(there: ClientTarget, folder: Path) -> None:
     async def scene(env: Environment) -> None:
-        if not env.capabilities.fs_grep:
-            with pytest.raises(Unsupported, match="fsGrep"):
-                await env.files.grep("import (os|re)$", folder)
-            return
         found = await env.files.grep("import (os|re)\\b", folder, exclude="src")
         assert [match.path for match in found] == [".git/config", "a.py"]
+        found = await env.files.grep(r"\<[[:alpha:]]+(?= +[#o])", folder, ignore_case=True)
+        assert [(match.path, match.line, match.column) for match in found] == [
+            ("a.py", 1, 1),
+            ("a.py", 4, 5),
+            ("src/.hidden", 1, 1),
+            ("src/b.py", 1, 8),
+        ]
         with pytest.raises(RpcError, match="not a regular expression"):
             await env.files.grep("(", folder)
 
@@ -70,7 +73,7 @@ def test_a_slow_pattern_ends_and_delays_no_other_request(ours: ClientTarget, fol
 
     async def scene(env: Environment) -> None:
         async with asyncio.TaskGroup() as tasks:
-            search = tasks.create_task(env.files.grep("(?<!x)(a+)+$", folder / "evil"))
+            search = tasks.create_task(env.files.grep("(?<!x)(?:a|aa)+$", folder / "evil"))
             await env.files.read(folder / "a.py")  # on the same connection
             assert not search.done()
         found = search.result()

@@ -100,9 +100,8 @@ _TYPED = [sys.executable, "-m", "exec_server"]
 
 
 def _use(env: sync.Environment, folder: Path) -> None:
-    """Requests for which a server imports a module, and starts another interpreter."""
+    """Requests for which a server imports a module."""
     (folder / "text.md").write_text("one two\n")
-    # A pattern that ripgrep cannot read.
     assert len(env.files.grep("one(?= two)", folder, glob="*.md")) == 1
     variables = {"DEMO_TOKEN": _SECRET}
     shown = env.run(["/usr/bin/env"], env=variables, network_proxy=_MASKING).text

@@ -36,6 +36,8 @@ LAYERS = [
     Layer(1, "relay", ("relay", "relay.*"), ("errors",), _PURE),
     # The server patches files, and so does the client of a server that cannot.
     Layer(1, "patching", ("patching", "patching.*"), ("errors",), _PURE),
+    # The client narrows by it the results of a command on a server without fs/grep.
+    Layer(2, "line patterns", ("filesystem.line_patterns",), ("errors",), _PURE),
     Layer(2, "output", ("process.output",), ("errors", "protocol"), _PURE),
     # The client and its commands import these modules of `host`, which need no Linux.
     Layer(
@@ -61,7 +63,7 @@ LAYERS = [
         2,
         "filesystem",
         ("filesystem", "filesystem.*"),
-        ("errors", "protocol", "portable", "host", "patching", "guarded tasks"),
+        ("errors", "protocol", "portable", "host", "patching", "guarded tasks", "line patterns"),
         frozenset({"websockets"}),
     ),
     # Reads the files of Codex; the server alone knows what they are for.
@@ -178,8 +180,8 @@ LAYERS = [
         "client",
         ("client", "client.*"),
         (
-            *("errors", "protocol", "relay", "patching", "stream", "net", "registry"),
-            *("handle", "local server", "portable"),
+            *("errors", "protocol", "relay", "patching", "line patterns", "stream", "net"),
+            *("registry", "handle", "local server", "portable"),
         ),
     ),
     Layer(

@@ -159,7 +159,7 @@ class Files:
     def as_user(self, user: str | int) -> Files:
         """The same files with the rights of another user; Unsupported if the server cannot.
 
-        `watch` is not possible then, and `grep` finds literal texts only.
+        `watch` is not possible then, and `grep` runs the command of this name.
         """
         name = user_text(self._capabilities, user)
         commands = CommandsAs(self._commands, name)

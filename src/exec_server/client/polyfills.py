@@ -8,7 +8,8 @@ writes it back. A method without an equivalent raises Unsupported.
 
 Files in blocks take a command for each block: `tail` and `head` read it, `dd` writes it at its
 offset. Where a command cannot be confined, a file is read as a whole, and cannot be written in
-blocks. `grep` finds literal texts only: its dialects of regular expressions are others.
+blocks. The regular expressions of `grep` are another dialect, so `grep -P` takes a wider pattern,
+and the client looks at its lines itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pybase64
@@ -29,6 +31,7 @@ from exec_server.client.results import Result
 from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, Commands, for_each
 from exec_server.errors import (
     InternalError,
+    InvalidParams,
     InvalidRequest,
     MalformedAnswer,
     NotFound,
@@ -54,6 +57,8 @@ DD_BYTES: Final = 524_288
 ERROR_BYTES: Final = 4_096
 # Output of `grep` that is read; a longer one is cut, and the result is truncated.
 GREP_OUTPUT_BYTES: Final = 4 * 1_048_576
+# For one line; a pattern that takes exponential time raises TimeoutError.
+LINE_SECONDS: Final = 1.0
 
 # Programs print the texts of the C library, which the client takes for errors.
 _C_LOCALE: Final = {"LC_ALL": "C"}
@@ -75,6 +80,7 @@ _GREP: Final = 'grep "$@" | head -c ' + str(GREP_OUTPUT_BYTES)
 _GREP_LINE: Final = re.compile(rb"([^\0]*)\0(\d{1,18})([:-])(.*)", re.DOTALL)
 # Filters that mean the same to `grep --include`.
 _SIMPLE_FILTER: Final = re.compile(r"[\w.*?-]+")
+LineMatcher = Callable[[str], re.Match[str] | None]
 # As long as those of the extension.
 _SHOWN_CHARACTERS: Final = 1000
 _OCTAL: Final = re.compile("[0-7]{1,5}")
@@ -367,22 +373,20 @@ class Polyfills:
     # ---- grep -------------------------------------------------------------------------
 
     async def _grep(self, params: changes.GrepParams) -> changes.GrepResult:
-        is_exact = params.pattern.isascii() or not params.ignore_case
         filters = [text for text in (params.glob, params.exclude) if text is not None]
-        if not params.literal or not is_exact or not all(map(_SIMPLE_FILTER.fullmatch, filters)):
-            raise Unsupported(
-                "fsGrep", "search for a literal text, or run a program such as rg on its machine"
-            )
+        if not all(map(_SIMPLE_FILTER.fullmatch, filters)):
+            raise Unsupported("fsGrep", "use a glob without slashes and braces")
+        options, search = _line_search(params)
         metadata = wire.GetMetadataParams(params.path, sandbox=params.sandbox, user=params.user)
         is_directory = (await self._session.call(wire.GET_METADATA, metadata)).is_directory
         path = params.path.native()
         base = f"{path.rstrip('/')}/./" if is_directory else f"{path.rpartition('/')[0]}/"
-        words = [*_grep_words(params), "--", base[:-1] if is_directory else path]
+        words = [*_grep_words(params), *options, "--", base[:-1] if is_directory else path]
         argv = ["/bin/sh", "-c", _GREP, "sh", *words]
         done = await self._run(argv, params, output_limit=2 * GREP_OUTPUT_BYTES)
         if done.stderr:
             raise Unsupported("fsGrep", f"grep on its machine says: {done.error_text.strip()}")
-        return _grep_matches(params, done.stdout, base)
+        return _grep_matches(params, search, done.stdout, base)
 
 
 class _Walk:
@@ -490,39 +494,57 @@ def _changed_file(change: FileChange, base: str) -> changes.ChangedFile:
     return changes.ChangedFile(path, "deleted" if change.new is None else "modified")
 
 
+def _line_search(params: changes.GrepParams) -> tuple[list[str], LineMatcher]:
+    """The options of `grep` for all lines that may match, and a search in one of them."""
+    from exec_server.filesystem.line_patterns import LinePattern
+
+    pattern = LinePattern(params.pattern, literal=params.literal, ignore_case=params.ignore_case)
+    if params.literal and (params.pattern.isascii() or not params.ignore_case):
+        # Every grep knows this option, and no other module is needed.
+        options = ["-F", *(["-i"] if params.ignore_case else []), "-e", params.pattern]
+        flags = re.IGNORECASE if params.ignore_case else 0
+        return options, re.compile(re.escape(params.pattern), flags).search
+    try:
+        import regex
+    except ImportError:
+        raise Unsupported("fsGrep", "install the package regex, or search for a text") from None
+    flags = regex.IGNORECASE if pattern.ignore_case else 0
+    options = ["-P", *(["-i"] if pattern.wide_ignores_case else []), "-e", pattern.wide]
+    try:
+        compiled = regex.compile(pattern.exact, flags | regex.MULTILINE)
+    except regex.error as error:
+        raise InvalidParams(f"pattern is not a regular expression: {error.msg}") from None
+    return options, partial(compiled.search, timeout=LINE_SECONDS)
+
+
 def _grep_words(params: changes.GrepParams) -> list[str]:
-    words = ["-rnIFZHs", f"-B{params.before}", f"-A{params.after}", "-e", params.pattern]
-    words += ["-i"] if params.ignore_case else []
+    words = ["-rnIZHs", f"-B{params.before}", f"-A{params.after}"]
     words += [f"--include={params.glob}"] if params.glob is not None else []
     if params.exclude is not None:
         words += [f"--exclude={params.exclude}", f"--exclude-dir={params.exclude}"]
     return words
 
 
-def _grep_matches(params: changes.GrepParams, output: bytes, base: str) -> changes.GrepResult:
+def _grep_matches(
+    params: changes.GrepParams, search: LineMatcher, output: bytes, base: str
+) -> changes.GrepResult:
     """The matches in the output of `grep`, in the order of paths and lines."""
     is_cut = len(output) >= GREP_OUTPUT_BYTES
-    lines: dict[bytes, dict[int, tuple[bool, str]]] = {}
+    lines: dict[bytes, dict[int, tuple[int, str]]] = {}  # the column of a match, or 0
     for text in output.split(b"\n")[: -1 if is_cut else None]:
         if (line := _GREP_LINE.fullmatch(text)) is not None:
-            cut = line[4].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].rstrip("\r")
-            lines.setdefault(line[1], {})[int(line[2])] = (line[3] == b":", cut)
+            whole = line[4].decode("utf-8", "surrogateescape")
+            match = search(whole) if line[3] == b":" else None
+            shown = line[4].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].rstrip("\r")
+            column = 0 if match is None else match.start() + 1
+            lines.setdefault(line[1], {})[int(line[2])] = (column, shown)
     matches = []
     for path in sorted(lines):
         found = lines[path]
         name = path.decode("utf-8", "replace").removeprefix(base)
-        for number in sorted(number for number, (is_match, _) in found.items() if is_match):
+        for number in sorted(number for number, (column, _) in found.items() if column):
             first, last = number - params.before, number + params.after
             before = [found[n][1] for n in range(first, number) if n in found]
             after = [found[n][1] for n in range(number + 1, last + 1) if n in found]
-            shown = found[number][1]
-            column = _find(shown, params) + 1
-            matches.append(changes.GrepMatch(name, number, column, shown, before, after))
+            matches.append(changes.GrepMatch(name, number, *found[number], before, after))
     return changes.GrepResult(matches[: params.limit], is_cut or len(matches) > params.limit)
-
-
-def _find(text: str, params: changes.GrepParams) -> int:
-    """The position of a literal text; 0 if it is beyond the part that is shown."""
-    if params.ignore_case:
-        return max(0, text.lower().find(params.pattern.lower()))
-    return max(0, text.find(params.pattern))

@@ -13,6 +13,7 @@ from exec_server.errors import InternalError
 from exec_server.filesystem import safe_write
 from exec_server.filesystem.operations import READ_DIRECTORY_LIMIT
 from exec_server.filesystem.path_guard import GUARD
+from exec_server.printable import lossy
 from exec_server.protocol import file_entries as wire
 from exec_server.protocol.base64_text import Base64
 from exec_server.protocol.files import CanonicalizeResult, Done
@@ -41,13 +42,13 @@ def _listed(entry: os.DirEntry[str]) -> wire.ListedEntry | None:
         info = entry.stat(follow_symlinks=False)
         target = None
         if stat.S_ISLNK(info.st_mode):
-            target = _text(os.readlink(entry.path))
+            target = lossy(os.readlink(entry.path))
             info = _target(entry.path) or info
     except FileNotFoundError:
         return None
     kind = stat.S_IFMT(info.st_mode)
     return wire.ListedEntry(
-        _text(entry.name),
+        lossy(entry.name),
         kind == stat.S_IFDIR,
         kind == stat.S_IFREG,
         info.st_size,
@@ -64,11 +65,6 @@ def _target(path: str) -> os.stat_result | None:
         return os.stat(path)
     except OSError:
         return None
-
-
-def _text(name: str) -> str:
-    """A name for clients, with U+FFFD for bytes that are not UTF-8."""
-    return name if name.isascii() else os.fsencode(name).decode("utf-8", "replace")
 
 
 def create(params: wire.CreateParams) -> Done:

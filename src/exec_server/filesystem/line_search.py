@@ -1,50 +1,39 @@
-"""LineSearch: lines of files that match a regular expression, found without other programs.
+"""LineSearch: lines of files that match a regular expression, in the order of paths and lines.
 
-A regular expression of a client may take exponential time, and Python holds the interpreter's lock
-meanwhile. So a search runs only in a process of its own (`main`, below) or in a confined worker,
-in the main thread: a timer interrupts the match, and the search ends as truncated. This module
-imports little, because such a process is started for each search.
+A regular expression of a client may take exponential time. The module `regex` stops at a time limit
+and matches without the interpreter lock, so a search runs in a thread of the server, or in a
+confined worker.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import signal
 import stat
-import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from types import FrameType
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-from exec_server.errors import InvalidParams, RpcError
+import regex
+
+from exec_server.errors import InvalidParams
 from exec_server.filesystem.glob_patterns import GlobPatterns, State
+from exec_server.filesystem.line_patterns import LinePattern
 from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.search import EnoughError, TreeScan
+from exec_server.printable import lossy
 
-T = TypeVar("T")
-
-# A search ends after this time as truncated; a client waits for its answer.
-MAX_SECONDS: Final = 5.0
-# Entries that one search looks at, within about a second of processor time.
-MAX_ENTRIES: Final = 200_000
 # Matching and context lines of one answer together, and the characters in them: the answer stays
 # far below the limit of a message.
 MAX_LINES: Final = 50_000
 MAX_CHARACTERS: Final = 4 * 1_048_576
 # Characters of a line that are returned. Lines of generated files have megabytes.
 SHOWN_CHARACTERS: Final = 1000
-# A longer line is searched in pieces of this size: the memory of a match grows with its text.
-LINE_BYTES: Final = 65_536
-# The memory of a search does not depend on the size of a file.
-BLOCK_BYTES: Final = 1_048_576
+# The memory of a search does not depend on the size of a file. A line that is longer than a block
+# is searched in pieces: the memory of a match grows with its text, by up to 150 bytes for each.
+BLOCK_BYTES: Final = 131_072
 
-# The timer fires again, in case it first fired between two matches.
-_INTERVAL_SECONDS: Final = 0.1
-_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 _OPEN_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -53,9 +42,7 @@ class Options:
     """What to search for; `glob` and `exclude` are patterns of paths below the root."""
 
     root: str
-    pattern: str
-    literal: bool
-    ignore_case: bool
+    pattern: LinePattern
     glob: str | None
     exclude: str | None
     before: int
@@ -79,14 +66,6 @@ class Found:
 
     lines: list[Line] = field(default_factory=list)
     truncated: bool = False
-
-
-class _TimeIsUp(Exception):
-    """The timer has interrupted a match."""
-
-
-class _Enough(Exception):
-    """A limit of the answer is reached."""
 
 
 class PathFilter:
@@ -140,71 +119,38 @@ def _any_depth(pattern: str | None) -> GlobPatterns | None:
     return GlobPatterns(pattern if "/" in pattern else f"**/{pattern}")
 
 
-class LineSearch:
-    """One search; `run` is called once, in the main thread."""
+# Visits the files below a root that may have a match, in the order of paths, for so many seconds.
+# Returns whether it has visited them all.
+Preselect = Callable[[Options, float, Callable[[str], None]], bool]
 
-    def __init__(self, options: Options) -> None:
+
+class LineSearch:
+    """One search; `run` is called once. Blocking."""
+
+    def __init__(
+        self, options: Options, *, is_cancelled: Callable[[], bool] = lambda: False
+    ) -> None:
         self._options = options
+        self._is_cancelled = is_cancelled
         self._filter = PathFilter(options.glob, options.exclude)
+        self._scan = TreeScan(options.root)
+        self._regex = _compile(options.pattern)
+        self._reset()
+
+    def _reset(self) -> None:
         self._found = Found()
         self._matches = 0
         self._characters = 0
-        self._entries = 0
-        self._is_late = False
-        self._is_matching = False
 
-    def run(self) -> Found:
-        """Search all files; raises InvalidParams for the pattern and OSError for the root."""
-        with self._timer():
-            try:
-                self._regex = self._matched(self._compile)
-                self._search_tree()
-            except (_TimeIsUp, _Enough):
-                self._found.truncated = True
+    def run(self, preselect: Preselect | None = None) -> Found:
+        """Search all files, or only those that `preselect` visits; raises OSError for the root."""
+        try:
+            self._search_root(preselect)
+        except EnoughError:
+            self._found.truncated = True
         return self._found
 
-    # ---- time -------------------------------------------------------------------------
-
-    @contextmanager
-    def _timer(self) -> Iterator[None]:
-        previous = signal.signal(signal.SIGALRM, self._on_alarm)
-        timer = signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS, _INTERVAL_SECONDS)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, *timer)
-            signal.signal(signal.SIGALRM, previous)
-
-    def _on_alarm(self, number: int, frame: FrameType | None) -> None:
-        self._is_late = True
-        if self._is_matching:  # elsewhere an exception would leave descriptors open
-            self._is_matching = False
-            raise _TimeIsUp
-
-    def _matched(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function of `re`, which the timer may interrupt."""
-        self._is_matching = True
-        try:
-            return function(*arguments)
-        finally:
-            self._is_matching = False
-
-    def _check_time(self) -> None:
-        if self._is_late:
-            raise _TimeIsUp
-
-    # ---- the tree ---------------------------------------------------------------------
-
-    def _compile(self) -> re.Pattern[str]:
-        options = self._options
-        pattern = re.escape(options.pattern) if options.literal else options.pattern
-        try:
-            return re.compile(pattern, re.IGNORECASE if options.ignore_case else 0)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise InvalidParams(f"pattern is not a regular expression: {error}") from None
-
-    def _search_tree(self) -> None:
-        """Search the root, and everything below it in the order of names."""
+    def _search_root(self, preselect: Preselect | None) -> None:
         root = self._options.root
         descriptor = os.open(root, _OPEN_FILE)
         try:
@@ -214,10 +160,24 @@ class LineSearch:
                 return
         finally:
             os.close(descriptor)
+        if preselect is None or not preselect(self._options, self._left(), self._visit):
+            self._reset()
+            self._search_tree()
+
+    def _left(self) -> float:
+        """The seconds that are left; raises EnoughError if there are none."""
+        left = self._scan.deadline - time.monotonic()
+        if left <= 0 or self._is_cancelled():
+            raise EnoughError
+        return left
+
+    # ---- the tree ---------------------------------------------------------------------
+
+    def _search_tree(self) -> None:
+        """Search everything below the root in the order of names."""
         pending = self._entries_of("", self._filter.start())
         while pending:
             relative, state, is_directory = pending.pop()
-            self._check_time()
             if is_directory:
                 pending += self._entries_of(f"{relative}/", state)
             else:
@@ -226,41 +186,24 @@ class LineSearch:
     def _entries_of(
         self, relative: str, state: _FilterState
     ) -> list[tuple[str, _FilterState, bool]]:
-        """The entries of a directory to search, the first one last; none if it is unreadable."""
+        """The entries of a directory to search, the first one last; links are skipped."""
         entries = []
-        for name, is_directory in self._list(relative):
-            reached = self._filter.step(state, name)
-            if reached is not None and (is_directory or self._filter.is_searched(reached)):
-                entries.append((f"{relative}{name}", reached, is_directory))
-        return sorted(entries, key=lambda entry: entry[0], reverse=True)
+        for entry in self._scan.entries(relative):
+            reached = self._filter.step(state, entry.name)
+            if reached is not None and (
+                entry.is_directory or (entry.is_file and self._filter.is_searched(reached))
+            ):
+                entries.append((f"{relative}{entry.name}", reached, entry.is_directory))
+        return sorted(entries, key=lambda entry: os.fsencode(entry[0]), reverse=True)
 
-    def _list(self, relative: str) -> list[tuple[str, bool]]:
-        try:
-            directory = os.open(f"{self._options.root.rstrip('/')}/{relative}", _OPEN_DIRECTORY)
-        except OSError:
-            return []
-        try:
-            GUARD.check_opened(directory, writing=False)
-            with os.scandir(directory) as scan:
-                return [found for entry in scan if (found := self._kind(entry)) is not None]
-        except OSError:
-            return []
-        finally:
-            os.close(directory)
-
-    def _kind(self, entry: os.DirEntry[str]) -> tuple[str, bool] | None:
-        """The name of a file or directory, and whether it is a directory; links are skipped."""
-        self._entries += 1
-        if self._entries > MAX_ENTRIES:
-            raise _Enough
-        if entry.is_dir(follow_symlinks=False):
-            return entry.name, True
-        return (entry.name, False) if entry.is_file(follow_symlinks=False) else None
+    def _visit(self, relative: str) -> None:
+        """Search a file below the root, unless the filters leave it out."""
+        if self._filter.is_path_searched(relative):
+            self._search_below(relative)
 
     def _search_below(self, relative: str) -> None:
-        path = f"{self._options.root.rstrip('/')}/{relative}"
         try:
-            descriptor = os.open(path, _OPEN_FILE | os.O_NOFOLLOW)
+            descriptor = os.open(self._scan.path(relative), _OPEN_FILE | os.O_NOFOLLOW)
         except OSError:
             return
         try:
@@ -275,40 +218,88 @@ class LineSearch:
 
     def _search_file(self, descriptor: int, path: str) -> None:
         """Search a regular file; one with a null byte is binary and has no lines."""
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
             return
-        shown = os.fsencode(path).decode("utf-8", "replace")
+        shown = lossy(path)
         first, matches, characters = len(self._found.lines), self._matches, self._characters
         context = _Context(self._options.before, self._options.after)
-        for number, text in _lines(descriptor):
-            if text is None:
+        for block in _blocks(descriptor, info.st_size):
+            if block is None:
                 del self._found.lines[first:]
                 self._matches, self._characters = matches, characters
                 return
-            self._check_time()
-            match = self._matched(self._regex.search, text)
-            if match is not None:
-                for before, earlier in context.matched():
-                    self._add(Line(shown, before, 0, earlier))
-                self._count_match(shown, number, text)
-                self._add(Line(shown, number, match.start() + 1, text))
-            elif context.passed(number, text):
-                self._add(Line(shown, number, 0, text))
+            self._search_block(shown, block, context)
 
-    def _count_match(self, path: str, number: int, text: str) -> None:
+    def _search_block(self, path: str, block: _Block, context: _Context) -> None:
+        columns = self._columns(block)
+        if block.offset:
+            if columns and context.matched_line != block.number:
+                self._add_match(path, block.number, columns[block.number], block.text, context)
+        elif columns or context.is_open or (self._options.before and not block.is_last):
+            lines = block.text.split("\n")
+            passed = 0
+            for number, column in columns.items():
+                index = number - block.number
+                self._pass(path, block.number + passed, lines[passed:index], context)
+                self._add_match(path, number, column, lines[index], context)
+                passed = index + 1
+            self._pass(path, block.number + passed, lines[passed:], context)
+        self._left()
+
+    def _pass(self, path: str, first: int, lines: list[str], context: _Context) -> None:
+        """Add those of some lines without a match that follow one closely."""
+        for number, text in enumerate(context.passed(first, lines), first):
+            self._add(Line(path, number, 0, text))
+
+    def _add_match(self, path: str, number: int, column: int, text: str, context: _Context) -> None:
+        for before, earlier in context.matched(number):
+            self._add(Line(path, before, 0, earlier))
         self._matches += 1
-        if self._matches > self._options.limit:
-            self._add(Line(path, number, 0, text))  # perhaps the context of the last match
-            raise _Enough
+        is_enough = self._matches > self._options.limit
+        self._add(Line(path, number, 0 if is_enough else column, text))
+        if is_enough:  # the line may be context of the last match
+            raise EnoughError
+
+    def _columns(self, block: _Block) -> dict[int, int]:
+        """The column of the first match in each matching line, up to the limit or the time limit.
+
+        The time limit of `regex` is one of processor time.
+        """
+        text, number = block.text, block.number
+        columns: dict[int, int] = {}
+        position = counted = 0
+        try:
+            while position <= len(text) and self._matches + len(columns) <= self._options.limit:
+                left = self._left()
+                match = self._regex.search(text, position, concurrent=True, timeout=left)
+                if match is None:
+                    break
+                start = text.rfind("\n", 0, match.start()) + 1
+                number += text.count("\n", counted, start)
+                counted = start
+                columns[number] = match.start() - start + 1 + (0 if start else block.offset)
+                position = (text.find("\n", match.start()) + 1) or len(text) + 1
+        except (TimeoutError, MemoryError, EnoughError):
+            self._scan.deadline = 0.0  # the next look at the time ends the search
+        return columns
 
     def _add(self, line: Line) -> None:
         # Bytes that are not UTF-8 were surrogates for the search.
-        shown = line.text[:SHOWN_CHARACTERS].rstrip("\r")
-        line.text = shown.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        line.text = lossy(line.text[:SHOWN_CHARACTERS].rstrip("\r"))
         self._characters += len(line.text) + len(line.path)
         if len(self._found.lines) >= MAX_LINES or self._characters > MAX_CHARACTERS:
-            raise _Enough
+            raise EnoughError
         self._found.lines.append(line)
+
+
+def _compile(pattern: LinePattern) -> regex.Pattern[str]:
+    flags = regex.V0 | regex.MULTILINE | (regex.IGNORECASE if pattern.ignore_case else 0)
+    try:
+        return regex.compile(pattern.exact, flags, cache_pattern=False)
+    except (regex.error, OverflowError, RecursionError) as error:
+        text = str(error).partition(" at position")[0]  # of the translated pattern
+        raise InvalidParams(f"pattern is not a regular expression: {text}") from None
 
 
 class _Context:
@@ -318,66 +309,67 @@ class _Context:
         self._recent: deque[tuple[int, str]] = deque(maxlen=before)
         self._after = after
         self._remaining = 0
+        self.matched_line = 0
 
-    def matched(self) -> list[tuple[int, str]]:
+    @property
+    def is_open(self) -> bool:
+        """Whether the next line is part of the result."""
+        return self._remaining > 0
+
+    def matched(self, number: int) -> list[tuple[int, str]]:
         """The lines before a match that are not part of the result yet."""
         lines = list(self._recent)
         self._recent.clear()
         self._remaining = self._after
+        self.matched_line = number
         return lines
 
-    def passed(self, number: int, text: str) -> bool:
-        """Whether a line without a match follows one closely; it is remembered otherwise."""
-        if self._remaining:
-            self._remaining -= 1
-            return True
-        self._recent.append((number, text))
-        return False
+    def passed(self, first: int, lines: list[str]) -> list[str]:
+        """Those of some lines without a match that follow one closely; others are remembered."""
+        after = lines[: self._remaining]
+        self._remaining -= len(after)
+        start = max(len(after), len(lines) - (self._recent.maxlen or 0))
+        self._recent += enumerate(lines[start:], first + start)
+        return after
 
 
-def _lines(descriptor: int) -> Iterator[tuple[int, str | None]]:
-    """The numbered lines of a file, long ones in pieces; None as the text once it is binary."""
-    number = 1
+class _Block(NamedTuple):
+    """Some lines of a file, or a piece of one after `offset` characters in earlier pieces."""
+
+    text: str
+    number: int  # of the first line
+    offset: int
+    is_last: bool
+
+
+def _blocks(descriptor: int, size: int) -> Iterator[_Block | None]:
+    """The lines of a file in blocks without the last line break; None once it is binary."""
+    number, offset = 1, 0
     rest = b""
-    while data := os.read(descriptor, BLOCK_BYTES):
+    while data := os.read(descriptor, min(size, BLOCK_BYTES - 1) + 1):
         if b"\0" in data:
-            yield number, None
+            yield None
             return
-        *complete, rest = (rest + data).split(b"\n")
-        for line in complete:
-            yield from ((number, piece) for piece in _pieces(line))
-            number += 1
-        while len(rest) > LINE_BYTES:
-            piece, rest = rest[:LINE_BYTES], rest[LINE_BYTES:]
-            yield number, piece.decode("utf-8", "surrogateescape")
+        if len(data) == size < BLOCK_BYTES:  # most files end with their first block
+            yield _Block(_decode(data.removesuffix(b"\n")), 1, 0, True)
+            return
+        size = BLOCK_BYTES
+        data = rest + data
+        if offset and b"\n" in data:
+            piece, _, data = data.partition(b"\n")
+            yield _Block(_decode(piece), number, offset, False)
+            number, offset = number + 1, 0
+        end = data.rfind(b"\n") + 1
+        lines, rest = data[:end], data[end:]
+        if lines:
+            yield _Block(_decode(lines[:-1]), number, 0, False)
+            number += lines.count(b"\n")
+        elif len(rest) >= BLOCK_BYTES:
+            yield _Block(piece_text := _decode(rest), number, offset, False)
+            offset, rest = offset + len(piece_text), b""
     if rest:
-        yield number, rest.decode("utf-8", "surrogateescape")
+        yield _Block(_decode(rest), number, offset, True)
 
 
-def _pieces(line: bytes) -> Iterator[str]:
-    for start in range(0, max(len(line), 1), LINE_BYTES):
-        yield line[start : start + LINE_BYTES].decode("utf-8", "surrogateescape")
-
-
-# ---- a process for one search -----------------------------------------------------------
-
-
-def perform(request: bytes) -> dict[str, Any]:
-    """The answer to the options of a search as JSON."""
-    options = json.loads(request)
-    try:
-        found = LineSearch(Options(**options)).run()
-    except OSError as error:
-        return {"errno": error.errno}
-    except RpcError as error:
-        return {"refusal": error.message}
-    return asdict(found)
-
-
-def main() -> None:
-    """Read the options from stdin and write the answer to stdout."""
-    from exec_server.host import libc  # not for searches in the server or in a worker
-
-    libc.hide_memory()
-    libc.name_process(b"exec-search")
-    sys.stdout.write(json.dumps(perform(sys.stdin.buffer.read())))
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

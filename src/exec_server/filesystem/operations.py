@@ -15,6 +15,7 @@ from typing import Final
 from exec_server.errors import InternalError, InvalidParams, InvalidRequest
 from exec_server.filesystem import nofollow, safe_write, tree
 from exec_server.filesystem.path_guard import GUARD
+from exec_server.printable import lossy
 from exec_server.protocol import files
 from exec_server.protocol.base64_text import decode_base64
 from exec_server.protocol.paths import path_to_uri
@@ -69,7 +70,7 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
 
 def not_a_file(path: str) -> InvalidRequest:
     """The error for a path that is not a regular file."""
-    return InvalidRequest(f"path `{_lossy(path)}` is not a file")
+    return InvalidRequest(f"path `{lossy(path)}` is not a file")
 
 
 def write_file(params: files.WriteFileParams) -> files.Done:
@@ -183,7 +184,7 @@ def listing(
             is_file = not is_directory and entry.is_file(follow_symlinks=False)
         count += 1
         if count <= READ_DIRECTORY_LIMIT:
-            entries.append(files.DirectoryEntry(_lossy(entry.name), is_directory, is_file))
+            entries.append(files.DirectoryEntry(lossy(entry.name), is_directory, is_file))
     if count > READ_DIRECTORY_LIMIT:
         raise InternalError(
             f"fs/readDirectory returned {count} entries; limit is {READ_DIRECTORY_LIMIT}"
@@ -213,10 +214,3 @@ def remove(params: files.RemoveParams) -> files.Done:
         if params.force is False:
             raise
     return _DONE
-
-
-def _lossy(name: str) -> str:
-    """The name for clients, with U+FFFD for bytes that are not UTF-8."""
-    if name.isascii():
-        return name
-    return os.fsencode(name).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""fs/glob and fs/diskUsage.
+"""fs/glob and fs/diskUsage, and TreeScan: the walk of every search.
 
 `glob_patterns` has the dialect of patterns. Links to directories are listed but not entered.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from exec_server.errors import InvalidParams
-from exec_server.filesystem.glob_patterns import GlobPatterns, State
+from exec_server.filesystem.glob_patterns import GlobPatterns
 from exec_server.filesystem.path_guard import GUARD
+from exec_server.printable import lossy
 from exec_server.protocol import file_changes as wire
 
 # Results of one search: the answer stays far below the limit of a message.
@@ -33,10 +35,32 @@ def glob(params: wire.GlobParams) -> wire.GlobResult:
     root = params.path.native()
     GUARD.check_readable(root)
     os.close(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))  # raises if it cannot be
-    search = _Search(patterns, limit)
-    search.run(root)
-    paths = [os.fsencode(path).decode("utf-8", "replace") for path in sorted(search.found)]
-    return wire.GlobResult(paths, search.is_truncated)
+    matches: list[str] = []
+    is_truncated = False
+    try:
+        for path in _matches(patterns, TreeScan(root)):
+            if len(matches) == limit:
+                raise EnoughError
+            matches.append(path)
+    except EnoughError:
+        is_truncated = True
+    paths = [lossy(path) for path in sorted(matches)]
+    return wire.GlobResult(paths, is_truncated)
+
+
+def _matches(patterns: GlobPatterns, scan: TreeScan) -> Iterator[str]:
+    pending = [("", patterns.start())]
+    while pending:
+        relative, state = pending.pop()
+        below = []
+        for entry in scan.entries(relative):
+            reached = patterns.step(state, entry.name)
+            path = f"{relative}{entry.name}"
+            if patterns.is_match(reached):
+                yield path
+            if entry.is_directory and patterns.may_continue(reached):
+                below.append((f"{path}/", reached))
+        pending += sorted(below, reverse=True, key=lambda item: item[0])
 
 
 def disk_usage(params: wire.DiskUsageParams) -> wire.DiskUsageResult:
@@ -51,58 +75,51 @@ def disk_usage(params: wire.DiskUsageParams) -> wire.DiskUsageResult:
     )
 
 
-class _Search:
-    def __init__(self, patterns: GlobPatterns, limit: int) -> None:
-        self._patterns = patterns
-        self._limit = limit
+class EnoughError(Exception):
+    """A search has reached a limit and ends as truncated."""
+
+
+class ScannedEntry(NamedTuple):
+    """An entry of a directory; a link is neither a file nor a directory."""
+
+    name: str
+    is_directory: bool
+    is_file: bool
+
+
+class TreeScan:
+    """The directories below a root, for one search within its limits."""
+
+    def __init__(self, root: str) -> None:
+        self.deadline = time.monotonic() + MAX_SECONDS
+        self._root = root.rstrip("/")
         self._seen = 0
-        self._deadline = time.monotonic() + MAX_SECONDS
-        self.found: list[str] = []
-        self.is_truncated = False
 
-    def run(self, root: str) -> None:
-        pending = [("", self._patterns.start())]
-        while pending and not self.is_truncated:
-            relative, state = pending.pop()
-            pending += self._scan(root, relative, state)
+    def path(self, relative: str) -> str:
+        return f"{self._root}/{relative}"
 
-    def _scan(self, root: str, relative: str, state: State) -> list[tuple[str, State]]:
-        """Look at the entries of one directory; returns the directories to look at next."""
+    def entries(self, relative: str) -> Iterator[ScannedEntry]:
+        """The entries of a directory, as far as they can be read; raises EnoughError."""
         try:
-            directory = os.open(f"{root.rstrip('/')}/{relative}", _OPEN_DIRECTORY)
+            directory = os.open(self.path(relative), _OPEN_DIRECTORY)
         except OSError:
-            return []
+            return
         try:
             GUARD.check_opened(directory, writing=False)
-            return self._scan_open(directory, relative, state)
+            with os.scandir(directory) as scan:
+                for entry in scan:
+                    self._count()
+                    yield ScannedEntry(
+                        entry.name,
+                        entry.is_dir(follow_symlinks=False),
+                        entry.is_file(follow_symlinks=False),
+                    )
         except OSError:
-            return []
+            pass
         finally:
             os.close(directory)
 
-    def _scan_open(self, directory: int, relative: str, state: State) -> list[tuple[str, State]]:
-        below = []
-        with os.scandir(directory) as scan:
-            for entry in scan:
-                self._seen += 1
-                if self._seen > MAX_ENTRIES or (
-                    self._seen % 256 == 0 and time.monotonic() > self._deadline
-                ):
-                    self.is_truncated = True
-                    return []
-                reached = self._patterns.step(state, entry.name)
-                if not reached:
-                    continue
-                name = f"{relative}{entry.name}"
-                if self._patterns.is_match(reached) and not self._add(name):
-                    return []
-                if self._patterns.may_continue(reached) and entry.is_dir(follow_symlinks=False):
-                    below.append((f"{name}/", reached))
-        return sorted(below, reverse=True, key=lambda item: item[0])
-
-    def _add(self, path: str) -> bool:
-        if len(self.found) >= self._limit:
-            self.is_truncated = True
-            return False
-        self.found.append(path)
-        return True
+    def _count(self) -> None:
+        self._seen += 1
+        if self._seen > MAX_ENTRIES or (self._seen % 256 == 0 and time.monotonic() > self.deadline):
+            raise EnoughError

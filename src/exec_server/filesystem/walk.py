@@ -20,6 +20,7 @@ import msgspec
 
 from exec_server.errors import InvalidRequest, os_error_text
 from exec_server.filesystem.path_guard import GUARD
+from exec_server.printable import lossy
 from exec_server.protocol import files
 from exec_server.protocol.paths import PLAIN_IN_NAME, child_uri, path_to_uri
 
@@ -177,7 +178,7 @@ class _Walker:
             if entry.name.isascii():
                 found.append(_Found(entry.name, entry))
             else:
-                name = os.fsencode(entry.name).decode("utf-8", "replace")
+                name = lossy(entry.name)
                 found.append(_Found(name, entry if name == entry.name else None))
             if len(found) >= 2 * wanted + 1000:
                 found = heapq.nsmallest(wanted, found, key=_found_name)

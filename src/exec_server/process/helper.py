@@ -20,18 +20,14 @@ _READ_BYTES = 65_536
 
 
 def run_helper(
-    argv: Sequence[str],
-    data: bytes,
-    seconds: float,
-    feed: Callable[[bytes], bool],
-    env: Mapping[str, str],
-) -> bool:
-    """Run a program with this input and pass its output to `feed` until that returns False.
+    argv: Sequence[str], seconds: float, feed: Callable[[bytes], None], env: Mapping[str, str]
+) -> None:
+    """Run a program without input and pass its output to `feed`.
 
-    Returns whether the output has ended by itself. The program is killed otherwise, and also after
-    this time. Raises OSError if it cannot be started.
+    The program is killed after this time, and if `feed` raises an exception. Raises OSError if it
+    cannot be started.
     """
-    streams = Streams.open(Command([], "/", {}, pipe_stdin=True))
+    streams = Streams.open(Command([], "/", {}))
     tag = tags.NO_TAG
     try:
         with tags.TaggedAsHelper() as tag:
@@ -39,7 +35,7 @@ def run_helper(
         tags.tag_running(pid, tag)
         pidfd = _open_process(pid)
         try:
-            return _exchange(streams, data, time.monotonic() + seconds, feed)
+            _read(streams, time.monotonic() + seconds, feed)
         finally:
             _kill(pidfd)
     finally:
@@ -58,43 +54,19 @@ def _start(argv: Sequence[str], env: Mapping[str, str], streams: Streams) -> int
             os.close(descriptor)
 
 
-def _exchange(
-    streams: Streams, data: bytes, deadline: float, feed: Callable[[bytes], bool]
-) -> bool:
-    assert streams.stdin is not None
+def _read(streams: Streams, deadline: float, feed: Callable[[bytes], None]) -> None:
     outputs = {descriptor: stream for stream, descriptor in streams.outputs}
     poll = select.poll()
     for descriptor in outputs:
         poll.register(descriptor, select.POLLIN)
-    poll.register(streams.stdin, select.POLLOUT)
-    unwritten = memoryview(data)
-    while outputs:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            return False
+    while outputs and (remaining := deadline - time.monotonic()) > 0:
         for descriptor, _ in poll.poll(remaining * 1000):
-            if descriptor == streams.stdin:
-                unwritten = _write(descriptor, unwritten)
-                if not unwritten:
-                    poll.unregister(descriptor)
-                    streams.server_ends.remove(descriptor)
-                    os.close(descriptor)
-                continue
             piece = os.read(descriptor, _READ_BYTES)
             if not piece:
                 poll.unregister(descriptor)
                 del outputs[descriptor]
-            elif outputs[descriptor] == "stdout" and not feed(piece):
-                return False
-    return True
-
-
-def _write(descriptor: int, data: memoryview) -> memoryview:
-    """Write what fits; returns the rest, nothing if the program has closed its input."""
-    try:
-        return data[os.write(descriptor, data) :] if data else data
-    except BrokenPipeError:
-        return data[:0]
+            elif outputs[descriptor] == "stdout":
+                feed(piece)
 
 
 def _open_process(pid: int) -> int | None:

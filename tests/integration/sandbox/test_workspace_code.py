@@ -62,9 +62,8 @@ def test_what_a_confined_command_writes_is_not_run_outside(
         server.connect() as client,
     ):
         _plant(client, ws, trap)
-        for pattern in ("one", "one(?= two)"):  # ripgrep cannot read the second
-            found = client.call("fs/grep", {"path": uri(ws), "pattern": pattern, "glob": "*.txt"})
-            assert [match["path"] for match in found["matches"]] == ["a.txt"]
+        found = client.call("fs/grep", {"path": uri(ws), "pattern": "one", "glob": "*.txt"})
+        assert [match["path"] for match in found["matches"]] == ["a.txt"]
         ended = client.run(
             ["/usr/bin/env"],
             env={"PATH": PATH, "DEMO_TOKEN": "demo-" + "s" * 20},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from exec_server.client.arguments import PathResolver
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.files import Files
 from exec_server.client.results import Found, GrepMatch, Result
-from exec_server.errors import Unsupported
+from exec_server.errors import InvalidParams, Unsupported
 from exec_server.protocol import file_changes as wire
 from exec_server.protocol.files import GetMetadataResult
 from exec_server.protocol.session import Capabilities
@@ -72,13 +73,32 @@ def test_the_extension_is_a_request() -> None:
         files.find(b"x")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"literal": True, "ignore_case": True}, {"literal": True, "glob": "src/*.py"}],
-)
-def test_only_exact_commands_replace_it(options: dict[str, Any]) -> None:
+def test_only_simple_filters_are_passed_to_a_command() -> None:
     with pytest.raises(Unsupported, match="fsGrep"):
-        Searches(extended=False).find("ä", **options)
+        Searches(extended=False).find("x", glob="src/*.py")
+
+
+def test_a_regular_expression_selects_lines_of_a_wider_search() -> None:
+    output = b"/w/./a\x001:x1\n/w/./a\x002:x2\xff\n/w/./a\x003:3\n"
+    files = Searches(extended=False, output=output)
+    found = files.find(r"(?<=x)\d\W\Z", context=1)
+    assert found == [GrepMatch("a", 2, 2, "x2\ufffd", ("x1",), ("3",))]
+    assert files.sent[-1][-5:] == [
+        *("-P", "-e", r"(?:)(?:\d|[\x80-\xff]{1,4})(?:.|[\x80-\xff]{1,4})(?:)", "--", "/w/.")
+    ]
+    assert files.find("Ä1", literal=True, ignore_case=True) == []
+    assert files.sent[-1][-5:-3] == ["-i", "-e"]
+    for pattern in ("(", "*"):
+        with pytest.raises(InvalidParams, match="not a regular expression"):
+            files.find(pattern)
+
+
+def test_a_client_without_regex_finds_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "regex", None)
+    files = Searches(extended=False, output=b"/w/./a\x001:x1\n")
+    with pytest.raises(Unsupported, match="install the package regex"):
+        files.find("x")
+    assert len(files.find("x", literal=True)) == 1
 
 
 def test_the_output_of_grep_is_read() -> None:

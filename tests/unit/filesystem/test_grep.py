@@ -1,4 +1,4 @@
-"""fs/grep by programs that are the test, and in this process."""
+"""fs/grep in this process, and with a ripgrep that is the test."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.support.file_operations import do, uri
 
-from exec_server.errors import InternalError, InvalidParams, NotFound
+from exec_server.errors import InvalidParams, NotFound
 from exec_server.filesystem import grep as module
-from exec_server.filesystem.grep import grep_by_program
-from exec_server.filesystem.line_search import perform
+from exec_server.filesystem import search
+from exec_server.filesystem.grep import Ripgrep, grep
 from exec_server.protocol import file_changes as wire
 
 pytestmark = pytest.mark.quick
@@ -32,41 +32,31 @@ def _params(**changes: Any) -> wire.GrepParams:
     return wire.GrepParams(**members)
 
 
-class Programs:
-    """Answers as ripgrep with these messages, and as our own process."""
+class Program:
+    """Answers as ripgrep with these messages."""
 
-    def __init__(self, *messages: Any, is_killed: bool = False) -> None:
-        self.messages = messages
-        self.is_killed = is_killed
-        self.argv: list[list[str]] = []
+    def __init__(self, *messages: Any, piece: int = 50) -> None:
+        self.output = b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+        self.piece = piece
+        self.argv: list[str] = []
 
-    def run(
-        self, argv: Sequence[str], data: bytes, seconds: float, feed: Callable[[bytes], bool]
-    ) -> bool:
-        self.argv.append(list(argv))
-        if argv[0] != "rg":
-            return feed(json.dumps(perform(data)).encode())
-        output = b"".join(json.dumps(message).encode() + b"\n" for message in self.messages)
-        return feed(output[:50]) and feed(output[50:]) and not self.is_killed
+    def run(self, argv: Sequence[str], seconds: float, feed: Callable[[bytes], None]) -> None:
+        self.argv = list(argv)
+        for start in range(0, len(self.output), self.piece):
+            feed(self.output[start : start + self.piece])
 
-    def grep(self, params: wire.GrepParams, ripgrep: str | None = "rg") -> wire.GrepResult:
-        return grep_by_program(params, self.run, ripgrep)
+    def grep(self, params: wire.GrepParams) -> wire.GrepResult:
+        return grep(params, Ripgrep("rg", self.run))
 
-
-def _message(kind: str, **data: Any) -> dict[str, Any]:
-    return {"type": kind, "data": data}
+    def paths(self, params: wire.GrepParams) -> list[str]:
+        return [match.path for match in self.grep(params).matches]
 
 
-def _begin(folder: Path, name: str = "f") -> dict[str, Any]:
-    return _message("begin", path={"text": f"{folder}/{name}"})
+def _begin(path: str) -> dict[str, Any]:
+    return {"type": "begin", "data": {"path": {"text": path}}}
 
 
-def _line(kind: str, number: int, text: str = "a x\n", start: int = 2) -> dict[str, Any]:
-    submatches = [{"start": start, "end": start + 1}] if kind == "match" else []
-    return _message(kind, lines={"text": text}, line_number=number, submatches=submatches)
-
-
-_SUMMARY = _message("summary", elapsed_total={"secs": 0})
+_SUMMARY = {"data": {"elapsed_total": {"secs": 0}}, "type": "summary"}
 
 
 def test_matches_have_their_context() -> None:
@@ -80,138 +70,76 @@ def test_matches_have_their_context() -> None:
         ],
         False,
     )
-    programs = Programs()
-    assert programs.grep(_params(before=1, after=1), None) == found
-    assert programs.grep(_params(before=1, after=1)) == found  # ripgrep has failed
-    assert [argv[0] == "rg" for argv in programs.argv] == [False, True, False]
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
         ({"pattern": ""}, "1 to 4096"),
-        ({"pattern": "x" * 4097}, "1 to 4096"),
-        ({"pattern": "a\nb"}, "line break"),
         ({"after": 21}, "at most 20"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"glob": "/x"}, "must be relative"),
         ({"pattern": "("}, "not a regular expression"),
+        ({"pattern": "*"}, "not a regular expression: nothing to repeat$"),
     ],
 )
 def test_refused_params(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParams, match=text):
-        Programs().grep(_params(**changes))
+        grep(_params(**changes))
 
 
 def test_a_missing_root() -> None:
     with pytest.raises(FileNotFoundError):
-        Programs().grep(_params(path=uri("missing")))
+        Program().grep(_params(path=uri("missing")))
     with pytest.raises(NotFound):
         do(_params(path=uri("missing")))
 
 
-def test_the_root_may_vanish() -> None:
-    with pytest.raises(FileNotFoundError):
-        grep_by_program(_params(), lambda argv, data, seconds, feed: feed(b'{"errno":2}'), None)
-
-
-def test_the_output_of_ripgrep_is_read(folder: Path) -> None:
-    programs = Programs(
-        _begin(folder),
-        _line("context", 1),
-        _line("match", 2, "äx\r\n", 2),
-        _message("end", binary_offset=None),
-        _begin(folder, "binary"),
-        _line("match", 1),
-        _message("end", binary_offset=7),
-        _begin(folder, "other.txt"),
-        _line("match", 1),
-        _message("end", binary_offset=None),
-        _message("begin", path={"bytes": "AAAA"}, lines=7),
+def test_ripgrep_selects_files(folder: Path) -> None:
+    (folder / "\udcff").write_text("x")
+    program = Program(
+        _begin(f"{folder}/g"),
+        {"type": "match", "data": {"path": {"text": f"{folder}/f"}, "lines": {"text": "x"}}},
+        {"type": "begin", "data": {"path": {"bytes": "/w=="}}},
         _SUMMARY,
     )
-    found = programs.grep(_params(before=1, exclude="*.txt", ignore_case=True, literal=True))
-    assert found == wire.GrepResult([wire.GrepMatch("f", 2, 2, "äx", ["a x"], [])], False)
-    assert "--glob=!*.txt" not in programs.argv[0]
-    assert {"--fixed-strings", "--ignore-case", "--before-context=1"} < set(programs.argv[0])
-    simple = programs.grep(_params(glob="*.py", exclude=".git"))
-    assert simple.matches == []
-    assert {"--glob=*.py", "--glob=!.git", "--case-sensitive"} < set(programs.argv[1])
+    assert program.paths(_params(ignore_case=True)) == ["g", "\ufffd"]
+    assert program.argv[-4:] == ["--ignore-case", "--regexp=x", "--", str(folder)]
+    assert program.paths(_params(glob="f")) == []
+    assert "--case-sensitive" in program.argv
 
 
-def test_a_root_that_is_a_file(folder: Path) -> None:
-    programs = Programs(_begin(folder), _line("match", 1), _SUMMARY)
-    (match,) = programs.grep(_params(path=uri("f"))).matches
-    assert match.path == "f"
+def test_a_root_that_is_a_file_needs_no_ripgrep() -> None:
+    program = Program()
+    assert program.paths(_params(path=uri("g"))) == ["g"]
+    assert program.argv == []
 
 
-def test_bytes_that_are_not_utf8(folder: Path) -> None:
-    line = _line("match", 1, start=1)
-    line["data"]["lines"] = {"bytes": "/3gK"}
-    programs = Programs(_message("begin", path={"bytes": "L/8="}), line, _SUMMARY)
-    (match,) = programs.grep(_params()).matches
-    assert (match.path, match.column, match.text) == ("\ufffd", 2, "\ufffdx")
-
-
-def test_ripgrep_is_stopped_at_the_limit(folder: Path) -> None:
-    programs = Programs(_begin(folder), _line("match", 1), _line("match", 2), _SUMMARY)
-    found = programs.grep(_params(limit=1, after=1))
-    assert found == wire.GrepResult([wire.GrepMatch("f", 1, 3, "a x", [], ["a x"])], True)
-
-
-def test_ripgrep_is_stopped_at_its_time(folder: Path) -> None:
-    found = Programs(_begin(folder), _line("match", 1), is_killed=True).grep(_params())
-    assert (len(found.matches), found.truncated) == (1, True)
-
-
-def test_the_answer_of_ripgrep_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_LINES", 1)
-    found = Programs(_begin(folder), _line("match", 1), _line("match", 2)).grep(_params())
-    assert (len(found.matches), found.truncated) == (1, True)
-
-
-def test_a_very_long_message_of_ripgrep_is_left_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MESSAGE_BYTES", 400)
-    long = _line("match", 1, "x" * 400)
-    end = _message("end", binary_offset=None)
-    found = Programs(_begin(folder), long, _line("match", 2), end, _SUMMARY).grep(_params())
-    assert ([match.line for match in found.matches], found.truncated) == ([2], True)
-    binary = _message("end", binary_offset=7)
-    skipped = [_begin(folder), long, binary, _begin(folder, "a.txt"), long, end]
-    programs = Programs(*skipped, _begin(folder, "g"), _line("match", 3), end, _SUMMARY)
-    found = programs.grep(_params(exclude="*.txt"))
-    assert ([match.line for match in found.matches], found.truncated) == ([3], False)
-
-
-def test_the_output_of_ripgrep_comes_in_pieces(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MESSAGE_BYTES", 400)
-    messages = [_begin(folder), _line("match", 1, "x" * 400), _line("match", 2), _SUMMARY]
-    output = "".join(f"{json.dumps(message)}\n" for message in messages).encode()
-
-    def run(argv: object, data: bytes, seconds: float, feed: Callable[[bytes], bool]) -> bool:
-        return all(feed(output[index : index + 1]) for index in range(len(output)))
-
-    found = grep_by_program(_params(), run, "rg")
-    assert ([match.line for match in found.matches], found.truncated) == ([2], True)
+@pytest.mark.parametrize("messages", [[], [_begin("f")], ["x", {"type": 7}]])
+def test_a_ripgrep_that_fails(messages: list[Any]) -> None:
+    assert Program(*messages).paths(_params()) == ["f", "f", "f", "g"]
 
 
 def test_a_ripgrep_that_cannot_be_started() -> None:
-    programs = Programs()
+    def run(*_: object) -> None:
+        raise OSError(8, "Exec format error")
 
-    def run(argv: Sequence[str], *arguments: Any) -> bool:
-        if argv[0] == "rg":
-            raise OSError(8, "Exec format error")
-        return programs.run(argv, *arguments)
-
-    assert len(grep_by_program(_params(), run, "rg").matches) == 4
+    assert len(grep(_params(), Ripgrep("rg", run)).matches) == 4
 
 
-def test_a_process_that_says_too_much_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OUTPUT_BYTES", 1)
-    assert Programs().grep(_params(), None).matches  # it had said everything
-    with pytest.raises(InternalError, match="ended early"):
-        grep_by_program(_params(), lambda argv, data, seconds, feed: feed(b"{"), None)
+def test_a_search_ends_at_its_limit_and_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(_begin(f"{folder}/f"), _SUMMARY)
+    found = program.grep(_params(limit=1, after=1))
+    assert found == wire.GrepResult([wire.GrepMatch("f", 2, 1, "x1", [], ["x2"])], True)
+    monkeypatch.setattr(search, "MAX_SECONDS", 0.0)
+    assert program.grep(_params()) == wire.GrepResult([], True)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_a_long_message_of_ripgrep_is_skipped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(module, "MESSAGE_BYTES", 400)
+    long = {"type": "match", "data": {"lines": {"text": "x" * 2000}}}
+    program = Program(_begin(f"{folder}/f"), long, _begin(f"{folder}/g"), _SUMMARY, piece=piece)
+    assert program.paths(_params(pattern="[13]|x$")) == ["f", "f", "g"]

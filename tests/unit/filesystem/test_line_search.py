@@ -1,24 +1,20 @@
-"""Lines of files by our own search: patterns, filters, context, limits and time."""
+"""Lines of files: filters, context, limits and time."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import sys
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.forked import in_own_process
 
 from exec_server.errors import InvalidParams
-from exec_server.filesystem import line_search
-from exec_server.filesystem.line_search import LineSearch, Options, PathFilter, perform
+from exec_server.filesystem import line_search, search
+from exec_server.filesystem.line_patterns import LinePattern
+from exec_server.filesystem.line_search import LineSearch, Options, PathFilter
 from exec_server.filesystem.path_guard import GUARD
-
-_EVIL = "(a+)+$"
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +30,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _options(pattern: str = "two", root: str = "", **changes: Any) -> Options:
-    options = Options(
-        os.path.join(os.getcwd(), root), pattern, False, False, None, None, 0, 0, limit=1000
-    )
+def _options(
+    pattern: str = "two",
+    root: str = "",
+    *,
+    literal: bool = False,
+    ignore_case: bool = False,
+    **changes: Any,
+) -> Options:
+    lines = LinePattern(pattern, literal=literal, ignore_case=ignore_case)
+    options = Options(os.path.join(os.getcwd(), root), lines, None, None, 0, 0, limit=1000)
     return replace(options, **changes)
 
 
@@ -119,11 +121,29 @@ def test_an_entry_that_vanishes_is_skipped(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_long_lines_are_searched_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_search, "LINE_BYTES", 4)
-    monkeypatch.setattr(line_search, "BLOCK_BYTES", 8)
-    (folder / "f").write_bytes(b"aaaabbbbccx\nx\nddddeeeeffffx")
-    found = _search("x", "f")
-    assert [(number, text) for _, number, _, text in found] == [(1, "ccx"), (2, "x"), (3, "x")]
+    monkeypatch.setattr(line_search, "BLOCK_BYTES", 4)
+    (folder / "f").write_bytes(b"aaaabbbbccx\nx\nddddeeeeffffxxxxx\n\nx")
+    found = _search("x", "f", before=1)
+    assert [(number, column, text) for _, number, column, text in found if column] == [
+        (1, 11, "ccx"),
+        (2, 1, "x"),
+        (3, 13, "ffxx"),
+        (5, 1, "x"),
+    ]
+    assert [number for _, number, column, _ in found if not column] == [1, 3, 4]
+
+
+def test_context_reaches_into_other_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_search, "BLOCK_BYTES", 4)
+    (folder / "f").write_text("a\nb\nc\nx\nd\ne\nf\ng\n")
+    found = _search("x", "f", before=2, after=3)
+    assert [(number, text) for _, number, _, text in found] == list(enumerate("bcxdef", 2))
+
+
+def test_a_null_byte_in_a_later_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_search, "BLOCK_BYTES", 4)
+    (folder / "f").write_bytes(b"x\nx\nx\n\0")
+    assert _search("x", "f") == []
 
 
 def test_text_is_cut_and_bytes_are_replaced(folder: Path) -> None:
@@ -139,7 +159,7 @@ def test_text_is_cut_and_bytes_are_replaced(folder: Path) -> None:
 def test_the_answer_is_bounded(
     name: str, value: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_search, name, value)
+    monkeypatch.setattr(search if name == "MAX_ENTRIES" else line_search, name, value)
     found = LineSearch(_options()).run()
     assert (len(found.lines), found.truncated) == (count, True)
 
@@ -154,16 +174,35 @@ def test_the_first_matches_are_returned(folder: Path) -> None:
 def test_a_match_of_exponential_time_is_interrupted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "f").write_text("a" * 60 + "b")
-    monkeypatch.setattr(line_search, "MAX_SECONDS", 0.05)
-    found = LineSearch(_options(_EVIL, "f")).run()
+    (folder / "f").write_text("ok\n" + "a" * 60 + "b")
+    monkeypatch.setattr(search, "MAX_SECONDS", 0.05)
+    found = LineSearch(_options("ok|(?:a|aa)+$", "f")).run()
+    assert ([line.number for line in found.lines], found.truncated) == ([1], True)
+
+
+def test_a_cancelled_search_ends() -> None:
+    found = LineSearch(_options(), is_cancelled=lambda: True).run()
     assert (found.lines, found.truncated) == ([], True)
 
 
-def test_the_time_is_up_between_two_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    search = LineSearch(_options())
-    search._on_alarm(14, None)
-    assert search.run().truncated
+@pytest.mark.parametrize(
+    ("is_complete", "paths"), [(True, ["src/b.py"]), (False, ["a.py", "src/b.py"])]
+)
+def test_files_can_be_selected_by_others(is_complete: bool, paths: list[str]) -> None:
+    def preselect(options: Options, seconds: float, visit: Callable[[str], None]) -> bool:
+        assert 0 < seconds <= search.MAX_SECONDS
+        for path in ("src/b.py", "src/deep/c.txt", "missing", "link"):
+            visit(path)
+        return is_complete
+
+    found = LineSearch(_options(glob="*.py")).run(preselect)
+    assert [line.path for line in found.lines] == paths
+
+
+def test_names_are_in_the_order_of_their_bytes(folder: Path) -> None:
+    for name in ("\U00010000", "\udcff", "\ue000"):
+        (folder / name).write_text("zwei")
+    assert [path for path, *_ in _search("zwei")] == ["\ue000", "\U00010000", "\ufffd"]
 
 
 def test_paths_are_filtered_without_a_walk() -> None:
@@ -172,29 +211,3 @@ def test_paths_are_filtered_without_a_walk() -> None:
     assert not only.is_path_searched("a/b.txt")
     assert not only.is_path_searched("old/b.py")
     assert PathFilter(None, None).is_path_searched("a")
-
-
-def test_the_answer_as_json() -> None:
-    def ask(options: Options) -> dict[str, Any]:
-        return perform(json.dumps(asdict(options)).encode())
-
-    assert ask(_options(root="a.py")) == {
-        "lines": [{"path": "a.py", "number": 2, "column": 1, "text": "two"}],
-        "truncated": False,
-    }
-    assert ask(_options(root="missing")) == {"errno": 2}
-    assert "not a regular expression" in ask(_options("("))["refusal"]
-
-
-def test_the_process_reads_stdin_and_writes_stdout() -> None:
-    options = json.dumps(asdict(_options(root="a.py"))).encode()
-
-    def run() -> None:
-        sys.stdin = io.TextIOWrapper(io.BytesIO(options))
-        sys.stdout = io.StringIO()
-        line_search.main()
-        answer = json.loads(sys.stdout.getvalue())
-        assert [line["number"] for line in answer["lines"]] == [2]
-        assert Path("/proc/self/comm").read_text() == "exec-search\n"
-
-    in_own_process(run)()

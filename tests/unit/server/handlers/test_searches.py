@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,13 +85,36 @@ def test_further_searches_of_all_clients_wait() -> None:
     asyncio.run(scene())
 
 
-def test_ripgrep_is_used_if_the_system_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_of_a_client_that_has_gone_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    overs = []
+    monkeypatch.setattr(searches, "_search", lambda ripgrep, is_over, params: overs.append(is_over))
+
+    async def scene() -> None:
+        context = Scene().connect("x")
+        context.in_thread = lambda perform, operation, params: (
+            operation.function(params) or asyncio.get_running_loop().create_future()
+        )
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(_grep(context))
+            while not overs:
+                await asyncio.sleep(0)
+            assert not overs[0].is_set()
+            task.cancel()
+        assert overs[0].is_set()
+
+    asyncio.run(scene())
+
+
+def test_ripgrep_is_used_if_the_system_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = []
 
-    def run(argv: list[str], *_: object, env: dict[str, str]) -> bool:
+    def run(argv: list[str], *_: object, env: dict[str, str]) -> None:
         runs.append((argv[0], env))
-        return False
 
     monkeypatch.setattr(searches, "run_helper", run)
-    searches._search("/usr/bin/rg", wire.GrepParams(PathUri.from_wire("/"), "x"))
+    params = wire.GrepParams(PathUri.from_text(str(tmp_path)), "x")
+    for program in (None, "/usr/bin/rg"):
+        assert searches._search(program, threading.Event(), params) == wire.GrepResult([], False)
     assert runs == [("/usr/bin/rg", {"LC_ALL": "C.UTF-8"})]
