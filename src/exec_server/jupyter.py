@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from exec_server.adapters.target import framework_missing
-from exec_server.cli.commands.errors import UsageError
+from exec_server.cli.errors import UsageError
 from exec_server.notebook.magic_line import (
     HelpShown,
     parse_cell_line,

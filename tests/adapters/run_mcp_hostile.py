@@ -22,7 +22,7 @@ from exec_server import connect, sync
 from exec_server.adapters import mcp as adapter
 from exec_server.adapters import mcp_http, mcp_stdio
 from exec_server.adapters.mcp_commands import CommandSessions
-from exec_server.cli.commands import mcp_command
+from exec_server.cli import mcp
 from exec_server.errors import InvalidParams
 
 SECONDS = 60
@@ -115,7 +115,7 @@ def test_a_line_that_is_too_long_ends_it(server_url: str) -> None:
     with raw_client(server_url) as client:
         assert client.process.stdin is not None
         with pytest.raises(BrokenPipeError):
-            client.send(b"x" * (mcp_command.LINE_BYTES + 1_048_576))
+            client.send(b"x" * (mcp.LINE_BYTES + 1_048_576))
         client.process.stdin = None
         errors = client.close()
         assert client.process.returncode == 1

@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 from tests.fuzz.target import Target, as_text, json_bytes
 
-from exec_server.cli import watchdog
-from exec_server.cli.commands.errors import UsageError
-from exec_server.cli.commands.targets import find_target, load_targets, parse_remote_path
-from exec_server.cli.commands.terminal_stream import MAX_TYPED_BYTES, EscapeParser
+from exec_server.cli.errors import UsageError
+from exec_server.cli.exec.terminal import MAX_TYPED_BYTES, EscapeParser
+from exec_server.cli.serve import watchdog
+from exec_server.cli.targets import find_target, load_targets, parse_remote_path
 from exec_server.errors import (
     RegistryError,
     StartupError,

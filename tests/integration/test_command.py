@@ -82,7 +82,8 @@ def test_an_unknown_command_suggests_the_nearest() -> None:
 def test_version(word: str) -> None:
     ended = run_command("ours", word)
     assert ended.returncode == 0
-    assert re.fullmatch(r"exec-server \d+\.\d+\.\d+(\.dev\d+)?\n", ended.stdout)
+    form = r"exec-server \d+\.\d+\.\d+(\.dev\d+)?( \(commit [0-9a-f]{12}\))?\n"
+    assert re.fullmatch(form, ended.stdout)
 
 
 @pytest.mark.parametrize(

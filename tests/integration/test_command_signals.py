@@ -114,7 +114,7 @@ descendants.kill_all_descendants = interrupted
 def test_a_signal_during_the_start_shows_no_traceback() -> None:
     preparation = """
 import os, signal
-import exec_server.cli.serve_command as module
+import exec_server.cli.serve.command as module
 module.parse = lambda words: os.kill(os.getpid(), signal.SIGINT)
 """
     code = f"{preparation}\nfrom exec_server.cli.main import main\nmain()"
@@ -131,7 +131,7 @@ def test_a_signal_between_the_url_and_the_event_loop_ends_the_server_in_order(
 ) -> None:
     preparation = f"""
 import os
-import exec_server.cli.serve_command as module
+import exec_server.cli.serve.command as module
 print_urls = module._print_urls
 def interrupted(bound):
     print_urls(bound)
@@ -167,7 +167,7 @@ def test_signals_without_an_action_disturb_no_process_of_the_server(tmp_path: Pa
         ] == []
         server.stop()
         lines = server.stderr().splitlines()
-    told = [line.partition(" exec_server.cli.signal_handlers: ")[2] for line in lines]
+    told = [line.partition(" exec_server.cli.serve.run: ")[2] for line in lines]
     names = [number.name for number in _UNUSED_SIGNALS] + [f"signal {signal.SIGRTMIN + 5}"]
     assert set(told) == {f"ignored {name}: the server has no action for it" for name in names}
 

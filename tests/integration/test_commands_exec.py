@@ -311,9 +311,9 @@ main()
 @pytest.mark.parametrize(
     ("before", "module", "code"),
     [
-        ("-", "exec_server.cli.commands.table", 130),
-        ("-", "exec_server.cli.commands.dispatch", -signal.SIGINT),
-        ("''", "exec_server.cli.commands.dispatch", 0),
+        ("-", "exec_server.cli.table", 130),
+        ("-", "exec_server.cli.streams", -signal.SIGINT),
+        ("''", "exec_server.cli.streams", 0),
     ],
 )
 def test_an_interrupt_while_it_is_loaded(before: str, module: str, code: int) -> None:

@@ -16,7 +16,7 @@ from tests.support.client import scaled, server_command, server_environment, sta
 from tests.support.client_targets import ClientTarget
 from tests.support.relay import start_executor
 
-from exec_server.cli.commands.table import COMMANDS
+from exec_server.cli.table import COMMANDS
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from tests.support.sandbox import read_only
 
 from exec_server import Environment, serve, sync
 from exec_server.adapters import target as adapter_target
-from exec_server.cli import user_service
-from exec_server.cli.commands.targets import find_target
+from exec_server.cli.serve import up
+from exec_server.cli.targets import find_target
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.notebook.remote_cell import Connections
 from exec_server.protocol import capabilities, environment_config
@@ -92,7 +92,7 @@ _WAYS: dict[str, Callable[[], sync.Environment]] = {
     "async adapter": lambda: sync.Environment(
         lambda: adapter_target.make_environment(None, {}), has_children=True
     ),
-    "unit": lambda: _program(*user_service.own_command()),
+    "unit": lambda: _program(*up.own_command()),
     "script": lambda: _program(str(_SCRIPT)),
     "notebook": _notebook,
 }

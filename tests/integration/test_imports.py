@@ -31,7 +31,7 @@ CLIENT_NEEDS = {
 }
 # Subjects of our own that come later, or never. Each takes milliseconds.
 SERVER_NEEDS_NOT = (
-    *("adapters", "cli.commands.connection", "client", "codex", "hosting", "patching", "relay"),
+    *("adapters", "cli.connection", "client", "codex", "hosting", "patching", "relay"),
     *("filesystem.handles", "filesystem.operations", "filesystem.walk", "filesystem.watch"),
     *("host.http", "net.auth", "net.http_client", "net.port_socket", "net.websocket"),
     *("protocol.files", "protocol.http", "protocol.port", "proxy.process_proxy"),
@@ -39,7 +39,7 @@ SERVER_NEEDS_NOT = (
     *("server.handlers", "server.port_table", "server.shell_snapshots"),
 )
 CLIENT_NEEDS_NOT = (
-    *("adapters", "cli.serve_command", "cli.server_run", "codex", "filesystem", "hosting"),
+    *("adapters", "cli.serve", "codex", "filesystem", "hosting"),
     *("client.engine.relay", "client.engine.stdio", "client.files", "client.polyfills"),
     *("client.http", "client.port_forwarding", "client.transfer", "patching", "process"),
     *("host.libc", "net.http_client", "protocol.files", "protocol.http", "protocol.port"),

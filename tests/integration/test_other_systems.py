@@ -16,6 +16,10 @@ pytestmark = pytest.mark.quick
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LOOPS = {MACOS: "_UnixSelectorEventLoop", WINDOWS: "_WindowsLoop"}
+_COMMANDS = [
+    *("cli.main", "cli.connection", "cli.completion", "cli.help", "cli.info", "cli.login"),
+    *("cli.mcp", "cli.tls", "cli.exec", "cli.files", "cli.registry"),
+]
 _NOT_EMPTY = {MACOS: 66, WINDOWS: 41}
 
 
@@ -34,7 +38,7 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("system", "packages", "exceptions"),
     [
-        (MACOS, ["client", "sync", "notebook", "relay", "registry", "cli.commands"], []),
+        (MACOS, ["client", "sync", "notebook", "relay", "registry", *_COMMANDS], []),
         (
             WINDOWS,
             ["client", "sync", "notebook", "relay", "registry"],

@@ -44,8 +44,8 @@ NO_PAUSE = {"relay.handshake_failures.BURST_FAILURES": 1_000_000}
 _AS_NOBODY = """
 import ctypes, os
 # Nobody may not read the files of the interpreter, so everything is loaded before.
-import encodings.idna, shutil, exec_server.cli.main, exec_server.cli.watchdog
-import exec_server.cli.serve_command, exec_server.cli.server_run, exec_server.cli.remote_mode
+import encodings.idna, shutil, exec_server.cli.main, exec_server.cli.serve.watchdog
+import exec_server.cli.serve.command, exec_server.cli.serve.run, exec_server.cli.serve.remote
 import exec_server.sandbox.command_sandbox, exec_server.sandbox.file_sandbox
 from exec_server.filesystem.operation_table import load_all; load_all()
 import exec_server.net.stdio, exec_server.net.websocket.listener, exec_server.net.port_socket

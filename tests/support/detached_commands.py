@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.cli.commands.targets import Target
+from exec_server.cli.targets import Target
 from exec_server.client.results import Chunk
 from exec_server.errors import ExecServerError, InvalidRequest
 from exec_server.protocol.detached import ListedDetached
@@ -98,6 +98,7 @@ class FakeEnvironment:
         self.answers: list[Any] = []
         self.asked: list[Any] = []
         self.info: Any = None
+        self.session = self
 
     async def detached_processes(self) -> list[ListedDetached]:
         return self.listed

@@ -1,6 +1,6 @@
-"""Imports packages as on another system: `python -m tests.support.import_elsewhere SYSTEM NAMES`.
+"""Imports modules as on another system: `python -m tests.support.import_elsewhere SYSTEM NAMES`.
 
-Prints the modules that need another system.
+A package is imported with all modules below it. Prints the modules that need another system.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def main() -> None:
     other_system.install(system)
     for name in names:
         package = import_module(name)
-        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+        for module in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}."):
             try:
                 import_module(module.name)
             except (ImportError, AttributeError):

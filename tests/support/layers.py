@@ -201,60 +201,35 @@ LAYERS = [
     Layer(
         6,
         "arguments",
-        (
-            "cli.argument_parser",
-            "cli.server_arguments",
-            "cli.forward_arguments",
-            "cli.up_arguments",
-            "cli.sandbox_arguments",
-        ),
+        ("cli.errors", "cli.parser", "cli.serve.arguments"),
         ("logs", "version"),
     ),
     # The watchdog stays small: its imports are limited.
     Layer(
         6,
         "watchdog",
-        ("cli.watchdog",),
+        ("cli.serve.watchdog",),
         ("process", "filesystem", "host"),
         frozenset({"asyncio", "msgspec"}),
     ),
-    # The one command that runs a service: it starts no processes and knows no methods.
+    # The one client command that runs a service: it starts no processes and knows no methods.
     Layer(
         6,
         "registry command",
-        (
-            "cli.commands.registry_command",
-            "cli.commands.registry_flags",
-            "cli.commands.registry_location",
-            "cli.commands.registry_node",
-            "cli.commands.registry_verbs",
-        ),
+        ("cli.registry", "cli.registry.*"),
         (
             *("errors", "host", "portable", "net", "hosting rules", "hosting"),
             *("arguments", "logs", "commands"),
         ),
     ),
-    # The client commands know the client, and of the server only its flags.
-    Layer(
-        6,
-        "commands",
-        ("cli.commands", "cli.commands.*"),
-        (
-            *("errors", "protocol", "net", "registry", "client", "adapters", "arguments"),
-            *("portable", "version"),
-        ),
-    ),
-    # The magics for notebooks: a front end beside the command. `jupyter` alone imports IPython.
-    Layer(
-        6,
-        "notebook",
-        ("notebook", "notebook.*", "jupyter"),
-        ("errors", "client", "sync", "adapters", "arguments", "commands"),
-    ),
+    # Runs a client command, or the server with a watchdog; builds the server from its arguments.
     Layer(
         6,
         "cli",
-        ("cli", "cli.*", "__main__"),
+        (
+            *("cli.main", "cli.serve", "cli.serve.*", "cli.sandbox", "cli.sandbox.*"),
+            "__main__",
+        ),
         (
             *_BELOW_SANDBOX,
             "portable",
@@ -269,6 +244,23 @@ LAYERS = [
             "watchdog",
             "commands",
         ),
+    ),
+    # The client commands know the client, and of the server only its flags.
+    Layer(
+        6,
+        "commands",
+        ("cli", "cli.*"),
+        (
+            *("errors", "protocol", "net", "registry", "client", "adapters", "arguments"),
+            *("portable", "version"),
+        ),
+    ),
+    # The magics for notebooks: a front end beside the command. `jupyter` alone imports IPython.
+    Layer(
+        6,
+        "notebook",
+        ("notebook", "notebook.*", "jupyter"),
+        ("errors", "client", "sync", "adapters", "arguments", "commands"),
     ),
     # Every module may import the package for its version, users for the names it loads lazily.
     Layer(0, "version", ("",), ("errors", "client", "local server")),

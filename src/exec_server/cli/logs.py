@@ -43,7 +43,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, log_format: str) -> None:
-    """Log to stderr with a level and a format of `server_arguments`."""
+    """Log to stderr with a level and a format of `serve.arguments`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else HumanFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -9,8 +9,7 @@ try:
     import gc
     import signal
 
-    from exec_server.cli.commands.routing import route
-    from exec_server.cli.commands.table import COMMANDS
+    from exec_server.cli.table import COMMANDS, route, unknown_command
     from exec_server.host import module_path, platform, standard_streams
 except KeyboardInterrupt:  # Ctrl-C before `main`
     raise SystemExit(130) from None
@@ -18,6 +17,8 @@ except KeyboardInterrupt:  # Ctrl-C before `main`
 TYPE_CHECKING = False  # not that of typing: the watchdog is to stay small
 if TYPE_CHECKING:
     from typing import NoReturn
+
+    from exec_server.cli.table import Command
 
 
 def main() -> None:
@@ -32,19 +33,75 @@ def main() -> None:
     name, words = route(sys.argv[1:])
     command = COMMANDS.get(name)
     if command is None or command.is_client:
-        _run_client(name, words)
+        _start_client(name, words)
     if not platform.has_server():
         _refuse(platform.SERVER_NEEDS_LINUX)
     _run_server(name, words)
 
 
-def _run_client(name: str, words: list[str]) -> NoReturn:
+def _start_client(name: str, words: list[str]) -> NoReturn:
     # The collector would examine each imported module several times, which takes a tenth of the
     # start. `run_event_loop` enables it again.
     gc.disable()
-    from exec_server.cli.commands.dispatch import run
+    # Not for a short command: ctypes takes longer to import than the command runs on the server.
+    if name not in ("exec", "shell") and platform.has_server():
+        from exec_server.host import libc  # of Linux
 
-    _exit(run(name, words))
+        libc.keep_freed_memory()
+    _exit(run_client(name, words))
+
+
+def run_client(name: str, words: list[str]) -> int:
+    """Run a client's command and return its exit code. Only defects print a traceback."""
+    from exec_server.cli import errors
+    from exec_server.cli.streams import print_error
+
+    command = COMMANDS.get(name)
+    if command is None:
+        hint = "For more information, try 'exec-server --help'."
+        print_error(f"Error: {unknown_command(name)}\n\n{hint}")
+        return errors.EXIT_USAGE
+    try:
+        # Each command is imported only when it runs, so that shell completion starts fast.
+        return command.run(command.build_parser().parse_words(words))
+    except SystemExit as end:  # argparse: --help and usage errors
+        return end.code if isinstance(end.code, int) else errors.EXIT_FAILURE
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception as error:  # an edge: Python must not print what a server wrote
+        text, code = _describe(error, command)
+        print_error(f"Error: {text}")
+        return code
+
+
+def _describe(error: Exception, command: Command) -> tuple[str, int]:
+    """The text and the exit code for an error of a client's command."""
+    from exec_server.cli.errors import EXIT_USAGE, CommandError, LostConnection, UsageError
+    from exec_server.errors import (
+        ConnectFailed,
+        ConnectionLost,
+        ExecServerError,
+        RegistryError,
+        SessionLost,
+    )
+    from exec_server.printable import printable
+
+    if isinstance(error, UsageError):
+        text = f"{error}\n\nFor more information, try 'exec-server {command.name} -h'."
+        return text, EXIT_USAGE
+    lost = (LostConnection, ConnectFailed, ConnectionLost, SessionLost, RegistryError)
+    code = command.connection_code if isinstance(error, lost) else command.failure_code
+    if isinstance(error, CommandError):
+        return str(error), code if error.exit_code is None else error.exit_code
+    if isinstance(error, ExecServerError):
+        return printable(str(error)), code
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error), code
+    import traceback
+
+    return f"this is a defect of exec-server\n{traceback.format_exc()}", code
 
 
 def _open_missing_streams() -> None:
@@ -62,9 +119,9 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _run_server(name: str, words: list[str]) -> NoReturn:
-    gc.disable()  # as for a client; `server_run` enables it again
+    gc.disable()  # as for a client; `serve.run` enables it again
     module_path.freeze()
-    from exec_server.cli import watchdog
+    from exec_server.cli.serve import watchdog
     from exec_server.host import libc
     from exec_server.host.secret_variables import STRIPPED_NAMES
     from exec_server.process import descendants
@@ -80,18 +137,18 @@ def _run_server(name: str, words: list[str]) -> NoReturn:
     dog = watchdog.start()
     # Imported after the fork, to keep the watchdog small.
     if name == "sandbox":
-        from exec_server.cli.sandbox_command import run
+        from exec_server.cli.sandbox.command import run
 
         gc.enable()
         dog.wait_until_ready()
         code = run(words, dog.register_cleanup)
     else:
         if name == "up":
-            from exec_server.cli.up_command import up
+            from exec_server.cli.serve.up import up
 
             code = up(words, dog)
         else:
-            from exec_server.cli.serve_command import serve
+            from exec_server.cli.serve.command import serve
 
             code = serve(words if name == "serve" else [name, *words], dog)
         dog.wait_until_ready()  # its parent must not change while it looks around

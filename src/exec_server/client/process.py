@@ -41,6 +41,7 @@ from exec_server.protocol.base64_text import Base64
 from exec_server.protocol.detached import LIST_DETACHED, ListedDetached
 from exec_server.protocol.process import (
     CLOSE_STDIN,
+    READ,
     RESIZE,
     SIGNAL,
     WRITE,
@@ -49,6 +50,7 @@ from exec_server.protocol.process import (
     ExitedParams,
     OutputParams,
     ProcessId,
+    ReadParams,
     ResizeParams,
     Signal,
     SignalParams,
@@ -89,6 +91,8 @@ _NAME_DIGITS: Final = 6
 _PROGRAM_CHARACTERS: Final = 32
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
 
+# Output requested at a time.
+_READ_BYTES: Final = 262_144
 _SESSIONS_ONLY: Final = "its processes end with the session of their client"
 
 
@@ -732,6 +736,26 @@ async def list_detached(session: ClientSession) -> list[ListedDetached]:
     """The detached processes of the server; raises Unsupported."""
     check_support(session)
     return (await session.call(LIST_DETACHED, None, is_retryable=True)).processes
+
+
+async def read_retained(
+    session: ClientSession, process: DetachedProcess, last: int
+) -> tuple[list[Chunk], int, int]:
+    """Read the output of a process up to the event `last`, as far as the server retains it.
+
+    Returns also the number of bytes that it does not, and of the event with which the output ends.
+    """
+    chunks: list[Chunk] = []
+    after = lost = 0
+    while after < last:
+        params = ReadParams(process.id, after, _READ_BYTES, 0)
+        answer = await session.call(READ, params, is_retryable=True)
+        lost += answer.lost_bytes or 0
+        if not answer.chunks:
+            break
+        chunks += (Chunk(each.stream, each.chunk) for each in answer.chunks)
+        after = answer.chunks[-1].seq
+    return chunks, lost, after
 
 
 def _unused_name(program: str) -> str:

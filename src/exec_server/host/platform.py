@@ -30,11 +30,3 @@ def has_server() -> bool:
 def has_commands() -> bool:
     """Whether the client commands can run here."""
     return sys.platform != "win32"
-
-
-def keep_freed_memory() -> None:
-    """Prepare a client for much data, where that is possible; see `libc.keep_freed_memory`."""
-    if has_server():
-        from exec_server.host import libc  # of Linux; ctypes takes long to import
-
-        libc.keep_freed_memory()

@@ -12,11 +12,10 @@ import re
 import shlex
 from typing import Final, NoReturn
 
-from exec_server.cli.argument_parser import ArgumentParser, positive_seconds
-from exec_server.cli.commands.access_flags import add_access_flags
-from exec_server.cli.commands.command_parser import TARGET_FORMS
-from exec_server.cli.commands.errors import UsageError
-from exec_server.cli.commands.execution_flags import add_command_flags
+from exec_server.cli.errors import UsageError
+from exec_server.cli.exec.command import add_command_flags
+from exec_server.cli.parser import TARGET_FORMS, ArgumentParser, positive_seconds
+from exec_server.cli.targets import add_access_flags
 
 _DESCRIPTION: Final = f"""\
 Run shell commands on another machine and show their output while they run:

@@ -14,12 +14,10 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any, Final, TextIO
 
 from exec_server import sync
-from exec_server.cli.commands.access_flags import access_options
-from exec_server.cli.commands.connection import describe_error, error_text, make_dialer
-from exec_server.cli.commands.errors import CommandError, UsageError
-from exec_server.cli.commands.policy_file import command_sandbox, load_policy
-from exec_server.cli.commands.targets import AccessOptions, Target, find_target
-from exec_server.cli.commands.variables import command_variables
+from exec_server.cli.connection import describe_error, error_text, make_dialer
+from exec_server.cli.errors import CommandError, UsageError
+from exec_server.cli.start_options import command_sandbox, command_variables, load_policy
+from exec_server.cli.targets import AccessOptions, Target, access_options, find_target
 from exec_server.client.commands import OUTPUT_BYTES
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import CommandFailed, Timeout

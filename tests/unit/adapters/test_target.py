@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from exec_server.adapters import target
-from exec_server.cli.commands import exec_command
+from exec_server.cli.exec import command
 from exec_server.client.connect import ConnectOptions
 from exec_server.errors import StartupError
 
@@ -140,7 +140,7 @@ def test_a_stored_machine_as_words_of_a_command() -> None:
         allow_insecure_token=True,
     )
     words = target.exec_words(direct, "agent")
-    found = exec_command.build_parser().parse_words([*words[2:], "sh", "-c", "exec sh"])
+    found = command.build_parser().parse_words([*words[2:], "sh", "-c", "exec sh"])
     assert (found.target, found.user) == ("wss://host", "agent")
     assert found.argv == ["sh", "-c", "exec sh"]
     assert (found.tty, found.token_env, found.pin) == (True, "TOKEN", ["a" * 64, "b" * 64])

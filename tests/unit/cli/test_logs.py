@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from exec_server.cli import logs
-from exec_server.cli.server_arguments import LOG_LEVELS
+from exec_server.cli.serve.arguments import LOG_LEVELS
 
 _HOSTILE = [
     "two\nlines",

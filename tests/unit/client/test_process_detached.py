@@ -12,7 +12,7 @@ from tests.support.memory_environment import OURS, Scene, in_environment, turns
 from tests.support.memory_session import Message
 
 from exec_server.client.engine import flow_control
-from exec_server.client.process import DetachedProcess
+from exec_server.client.process import DetachedProcess, read_retained
 from exec_server.client.results import Chunk
 from exec_server.errors import InvalidParams, InvalidRequest, ProcessLost, StdinClosed, Unsupported
 
@@ -238,3 +238,22 @@ async def test_the_list(scene: Scene) -> None:
         scene.stream.answer(request, {"processes": [listed]})
     [found] = listing.result()
     assert (found.name, found.attached, found.idle_timeout_ms) == ("web", 2, 5)
+
+
+@detaching
+async def test_the_retained_output_is_read_up_to_an_event(scene: Scene) -> None:
+    process = await _attached(scene, after=9)
+    answers: list[dict[str, Any]] = [
+        {"chunks": [{"seq": 2, "stream": "stdout", "chunk": "YQ=="}], "lostBytes": 3},
+        {"chunks": [{"seq": 4, "stream": "stderr", "chunk": "Yg=="}]},
+        {"chunks": []},
+    ]
+    common = {"nextSeq": 6, "exited": False, "exitCode": None, "closed": False, "failure": None}
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(read_retained(scene.env.session, process, 5))
+        for answer, after in zip(answers, (0, 2, 4), strict=True):
+            request = await scene.stream.next("process/read")
+            assert request["params"]["afterSeq"] == after
+            scene.stream.answer(request, common | answer)
+    assert reading.result() == ([Chunk("stdout", b"a"), Chunk("stderr", b"b")], 3, 4)
+    await _left(scene, process)

@@ -25,7 +25,7 @@ def test_no_function_serves_two_calls() -> None:
 
 def test_operations_on_demand_exist_and_are_not_imported_before() -> None:
     code = (
-        "import sys, exec_server.cli.server_run;"
+        "import sys, exec_server.cli.serve.run;"
         "from exec_server.filesystem.operation_table import load_all;"
         "names = [f'exec_server.filesystem.{name}' for name in ('changes', 'search', 'grep')];"
         "print(*(name in sys.modules for name in names));"

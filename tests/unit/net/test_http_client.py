@@ -205,6 +205,6 @@ def test_host_of_the_callers_choice_and_target_of_a_tunnel() -> None:
 
 
 def test_server_does_not_load_it_before_it_is_needed() -> None:
-    code = "import sys, exec_server.cli.server_run; print('h11' in sys.modules)"
+    code = "import sys, exec_server.cli.serve.run; print('h11' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

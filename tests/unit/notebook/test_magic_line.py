@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.cli.commands.errors import UsageError
+from exec_server.cli.errors import UsageError
 from exec_server.notebook import magic_line
 from exec_server.notebook.magic_line import HelpShown, parse_cell_line, parse_command_line
 

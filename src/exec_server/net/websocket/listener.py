@@ -79,7 +79,7 @@ class WebSocketListener:
         """Free the connections that have ended since the last tick.
 
         The objects of a TLS connection refer to each other and hold what was received last,
-        megabytes of it; automatic collections are rare here (see `cli.server_run`).
+        megabytes of it; automatic collections are rare here (see `cli.serve.run`).
         """
         if self._has_ended:
             gc.collect()

@@ -1,1 +1,0 @@
-"""The client commands: exec, cp, ls, cat, rm, info, targets and completion."""

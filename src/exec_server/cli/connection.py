@@ -1,0 +1,328 @@
+"""Connects to targets, and describes connection errors together with a hint for the user."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import re
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from exec_server.cli.errors import CommandError, LostConnection, UsageError
+from exec_server.cli.login import find_login
+from exec_server.cli.streams import print_error, print_log_records, print_notice
+from exec_server.cli.targets import AccessOptions, Target, find_target
+from exec_server.client.engine.dialers import Dialer, WebSocketDialer, is_exposed_url
+from exec_server.client.environment import Environment
+from exec_server.errors import (
+    CertificateRejected,
+    ConnectFailed,
+    ConnectionLost,
+    ExecServerError,
+    InvalidRequest,
+    RegistryError,
+    RegistryUnavailable,
+    SessionLost,
+    StartupError,
+)
+from exec_server.host import event_loop
+from exec_server.net.client_tls import client_context
+from exec_server.printable import printable
+from exec_server.protocol.method import Notice
+
+if TYPE_CHECKING:
+    from exec_server.client.process import DetachedProcess
+
+# An interruption shorter than this is not reported.
+RECONNECT_NOTICE_SECONDS: Final = 1.0
+
+_ERRNO_SUFFIX: Final = r" \(os error \d+\)$"
+
+
+def unignored(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """The signals that were not ignored when this process started (`nohup`, a shell's `&`)."""
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run a coroutine and return its exit code; SIGINT, SIGTERM and SIGHUP cancel it."""
+    received: list[int] = []
+
+    async def main() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def cancel(number: int) -> None:
+            received.append(number)
+            task.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in unignored((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+            loop.add_signal_handler(number, cancel, number)
+        return await work()
+
+    try:
+        return run_event_loop(main())
+    except asyncio.CancelledError:
+        return 128 + received[0]
+
+
+def run_event_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run the coroutine of a command in a new event loop, with garbage collection."""
+    gc.freeze()  # the modules are needed to the end
+    gc.enable()
+    return event_loop.run(main)
+
+
+# ---- connecting -----------------------------------------------------------------------
+
+
+class Connections(AsyncExitStack):
+    """One connection for each target of a command line; an async context manager.
+
+    An exception passes through the context of each connection, and the one whose session was
+    lost describes it.
+    """
+
+    def __init__(self, access: AccessOptions) -> None:
+        super().__init__()
+        self._access = access
+        self._open: dict[str, Environment] = {}
+
+    async def get(self, name: str) -> Environment:
+        """Return the environment of a target; raises UsageError or CommandError."""
+        if name not in self._open:
+            target = find_target(name, self._access)
+            self._open[name] = await self.enter_async_context(open_environment(target))
+        return self._open[name]
+
+
+@contextlib.asynccontextmanager
+async def open_environment(
+    target: Target,
+    on_stderr: Callable[[str], None] = print_error,
+    on_status: Callable[[str], None] = print_notice,
+) -> AsyncIterator[Environment]:
+    """Connect to a target; errors become UsageError or CommandError.
+
+    `on_stderr` gets each line that a stdio target writes to its stderr, `on_status` messages
+    about a registry that is not there, and about a lost and a restored connection.
+    """
+    print_log_records()
+    monitor = _ConnectionMonitor(lambda text: on_status(f"{target.label}: {text}"))
+    async with AsyncExitStack() as stack:
+        try:
+            dialer = make_dialer(target, on_stderr, on_status)
+            environment = Environment(dialer)
+            unsubscribe = environment.session.subscribe(monitor)
+            await stack.enter_async_context(environment)
+        except StartupError as error:
+            raise UsageError(f"{target.label}: {error}") from None
+        except ExecServerError as error:
+            raise LostConnection(describe_error(error, target)) from None
+        stack.callback(unsubscribe)
+        stack.callback(monitor.stop)
+        try:
+            yield environment
+        except (ConnectionLost, SessionLost) as error:
+            if not monitor.may_have_raised(error):
+                raise  # from the session of another target
+            raise LostConnection(describe_error(error, target)) from None
+
+
+class _ConnectionMonitor:
+    """Reports longer interruptions of the connection to the user; a Subscriber."""
+
+    def __init__(self, on_status: Callable[[str], None]) -> None:
+        self._on_status = on_status
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_reported = False
+        self._was_disconnected = False
+        self._is_lost = False
+
+    def may_have_raised(self, error: ConnectionLost | SessionLost) -> bool:
+        """Whether the error can come from this session."""
+        return self._is_lost if isinstance(error, SessionLost) else self._was_disconnected
+
+    def on_notice(self, notice: Notice[Any], params: Any) -> None:
+        pass
+
+    def on_disconnected(self) -> None:
+        self._was_disconnected = True
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(RECONNECT_NOTICE_SECONDS, self._report_loss)
+
+    def _report_loss(self) -> None:
+        self._has_reported = True
+        self._on_status("connection lost; reconnecting")
+
+    def on_resumed(self) -> None:
+        self.stop()
+        if self._has_reported:
+            self._has_reported = False
+            self._on_status("reconnected")
+
+    def on_lost(self, error: SessionLost) -> None:
+        self._is_lost = True
+        self.stop()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+@contextlib.asynccontextmanager
+async def attached(
+    environment: Environment, target: Target, name: str, *, after: int = 0
+) -> AsyncIterator[DetachedProcess]:
+    """Attach to a detached command; raises CommandError if there is none of this name."""
+    process = environment.attach(name, after=after)
+    try:
+        await process
+    except InvalidRequest as error:
+        import shlex
+
+        text = f"{target.label}: {error_text(error)}"
+        hint = f"`exec-server ps {shlex.quote(target.label)}` lists the names"
+        raise CommandError(f"{text}\n{hint}") from None
+    try:
+        yield process
+    finally:
+        await process.aclose()
+
+
+def make_dialer(
+    target: Target,
+    on_stderr: Callable[[str], None],
+    on_status: Callable[[str], None] = print_notice,
+) -> Dialer:
+    """The dialer of a target; `on_stderr` gets each line of a stdio target. Raises UsageError."""
+    if target.argv is not None:
+        from exec_server.client.engine.stdio import StdioDialer
+
+        return StdioDialer(target.argv, on_stderr=on_stderr)
+    if target.registry is not None:
+        return _relay_dialer(target, on_status)
+    access = target.access
+    token = access.read_token()
+    tls = client_context(access.ca_file, access.pins)
+    assert target.url is not None
+    if token is not None and access.allow_insecure_token and is_exposed_url(target.url):
+        print_error(f"Warning: {target.label}: the token is sent without encryption")
+    return WebSocketDialer(
+        target.url, token=token, tls=tls, allow_insecure_token=access.allow_insecure_token
+    )
+
+
+def _relay_dialer(target: Target, on_status: Callable[[str], None]) -> Dialer:
+    """The dialer of an environment; token and certificates may be those of a login."""
+    assert target.registry is not None
+    assert target.environment_id is not None
+    access = target.access
+    token, ca_file, pins = access.read_token(), access.ca_file, access.pins
+    login = None if token is not None else find_login(target.registry)
+    if login is not None:
+        token = login.read_token("client")
+        if ca_file is None and not pins:
+            ca_file, pins = login.ca_file, login.pins
+    if token is None:
+        raise UsageError(
+            f"{target.label}: the registry requires a token: run `exec-server login "
+            f"{target.registry}`, or use --token-file, --token-env, or token_file in targets.toml"
+        )
+    from exec_server.client.engine.relay import FIRST_SECONDS, RelayDialer  # slow to import
+
+    def on_retry(error: RegistryUnavailable) -> None:
+        text = f"{target.label}: {_registry_text(error)}"
+        on_status(f"{text}; trying again for up to {FIRST_SECONDS:g} s")
+
+    return RelayDialer(
+        target.registry,
+        target.environment_id,
+        token=token,
+        executor_key_fingerprint=access.executor_key,
+        tls=client_context(ca_file, pins),
+        allow_insecure_token=access.allow_insecure_token,
+        on_retry=on_retry,
+    )
+
+
+# ---- error texts ----------------------------------------------------------------------
+
+
+def error_text(error: Exception, path: str = "") -> str:
+    """The text of an error without its errno, and without the path if the caller prints it.
+
+    It is one line: a server cannot add further ones.
+    """
+    text = re.sub(_ERRNO_SUFFIX, "", printable(str(error)))
+    return text.removeprefix(f"{printable(path)}: ") if path else text
+
+
+def describe_error(error: ExecServerError, target: Target) -> str:
+    """An error of a connection or session, with the target and a hint for the user."""
+    if isinstance(error, RegistryError):
+        return f"cannot reach {target.label}: {_registry_text(error)}"
+    text = f"{target.label}: {error_text(error)}"
+    if isinstance(error, ConnectFailed):
+        return f"cannot connect to {text}{_hint(error, target)}"
+    if isinstance(error, SessionLost):
+        return f"connection lost: {text}"
+    return text
+
+
+def _registry_text(error: RegistryError) -> str:
+    """The text of a registry's error in one line: of a chain of causes, only the last one."""
+    first, mark, causes = str(error).partition("\n\nCaused by:\n")
+    if not mark:
+        return error_text(error)
+    last = causes.rpartition("\n")[2].strip().partition(": ")[2]
+    return error_text(RegistryError(f"{first}: {last}"))
+
+
+def _hint(error: ConnectFailed, target: Target) -> str:
+    is_unix = target.url is not None and target.url.startswith("unix:")
+    if error.status == 403 and is_unix:
+        return _unix_hint("permission denied")
+    if error.status in (401, 403):
+        if target.access.has_token:
+            return "\nCheck that the token is the one this server expects and has not expired."
+        return "\nThe server requires a token: use --token-file, or token_file in targets.toml."
+    if error.status is not None:
+        return "\nAnother kind of server answers at this address; check host and port."
+    if target.argv is not None:
+        return "\nThe command must speak the protocol on stdin and stdout, and print nothing else."
+    text = str(error).lower()
+    if isinstance(error, CertificateRejected):
+        return _certificate_hint(text, target)
+    if is_unix:
+        return _unix_hint(text)
+    if any(words in text for words in ("speak tls", "speaks tls", "connection ended")):
+        return "\nCheck the URL: ws:// is for servers without TLS, wss:// for servers with TLS."
+    if "refused" in text:
+        return "\nCheck that the server is running and the port is right: it prints its URL."
+    if "lookup" in text:
+        return "\nCheck the spelling of the host name."
+    return ""
+
+
+def _certificate_hint(text: str, target: Target) -> str:
+    if target.access.pins:
+        return "\nIf the certificate was replaced, pass its new fingerprint with --pin."
+    if "mismatch" in text:
+        return "\nUse a name of the certificate in the URL, or pin the certificate with --pin."
+    if "expired" in text or "not yet valid" in text:
+        return "\nRenew the certificate of the server, and check the clocks of both machines."
+    return (
+        "\nFor a private certificate authority name its root certificate with --ca-file; for a "
+        "self-signed certificate pass its fingerprint with --pin."
+    )
+
+
+def _unix_hint(text: str) -> str:
+    if "permission denied" in text:
+        return "\nOnly the user of the server and root may connect to its unix socket."
+    return "\nCheck that the server is running and the path is right: it prints its URL."

@@ -1,0 +1,1 @@
+"""The commands that run commands on a target: `exec`, `shell`, detached ones, `port`."""

@@ -1,0 +1,1 @@
+"""The commands for files of a target, from `cp` to `watch`."""

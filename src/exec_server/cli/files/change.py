@@ -1,0 +1,175 @@
+"""`exec-server mkdir`, `mv` and `rm`: create, move and remove files of a target."""
+
+from __future__ import annotations
+
+import argparse
+import posixpath
+from typing import TYPE_CHECKING, Final
+
+from exec_server.cli.errors import CommandError, UsageError
+from exec_server.cli.parser import PATH_FORMS, CommandParser
+from exec_server.cli.targets import access_options, add_access_flags
+
+if TYPE_CHECKING:
+    from exec_server.cli.files.operands import Operand
+    from exec_server.client.files import Files
+
+
+_MKDIR_DESCRIPTION: Final = f"""\
+Create directories of a target.
+
+{PATH_FORMS}"""
+_MKDIR_EPILOG: Final = """\
+examples:
+  exec-server mkdir build:project
+  exec-server mkdir -p build:project/src/lib
+"""
+
+
+def build_mkdir_parser() -> CommandParser:
+    parser = CommandParser("mkdir", description=_MKDIR_DESCRIPTION, epilog=_MKDIR_EPILOG)
+    parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
+    parser.add_argument(
+        "-p",
+        "--parents",
+        action="store_true",
+        help="also create the directories above; an existing directory is not an error",
+    )
+    add_access_flags(parser)
+    return parser
+
+
+def run_mkdir(arguments: argparse.Namespace) -> int:
+    """Create each operand; returns the exit code."""
+    from exec_server.cli.files.operands import for_each_operand
+
+    async def make(operand: Operand) -> None:
+        await operand.environment.files.mkdir(
+            operand.path, parents=arguments.parents, exist_ok=arguments.parents
+        )
+
+    return for_each_operand(arguments.paths, access_options(arguments), make)
+
+
+_MV_DESCRIPTION: Final = f"""\
+Rename or move files and directories of one target. Into an existing directory, each is moved
+under its own name.
+
+{PATH_FORMS}"""
+_MV_EPILOG: Final = """\
+examples:
+  exec-server mv build:old.txt build:new.txt
+  exec-server mv build:a.log build:b.log build:logs/
+"""
+
+
+def build_mv_parser() -> CommandParser:
+    parser = CommandParser("mv", description=_MV_DESCRIPTION, epilog=_MV_EPILOG)
+    parser.usage = "exec-server mv [-n] TARGET:SOURCE... TARGET:DESTINATION"
+    parser.add_argument("paths", metavar="TARGET:PATH", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-n", "--no-clobber", action="store_true", help="do not replace an existing file"
+    )
+    parser.add_argument(
+        *("-f", "--force"),
+        dest="no_clobber",
+        action="store_false",
+        default=False,
+        help="replace an existing file; the default, unless -n comes before",
+    )
+    add_access_flags(parser)
+    return parser
+
+
+def run_mv(arguments: argparse.Namespace) -> int:
+    """Move all operands but the last to the last; returns the exit code."""
+    from exec_server.cli.connection import error_text
+    from exec_server.cli.files.operands import for_each_operand, parse_operand
+    from exec_server.client.arguments import PathResolver
+    from exec_server.errors import RpcError
+
+    *sources, destination = arguments.paths
+    if not sources:
+        raise UsageError("no destination; write TARGET:SOURCE... TARGET:DESTINATION")
+    target = parse_operand(destination, needs_path=True)
+    others = [
+        text for text in sources if parse_operand(text, needs_path=True).target != target.target
+    ]
+    if others:
+        raise UsageError(f"`{others[0]}` and `{destination}` are on two targets; use cp and rm")
+    end = target.path or ""
+
+    async def move(operand: Operand) -> None:
+        files = operand.environment.files
+        path = end
+        if await _is_directory(files, end):
+            path = posixpath.join(end, posixpath.basename(operand.path.rstrip("/")))
+        elif len(sources) > 1 or end.endswith("/"):
+            raise CommandError(f"{destination} is not a directory")
+        try:
+            await files.rename(operand.path, path, replace=not arguments.no_clobber)
+        except RpcError as error:
+            absolute = PathResolver(operand.environment.info).absolute
+            text = error_text(error, f"{absolute(operand.path)} to {absolute(path)}")
+            raise error.explained(f"cannot move it to {path}: {text}") from None
+
+    return for_each_operand(sources, access_options(arguments), move)
+
+
+async def _is_directory(files: Files, path: str) -> bool:
+    from exec_server.errors import NotFound
+
+    try:
+        return (await files.stat(path)).is_directory
+    except NotFound:
+        return False
+
+
+_RM_DESCRIPTION: Final = f"""\
+Remove files and empty directories of a target, and with -r whole trees. A path may be a pattern
+with *, ?, [...], {{a,b}} and **; quote it for your shell.
+
+{PATH_FORMS}"""
+_RM_EPILOG: Final = """\
+examples:
+  exec-server rm build:/tmp/old.log
+  exec-server rm -rf build:/tmp/scratch
+  exec-server rm 'build:/tmp/*.log'
+"""
+
+
+def build_rm_parser() -> CommandParser:
+    parser = CommandParser("rm", description=_RM_DESCRIPTION, epilog=_RM_EPILOG)
+    parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
+    parser.add_argument(
+        *("-r", "-R", "--recursive"),
+        action="store_true",
+        help="remove directories and their content",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="ignore missing files")
+    add_access_flags(parser)
+    return parser
+
+
+def run_rm(arguments: argparse.Namespace) -> int:
+    """Remove each operand; returns the exit code."""
+    from exec_server.cli.files.operands import for_each_operand
+
+    async def remove(operand: Operand) -> None:
+        if not operand.path.strip("/"):
+            raise UsageError(f"`{operand.label}` is the root directory; refusing to remove it")
+        if posixpath.basename(operand.path.rstrip("/")) in (".", ".."):
+            raise UsageError(
+                f"`{operand.label}`: refusing to remove `.` or `..`; name the directory"
+            )
+        await operand.environment.files.remove(
+            operand.path, recursive=arguments.recursive, missing_ok=arguments.force
+        )
+
+    return for_each_operand(
+        arguments.paths,
+        access_options(arguments),
+        remove,
+        takes_patterns=True,
+        may_be_missing=arguments.force,
+    )

@@ -1,0 +1,158 @@
+"""`exec-server grep`: search the files of a target."""
+
+from __future__ import annotations
+
+import argparse
+import posixpath
+from typing import TYPE_CHECKING, Final
+
+from exec_server.cli.errors import EXIT_USAGE
+from exec_server.cli.parser import PATH_FORMS, CommandParser
+from exec_server.cli.targets import access_options, add_access_flags
+
+if TYPE_CHECKING:
+    from exec_server.cli.files.operands import Operand
+    from exec_server.client.results import GrepMatch
+
+
+_DESCRIPTION: Final = f"""\
+Print the lines below directories, or in files, of a target that match a regular expression.
+Binary files are skipped. The exit code is 1 if no line matches.
+
+{PATH_FORMS}"""
+_EPILOG: Final = """\
+examples:
+  exec-server grep 'import +os' build:src
+  exec-server grep -iF -g '*.{c,h}' -C 2 'buffer overflow' build:
+  exec-server grep --json main build:src | jq .path
+"""
+
+
+def build_parser() -> CommandParser:
+    parser = CommandParser("grep", description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("pattern", metavar="PATTERN")
+    parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
+    parser.add_argument("-i", "--ignore-case", action="store_true", help="ignore case")
+    parser.add_argument(
+        "-F", "--fixed-strings", action="store_true", help="PATTERN is a plain text"
+    )
+    for flag, name, text in (
+        ("-A", "after", "after"),
+        ("-B", "before", "before"),
+        ("-C", "context", "around"),
+    ):
+        parser.add_argument(
+            flag,
+            f"--{name}",
+            type=int,
+            default=0,
+            metavar="N",
+            help=f"also print N lines {text} it",
+        )
+    parser.add_argument(
+        "-g", "--glob", metavar="GLOB", help="search only files that match, as '*.py'"
+    )
+    parser.add_argument(
+        "--exclude",
+        metavar="GLOB",
+        default=".git",
+        help="skip files and directories (default: .git)",
+    )
+    parser.add_argument(
+        "-m", "--max-count", type=int, default=1000, metavar="N", help="stop after N matches (1000)"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each match")
+    parser.add_argument(
+        *("-r", "-R", "-n", "-H", "-E"),
+        dest="grep_habit",
+        action="store_true",
+        help="no effect: directories are searched, PATTERN is an extended regular expression, and "
+        "paths and line numbers are printed",
+    )
+    add_access_flags(parser)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search each operand; returns the exit code of grep."""
+    from exec_server.cli.files.operands import for_each_operand
+    from exec_server.cli.streams import print_status, print_text
+
+    before = max(arguments.before, arguments.context)
+    after = max(arguments.after, arguments.context)
+    has_groups = before > 0 or after > 0
+    count = 0
+
+    async def search(operand: Operand) -> None:
+        nonlocal count
+        found = await operand.environment.files.grep(
+            arguments.pattern,
+            operand.path,
+            literal=arguments.fixed_strings,
+            ignore_case=arguments.ignore_case,
+            glob=arguments.glob,
+            exclude=arguments.exclude or None,
+            before=before,
+            after=after,
+            limit=arguments.max_count,
+        )
+        if arguments.json:
+            print_text("".join(_json_line(operand, match) for match in found))
+        elif found:
+            is_directory = (await operand.environment.files.stat(operand.path)).is_directory
+            paths = [_shown_path(operand, each.path, is_directory=is_directory) for each in found]
+            text = _text_lines(paths, found, has_groups=has_groups)
+            print_text(f"--\n{text}" if has_groups and count else text)
+        count += len(found)
+        if found.truncated:
+            print_status(f"{operand.label}: there may be further matches; see -m, -g and --exclude")
+
+    failed = for_each_operand(arguments.paths, access_options(arguments), search, needs_path=False)
+    if failed:
+        return EXIT_USAGE if failed == 1 else failed
+    return 0 if count else 1
+
+
+def _json_line(operand: Operand, match: GrepMatch) -> str:
+    import json
+
+    members = {name: getattr(match, name) for name in ("path", "line", "column", "text")}
+    return (
+        json.dumps(
+            {"operand": operand.label, **members, "before": match.before, "after": match.after}
+        )
+        + "\n"
+    )
+
+
+def _shown_path(operand: Operand, path: str, *, is_directory: bool) -> str:
+    """The path of a match as grep prints it: that of the operand, and the path below it."""
+    if not is_directory:
+        return operand.path
+    return path if operand.path == "." else posixpath.join(operand.path, path)
+
+
+def _text_lines(paths: list[str], matches: list[GrepMatch], *, has_groups: bool) -> str:
+    """PATH:LINE:TEXT as grep prints it, with `-` for the lines around a match.
+
+    Each line is printed once, and with `has_groups` a line `--` is between those that are apart.
+    """
+    from exec_server.printable import printable
+
+    lines: dict[tuple[str, int], tuple[str, str]] = {}
+    for path, match in zip(paths, matches, strict=True):
+        first = match.line - len(match.before)
+        for number, text in enumerate((*match.before, match.text, *match.after), first):
+            if number == match.line:
+                lines[path, number] = (":", text)
+            else:
+                lines.setdefault((path, number), ("-", text))
+    shown = []
+    last: tuple[str, int] | None = None
+    for (path, number), (mark, text) in lines.items():
+        if has_groups and last is not None and last != (path, number - 1):
+            shown.append("--\n")
+        last = (path, number)
+        tab = "\t"
+        shown.append(f"{printable(path)}{mark}{number}{mark}{printable(text, keep=tab)}\n")
+    return "".join(shown)

@@ -1,0 +1,1 @@
+"""`exec-server registry`: run a registry, and administer its database."""

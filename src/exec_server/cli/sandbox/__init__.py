@@ -1,0 +1,1 @@
+"""`exec-server sandbox`: test the sandbox of this machine."""

@@ -1,0 +1,1 @@
+"""The commands that serve clients: `serve`, `forward` and `up`."""

@@ -1,0 +1,476 @@
+"""The parsers of `exec-server serve`, `forward` and `up`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from exec_server import __version__
+from exec_server.cli.parser import ArgumentParser, positive_number, seconds, utf8_text
+
+DEFAULT_LISTEN_URL = "ws://127.0.0.1:0"
+# Not in `logs`, which needs the logging package: the server prints its URL before it imports that.
+LOG_LEVELS = ("error", "warning", "info", "debug")
+LOG_FORMATS = ("human", "json")
+
+_DESCRIPTION = """\
+Run processes, terminals and file operations on this machine for a coding agent.
+
+The server speaks JSON-RPC over WebSocket (one message per WebSocket message) or over
+stdin/stdout (one message per line). It prints the URL of each listener, one per line.
+The word `serve` may be omitted before a flag.
+"""
+
+_EPILOG = """\
+examples:
+  exec-server serve
+      listen on a free port of 127.0.0.1 and print its URL
+  exec-server serve --listen ws://127.0.0.1:7700
+      listen on a fixed port
+  exec-server serve --listen stdio
+      serve the parent process over stdin and stdout
+  exec-server serve --listen ws://0.0.0.0:7700 --ws-auth capability-token --ws-token-file token
+      listen for other machines; clients send "Authorization: Bearer TOKEN"
+  exec-server serve --listen wss://127.0.0.1:7700 --tls-cert cert.pem --tls-key key.pem
+      with TLS; `exec-server tls-init` makes both files and prints the fingerprint for clients
+  exec-server serve --listen unix:/run/user/1000/exec-server.sock
+      listen for processes of the same user
+  exec-server serve --remote https://registry.example.net --environment-id build-7
+      from behind a NAT: register with a registry and serve clients through its relay
+  exec-server forward --connect ws://127.0.0.1:7700 --remote URL --environment-id build-7
+      the same for another server: forward messages between the relay and that server
+
+Every client that can connect can run commands as the user of the server. All processes that
+clients have started end with the server, even if it is killed.
+"""
+# These flags require --remote.
+_REMOTE_FLAGS = (
+    "--environment-id",
+    "--executor-id",
+    "--name",
+    "--ca-file",
+    "--pin",
+    "--key-file",
+    "--remote-transport",
+    "--relay-security",
+    "--registry-auth",
+    "--use-agent-identity-auth",
+    "--executor-credential-stdin",
+    "--aws-sigv4",
+    "--aws-profile",
+    "--aws-region",
+    "--aws-service",
+    "--connect",
+)
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Parse the arguments of the server; exits with code 2 if they are invalid."""
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(words)
+    # `forward` may follow flags, which argparse's subcommands do not allow.
+    arguments.forward = rest[:1] == ["forward"]
+    if rest[arguments.forward :]:
+        parser.error(f"unrecognized arguments: {' '.join(rest[arguments.forward :])}")
+    # `up` sets these: the token of a login, the callback for the first connection, and whether a
+    # registry that is away is waited for.
+    arguments.registry_token = arguments.on_ready = None
+    arguments.waits_for_registry = False
+    conflict = _find_conflict(arguments)
+    if conflict is not None:
+        parser.error(conflict)
+    if arguments.listen is None:
+        arguments.listen = [DEFAULT_LISTEN_URL]
+    return arguments
+
+
+def _find_conflict(arguments: argparse.Namespace) -> str | None:
+    """The first rule that the flags of remote mode violate in combination."""
+    given = [flag for flag in _REMOTE_FLAGS if getattr(arguments, _dest(flag)) not in (None, False)]
+    has_id = arguments.environment_id is not None or arguments.executor_id is not None
+    is_direct = arguments.remote_transport == "direct"
+    rules = (
+        (arguments.remote is None and arguments.forward, "forward requires --remote"),
+        (arguments.remote is None and given, f"{', '.join(given)} requires --remote"),
+        (
+            arguments.remote is not None and arguments.listen,
+            "--remote and --listen exclude each other",
+        ),
+        (arguments.remote is not None and not has_id, "--remote requires --environment-id"),
+        (
+            arguments.environment_id is not None and arguments.executor_id is not None,
+            "--environment-id and --executor-id exclude each other",
+        ),
+        (arguments.forward and arguments.connect is None, "forward requires --connect"),
+        (arguments.connect is not None and not arguments.forward, "--connect requires forward"),
+        (
+            arguments.use_agent_identity_auth and arguments.executor_credential_stdin,
+            "--use-agent-identity-auth and --executor-credential-stdin exclude each other",
+        ),
+        (
+            arguments.executor_credential_stdin and arguments.aws_sigv4,
+            "--executor-credential-stdin and --aws-sigv4 exclude each other",
+        ),
+        (is_direct and not arguments.aws_sigv4, "--remote-transport direct requires --aws-sigv4"),
+        (
+            is_direct and arguments.relay_security is not None,
+            "--relay-security requires --remote-transport noise",
+        ),
+        (
+            arguments.key_file is not None and (is_direct or not _is_encrypted(arguments)),
+            "--key-file requires --relay-security noise",
+        ),
+        (
+            arguments.ca_file is not None and arguments.pin,
+            "--ca-file and --pin exclude each other",
+        ),
+        (
+            arguments.remote is not None and arguments.ws_auth is not None,
+            "--ws-auth requires --listen",
+        ),
+    )
+    return next((text for is_violated, text in rules if is_violated), None)
+
+
+def _is_encrypted(arguments: argparse.Namespace) -> bool:
+    return arguments.relay_security == "noise" or (
+        arguments.relay_security is None and arguments.executor_id is None
+    )
+
+
+def _dest(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+class ServerParser(ArgumentParser):
+    """The parser of a command that serves; its name is that of the command."""
+
+    def help_command(self) -> str:
+        return f"{self.prog} --help"
+
+
+def build_parser() -> ServerParser:
+    """The parser of `serve`, and of exec-server without a command."""
+    parser = ServerParser("exec-server serve", description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"exec-server {__version__}")
+    parser.add_argument(
+        "--listen",
+        metavar="URL",
+        action="append",
+        help="ws://IP:PORT (port 0: a free port), wss://IP:PORT, wss://NAME:PORT, unix:/PATH or "
+        f"stdio; may be repeated (default: {DEFAULT_LISTEN_URL})",
+    )
+    parser.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="wss: the certificate with its chain, in PEM format; SIGHUP has it read again",
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="wss: the private key, in PEM format")
+    parser.add_argument(
+        "--concurrent-requests",
+        metavar="COUNT",
+        type=positive_number,
+        default=1,
+        help="number of requests of one connection to handle at a time "
+        "(default: 1, strictly in order)",
+    )
+    parser.add_argument(
+        "--session-retention",
+        metavar="SECONDS",
+        type=seconds,
+        default=30.0,
+        help="how long a session and its processes survive a lost connection "
+        "(default: 30; 0: end them at once)",
+    )
+    parser.add_argument(
+        "--exit-on-stdin-close",
+        action="store_true",
+        default=os.environ.get("CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE") == "true",
+        help="exit when stdin is closed, and so with the parent process "
+        "(default: yes if CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE is true)",
+    )
+    _add_permissions(parser)
+    _add_authentication(parser)
+    add_remote_flags(parser)
+    add_registry_credentials(parser)
+    add_logging_flags(parser)
+    return parser
+
+
+def _add_permissions(parser: ArgumentParser) -> None:
+    """Requests that are refused without these flags."""
+    # Without effect: the forms are always accepted. Command lines with the flags keep working.
+    parser.add_argument(
+        *("--legacy-sandbox-forms", "--older-sandbox-forms"),
+        action="store_true",
+        help=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--allow-port-hosts",
+        action="store_true",
+        help="let clients forward connections to any host that this machine reaches "
+        "(default: to its loopback addresses only)",
+    )
+
+
+def add_logging_flags(parser: ArgumentParser, *, level: str = "error") -> None:
+    """Add the flags of the log; `level` is the least severe one without a flag or variable."""
+    group = parser.add_argument_group("logging (to stderr)")
+    group.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        default=os.environ.get("EXEC_SERVER_LOG", level),
+        help=f"least severe level to log (default: EXEC_SERVER_LOG, or {level})",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="human",
+        help="one line of text or one JSON object per event (default: human)",
+    )
+
+
+def add_remote_flags(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "remote mode",
+        "Register with a registry and serve clients through its relay, encrypted end to end;\n"
+        "no port is opened on this machine.",
+    )
+    group.add_argument(
+        "--remote",
+        type=utf8_text,
+        metavar="URL",
+        help="URL of the registry; replaces --listen",
+    )
+    group.add_argument(
+        "--environment-id",
+        type=utf8_text,
+        metavar="ID",
+        help="the id by which clients find this machine",
+    )
+    group.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="root certificates to trust for the registry and its relay, in PEM format (default: "
+        "those of the system)",
+    )
+    group.add_argument(
+        "--pin",
+        metavar="SHA256",
+        action="append",
+        help="accept exactly the certificate with this fingerprint, whatever its issuer; may be "
+        "repeated",
+    )
+    add_key_file(group)
+    group.add_argument("--name", help="accepted for compatibility with older scripts; not sent")
+    group.add_argument(
+        "--remote-transport",
+        choices=("noise", "direct"),
+        help="noise: encrypted streams through the relay; direct: one WebSocket to a service "
+        "that checks AWS signatures (default: noise)",
+    )
+    group.add_argument(
+        "--relay-security",
+        choices=("noise", "plain", "text"),
+        help="plain and text are for relays without encryption: relay frames with JSON-RPC "
+        "messages, or bare JSON-RPC messages; the operator of such a relay can read and change "
+        "everything (default: noise)",
+    )
+    group.add_argument(
+        "--executor-id",
+        type=utf8_text,
+        metavar="ID",
+        help="like --environment-id, for older registries: selects --relay-security text and "
+        "the token in CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN",
+    )
+    group.add_argument(
+        "--connect",
+        metavar="URL",
+        help="with forward: the ws:// or wss:// server to forward clients to",
+    )
+
+
+def add_key_file(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="the private key of this executor, created if it is missing, so that clients that pin "
+        "it still connect after a restart; none: a new key at each start, in memory alone "
+        "(default: a file for each environment id in ~/.local/state/exec-server/executor-keys)",
+    )
+
+
+def add_registry_credentials(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "credentials for the registry",
+        "By default EXEC_SERVER_API_KEY, CODEX_API_KEY or a stored Codex sign-in is used.",
+    )
+    group.add_argument(
+        "--registry-auth",
+        choices=("api-key",),
+        help="send the API key to a registry that is not OpenAI's (https only)",
+    )
+    group.add_argument(
+        "--use-agent-identity-auth",
+        action="store_true",
+        help="authenticate with the agent identity in CODEX_ACCESS_TOKEN",
+    )
+    group.add_argument(
+        "--executor-credential-stdin",
+        action="store_true",
+        help="read credentials from stdin, one JSON object per line, each replacing the "
+        "previous one; exit when stdin is closed",
+    )
+    group.add_argument(
+        "--aws-sigv4",
+        action="store_true",
+        help="sign requests for AWS; requires --remote-transport direct and botocore",
+    )
+    group.add_argument(
+        "--aws-profile", metavar="NAME", help="default: the profile that AWS tools select"
+    )
+    group.add_argument(
+        "--aws-region", metavar="REGION", help="default: AWS_REGION, or the region of the profile"
+    )
+    group.add_argument("--aws-service", metavar="NAME", help="default: execute-api")
+
+
+def _add_authentication(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "authentication of clients",
+        "Without --ws-auth every client that can reach the address can connect, so the server\n"
+        "then listens on loopback addresses and unix sockets only.",
+    )
+    group.add_argument(
+        "--ws-auth",
+        choices=("capability-token", "signed-bearer-token"),
+        help="require an Authorization: Bearer header: a secret token, or a JWT signed "
+        "(HS256) with a shared secret (default: no authentication)",
+    )
+    group.add_argument(
+        "--ws-token-file", metavar="PATH", help="capability-token: file with the token"
+    )
+    group.add_argument(
+        "--ws-token-sha256",
+        metavar="HEX",
+        help="capability-token: SHA-256 of the token, instead of the file",
+    )
+    group.add_argument(
+        "--ws-shared-secret-file",
+        metavar="PATH",
+        help="signed-bearer-token: file with the secret, at least 32 bytes",
+    )
+    group.add_argument(
+        "--ws-issuer", metavar="ISSUER", help="signed-bearer-token: required `iss` claim"
+    )
+    group.add_argument(
+        "--ws-audience", metavar="AUDIENCE", help="signed-bearer-token: required `aud` claim"
+    )
+    group.add_argument(
+        "--ws-max-clock-skew-seconds",
+        metavar="SECONDS",
+        type=int,
+        help="signed-bearer-token: tolerance for `exp` and `nbf` (default: 30)",
+    )
+    group.add_argument(
+        "--allow-unauthenticated",
+        action="store_true",
+        help="allow --listen on other than loopback addresses without --ws-auth",
+    )
+    group.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="also accept this host name in the Host header; may be repeated (default, without "
+        "--ws-auth: IP addresses and localhost only, against DNS rebinding by web pages)",
+    )
+
+
+_FORWARD_DESCRIPTION = """\
+Serve clients of a relay on behalf of another server: register with a registry, and forward
+messages between the relay and the server of --connect. No port is opened on this machine.
+"""
+
+_FORWARD_EPILOG = """\
+examples:
+  exec-server forward --connect ws://127.0.0.1:7700 --remote URL --environment-id build-7
+  exec-server forward --connect wss://inner.example.net --remote URL --environment-id build-7
+"""
+
+
+def build_forward_parser() -> ServerParser:
+    """For help and completion; `parse` accepts all flags of the server."""
+    parser = ServerParser(
+        "exec-server forward", description=_FORWARD_DESCRIPTION, epilog=_FORWARD_EPILOG
+    )
+    add_remote_flags(parser)
+    add_registry_credentials(parser)
+    add_logging_flags(parser)
+    return parser
+
+
+_UP_DESCRIPTION = """\
+Make this machine reachable through a registry, under its host name, with the token that
+`exec-server login` has stored. No port is opened on this machine. It runs until Ctrl-C, or as a
+service of the user. While the registry is away it goes on trying; it ends if the registry rejects
+the token.
+"""
+
+_UP_EPILOG = """\
+Every client that the registry lets connect can run commands as the user who runs this.
+
+examples:
+  exec-server up                                   the registry of the only login
+  exec-server up https://registry.example.net --environment-id build-7
+  exec-server up --pin sha256:2f05…                a registry with a new self-signed certificate
+  exec-server up --install                         as a systemd service of this user, from now on
+  exec-server up --uninstall
+"""
+
+
+def build_up_parser() -> ServerParser:
+    """The parser of the command; `serve.up` hands the rest to that of the server."""
+    parser = ServerParser("exec-server up", description=_UP_DESCRIPTION, epilog=_UP_EPILOG)
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        help="the registry (default: the only one that a login lets this machine register with)",
+    )
+    parser.add_argument(
+        "--environment-id",
+        type=utf8_text,
+        metavar="ID",
+        help="the id by which clients find this machine (default: its host name)",
+    )
+    _add_certificate_checks(parser)
+    add_key_file(parser)
+    service = parser.add_mutually_exclusive_group()
+    service.add_argument(
+        "--install",
+        action="store_true",
+        help="run it as a systemd service of this user, now and after each login",
+    )
+    service.add_argument("--uninstall", action="store_true", help="stop and remove the service")
+    # Its user wants to know that the registry cannot be reached.
+    add_logging_flags(parser, level="warning")
+    return parser
+
+
+def _add_certificate_checks(parser: ServerParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="root certificates to trust for the registry and its relay, in PEM format "
+        "(default: as `exec-server login` was told)",
+    )
+    group.add_argument(
+        "--pin",
+        metavar="SHA256",
+        action="append",
+        default=[],
+        help="accept exactly the certificate with this fingerprint; may be repeated (default: as "
+        "`exec-server login` was told)",
+    )

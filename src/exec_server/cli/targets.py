@@ -1,0 +1,500 @@
+"""Parses TARGET and TARGET:PATH arguments and targets.toml; opens no connection.
+
+    ws://HOST:PORT  wss://HOST          a listening server
+    unix:/PATH                          a server on a unix socket of this machine
+    stdio:COMMAND WORDS                 a program that serves on stdin and stdout
+    relay:https://REGISTRY/ENVIRONMENT  an environment of a registry
+    NAME                                the table [NAME] of targets.toml
+
+A path follows after a colon. After a name, the first colon counts. After other targets the path
+begins with `/` or `~`, and the first colon followed by one of these counts; for stdio and unix
+the last one, because the command or the path of the socket may contain such colons. After a unix
+socket a relative path may follow too: the last colon counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import stat
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from exec_server.cli.errors import UsageError
+from exec_server.cli.parser import ArgumentParser, CommandParser
+from exec_server.cli.streams import json_text, print_status, print_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+# A target takes a few hundred bytes. A larger file is not a targets.toml.
+MAX_FILE_BYTES: Final = 1_048_576
+# A token must fit into an HTTP header. A larger file does not hold a token.
+MAX_TOKEN_BYTES: Final = 16_384
+
+# Patterns are compiled at their first use: a command needs two or three of them.
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+# Prefixes of the other target forms, so not available as names.
+_RESERVED: Final = frozenset({"ws", "wss", "unix", "stdio", "relay", "file", "http", "https"})
+_URL: Final = ("ws://", "wss://", "unix:")
+_URL_PATH: Final = r"(?s)((?:wss?://|relay:https?://).+?)(?::((?:[/~].*)?))?"
+# A URL followed by a relative path, which is not supported. A port is not a path; a URL with user
+# name and password is rejected elsewhere.
+_RELATIVE_URL_PATH: Final = (
+    r"(?s)(wss?://(?![^/]*@)(?:\[[^]]*\]|[^/:[]*)(?::\d+)?):(?!\d+(?:[/?#]|$)).+"
+)
+_URL_WITH_PATH: Final = r"(wss?://[^/?#]+)(/[^?#]+)"
+_STDIO_PATH: Final = r"(?s)(stdio:.+):([/~].*)"
+_UNIX_PATH: Final = r"(?s)(unix:.+):([/~].*)|(unix:.+):(.*)"
+_NAMED_PATH: Final = rf"(?s)(?!stdio:|unix:)({_NAME}):(.*)"
+_HOST_PORT: Final = r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+"
+_RELAY: Final = r"(?s)(https?://.+)/([^/]+)"
+_KEYS: Final = frozenset(
+    {
+        *("url", "stdio", "registry", "environment_id"),
+        *("token", "token_file", "token_env", "executor_key", "ca_file"),
+        *("pin", "allow_insecure_token"),
+    }
+)
+
+
+class AccessOptions(NamedTuple):
+    """Credentials of the client and checks of the server; `token_*` name the token's source."""
+
+    token: str | None = None
+    token_file: str | None = None
+    token_env: str | None = None
+    executor_key: str | None = None
+    ca_file: str | None = None
+    pins: tuple[str, ...] = ()
+    allow_insecure_token: bool = False
+
+    def __repr__(self) -> str:
+        return "AccessOptions(…)"  # keep the token out of tracebacks
+
+    @property
+    def has_token(self) -> bool:
+        return (self.token, self.token_file, self.token_env) != (None, None, None)
+
+    def read_token(self) -> str | None:
+        """Read the token from its source; raises UsageError if the source has none."""
+        if self.token_env is not None:
+            token = os.environ.get(self.token_env, "").strip()
+            if not token:
+                raise UsageError(f"the environment variable {self.token_env} holds no token")
+            return token
+        if self.token_file is not None:
+            return _read_token_file(self.token_file)
+        return self.token
+
+
+class Target(NamedTuple):
+    """A server; exactly one of `url`, `argv` and `registry` is set."""
+
+    label: str  # the TARGET argument
+    url: str | None = None
+    argv: tuple[str, ...] | None = None
+    registry: str | None = None
+    environment_id: str | None = None
+    access: AccessOptions = AccessOptions()
+
+    @property
+    def address(self) -> str:
+        """The target in the form of a TARGET argument without a name."""
+        if self.argv is not None:
+            import shlex
+
+            return f"stdio:{shlex.join(self.argv)}"
+        return self.url or f"relay:{self.registry}/{self.environment_id}"
+
+
+class RemotePath(NamedTuple):
+    """A path on a target. `path` is None for a bare TARGET, and empty for `TARGET:`."""
+
+    target: str
+    path: str | None
+
+
+def parse_remote_path(text: str) -> RemotePath | None:
+    """Parse TARGET:PATH; None for a local path. Names are not looked up.
+
+    Raises UsageError for a relative path after a target without a name.
+    """
+    if (parts := re.fullmatch(_UNIX_PATH, text)) is not None:
+        return RemotePath(parts[1] or parts[3], parts[4] if parts[1] is None else parts[2])
+    for form in (_STDIO_PATH, _URL_PATH, _NAMED_PATH):
+        if (parts := re.fullmatch(form, text)) is not None:
+            if (relative := re.fullmatch(_RELATIVE_URL_PATH, parts[1])) is not None:
+                raise UsageError(
+                    f"`{text}`: a path after {relative[1]} begins with / or ~; only a target "
+                    "with a name in targets.toml takes relative paths"
+                )
+            return RemotePath(parts[1], parts[2])
+    return RemotePath(text, None) if text.startswith(("stdio:", "unix:")) else None
+
+
+def remote_path_example(target: str) -> str:
+    """How to write a path on a target, for error texts."""
+    if (parts := re.fullmatch(_URL_WITH_PATH, target)) is not None:
+        return f"{parts[1]}:{parts[2]}"  # the colon before the path is missing
+    return f"{target}:PATH" if re.fullmatch(_NAME, target) else f"{target}:/PATH"
+
+
+def find_target(text: str, access: AccessOptions | None = None) -> Target:
+    """The target of a TARGET argument; `access` overrides targets.toml. Raises UsageError."""
+    if text.startswith("stdio:"):
+        target = Target(label=text, argv=_split_command(text.removeprefix("stdio:"), text))
+    elif text.startswith(_URL):
+        target = Target(label=text, url=text)
+    elif text.startswith("relay:"):
+        target = _relay_target(text)
+    else:
+        target = _named_target(text)
+    return target._replace(access=_merged(target.access, access or AccessOptions()))
+
+
+def _merged(stored: AccessOptions, given: AccessOptions) -> AccessOptions:
+    """A token from the command line replaces the stored token, of whichever source.
+
+    A CA file or pins replace both of the stored ones.
+    """
+    checks = given if given.ca_file is not None or given.pins else stored
+    has_token = given.token_file is not None or given.token_env is not None
+    tokens = given if has_token else stored
+    return AccessOptions(
+        token=tokens.token,
+        token_file=tokens.token_file,
+        token_env=tokens.token_env,
+        executor_key=given.executor_key or stored.executor_key,
+        ca_file=checks.ca_file,
+        pins=checks.pins,
+        allow_insecure_token=given.allow_insecure_token or stored.allow_insecure_token,
+    )
+
+
+def _split_command(command: str, where: str) -> tuple[str, ...]:
+    import shlex
+
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"{where}: cannot parse the command after stdio: {error}") from None
+    if not words:
+        example = "stdio:exec-server --listen stdio"
+        raise UsageError(f"{where}: no command after stdio; write for example '{example}'")
+    return words
+
+
+def _relay_target(text: str) -> Target:
+    parts = re.fullmatch(_RELAY, text.removeprefix("relay:"))
+    if parts is None:
+        raise UsageError(f"`{text}` names no environment; write relay:https://REGISTRY/ENVIRONMENT")
+    return Target(label=text, registry=parts[1], environment_id=parts[2])
+
+
+def _named_target(name: str) -> Target:
+    known = load_targets()
+    if name in known:
+        return known[name]
+    listed = (
+        f"known targets: {', '.join(sorted(known))}"
+        if known
+        else f"{targets_file()} defines no targets"
+    )
+    if re.fullmatch(_HOST_PORT, name) is not None:
+        raise UsageError(f"`{name}` is not a target; did you mean ws://{name}?")
+    if re.fullmatch(_NAME, name) is None:
+        raise UsageError(
+            f"`{name}` is neither a URL (ws://HOST:PORT, unix:/PATH) nor a name; {listed}"
+        )
+    raise UsageError(f"unknown target `{name}`; {listed}")
+
+
+# ---- targets.toml ---------------------------------------------------------------------
+
+
+def targets_file() -> Path:
+    """The path of targets.toml."""
+    from pathlib import Path  # slow to import, and needed for targets with a name only
+
+    config = os.environ.get("XDG_CONFIG_HOME", "")
+    # The XDG base directory specification says to ignore a relative path.
+    base = Path(config) if config.startswith("/") else Path.home() / ".config"
+    return base / "exec-server" / "targets.toml"
+
+
+def read_configuration(path: Path) -> tuple[bytes, bool] | None:
+    """A file of the user's configuration, and whether other users can read it.
+
+    None if there is no such file; raises UsageError.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+    return content, bool(stat.S_IMODE(mode) & 0o077)
+
+
+def load_targets() -> dict[str, Target]:
+    """All targets of targets.toml, none if it does not exist; raises UsageError."""
+    import tomllib
+
+    path = targets_file()
+    found = read_configuration(path)
+    if found is None:
+        return {}
+    text, is_exposed = found
+    try:
+        tables = tomllib.loads(text.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    targets = {name: _read_table(path, name, table) for name, table in tables.items()}
+    if is_exposed and any(target.access.token for target in targets.values()):
+        raise UsageError(
+            f"{path} holds a token and is readable by other users: run `chmod 600 {path}`, "
+            "or use token_file"
+        )
+    return targets
+
+
+def _read_table(path: Path, name: str, table: object) -> Target:
+    where = f"{path}: [{name}]"
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: `{name}` is not a table; targets are written as [{name}]")
+    if re.fullmatch(_NAME, name) is None or name in _RESERVED:
+        raise UsageError(
+            f"{where}: a name begins with a letter or digit, contains only these and `-`, `_`, "
+            f"`.`, and is none of {', '.join(sorted(_RESERVED))}"
+        )
+    for key, value in table.items():
+        if key not in _KEYS:
+            known = ", ".join(sorted(_KEYS))
+            raise UsageError(f"{where}: unknown key `{key}`; known keys: {known}")
+        if key == "allow_insecure_token":
+            if not isinstance(value, bool):
+                raise UsageError(f"{where}: `{key}` must be true or false")
+        elif not isinstance(value, str) and key not in ("stdio", "pin"):
+            raise UsageError(f"{where}: `{key}` must be a string")
+    if str(table.get("url", "")).startswith("relay:"):
+        table = _split_relay_url(where, table)
+    _check_combination(where, table)
+    return Target(
+        label=name,
+        url=table.get("url"),
+        argv=_parse_stdio(where, table["stdio"]) if "stdio" in table else None,
+        registry=table.get("registry"),
+        environment_id=table.get("environment_id"),
+        access=AccessOptions(
+            token=table.get("token"),
+            token_file=_resolve_path(table.get("token_file"), path),
+            token_env=table.get("token_env"),
+            executor_key=table.get("executor_key"),
+            ca_file=_resolve_path(table.get("ca_file"), path),
+            pins=_parse_pins(where, table.get("pin", [])),
+            allow_insecure_token=table.get("allow_insecure_token", False),
+        ),
+    )
+
+
+def _split_relay_url(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table whose url is `relay:REGISTRY/ENVIRONMENT`, with the keys of a registry instead."""
+    if "registry" in table or "environment_id" in table:
+        raise UsageError(f"{where}: a url that begins with relay: has no registry beside it")
+    try:
+        relay = _relay_target(table["url"])
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    rest = {key: value for key, value in table.items() if key != "url"}
+    return rest | {"registry": relay.registry, "environment_id": relay.environment_id}
+
+
+def _check_combination(where: str, table: Mapping[str, object]) -> None:
+    ways = [key for key in ("url", "stdio", "registry") if key in table]
+    tokens = [key for key in ("token", "token_file", "token_env") if key in table]
+    rules = (
+        (len(ways) != 1, "needs exactly one of url, stdio and registry"),
+        (
+            ("registry" in table) != ("environment_id" in table),
+            "registry and environment_id require each other",
+        ),
+        (len(tokens) > 1, f"{' and '.join(tokens)} exclude each other"),
+        (bool(tokens) and "stdio" in table, f"{''.join(tokens)} is not used with stdio"),
+        ("executor_key" in table and "registry" not in table, "executor_key requires registry"),
+        ("ca_file" in table and "stdio" in table, "ca_file is not used with stdio"),
+        ("pin" in table and "stdio" in table, "pin is not used with stdio"),
+        ("pin" in table and "ca_file" in table, "ca_file and pin exclude each other"),
+        ("allow_insecure_token" in table and not tokens, "allow_insecure_token requires a token"),
+    )
+    for is_wrong, text in rules:
+        if is_wrong:
+            raise UsageError(f"{where}: {text}")
+
+
+def _parse_stdio(where: str, value: object) -> tuple[str, ...]:
+    """Parse a command: a string in shell syntax, or a list of words."""
+    if isinstance(value, str):
+        return _split_command(value, where)
+    if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+        return tuple(value)
+    raise UsageError(f"{where}: `stdio` must be a string or a list of strings")
+
+
+def _parse_pins(where: str, value: object) -> tuple[str, ...]:
+    """Parse one fingerprint, or a list of those that are accepted."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(pin, str) for pin in value):
+        return tuple(value)
+    raise UsageError(f"{where}: `pin` must be a string or a list of strings")
+
+
+def _resolve_path(value: str | None, file: Path) -> str | None:
+    """Expand `~`, and make a path relative to the directory of targets.toml absolute."""
+    if value is None:
+        return None
+    return str(file.parent / os.path.expanduser(value))
+
+
+def _read_token_file(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read the token file {path}: {error.strerror}") from None
+    if len(content) > MAX_TOKEN_BYTES:
+        raise UsageError(f"the token file {path} has more than {MAX_TOKEN_BYTES} bytes")
+    try:
+        token = content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise UsageError(f"the token file {path} contains non-ASCII characters") from None
+    if not token:
+        raise UsageError(f"the token file {path} is empty")
+    return token
+
+
+def write_private_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace a file at once; its directory is created for the user alone. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def add_access_flags(parser: ArgumentParser) -> None:
+    """Add the group of flags to a parser."""
+    group = parser.add_argument_group(
+        "access", "For targets without a name; for named ones they override targets.toml."
+    )
+    group.add_argument("--token-file", metavar="FILE", help="file with the token to send")
+    group.add_argument("--token-env", metavar="NAME", help="environment variable with the token")
+    group.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="root certificates to trust, in PEM format (default: those of the system)",
+    )
+    group.add_argument(
+        "--pin",
+        metavar="SHA256",
+        action="append",
+        default=[],
+        help="for wss and relay targets: accept exactly the certificate with this fingerprint, "
+        "whatever its issuer; may be repeated (`exec-server tls-init` prints it)",
+    )
+    group.add_argument(
+        "--allow-insecure-token",
+        action="store_true",
+        help="send the token also to ws:// targets on other machines, unencrypted (default: "
+        "refuse)",
+    )
+    group.add_argument(
+        "--executor-key",
+        metavar="SHA256",
+        help="for relay targets: the only executor key to accept, by its fingerprint "
+        "(default: the key that the registry names)",
+    )
+
+
+def access_options(arguments: argparse.Namespace) -> AccessOptions:
+    """The access flags as AccessOptions; raises UsageError."""
+    if arguments.token_file is not None and arguments.token_env is not None:
+        raise UsageError("--token-file and --token-env exclude each other")
+    if arguments.ca_file is not None and arguments.pin:
+        raise UsageError("--ca-file and --pin exclude each other")
+    return AccessOptions(
+        token_file=arguments.token_file,
+        token_env=arguments.token_env,
+        executor_key=arguments.executor_key,
+        ca_file=arguments.ca_file,
+        pins=tuple(arguments.pin),
+        allow_insecure_token=arguments.allow_insecure_token,
+    )
+
+
+_DESCRIPTION: Final = """\
+List the targets of ~/.config/exec-server/targets.toml (or $XDG_CONFIG_HOME/exec-server/
+targets.toml). Create the file yourself; each table defines one target:
+
+  [build]
+  url = "wss://build.example.net:7700"
+  token_file = "build.token"           # or token_env; relative to targets.toml
+  ca_file = "build-ca.pem"             # root certificate of a private authority
+
+  [self-signed]
+  url = "wss://192.168.1.20:7700"
+  token_file = "lan.token"
+  pin = "sha256:…"                     # the fingerprint that `exec-server tls-init` prints
+
+  [same-user]
+  url = "unix:/run/user/1000/exec-server.sock"
+
+  [lab]
+  stdio = "ssh lab exec-server --listen stdio"
+
+  [behind-nat]
+  registry = "https://registry.example.net"
+  environment_id = "build-7"
+  token_env = "REGISTRY_TOKEN"
+  executor_key = "sha256:…"            # accept this key only: the registry need not be trusted
+"""
+_EPILOG: Final = """\
+examples:
+  exec-server targets --names
+  exec-server targets --json | jq -r '.[].address'
+"""
+
+
+def build_parser() -> CommandParser:
+    parser = CommandParser("targets", description=_DESCRIPTION, epilog=_EPILOG)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--names", action="store_true", help="print only the names")
+    shown.add_argument("--json", action="store_true", help="print a JSON list instead of text")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print name and address of each target; returns the exit code."""
+    known = load_targets()
+    if arguments.json:
+        rows = [{"name": name, "address": known[name].address} for name in sorted(known)]
+        print_text(json_text(rows))
+        return 0
+    width = max(map(len, known), default=0)
+    for name, target in sorted(known.items()):
+        print_text(f"{name}\n" if arguments.names else f"{name:{width}}  {target.address}\n")
+    if not known and not arguments.names:
+        print_status(f"{targets_file()} defines no targets; see `exec-server targets -h`")
+    return 0

@@ -1,0 +1,42 @@
+"""Explanations of a denial; running commands is tested in integration."""
+
+from __future__ import annotations
+
+import pytest
+
+from exec_server.cli.sandbox.run import EXIT_CANNOT_EXECUTE, describe_denial
+from exec_server.sandbox.denial_explainer import CommandDenials
+from exec_server.sandbox.policy.model import Policy, Rule
+
+_NO_RULES = Policy((), (), "enabled")
+
+
+def _describe(policy: Policy, code: int, stderr: bytes) -> str:
+    return describe_denial(CommandDenials(policy, "/"), policy, code, stderr)
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "text"),
+    [
+        (0, b"x: Permission denied\n", ""),
+        (1, b"no reason\n", ""),
+        (EXIT_CANNOT_EXECUTE, b"exec-server: cannot execute x: Permission denied\n", ""),
+    ],
+)
+def test_other_failures_are_not_explained(code: int, stderr: bytes, text: str) -> None:
+    assert _describe(Policy(None, (), "enabled"), code, stderr) == text
+
+
+def test_a_denial_names_access_and_rule() -> None:
+    text = _describe(_NO_RULES, 1, b"cat: /a: Permission denied\n")
+    first, second = text.splitlines()
+    assert first == "exec-server: denied: read /a"
+    assert second.startswith("exec-server: ")
+
+
+def test_a_denial_of_a_successful_command_is_explained() -> None:
+    policy = Policy((Rule("/", "read"),), (), "enabled")
+    stderr = b"touch: cannot touch '/etc/x': Read-only file system\nbut all is well\n"
+    first, second = _describe(policy, 0, stderr).splitlines()
+    assert first == "exec-server: denied: write /etc/x"
+    assert second.endswith("the closest one is: read /")

@@ -1,0 +1,160 @@
+"""The flags of the server: defaults, combinations, help."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from exec_server.cli.serve import arguments
+from exec_server.cli.serve.arguments import (
+    DEFAULT_LISTEN_URL,
+    build_forward_parser,
+    build_parser,
+    build_up_parser,
+    parse,
+)
+
+_REMOTE = ["--remote", "https://r", "--environment-id", "e"]
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EXEC_SERVER_LOG", "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE"):
+        monkeypatch.delenv(name, raising=False)
+    arguments = parse([])
+    assert (arguments.listen, arguments.concurrent_requests) == ([DEFAULT_LISTEN_URL], 1)
+    assert (arguments.session_retention, arguments.log_level) == (30.0, "error")
+    assert not arguments.exit_on_stdin_close
+    assert not arguments.forward
+
+
+def test_listen_may_be_repeated() -> None:
+    urls = ["unix:/s", "wss://127.0.0.1:0"]
+    words = [word for url in urls for word in ("--listen", url)]
+    arguments = parse([*words, "--tls-cert", "c", "--tls-key", "k"])
+    assert arguments.listen == urls
+    assert (arguments.tls_cert, arguments.tls_key) == ("c", "k")
+
+
+def test_variables_change_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXEC_SERVER_LOG", "info")
+    monkeypatch.setenv("CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE", "true")
+    arguments = parse([])
+    assert (arguments.log_level, arguments.exit_on_stdin_close) == ("info", True)
+    assert parse(["--log-level", "debug"]).log_level == "debug"
+
+
+@pytest.mark.parametrize("flag", ["--legacy-sandbox-forms", "--older-sandbox-forms"])
+def test_flags_for_legacy_sandbox_forms_are_accepted_and_hidden(flag: str) -> None:
+    parse([flag])
+    assert flag not in build_parser().format_help()
+
+
+def test_help_fits_and_its_examples_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = build_parser().format_help()
+    assert max(map(len, text.splitlines())) <= 100
+    examples = re.findall(r"^  exec-server (?:serve)?(.*)$", text.partition("examples:")[2], re.M)
+    assert len(examples) >= 6
+    for example in examples:
+        parse(shlex.split(example))
+
+
+def test_forward_may_follow_flags() -> None:
+    assert parse([*_REMOTE, "forward", "--connect", "ws://h:1"]).forward
+    assert parse(["forward", *_REMOTE, "--connect", "ws://h:1"]).forward
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["forward"], "forward requires --remote"),
+        (["--aws-sigv4", "--name", "n"], "--name, --aws-sigv4 requires --remote"),
+        (["--remote", "u", "--listen", "stdio"], "--remote and --listen exclude each other"),
+        (["--remote", "u"], "--remote requires --environment-id"),
+        ([*_REMOTE, "--executor-id", "i"], "--environment-id and --executor-id exclude each other"),
+        ([*_REMOTE, "forward"], "forward requires --connect"),
+        ([*_REMOTE, "--connect", "ws://h"], "--connect requires forward"),
+        (
+            [*_REMOTE, "--use-agent-identity-auth", "--executor-credential-stdin"],
+            "--use-agent-identity-auth and --executor-credential-stdin exclude each other",
+        ),
+        (
+            [*_REMOTE, "--executor-credential-stdin", "--aws-sigv4"],
+            "--executor-credential-stdin and --aws-sigv4 exclude each other",
+        ),
+        (
+            [*_REMOTE, "--remote-transport", "direct"],
+            "--remote-transport direct requires --aws-sigv4",
+        ),
+        (
+            [*_REMOTE, "--remote-transport", "direct", "--aws-sigv4", "--relay-security", "text"],
+            "--relay-security requires --remote-transport noise",
+        ),
+        (
+            [*_REMOTE, "--remote-transport", "direct", "--aws-sigv4", "--key-file", "k"],
+            "--key-file requires --relay-security noise",
+        ),
+        (
+            [*_REMOTE, "--relay-security", "plain", "--key-file", "k"],
+            "--key-file requires --relay-security noise",
+        ),
+        (
+            ["--remote", "u", "--executor-id", "e", "--key-file", "k"],
+            "--key-file requires --relay-security noise",
+        ),
+        (["--key-file", "k"], "--key-file requires --remote"),
+        ([*_REMOTE, "--ws-auth", "capability-token"], "--ws-auth requires --listen"),
+        (["forward", "again"], "unrecognized arguments: again"),
+        (["--concurrent-requests", "0"], "invalid positive number value: '0'"),
+        (["--session-retention", "-1"], "invalid number of seconds value: '-1'"),
+        (["--listen"], "argument --listen: expected one argument"),
+    ],
+)
+def test_invalid_flags_are_named(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(words)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert text in error
+    assert error.endswith("\n\nFor more information, try 'exec-server serve --help'.\n")
+
+
+def test_the_server_knows_every_flag() -> None:
+    known = arguments.build_parser()._option_string_actions
+    assert set(build_forward_parser()._option_string_actions) <= set(known)
+
+
+def test_examples_parse() -> None:
+    examples = re.findall(
+        r"^  exec-server (forward .*)$", build_forward_parser().format_help(), re.M
+    )
+    assert len(examples) == 2
+    for example in examples:
+        assert arguments.parse(shlex.split(example)).forward
+
+
+def test_the_registry_and_the_id_have_defaults() -> None:
+    arguments = build_up_parser().parse_args([])
+    assert (arguments.url, arguments.environment_id) == (None, None)
+
+
+def test_lost_connections_are_told_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("EXEC_SERVER_LOG", raising=False)
+    assert build_up_parser().parse_args([]).log_level == "warning"
+    monkeypatch.setenv("EXEC_SERVER_LOG", "error")
+    assert build_up_parser().parse_args([]).log_level == "error"
+
+
+def test_a_service_is_not_installed_and_removed_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        build_up_parser().parse_args(["--install", "--uninstall"])
+    assert "exec-server up --help" in capsys.readouterr().err

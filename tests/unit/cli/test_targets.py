@@ -1,0 +1,312 @@
+"""What TARGET and TARGET:PATH mean, and the file with the names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exec_server.cli import targets
+from exec_server.cli.errors import UsageError
+from exec_server.cli.targets import (
+    AccessOptions,
+    RemotePath,
+    Target,
+    find_target,
+    parse_remote_path,
+)
+
+_NAMED = """\
+[build]
+url = "wss://build.example.net:7700"
+token_file = "build.token"
+ca_file = "/etc/ca.pem"
+
+[pinned]
+url = "wss://192.0.2.1:7700"
+pin = "sha256:00"
+
+[rotating]
+url = "wss://192.0.2.1:7700"
+pin = ["sha256:00", "sha256:11"]
+
+[trusted-network]
+url = "ws://192.0.2.1:7700"
+token_env = "T"
+allow_insecure_token = true
+
+[lab]
+stdio = "ssh lab 'exec-server' --listen stdio"
+
+[words]
+stdio = ["a b", "c"]
+
+[behind-nat]
+registry = "https://registry.example.net/base"
+environment_id = "build-7"
+token_env = "REGISTRY_TOKEN"
+executor_key = "sha256:00"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where targets.toml belongs; it is not there yet."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "exec-server").mkdir()
+    return tmp_path / "exec-server" / "targets.toml"
+
+
+# ---- remote paths ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("build:", RemotePath("build", "")),
+        ("build:a", RemotePath("build", "a")),
+        ("build:/a:/b", RemotePath("build", "/a:/b")),
+        ("build:~/x", RemotePath("build", "~/x")),
+        ("b-1.x_y:a\nb", RemotePath("b-1.x_y", "a\nb")),
+        ("ws://h:7700", RemotePath("ws://h:7700", None)),
+        ("ws://h:7700:", RemotePath("ws://h:7700", "")),
+        ("ws://h:7700:/a", RemotePath("ws://h:7700", "/a")),
+        ("ws://h:7700:/a:/b", RemotePath("ws://h:7700", "/a:/b")),
+        ("ws://h:~", RemotePath("ws://h", "~")),
+        ("wss://h/base:/a", RemotePath("wss://h/base", "/a")),
+        ("ws://h:80/base", RemotePath("ws://h:80/base", None)),
+        ("ws://a:b@h:80:/a", RemotePath("ws://a:b@h:80", "/a")),
+        ("ws://[::1]:7700:/a", RemotePath("ws://[::1]:7700", "/a")),
+        ("relay:https://r.net/b-7", RemotePath("relay:https://r.net/b-7", None)),
+        ("relay:https://r.net:8/b-7:/a", RemotePath("relay:https://r.net:8/b-7", "/a")),
+        ("stdio:/bin/x --listen stdio", RemotePath("stdio:/bin/x --listen stdio", None)),
+        ("stdio:/bin/x stdio:/a", RemotePath("stdio:/bin/x stdio", "/a")),
+        ("stdio:x ws://h:/a:~/b", RemotePath("stdio:x ws://h:/a", "~/b")),
+        ("unix:/run/s", RemotePath("unix:/run/s", None)),
+        ("unix:/run/s:", RemotePath("unix:/run/s", "")),
+        ("unix:/run/s:/a", RemotePath("unix:/run/s", "/a")),
+        ("unix:/run/s:~/a:b", RemotePath("unix:/run/s", "~/a:b")),
+        ("unix:/run/s:0:/a", RemotePath("unix:/run/s:0", "/a")),
+        ("unix:/run/s:a", RemotePath("unix:/run/s", "a")),
+        ("/a:b", None),
+        ("./a:b", None),
+        ("a/b:c", None),
+        ("file", None),
+        (".hidden:a", None),
+        (":a", None),
+        ("", None),
+    ],
+)
+def test_where_a_path_begins(text: str, path: RemotePath | None) -> None:
+    assert parse_remote_path(text) == path
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("ws://h:7700:.", "ws://h:7700"),
+        ("ws://h:7700:a/b", "ws://h:7700"),
+        ("ws://h:7700:a:/b", "ws://h:7700"),
+        ("wss://h:a", "wss://h"),
+        ("ws://[::1]:7:a", "ws://[::1]:7"),
+        ("ws://[::1]:a", "ws://[::1]"),
+    ],
+)
+def test_a_relative_path_needs_a_name(text: str, url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_remote_path(text)
+    assert str(caught.value).startswith(f"`{text}`: a path after {url} begins with / or ~; ")
+
+
+# ---- targets without a name -----------------------------------------------------------
+
+
+def test_urls_programs_and_relays(file: Path) -> None:
+    assert find_target("ws://h:1") == Target(label="ws://h:1", url="ws://h:1")
+    assert find_target("unix:/run/s") == Target(label="unix:/run/s", url="unix:/run/s")
+    assert find_target("stdio:a 'b c'").argv == ("a", "b c")
+    relayed = find_target("relay:https://r.net/base/build-7")
+    assert (relayed.registry, relayed.environment_id) == ("https://r.net/base", "build-7")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("stdio:", "no command"),
+        ("stdio:'", "cannot parse the command after stdio"),
+        ("relay:", "relay:https://REGISTRY/ENVIRONMENT"),
+        ("relay:https://r.net", "relay:https://REGISTRY/ENVIRONMENT"),
+        ("http://h:1", "neither a URL"),
+        ("", "neither a URL"),
+        ("nobody", "unknown target `nobody`"),
+        ("localhost:7733", r"did you mean ws://localhost:7733\?"),
+        ("[::1]:7733", r"did you mean ws://\[::1\]:7733\?"),
+    ],
+)
+def test_invalid_targets_name_a_valid_form(file: Path, text: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        find_target(text)
+
+
+# ---- the file -------------------------------------------------------------------------
+
+
+def test_a_missing_file_has_no_targets(file: Path) -> None:
+    assert targets.load_targets() == {}
+    with pytest.raises(UsageError, match=f"{file} defines no targets"):
+        find_target("build")
+
+
+def test_the_file_is_below_the_home_without_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for unset in ("", "relative"):
+        monkeypatch.setenv("XDG_CONFIG_HOME", unset)
+        assert targets.targets_file() == Path("/home/me/.config/exec-server/targets.toml")
+
+
+def test_every_kind_of_entry(file: Path) -> None:
+    file.write_text(_NAMED)
+    known = targets.load_targets()
+    build = known["build"]
+    assert build.url == "wss://build.example.net:7700"
+    assert build.access.token_file == str(file.parent / "build.token")
+    assert build.access.ca_file == "/etc/ca.pem"
+    assert known["lab"].argv == ("ssh", "lab", "exec-server", "--listen", "stdio")
+    assert known["words"].argv == ("a b", "c")
+    assert known["pinned"].access.pins == ("sha256:00",)
+    assert known["rotating"].access.pins == ("sha256:00", "sha256:11")
+    assert known["trusted-network"].access.allow_insecure_token
+    assert not build.access.allow_insecure_token
+    relayed = known["behind-nat"]
+    assert (relayed.registry, relayed.environment_id) == (
+        "https://registry.example.net/base",
+        "build-7",
+    )
+    assert relayed.access.executor_key == "sha256:00"
+    assert [known[name].address for name in ("build", "words", "behind-nat")] == [
+        "wss://build.example.net:7700",
+        "stdio:'a b' c",
+        "relay:https://registry.example.net/base/build-7",
+    ]
+
+
+def test_a_url_may_be_that_of_a_relay_target(file: Path) -> None:
+    file.write_text('[b]\nurl = "relay:https://r.example/base/build-7"\nexecutor_key = "sha256:00"')
+    target = find_target("b")
+    assert (target.url, target.registry) == (None, "https://r.example/base")
+    assert target.environment_id == "build-7"
+    assert target.access.executor_key == "sha256:00"
+
+
+def test_an_unknown_name_lists_the_known_ones(file: Path) -> None:
+    file.write_text(_NAMED)
+    with pytest.raises(UsageError, match="unknown target `nope`; known targets: behind-nat, build"):
+        find_target("nope")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("x", "is not TOML"),
+        ('a = "b"', "`a` is not a table"),
+        ('[a]\nurl = "ws://h"\nport = 1', "unknown key `port`"),
+        ("[a]\nurl = 1", "`url` must be a string"),
+        ("[a]", "exactly one of url, stdio and registry"),
+        ('[a]\nurl = "ws://h"\nstdio = "x"', "exactly one of url, stdio and registry"),
+        ('[a]\nregistry = "https://r"', "require each other"),
+        ('[a]\nurl = "ws://h"\nenvironment_id = "e"', "require each other"),
+        ('[a]\nurl = "ws://h"\ntoken_file = "f"\ntoken_env = "E"', "exclude each other"),
+        ('[a]\nstdio = "x"\ntoken_env = "E"', "token_env is not used with stdio"),
+        ('[a]\nstdio = "x"\nca_file = "f"', "ca_file is not used with stdio"),
+        ('[a]\nurl = "ws://h"\nexecutor_key = "k"', "executor_key requires registry"),
+        ('[a]\nurl = "relay:https://r"', "names no environment"),
+        ('[a]\nurl = "relay:https://r/e"\nregistry = "https://r"', "has no registry beside it"),
+        ('[a]\nstdio = "x"\npin = "p"', "pin is not used with stdio"),
+        ('[a]\nurl = "wss://h"\npin = "p"\nca_file = "f"', "ca_file and pin exclude"),
+        ('[a]\nurl = "wss://h"\npin = 1', "`pin` must be a string or a list of strings"),
+        ('[a]\nurl = "ws://h"\nallow_insecure_token = 1', "must be true or false"),
+        ('[a]\nurl = "ws://h"\nallow_insecure_token = true', "requires a token"),
+        ("[a]\nstdio = []", "a list of strings"),
+        ("[a]\nstdio = [1]", "a list of strings"),
+        ('[stdio]\nurl = "ws://h"', "a name begins with"),
+        ('["a:b"]\nurl = "ws://h"', "a name begins with"),
+    ],
+)
+def test_errors_in_the_file_are_named(file: Path, text: str, error: str) -> None:
+    file.write_text(text)
+    with pytest.raises(UsageError, match=error) as caught:
+        targets.load_targets()
+    assert str(file) in str(caught.value)
+
+
+def test_a_file_that_is_too_large_or_no_text(file: Path) -> None:
+    file.write_bytes(b"#" * targets.MAX_FILE_BYTES)
+    assert targets.load_targets() == {}
+    file.write_bytes(b"#" * (targets.MAX_FILE_BYTES + 1))
+    with pytest.raises(UsageError, match="more than"):
+        targets.load_targets()
+    file.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="is not TOML"):
+        targets.load_targets()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(UsageError, match="Is a directory"):
+        targets.load_targets()
+
+
+def test_a_token_in_the_file_is_for_its_owner_only(file: Path) -> None:
+    file.write_text('[a]\nurl = "wss://h"\ntoken = "secret-1"\n')
+    file.chmod(0o640)
+    with pytest.raises(UsageError, match="chmod 600") as caught:
+        targets.load_targets()
+    assert "secret-1" not in str(caught.value)
+    file.chmod(0o600)
+    target = targets.load_targets()["a"]
+    assert target.access.read_token() == "secret-1"
+    assert "secret-1" not in repr(target)
+
+
+# ---- tokens ---------------------------------------------------------------------------
+
+
+def test_tokens_come_from_files_and_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(" abc\n")
+    monkeypatch.setenv("MY_TOKEN", "xyz ")
+    assert AccessOptions(token_file=str(tmp_path / "token")).read_token() == "abc"
+    assert AccessOptions(token_env="MY_TOKEN").read_token() == "xyz"
+    assert AccessOptions().read_token() is None
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b" \n", "is empty"),
+        ("ü".encode(), "ASCII"),
+        (b"x" * (targets.MAX_TOKEN_BYTES + 1), "more than"),
+        (None, "No such file"),
+    ],
+)
+def test_unusable_token_files(tmp_path: Path, content: bytes | None, error: str) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=error):
+        AccessOptions(token_file=str(path)).read_token()
+
+
+def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_TOKEN", raising=False)
+    with pytest.raises(UsageError, match="MY_TOKEN"):
+        AccessOptions(token_env="MY_TOKEN").read_token()
+
+
+def test_flags_override_the_file(file: Path) -> None:
+    file.write_text(_NAMED)
+    given = AccessOptions(token_env="OTHER", ca_file="mine.pem")
+    access = find_target("build", given).access
+    assert (access.token_file, access.token_env, access.ca_file) == (None, "OTHER", "mine.pem")
+    kept = find_target("build", AccessOptions(executor_key="k")).access
+    assert kept.token_file == str(file.parent / "build.token")
+    assert kept.executor_key == "k"
