@@ -5,7 +5,8 @@ ArchiveReader reads the members of an archive that may be hostile; it blocks, so
 The rules are those of the data filter of Python's tarfile: names lose leading slashes; names and
 links that lead out of the directory, links to absolute paths, and devices are refused; modes lose
 the bits of set-user-ID, set-group-ID and sticky, and those that let others write. tarfile's own
-filter asks the local file system, which is not the one that the members are written to.
+filter asks the local file system, which is not the one that the members are written to, and
+unpacking into a temporary directory first would need the space of the whole archive here.
 
 Nothing is read into memory as a whole: a header is limited, and so is the sum of all contents,
 because a few bytes of a compressed or sparse file stand for any number of zeros.
