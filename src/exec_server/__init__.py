@@ -10,22 +10,13 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # not that of typing, whose import takes long
 if TYPE_CHECKING:
-    from exec_server.client.collected_output import OutputLimit
     from exec_server.client.connect import connect
-    from exec_server.client.detached import DetachedProcess
-    from exec_server.client.environment import Environment
+    from exec_server.client.environment import Environment, NetworkRequest
     from exec_server.client.exceptions import (
-        CommandDenied,
-        CommandFailed,
-        NotAllCopied,
-        PatternNotFound,
-        PortError,
-        SandboxDenied,
-        Timeout,
-    )
-    from exec_server.client.file_errors import (
         AlreadyExists,
         Busy,
+        CommandDenied,
+        CommandFailed,
         CrossDevice,
         FileError,
         IsADirectory,
@@ -34,19 +25,24 @@ if TYPE_CHECKING:
         NoSpace,
         NotADirectory,
         NotAFile,
+        NotAllCopied,
         NotEmpty,
         NotFound,
+        PatternNotFound,
         PermissionDenied,
+        PortError,
         ProgramNotFound,
         ReadOnly,
+        SandboxDenied,
+        Timeout,
         WorkingDirectoryNotFound,
     )
     from exec_server.client.file_watch import FileWatch
     from exec_server.client.files import Files
     from exec_server.client.local_server import RunningServer, serve
-    from exec_server.client.network_requests import NetworkRequest
+    from exec_server.client.output import OutputLimit
     from exec_server.client.port_forwarding import PortForward, ReversePort
-    from exec_server.client.process import Process
+    from exec_server.client.process import DetachedProcess, Process
     from exec_server.client.results import (
         ChangedFile,
         Chunk,
@@ -211,12 +207,12 @@ _RESULTS = (
 )
 _MODULES = {
     "connect": "client.connect",
-    "DetachedProcess": "client.detached",
+    "DetachedProcess": "client.process",
     "Environment": "client.environment",
     "FileWatch": "client.file_watch",
     "Files": "client.files",
-    "OutputLimit": "client.collected_output",
-    "NetworkRequest": "client.network_requests",
+    "OutputLimit": "client.output",
+    "NetworkRequest": "client.environment",
     "PortForward": "client.port_forwarding",
     "Process": "client.process",
     "ReversePort": "client.port_forwarding",
@@ -225,7 +221,7 @@ _MODULES = {
 }
 _MODULES |= dict.fromkeys(_RESULTS, "client.results")
 _MODULES |= dict.fromkeys(_FAILURES, "client.exceptions")
-_MODULES |= dict.fromkeys(_FILE_ERRORS, "client.file_errors")
+_MODULES |= dict.fromkeys(_FILE_ERRORS, "client.exceptions")
 
 
 def __getattr__(name: str) -> object:

@@ -6,8 +6,6 @@ from typing import Any
 
 from exec_server.adapters.target import framework_missing
 from exec_server.cli.errors import UsageError
-from exec_server.notebook.brief_errors import RemoteError
-from exec_server.notebook.connections import Connections
 from exec_server.notebook.magic_line import (
     HelpShown,
     parse_cell_line,
@@ -15,7 +13,7 @@ from exec_server.notebook.magic_line import (
     split_words,
     usage,
 )
-from exec_server.notebook.remote_cell import run_cell
+from exec_server.notebook.remote_cell import Connections, RemoteError, run_cell
 
 try:
     from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class

@@ -13,7 +13,7 @@ from tests.support.network import PATH, WebOrigin, network_proxy, web_origin
 import exec_server
 import exec_server.sync
 from exec_server import NetworkRequest
-from exec_server.client.network_requests import OnNetworkRequest
+from exec_server.client.environment import OnNetworkRequest
 from exec_server.protocol.decoding import decode
 from exec_server.protocol.process import READ, START, ReadParams, StartParams
 

@@ -18,8 +18,7 @@ from tests.support.trees import make_tree, tree
 
 from exec_server import Environment, IsADirectory, connect
 from exec_server.client.engine.server_features import judge
-from exec_server.client.exceptions import SandboxDenied, Timeout
-from exec_server.client.file_errors import ProgramNotFound
+from exec_server.client.exceptions import ProgramNotFound, SandboxDenied, Timeout
 from exec_server.errors import InvalidRequest, NotFound, SessionLost, Unsupported
 from exec_server.protocol.session import Capabilities
 

@@ -22,7 +22,7 @@ from exec_server import (
     StdinClosed,
     Unsupported,
 )
-from exec_server.client.engine import output_queue as queue_module
+from exec_server.client.engine import flow_control as queue_module
 from exec_server.errors import InvalidParams
 
 

@@ -29,8 +29,8 @@ from exec_server import (
     WorkingDirectoryNotFound,
     sync,
 )
-from exec_server.client import run as run_module
-from exec_server.client.engine.input import ProcessInput
+from exec_server.client import commands as run_module
+from exec_server.client.process import ProcessInput
 from exec_server.errors import InternalError, InvalidParams
 
 

@@ -23,11 +23,10 @@ from tests.support.client_targets import (
 from tests.support.trees import make_tree, tree
 
 from exec_server import Environment, NotAllCopied, NotFound, Progress, RpcError, Transfer
-from exec_server.client import system_commands
+from exec_server.client import commands
 from exec_server.client.transfer import plan as transfer_module
 from exec_server.client.transfer import upload as upload_module
-from exec_server.client.transfer.download import Download
-from exec_server.client.transfer.listing import FIND_FORMAT, Listing
+from exec_server.client.transfer.download import FIND_FORMAT, Download, Listing
 from exec_server.errors import InvalidRequest
 
 MIB = 1_048_576
@@ -136,7 +135,7 @@ def test_machines_without_the_usual_commands(
 ) -> None:
     """Content goes through the protocol; only modes and symlinks need commands."""
     make_tree(tmp_path / "a")
-    monkeypatch.setattr(system_commands, "SYSTEM_FIRST", "PATH=/none; ")
+    monkeypatch.setattr(commands, "SYSTEM_FIRST", "PATH=/none; ")
 
     async def scene(env: Environment) -> None:
         run = env.run

@@ -10,7 +10,7 @@ import pytest
 from tests.support.client_targets import ClientTarget
 
 from exec_server import sync
-from exec_server.client.engine import flow_control, output_queue
+from exec_server.client.engine import flow_control
 from exec_server.client.environment import Environment
 from exec_server.client.results import Chunk
 
@@ -36,7 +36,7 @@ def check(read: list[tuple[bytes, int]], lost: int, megabytes: int, *, is_exact:
     """All output is there, or declared as lost."""
     size = sum(len(data) for data, _ in read)
     assert lost == sum(gap for _, gap in read)
-    if megabytes * MEGABYTE < output_queue.OVERFLOW_BYTES // 2:
+    if megabytes * MEGABYTE < flow_control.OVERFLOW_BYTES // 2:
         assert (size, lost) == (megabytes * MEGABYTE, 0)
     elif is_exact:
         assert size + lost == megabytes * MEGABYTE
@@ -54,7 +54,7 @@ def test_a_server_in_the_background(there: ClientTarget, tmp_path: Path, megabyt
                 seen = [chunk.data async for chunk in other]
             assert b"".join(seen) == numbers(200_000)
             assert (await env.run(until_exists(marker))).stdout == b"done\n"
-            assert server._output.weight < output_queue.OVERFLOW_BYTES + MEGABYTE
+            assert server._output.weight < flow_control.OVERFLOW_BYTES + MEGABYTE
             read = []
             async for chunk in server:
                 read.append((chunk.data, chunk.lost_before))
@@ -96,7 +96,7 @@ def test_a_slow_reader_loses_nothing_and_stops_nobody(ours: ClientTarget) -> Non
                         seen = [chunk.data async for chunk in other]
                     assert b"".join(seen) == numbers(200_000)
                     await env.run(["sleep", "0.3"])
-                    assert process._output.weight < output_queue.PAUSED_BYTES // 2
+                    assert process._output.weight < flow_control.PAUSED_BYTES // 2
             assert process.exit_code == 0
         assert b"".join(read) == LINE * (size // len(LINE))
         assert process.lost_bytes == 0

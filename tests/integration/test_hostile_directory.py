@@ -29,7 +29,7 @@ from exec_server.adapters import target as adapter_target
 from exec_server.cli.serve import up
 from exec_server.cli.targets import find_target
 from exec_server.client.engine.stdio import StdioDialer
-from exec_server.notebook.connections import Connections
+from exec_server.notebook.remote_cell import Connections
 from exec_server.protocol import capabilities, environment_config
 from exec_server.protocol.paths import PathUri
 

@@ -40,7 +40,7 @@ SERVER_NEEDS_NOT = (
 )
 CLIENT_NEEDS_NOT = (
     *("adapters", "cli.serve", "codex", "filesystem", "hosting"),
-    *("client.engine.discovery", "client.engine.relay", "client.engine.stdio", "client.files"),
+    *("client.engine.relay", "client.engine.stdio", "client.files", "client.polyfills"),
     *("client.http", "client.port_forwarding", "client.transfer", "patching", "process"),
     *("host.libc", "net.http_client", "protocol.files", "protocol.http", "protocol.port"),
     *("proxy", "registry.api", "relay", "sandbox", "server", "sync"),

@@ -15,18 +15,18 @@ from tests.support.client import Server
 
 from exec_server import sync
 from exec_server.client.results import Chunk, Result
-from exec_server.notebook import connections
-from exec_server.notebook.brief_errors import (
+from exec_server.notebook import remote_cell
+from exec_server.notebook.magic_line import parse_cell_line
+from exec_server.notebook.remote_cell import (
+    Connections,
     RemoteCommandFailed,
     RemoteError,
     RemoteInterrupt,
     RemoteTimeout,
+    run_cell,
 )
-from exec_server.notebook.connections import Connections
-from exec_server.notebook.magic_line import parse_cell_line
-from exec_server.notebook.remote_cell import run_cell
-from exec_server.sync import streamed_run
-from exec_server.sync.streamed_run import run_streamed
+from exec_server.sync import environment
+from exec_server.sync.environment import run_streamed
 
 
 class Notebook:
@@ -139,7 +139,7 @@ def test_an_environment_that_was_closed_is_opened_again(
 
 def test_connections_are_limited(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook.run("true")
-    monkeypatch.setattr(connections, "MAX_OPEN", 1)
+    monkeypatch.setattr(remote_cell, "MAX_OPEN", 1)
     with pytest.raises(RemoteError, match="1 targets are connected"):
         notebook.run("true", "--executor-key other")
     assert notebook.connections.labels == [notebook.url]
@@ -150,7 +150,7 @@ def test_connections_are_limited(notebook: Notebook, monkeypatch: pytest.MonkeyP
 def test_output_arrives_in_the_calling_thread(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed_run, "QUEUED_BYTES", 65_536)
+    monkeypatch.setattr(environment, "QUEUED_BYTES", 65_536)
     threads, sizes, data = set(), [], bytearray()
 
     def receive(chunks: list[Chunk]) -> None:

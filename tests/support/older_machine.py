@@ -1,11 +1,13 @@
-"""An older server in memory: its files are a dictionary, its commands are those of fallbacks."""
+"""An older server in memory: its files are a dictionary, its commands are those of polyfills."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
 
+from exec_server.client.arguments import PathResolver
 from exec_server.client.engine.server_features import ServerFeatures
+from exec_server.client.polyfills import Polyfills
 from exec_server.client.results import Result
 from exec_server.errors import NotFound
 from exec_server.protocol import files as wire
@@ -23,6 +25,8 @@ class OlderMachine:
         contents: dict[str, bytes],
         links: dict[str, str] | None = None,
     ) -> None:
+        info = SimpleNamespace(user_home_dir=None, cwd="file:///w", temp_dir="file:///tmp")
+        paths = PathResolver(cast(Any, info))
         self.contents = dict(contents)
         self.links = links or {}
         self.unreadable: set[str] = set()
@@ -33,18 +37,19 @@ class OlderMachine:
         self.lost_bytes = 0
         self.failure: str | None = None
         self.exit_code = 1
-        self.fallbacks: dict[str, Any] = {}
         self.session = cast(
             Any,
             SimpleNamespace(features=features, call_server=self._call_server, call=self._call),
         )
         self.commands = cast(Any, SimpleNamespace(run=self._run))
+        self._missing = features.missing_methods
+        self.polyfills = Polyfills(self.session, paths, self.commands).table
 
     # ---- methods ----------------------------------------------------------------------
 
     async def _call(self, call: Call[Any, Any], params: Any, **_: Any) -> Any:
-        if (fallback := self.fallbacks.get(call.name)) is not None:
-            return await fallback(params)
+        if call.name in self._missing:
+            return await self.polyfills[call.name](params)
         return await self._call_server(call, params)
 
     async def _call_server(self, call: Call[Any, Any], params: Any, **_: Any) -> Any:
@@ -114,11 +119,12 @@ class OlderMachine:
         argv: list[str],
         *,
         sandbox: Any,
-        input: bytes = b"",  # noqa: A002 - the name in Environment.run
+        input: bytes | None = None,  # noqa: A002 - the name in Environment.run
         **_: Any,
     ) -> Result:
         self.ran.append(argv)
         self.sandboxes.append(sandbox)
+        data = input or b""
         program = argv[2].split()[0].lstrip("{[") if argv[0] == "/bin/sh" else argv[0]
         words = argv[4:] if argv[0] == "/bin/sh" else argv[1:]
         if self.failure is not None:
@@ -129,7 +135,7 @@ class OlderMachine:
             path, size, count = words
             offset = int(size) * int(count)
             old = self.contents[path].ljust(offset, b"\0")
-            self.contents[path] = old[:offset] + input + old[offset + len(input) :]
+            self.contents[path] = old[:offset] + data + old[offset + len(data) :]
             return self._result(argv)
         if program == "stat":
             return self._result(argv, b"%d\n" % len(self.contents[self._resolved(words[-1])]))

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.arguments import AnySandbox
 from exec_server.client.environment import Environment
 from exec_server.client.process import Process
 

@@ -16,14 +16,10 @@ from datetime import UTC, datetime
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from exec_server.adapters.target import (
-    UNREACHABLE,
-    ConnectOptions,
-    framework_missing,
-    open_environment,
-)
-from exec_server.client.engine.start_params import AnySandbox
-from exec_server.client.file_errors import CrossDevice
+from exec_server.adapters.target import UNREACHABLE, framework_missing, open_environment
+from exec_server.client.arguments import AnySandbox
+from exec_server.client.connect import ConnectOptions
+from exec_server.client.exceptions import CrossDevice
 from exec_server.client.results import Entry
 from exec_server.sync import Environment
 from exec_server.sync.files import Files, FileWriter

@@ -19,13 +19,13 @@ from msgspec import structs
 
 from exec_server.adapters.target import (
     UNREACHABLE,
-    ConnectOptions,
     ServerUser,
     framework_missing,
     make_environment,
     token_of_variable,
 )
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.client.arguments import AnySandbox
+from exec_server.client.connect import ConnectOptions
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import NotAllCopied, Timeout
 from exec_server.client.files import Files

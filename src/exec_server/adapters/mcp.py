@@ -13,12 +13,17 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final, ParamSpec
 
 from exec_server import __version__
-from exec_server.adapters.mcp_commands import CommandSessions, Report
-from exec_server.adapters.mcp_text import diff_texts, found_path, join_found, select_lines
+from exec_server.adapters.mcp_commands import (
+    CommandSessions,
+    Report,
+    diff_texts,
+    found_path,
+    join_found,
+    select_lines,
+)
 from exec_server.adapters.target import framework_missing
-from exec_server.client.engine.start_params import AnySandbox, sandbox_object
+from exec_server.client.arguments import AnySandbox, PathResolver, sandbox_object
 from exec_server.client.environment import Environment
-from exec_server.client.paths import PathResolver
 from exec_server.client.results import Entry
 from exec_server.errors import ExecServerError, InvalidParams
 from exec_server.patching.edits import Edit, apply_edits

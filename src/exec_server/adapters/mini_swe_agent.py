@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from exec_server.adapters.target import framework_missing, open_environment, stored_options
+from exec_server.client.commands import with_system_programs
 from exec_server.client.exceptions import Timeout
 from exec_server.client.results import Result
-from exec_server.client.system_commands import with_system_programs
 from exec_server.errors import ExecServerError
 
 try:

@@ -15,18 +15,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Unpack
 
-from exec_server.adapters.target import (
-    UNREACHABLE,
-    ConnectOptions,
-    framework_missing,
-    make_environment,
-)
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.adapters.target import UNREACHABLE, framework_missing, make_environment
+from exec_server.client.arguments import AnySandbox, PathResolver, native
+from exec_server.client.connect import ConnectOptions
 from exec_server.client.environment import Environment
-from exec_server.client.exceptions import Timeout
-from exec_server.client.file_errors import ProgramNotFound, WorkingDirectoryNotFound
+from exec_server.client.exceptions import ProgramNotFound, Timeout, WorkingDirectoryNotFound
 from exec_server.client.files import Files
-from exec_server.client.paths import PathResolver, native
 from exec_server.client.results import Result
 from exec_server.errors import InvalidRequest
 

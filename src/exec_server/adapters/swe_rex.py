@@ -9,13 +9,9 @@ from contextlib import contextmanager
 from typing import Any, Final, Unpack
 
 from exec_server.adapters.bash_session import BashSession, Observation
-from exec_server.adapters.target import (
-    UNREACHABLE,
-    ConnectOptions,
-    framework_missing,
-    make_environment,
-)
-from exec_server.client.engine.start_params import AnySandbox
+from exec_server.adapters.target import UNREACHABLE, framework_missing, make_environment
+from exec_server.client.arguments import AnySandbox
+from exec_server.client.connect import ConnectOptions
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import PatternNotFound, Timeout
 from exec_server.client.files import Files

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import ssl
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Final
 
 from exec_server import sync
-from exec_server.client.connect import connect
+from exec_server.client.commands import SystemCommands
+from exec_server.client.connect import ConnectOptions, connect
 from exec_server.client.environment import Environment
-from exec_server.client.system_commands import SystemCommands
 from exec_server.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -22,25 +20,9 @@ from exec_server.errors import (
 if TYPE_CHECKING:  # it needs pydantic, and this module does not
     from exec_server.adapters.stored_machine import StoredMachine
 
-# The errors of a machine that is out of reach, which frameworks have a word of their own for. They
+# The errors of a machine that is out of reach, that frameworks map to their own exception. They
 # are raised in time: a lost session is given up after RECOVERY_SECONDS of the client.
 UNREACHABLE: Final = (ConnectFailed, ConnectionLost, ProcessLost, RegistryError, SessionLost)
-
-
-class ConnectOptions(TypedDict, total=False):
-    """The options of `exec_server.connect`."""
-
-    token: str | None
-    registry: str | None
-    environment_id: str | None
-    executor_key: str | None
-    account_id: str | None
-    tls: ssl.SSLContext | None
-    ca_file: str | None
-    pin: str | Sequence[str] | None
-    allow_insecure_token: bool
-    client_name: str
-    reconnect: bool
 
 
 # The options of `connect` that say nothing about the machine.

@@ -34,7 +34,7 @@ from exec_server.printable import printable
 from exec_server.protocol.method import Notice
 
 if TYPE_CHECKING:
-    from exec_server.client.detached import DetachedProcess
+    from exec_server.client.process import DetachedProcess
 
 # An interruption shorter than this is not reported.
 RECONNECT_NOTICE_SECONDS: Final = 1.0

@@ -67,7 +67,7 @@ async def collect(target: Target, environment: Environment) -> dict[str, Any]:
     """Ask a target for everything that `info` prints."""
     import msgspec
 
-    from exec_server.client.paths import native
+    from exec_server.client.arguments import native
     from exec_server.protocol.session import STATUS
 
     info = environment.info

@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _check_directory(environment: Environment, path: str) -> None:
     """Raise CommandError, because without its directory every tool would fail."""
     from exec_server.cli.errors import CommandError
-    from exec_server.client.file_errors import FileError
+    from exec_server.client.exceptions import FileError
 
     try:
         is_directory = (await environment.files.stat(path)).is_directory

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from exec_server.cli.errors import UsageError
-from exec_server.client.engine.start_params import AnySandbox
-from exec_server.client.paths import PathResolver
+from exec_server.client.arguments import AnySandbox, PathResolver
 from exec_server.errors import MalformedMessage, os_error_text
 from exec_server.protocol import json_text, presets
 from exec_server.protocol.session import EnvironmentInfo

@@ -6,19 +6,34 @@ import re
 import shlex
 import ssl
 from collections.abc import Sequence
-from typing import Final, TypeGuard
+from typing import Final, TypedDict, TypeGuard
 
-from exec_server.client.connect_hints import shown_address
 from exec_server.client.engine.dialers import Dialer, WebSocketDialer
 from exec_server.client.engine.session import CLIENT_NAME
 from exec_server.client.engine.stdio import StdioDialer
-from exec_server.client.environment import Environment
-from exec_server.client.network_requests import OnNetworkRequest
+from exec_server.client.environment import Environment, OnNetworkRequest, shown_address
 from exec_server.errors import StartupError
 from exec_server.net.client_tls import client_context
 
 # The same as for commands.
 _RELAY: Final = r"relay:(https?://.+)/([^/]+)"
+
+
+class ConnectOptions(TypedDict, total=False):
+    """The options of `connect`, for functions that pass them on; a test compares both."""
+
+    token: str | None
+    registry: str | None
+    environment_id: str | None
+    executor_key: str | None
+    account_id: str | None
+    tls: ssl.SSLContext | None
+    ca_file: str | None
+    pin: str | Sequence[str] | None
+    allow_insecure_token: bool
+    client_name: str
+    reconnect: bool
+    on_network_request: OnNetworkRequest | None
 
 
 def connect(

@@ -1,56 +1,97 @@
-"""Environment: commands, files and HTTP requests on the machine of one server."""
+"""Environment: commands, files and HTTP requests on the machine of one server.
+
+Beside it are its answers to network requests, the wait for a port, and texts of failed connections.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import textwrap
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
-from exec_server.client.collected_output import OutputLimit
-from exec_server.client.connect_hints import explain
-from exec_server.client.detached import (
+import msgspec
+
+from exec_server.client.arguments import (
+    AnyNetworkProxy,
+    AnyPath,
+    AnySandbox,
+    PathResolver,
+    argv_list,
+    check_number,
+    check_seconds,
+    input_bytes,
+    path_text,
+)
+from exec_server.client.commands import (
+    CONCURRENCY,
+    OUTPUT_BYTES,
+    CommandRun,
+    RunOptions,
+    checked_result,
+    run_many,
+)
+from exec_server.client.engine.dialers import Dialer
+from exec_server.client.engine.recovery import RemoteProcesses
+from exec_server.client.engine.server_features import ServerFeatures, StartParamsBuilder
+from exec_server.client.engine.session import CLIENT_NAME, ClientSession
+from exec_server.client.handle import ContextTask, Handle
+from exec_server.client.local_server import check_platform
+from exec_server.client.output import Delivery, OnOutput, OutputLimit, Target
+from exec_server.client.process import (
     DetachedProcess,
+    Process,
     check_support,
     detached_params,
     list_detached,
 )
-from exec_server.client.engine.dialers import Dialer
-from exec_server.client.engine.recovery import RemoteProcesses
-from exec_server.client.engine.server_features import ServerFeatures
-from exec_server.client.engine.session import CLIENT_NAME, ClientSession
-from exec_server.client.engine.start_params import (
-    AnyNetworkProxy,
-    AnySandbox,
-    StartParamsBuilder,
-    argv_list,
-    check_seconds,
-    input_bytes,
-)
-from exec_server.client.handle import ContextTask, Handle
-from exec_server.client.listening import wait_for_port
-from exec_server.client.local_server import check_platform
-from exec_server.client.network_requests import NetworkRequests, OnNetworkRequest
-from exec_server.client.output_delivery import Delivery, OnOutput, Target
-from exec_server.client.paths import AnyPath, PathResolver, path_text
-from exec_server.client.process import Process
 from exec_server.client.results import Response, Result, RunProgress
-from exec_server.client.run import OUTPUT_BYTES, CommandRun, checked
-from exec_server.client.run_many import CONCURRENCY, RunOptions, run_many
-from exec_server.errors import ConnectFailed, InvalidParams, Unsupported
+from exec_server.errors import ConnectFailed, InvalidParams, NotFound, Unsupported
 from exec_server.host.module_path import server_words
 from exec_server.protocol.detached import ListedDetached
 from exec_server.protocol.method import Call
-from exec_server.protocol.network import POLICY_REQUEST
+from exec_server.protocol.network import POLICY_REQUEST, Answer, PolicyParams, PolicyResult
 from exec_server.protocol.process import LIST, Listed, StartParams
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 if TYPE_CHECKING:
     from exec_server.client.files import Files
     from exec_server.client.http import Headers, HttpStream
+    from exec_server.client.polyfills import Polyfills
     from exec_server.client.port_forwarding import PortForward, PortStreams, ReversePort
+
+
+# The server refuses longer reasons, and control characters in them.
+_REASON_CHARACTERS: Final = 200
+_NOT_ASKED: Final = "the client allows no further hosts"
+
+# Interval of the questions: at first a start that is quick is noticed at once.
+FIRST_SECONDS: Final = 0.02
+MAX_SECONDS: Final = 0.25
+
+# The sockets of the server's network namespace, see proc(5).
+_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+_LISTEN: Final = b"0A"
+_HIGHEST_PORT: Final = 65_535
+
+# Words of the operating system, of resolvers and of OpenSSL, and what to try after them.
+_HINTS: Final = (
+    ("refused", "check that the server is running and that the port is right: it prints its URL"),
+    ("lookup", "check the spelling of the host name"),
+    ("not speak tls", "use ws:// for a server without TLS"),
+    ("not pinned", "if the certificate was replaced, pass its new fingerprint as pin="),
+    ("expired", "renew the certificate of the server, and check the clocks of both machines"),
+    ("mismatch", "use a name of the certificate in the URL, or pin the certificate with pin="),
+    (
+        "certificate",
+        "pass the root certificate as ca_file=, or the fingerprint as pin=",
+    ),
+    ("timed out", "check the address, and whether a firewall is in between"),
+    ("no such file", "check the path, and that the server is running"),
+)
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -65,6 +106,143 @@ _SET_ON_OPENING = frozenset(
     {"_connected", "_files", "_paths", "_port_streams", "_processes", "_start_params"}
 )
 _LEAVE_RUNNING = "it cannot kill the children of a command that has exited: leave them running"
+
+
+# Requests of processes for hosts that their rules do not list: the program's answer.
+class NetworkRequest(msgspec.Struct, frozen=True):
+    """A host that a process wants to reach."""
+
+    process_id: str
+    protocol: str  # http, https_connect or socks5_tcp
+    host: str
+    port: int
+
+
+# True allows the request; False, or a reason, denies it.
+Decision = bool | str
+OnNetworkRequest = Callable[[NetworkRequest], Decision | Awaitable[Decision]]
+
+
+class NetworkRequests:
+    """Answers network/policyRequest by a function of the program; without one, denies all."""
+
+    def __init__(self, decide: OnNetworkRequest | None) -> None:
+        self._decide = decide
+
+    async def answer(self, params: PolicyParams) -> PolicyResult:
+        """The handler of the request; an exception of the function denies it, too."""
+        if self._decide is None:
+            return _denial(_NOT_ASKED)
+        asked = params.request
+        request = NetworkRequest(params.process_id, asked.protocol, asked.host, asked.port)
+        decided = self._decide(request)
+        decision = await decided if inspect.isawaitable(decided) else decided
+        if decision is True:
+            return PolicyResult(Answer("allow"))
+        return _denial(decision if isinstance(decision, str) else "denied by the client")
+
+
+def _denial(reason: str) -> PolicyResult:
+    printable = "".join(each if each.isprintable() else " " for each in reason)
+    return PolicyResult(Answer("deny", printable[:_REASON_CHARACTERS]))
+
+
+# Whether a program listens at a TCP port of the server's machine.
+#
+# The tables of the kernel tell it. A connection would tell it too, but a program that accepts a
+# single connection, or logs each one, would notice.
+def is_listening(table: bytes, port: int) -> bool:
+    """Whether a table has a socket that listens at the port, whatever its address."""
+    suffix = b":%04X" % port
+    for line in table.splitlines()[1:]:
+        words = line.split()
+        if len(words) > 3 and words[3] == _LISTEN and words[1].endswith(suffix):
+            return True
+    return False
+
+
+async def wait_for_port(
+    read: Callable[[str], Awaitable[bytes]], port: int, seconds: float | None
+) -> None:
+    """Return when a program listens; `read` reads a file. See Environment.wait_for_port."""
+    if not isinstance(port, int):
+        raise TypeError(f"port must be an int, not {type(port).__name__}")
+    check_number(seconds)
+    if not 0 < port <= _HIGHEST_PORT:
+        raise ValueError(f"port must be from 1 to {_HIGHEST_PORT}, not {port}")
+    scope = asyncio.timeout(seconds)
+    delay = FIRST_SECONDS
+    try:
+        async with scope:
+            while not await _is_open(read, port):
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, MAX_SECONDS)
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise TimeoutError(f"no program listens at port {port} after {seconds:g} s") from None
+
+
+async def _is_open(read: Callable[[str], Awaitable[bytes]], port: int) -> bool:
+    has_table = False
+    for path in _TABLES:
+        try:
+            table = await read(path)
+        except NotFound:
+            continue  # such as IPv6 on a kernel without it
+        has_table = True
+        if is_listening(table, port):
+            return True
+    if not has_table:
+        raise Unsupported(_TABLES[0], "wait for the output of the program instead")
+    return False
+
+
+# The address and the hint in the text of a failed connection. Pure.
+def explain(error: ConnectFailed, address: str | None) -> None:
+    """Add the address and a hint to an error."""
+    error.url = address
+    scheme = (address or "").partition(":")[0]
+    reason = error.reason.lower()
+    if scheme == "unix" and (error.status == 403 or "permission denied" in reason):
+        error.hint = "only the user of the server and root may use its unix socket"
+    elif scheme == "unix" and "refused" in reason:
+        error.hint = "check that the server is running and that the path is right"
+    elif scheme == "ws" and reason == "connection ended":
+        error.hint = "if the server has TLS, use wss://"  # it hangs up on a plain request
+    else:
+        error.hint = _hint(error)
+
+
+def shown_address(
+    target: str | None, registry: str | None = None, environment_id: str | None = None
+) -> str:
+    """The address in error texts, without passwords and without the arguments of a command."""
+    if target is None:
+        return f"environment {environment_id} of {_without_user(registry or '')}"
+    if target.startswith("stdio:"):
+        return " ".join(target.split()[:1])
+    return _without_user(target)
+
+
+def _without_user(url: str) -> str:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url
+    if "@" not in parts.netloc:
+        return url
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _hint(error: ConnectFailed) -> str:
+    if error.status in (401, 403):
+        return "pass the token that the server expects: connect(..., token=...)"
+    if error.status is not None:
+        return "another kind of server answers there: check host, port and path"
+    return next((hint for word, hint in _HINTS if word in error.reason.lower()), "")
 
 
 class Environment(Handle):
@@ -99,6 +277,8 @@ class Environment(Handle):
         self._stderr = stderr
         self.session = ClientSession(dialer, client_name=client_name, reconnect=reconnect)
         """The layer below: subscribe to notifications, answer requests of the server."""
+        self.session.polyfill = self._polyfill
+        self._polyfills: Polyfills | None = None
         self.session.answer(POLICY_REQUEST, NetworkRequests(on_network_request).answer)
 
     @classmethod
@@ -171,14 +351,19 @@ class Environment(Handle):
             await asyncio.wait(works, timeout=CLEAN_UP_SECONDS)
 
     def _adapt(self, features: ServerFeatures) -> None:
-        """Use what this server has, and fallbacks for the rest."""
+        """Use what this server has, and polyfills for the rest."""
         self._start_params = StartParamsBuilder(self._paths, features)
-        self.session.fallbacks = {}
-        if not features.is_complete:
-            from exec_server.client.fallbacks import fallbacks  # only older servers need it
-            from exec_server.client.system_commands import SystemCommands
+        self._polyfills = None
+        self.session.missing_methods = features.missing_methods
 
-            self.session.fallbacks = fallbacks(self.session, SystemCommands(self))
+    async def _polyfill(self, method: str, params: Any) -> Any:
+        if self._polyfills is None:
+            # Slow to import, and seldom needed.
+            from exec_server.client.commands import SystemCommands
+            from exec_server.client.polyfills import Polyfills
+
+            self._polyfills = Polyfills(self.session, self._paths, SystemCommands(self))
+        return await self._polyfills.table[method](params)
 
     if not TYPE_CHECKING:  # a type checker would accept every name
 
@@ -195,8 +380,8 @@ class Environment(Handle):
         """Reads, writes and transfers files."""
         if self._files is None:
             # Slow to import, and not always needed.
+            from exec_server.client.commands import SystemCommands
             from exec_server.client.files import Files
-            from exec_server.client.system_commands import SystemCommands
 
             self._files = Files(self.session, self._paths, SystemCommands(self))
         return self._files
@@ -308,7 +493,7 @@ class Environment(Handle):
             result = await run.to_exit(
                 data, timeout, output_limit, leave_running=leave_running, delivery=delivery
             )
-        return checked(result) if check else result
+        return checked_result(result) if check else result
 
     async def shell(
         self, text: str, *, program: AnyPath = "/bin/sh", **options: Unpack[RunOptions]

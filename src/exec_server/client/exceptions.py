@@ -1,24 +1,222 @@
-"""Exceptions about commands, sandboxes, ports and transfers, with their results."""
+"""Exceptions about files, commands, sandboxes, ports and transfers, with their results."""
 
 from __future__ import annotations
 
 import errno
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, Self
 
-from exec_server.client.file_errors import error_number
+import msgspec
+
+from exec_server import errors
+from exec_server.client import linux_numbers
+from exec_server.client.arguments import AnyPath, path_text
 from exec_server.client.results import Result, Transfer
 from exec_server.errors import ExecServerError, RpcError
 from exec_server.printable import printable
 from exec_server.protocol.sandbox import Denial
+
+_IS_A_DIRECTORY: Final = errors.InternalError("Is a directory (os error 21)")
+_NOT_FOUND: Final = errors.NotFound("No such file or directory (os error 2)")
+_ALREADY_EXISTS: Final = errors.InternalError("File exists (os error 17)")
+# Refusals that name methods and members of the protocol, in the words of the client.
+_IS_DIRECTORY: Final = "it is a directory: pass recursive=True"
+_REFUSALS: Final = {
+    "fs/copy requires recursive: true when sourcePath is a directory": _IS_DIRECTORY,
+    "fs/copy only supports regular files, directories, and symlinks": (
+        "only files, directories and links can be copied"
+    ),
+    "fs/copy cannot copy a directory to itself or one of its descendants": (
+        "a directory cannot be copied to itself or to a place below it"
+    ),
+}
+# The ends of texts about what is no regular file, which servers send without a number.
+_NOT_A_FILE: Final = ("is not a file", "is not a regular file")
+_NUMBER: Final = re.compile(r" ?\(os error (\d{1,4})\)$")
 
 # Of the end of stderr in the text of an exception: enough for the message of a compiler or of a
 # traceback, and not for a log.
 STDERR_LINES: Final = 10
 STDERR_CHARACTERS: Final = 1000
 
-_NUMBER: Final = re.compile(r" \(os error \d+\)$")
+# Errors of the operating system that a sandbox causes: EPERM, EACCES, EROFS.
+_DENIALS: Final = ("(os error 1)", "(os error 13)", "(os error 30)")
+
+
+# Errors of files that are also the built-in exceptions, with `errno` and `filename`.
+#
+# Servers report the number of the operating system at the end of their texts: `(os error 13)`.
+class FileError(RpcError, OSError):
+    """A file operation failed; `strerror` is the text of the server's machine."""
+
+    filename: str
+    filename2: str | None
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+    @classmethod
+    def from_rpc(
+        cls, error: RpcError, number: int | None, path: str, target: str | None = None
+    ) -> Self:
+        """The error of an operation on `path`, or from it to `target`."""
+        made = cls(f"{_names(path, target)}: {error.message}")
+        made.code = error.code
+        made.data = error.data
+        made.errno = number
+        made.strerror = _NUMBER.sub("", error.message).strip()
+        made.filename = path
+        made.filename2 = target
+        return made
+
+    def explained(self, message: str) -> Self:
+        made = super().explained(message)
+        made.errno, made.strerror = self.errno, self.strerror
+        made.filename, made.filename2 = self.filename, self.filename2
+        return made
+
+    def __str__(self) -> str:
+        return printable(self.message, keep="\n")
+
+    def __reduce__(self) -> tuple[Callable[..., FileError], tuple[object, ...]]:
+        names = (self.filename, self.filename2)
+        members = (self.code, self.data, self.errno, self.strerror, *names)
+        return _restored, (type(self), self.message, members)
+
+
+def _restored(kind: type[FileError], message: str, members: tuple[Any, ...]) -> FileError:
+    """The copy of a pickled error."""
+    made = kind(message)
+    made.code, made.data, made.errno, made.strerror, made.filename, made.filename2 = members
+    return made
+
+
+def _names(path: str, target: str | None) -> str:
+    return path if target is None else f"{path} to {target}"
+
+
+class NotFound(errors.NotFound, FileError, FileNotFoundError):
+    """A file or directory does not exist."""
+
+
+class ProgramNotFound(errors.ProgramNotFound, NotFound):
+    """A command cannot be started: its program does not exist."""
+
+
+class WorkingDirectoryNotFound(errors.InternalError, NotFound):
+    """A command cannot be started: its directory does not exist."""
+
+
+class PermissionDenied(FileError, PermissionError):
+    """The server's user may not do this."""
+
+
+class AlreadyExists(FileError, FileExistsError):
+    """There is an entry with this name."""
+
+
+class NotADirectory(FileError, NotADirectoryError):
+    """A directory is needed, and the path leads to something else."""
+
+
+class IsADirectory(FileError, IsADirectoryError):
+    """A file is needed, and the path leads to a directory."""
+
+
+class NotAFile(errors.InvalidRequest, FileError):
+    """A regular file is needed, and the path leads to a FIFO, a socket or a device."""
+
+
+class NotEmpty(FileError):
+    """A directory with entries cannot be removed or replaced."""
+
+
+class NoSpace(FileError):
+    """The disk is full, or the quota of the user is used up."""
+
+
+class ReadOnly(FileError):
+    """The file system is read-only."""
+
+
+class NameTooLong(FileError):
+    """A name or a path is too long for the file system."""
+
+
+class LinkLoop(FileError):
+    """Too many symbolic links, or links in a loop."""
+
+
+class CrossDevice(FileError):
+    """An entry cannot be renamed to another file system."""
+
+
+class Busy(FileError):
+    """The file or directory is in use, for example as a mount point."""
+
+
+_KINDS: Final[dict[int, type[FileError]]] = {
+    errno.ENOENT: NotFound,
+    errno.EPERM: PermissionDenied,
+    errno.EACCES: PermissionDenied,
+    errno.EEXIST: AlreadyExists,
+    errno.ENOTDIR: NotADirectory,
+    errno.EISDIR: IsADirectory,
+    errno.ENOTEMPTY: NotEmpty,
+    errno.ENOSPC: NoSpace,
+    errno.EDQUOT: NoSpace,
+    errno.EROFS: ReadOnly,
+    errno.ENAMETOOLONG: NameTooLong,
+    errno.ELOOP: LinkLoop,
+    errno.EXDEV: CrossDevice,
+    errno.EBUSY: Busy,
+}
+
+
+def error_number(message: str) -> int | None:
+    """The number of the error in a server's text, as this system counts."""
+    match = _NUMBER.search(message)
+    return None if match is None else linux_numbers.local_number(int(match[1]))
+
+
+def file_error(error: RpcError, path: str, target: str | None = None) -> RpcError:
+    """The error with the paths in its text, of the class that fits its number."""
+    number = error_number(error.message)
+    if number is None and type(error) is errors.NotFound:
+        number = errno.ENOENT
+    if error.message in _REFUSALS:
+        error = error.explained(_REFUSALS[error.message])
+        if error.message == _IS_DIRECTORY:
+            return IsADirectory.from_rpc(error, errno.EISDIR, path, target)
+    if number is None and error.message.endswith(_NOT_A_FILE):
+        plain = error.explained("not a regular file")
+        return NotAFile.from_rpc(plain, errno.EINVAL, path, target)
+    kind = FileError if number is None else _KINDS.get(number, FileError)
+    if number is None:
+        return error.explained(f"{_names(path, target)}: {error.message}")
+    return kind.from_rpc(error, number, path, target)
+
+
+def command_error(text: str) -> RpcError:
+    """The error of a command that printed a text of strerror, in the C locale."""
+    number = linux_numbers.number_of_text(text)
+    return errors.InternalError(text if number is None else f"{text} (os error {number})")
+
+
+def is_a_directory(path: str) -> IsADirectory:
+    """The error of reading a directory, which servers report without a number."""
+    return IsADirectory.from_rpc(_IS_A_DIRECTORY, errno.EISDIR, path)
+
+
+def already_exists(path: str) -> AlreadyExists:
+    """The error of creating a path that the client has found to exist."""
+    return AlreadyExists.from_rpc(_ALREADY_EXISTS, errno.EEXIST, path)
+
+
+def not_found(path: str) -> NotFound:
+    """The error of a path that the client has found to be missing."""
+    return NotFound.from_rpc(_NOT_FOUND, errno.ENOENT, path)
 
 
 class SandboxDenied(ExecServerError, PermissionError):
@@ -157,3 +355,29 @@ class NotAllCopied(ExecServerError):
         first, *others = self.transfer.failed
         more = f", and {len(others)} more" if others else ""
         return f"not everything was copied: {first.error}{more}"
+
+
+def path_error(
+    error: RpcError, path: AnyPath, *, is_confined: bool, target: AnyPath | None = None
+) -> ExecServerError:
+    """The error with the paths in its text, a FileError; SandboxDenied if the sandbox caused it."""
+    name = path_text(path)
+    to = None if target is None else path_text(target)
+    text = f"{name}: {error.message}" if to is None else f"{name} to {to}: {error.message}"
+    denial = _denial(error)
+    if denial is not None or (is_confined and error.message.endswith(_DENIALS)):
+        is_eperm = error_number(error.message) == errno.EPERM
+        return SandboxDenied(text, denial, errno.EPERM if is_eperm else errno.EACCES)
+    return file_error(error, name, to)
+
+
+def _denial(error: RpcError) -> Denial | None:
+    """The server's account of a denial, if it can be decoded."""
+    data = error.data.get("sandboxDenial") if isinstance(error.data, dict) else None
+    if not isinstance(data, dict):
+        return None
+    try:
+        # A file operation has no output, and so no line of it that reports the denial.
+        return msgspec.convert({"text": None, **data}, Denial)
+    except msgspec.ValidationError:
+        return None

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 from exec_server.client.engine.session import ClientSession
+from exec_server.client.exceptions import path_error
 from exec_server.client.handle import Handle
-from exec_server.client.paths import path_error
 from exec_server.client.results import FileChange
 from exec_server.errors import ExecServerError, InternalError, RpcError, SessionLost
 from exec_server.protocol import file_watches as wire

@@ -1,38 +1,78 @@
-"""Files: operations on files of the server's machine."""
+"""Files: operations on files of the server's machine.
+
+A method of `Files` is a request. For a server without the method, `polyfills` has a replacement,
+which the session uses. Many small files travel together in a few requests, on servers with
+`fsBinary`; on others, under a sandbox and as another user, each takes requests of its own, some of
+them at a time. Transfers of trees and archives are in `transfer/`.
+"""
 
 from __future__ import annotations
 
-import os
+import builtins
 import posixpath
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, Literal, TypeVar, overload
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
 
+import msgspec
 import pybase64
 
-from exec_server.client.engine.start_params import AnySandbox, sandbox_object, user_text
-from exec_server.client.exceptions import NotAllCopied, SandboxDenied
-from exec_server.client.file_changes import check_bytes
-from exec_server.client.file_errors import (
+from exec_server.client.arguments import (
+    AnyPath,
+    AnySandbox,
+    PathResolver,
+    check_bytes,
+    encoded,
+    is_dot,
+    local_path,
+    native,
+    path_list,
+    path_text,
+    sandbox_object,
+    seconds_of,
+    text_pairs,
+    user_text,
+)
+from exec_server.client.commands import CommandsAs
+from exec_server.client.engine.session import ClientSession
+from exec_server.client.exceptions import (
     AlreadyExists,
+    FileError,
     LinkLoop,
     NotADirectory,
+    NotAllCopied,
     NotFound,
+    SandboxDenied,
     already_exists,
     is_a_directory,
     not_found,
+    path_error,
 )
-from exec_server.client.many_files import ManyFiles
-from exec_server.client.paths import AnyPath, encoded, is_dot, native, path_text
-from exec_server.client.process import Process
-from exec_server.client.results import Entry, Progress, Result, Stat, Transfer
+from exec_server.client.results import (
+    ChangedFile,
+    DiskUsage,
+    Entry,
+    FileContent,
+    Found,
+    GrepMatch,
+    Progress,
+    Stat,
+    Transfer,
+)
+from exec_server.client.transfer import batches
 from exec_server.client.transfer.open_file import (
     READ_BYTES,
     FileReader,
     FileWriter,
     too_large_error,
 )
-from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, Commands, CopyOptions
+from exec_server.client.transfer.plan import (
+    HELPER_OUTPUT_BYTES,
+    Commands,
+    CopyOptions,
+)
 from exec_server.errors import (
     InternalError,
     InvalidRequest,
@@ -40,16 +80,26 @@ from exec_server.errors import (
     RpcError,
     Unsupported,
 )
+from exec_server.protocol import file_changes as changes
 from exec_server.protocol import file_entries as entries
 from exec_server.protocol import files as wire
+from exec_server.protocol.method import Call
 from exec_server.protocol.paths import PathUri
+from exec_server.protocol.session import Capabilities
 
+if TYPE_CHECKING:
+    from exec_server.client.file_watch import FileWatch
+    from exec_server.client.transfer.archive import AnyArchive
+
+T = TypeVar("T")
 P = TypeVar("P")
 R = TypeVar("R")
 
 # File content of one request or answer, well below the limit of a message. Larger files are
 # opened and transferred in blocks.
 WHOLE_BYTES: Final = 4 * 1_048_576
+# Data of one append request.
+APPEND_BYTES: Final = WHOLE_BYTES
 # The same for servers without open files for writing, where each block takes a command. With base64
 # it is three quarters of the largest message.
 LARGEST_WHOLE_BYTES: Final = 36 * 1_048_576
@@ -62,29 +112,44 @@ WALK_ENTRIES: Final = 50_000
 MAX_DIRECTORIES: Final = 1_000_000
 # Of an URI: a path of 4096 bytes, each of them escaped.
 MAX_URI: Final = 3 * 4096 + 64
+# The files of an archive: more than most disks should get by accident, because a small archive can
+# stand for any number of zeros.
+TAR_BYTES: Final = 16 * 1024**3
 # Sizes and times are signed 64-bit integers.
 MAX_NUMBER: Final = 2**63 - 1
 
 _NOT_IN_NAMES: Final = re.compile("[/\0]")
-# A hard link is made only if its name does not exist, even as a symlink. The errors of dd have the
-# texts of the C library, those of the shell have not.
-_CREATE: Final = (
-    'new=$1.$$.part; dd of="$new" status=none && ln -T -- "$new" "$1"; code=$?; '
-    'rm -f -- "$new"; exit $code'
-)
 _NOT_REMOVED: Final = (
     "the server's directory and those above it are not removed, nor one that is named by . or .."
 )
 _IS_SAME_FILE: Final = '[ "$1" -ef "$2" ]'
 
 
-class Files(ManyFiles):
+class Files:
     """The files of an environment, as `env.files`.
 
     Paths are strings or path-like; relative ones start at the server's directory, `~` is the
     home of its user. Methods raise NotFound if a path does not exist, RpcError if the operation
     fails, and SandboxDenied if the sandbox is the reason.
     """
+
+    def __init__(
+        self,
+        session: ClientSession,
+        paths: PathResolver,
+        commands: Commands,
+        sandbox: AnySandbox | None = None,
+        user: str | None = None,
+    ) -> None:
+        self._session = session
+        self._user = user
+        self._paths = paths
+        self._commands = commands
+        self._sandbox = session.features.file_sandbox(sandbox_object(sandbox, paths))
+
+    @property
+    def _capabilities(self) -> Capabilities:
+        return self._session.features.capabilities  # of the current session
 
     def sandboxed(self, sandbox: AnySandbox, *, cwd: AnyPath | None = None) -> Files:
         """The same files, with every operation confined; `cwd` is the workspace of a preset."""
@@ -97,7 +162,7 @@ class Files(ManyFiles):
         `watch` is not possible then, and `grep` runs the command of this name.
         """
         name = user_text(self._capabilities, user)
-        commands = _CommandsAs(self._commands, name)
+        commands = CommandsAs(self._commands, name)
         return Files(self._session, self._paths, commands, self._sandbox, name)
 
     # ---- whole files ------------------------------------------------------------------
@@ -169,26 +234,20 @@ class Files(ManyFiles):
 
     async def _create(self, path: AnyPath, data: bytes) -> None:
         """Create a file that must not exist."""
-        if not self._capabilities.fs_create:
-            await self._run(["/bin/sh", "-c", _CREATE, "sh", self._absolute(path)], path, data)
-            return
         text = pybase64.b64encode_as_string(data)
         params = entries.CreateParams(self._paths.uri(path), text, self._sandbox)
         await self._call(entries.CREATE, params, path, is_retryable=False)
 
     async def _write(self, path: AnyPath, data: bytes, in_place: bool) -> None:
-        if len(data) > self._whole_bytes and self._writes_blocks:
+        streams = self._capabilities.file_write_streaming
+        whole_bytes = WHOLE_BYTES if streams else LARGEST_WHOLE_BYTES
+        if len(data) > whole_bytes and self._writes_blocks:
             async with self.open(path, "wb", in_place=in_place) as file:
                 await file.write(data)
             return
         text = pybase64.b64encode_as_string(data)
         params = wire.WriteFileParams(self._paths.uri(path), text, sandbox=self._sandbox)
         await self._call(wire.WRITE_FILE, params, path)
-
-    @property
-    def _whole_bytes(self) -> int:
-        streams = self._capabilities.file_write_streaming
-        return WHOLE_BYTES if streams else LARGEST_WHOLE_BYTES
 
     @property
     def _writes_blocks(self) -> bool:
@@ -218,14 +277,14 @@ class Files(ManyFiles):
         if not self._writes_blocks:
             raise Unsupported("fileWriteStreaming", "write the whole file with files.write()")
         params = wire.OpenParams(wire.HandleId(""), uri, "replace", self._sandbox, user=self._user)
-        placement = None
+        replacement = None
         if not in_place:
             target = self._paths.absolute(path)
             spawn = self._session.spawn
-            from exec_server.client.transfer.placement import Placement
+            from exec_server.client.transfer.atomic_replace import AtomicReplacement
 
-            placement = Placement(self, self._commands, self._sandbox, target, spawn)
-        return FileWriter(self._session, params, path_text(path), placement)
+            replacement = AtomicReplacement(self, self._commands, self._sandbox, target, spawn)
+        return FileWriter(self._session, params, path_text(path), replacement)
 
     # ---- metadata and directories -----------------------------------------------------
 
@@ -241,7 +300,7 @@ class Files(ManyFiles):
         try:
             found = await self._call(wire.GET_METADATA, params, path)
         except (InvalidRequest, NotADirectory):  # there is a link in it
-            if follow_links or not self._capabilities.fs_list:
+            if follow_links or not self._capabilities.fs_list:  # only that tells sizes and times
                 raise
             return await self._listed(path, uri.native())
         numbers = (found.size, abs(found.created_at_ms), abs(found.modified_at_ms))
@@ -282,10 +341,10 @@ class Files(ManyFiles):
         Without `fsList`, the details are unknown and links that lead nowhere are left out.
         """
         uri, base = self._paths.uri(path), self._paths.absolute(path).rstrip("/")
-        if self._capabilities.fs_list:
-            found = await self._call(entries.LIST, entries.ListParams(uri, self._sandbox), path)
-            listed = [_listed_entry(entry, base) for entry in found.entries]
-        else:
+        try:
+            detailed = await self._call(entries.LIST, entries.ListParams(uri, self._sandbox), path)
+            listed = [_detailed_entry(entry, base) for entry in detailed.entries]
+        except Unsupported:
             params = wire.ReadDirectoryParams(uri, sandbox=self._sandbox)
             plain = await self._call(wire.READ_DIRECTORY, params, path)
             listed = [
@@ -381,11 +440,8 @@ class Files(ManyFiles):
         except (NotFound, NotADirectory, LinkLoop):
             if strict:
                 raise
-        if self._capabilities.fs_resolve:
-            resolve = entries.ResolveParams(uri, self._sandbox)
-            return native((await self._call(entries.RESOLVE, resolve, path)).path)
-        argv = ["realpath", "-mz", "--", self._absolute(path)]
-        return os.fsdecode((await self._run(argv, path)).stdout.rstrip(b"\0"))
+        resolve = entries.ResolveParams(uri, self._sandbox)
+        return native((await self._call(entries.RESOLVE, resolve, path)).path)
 
     # ---- changes ----------------------------------------------------------------------
 
@@ -455,6 +511,258 @@ class Files(ManyFiles):
             if not exist_ok or not (await self.stat(path)).is_directory:
                 raise
 
+    async def append(self, path: AnyPath, data: bytes) -> None:
+        """Write at the end of a file, which is created if it is missing."""
+        check_bytes(data, "encode a text")
+        for start in range(0, max(len(data), 1), APPEND_BYTES):
+            text = pybase64.b64encode_as_string(data[start : start + APPEND_BYTES])
+            params = changes.AppendParams(self._paths.uri(path), text, self._sandbox)
+            await self._call(changes.APPEND, params, path, is_retryable=False)
+
+    async def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = True) -> None:
+        """Rename a file or directory; AlreadyExists if `new` exists and `replace` is false."""
+        params = changes.RenameParams(
+            self._paths.uri(old, "old"), self._paths.uri(new, "new"), replace, self._sandbox
+        )
+        await self._call(changes.RENAME, params, old, target=new, is_retryable=False)
+
+    async def chmod(self, path: AnyPath, mode: int) -> None:
+        """Set the permission bits of a file or directory, like 0o755."""
+        if not isinstance(mode, int):
+            raise TypeError(f"mode must be an int like 0o755, not {type(mode).__name__}")
+        params = changes.ChmodParams(self._paths.uri(path), mode, self._sandbox)
+        await self._call(changes.CHMOD, params, path)
+
+    async def symlink(self, target: AnyPath, path: AnyPath) -> None:
+        """Create a symlink, like os.symlink; a relative target starts at the link's directory."""
+        params = changes.SymlinkParams(self._paths.uri(path), path_text(target), self._sandbox)
+        await self._call(changes.SYMLINK, params, path, is_retryable=False)
+
+    async def touch(
+        self,
+        path: AnyPath,
+        *,
+        modified: float | datetime | None = None,
+        accessed: float | datetime | None = None,
+        modified_ns: int | None = None,
+    ) -> None:
+        """Set the times of a file, in seconds since 1970, or create an empty file.
+
+        A datetime without a time zone is one of this machine. A missing time is the current one.
+        `modified_ns` is `modified` in nanoseconds, for an exact time.
+        """
+        modified, accessed = seconds_of(modified, "modified"), seconds_of(accessed, "accessed")
+        if modified_ns is None and modified is not None:
+            modified_ns = round(modified * 1000) * 1_000_000
+        whole, rest = (None, 0) if modified_ns is None else divmod(modified_ns, 1_000_000)
+        params = changes.SetTimesParams(
+            self._paths.uri(path),
+            whole,
+            None if accessed is None else round(accessed * 1000),
+            modified_ns=rest,
+            create=True,
+            sandbox=self._sandbox,
+        )
+        await self._call(changes.SET_TIMES, params, path)
+
+    async def glob(self, pattern: str, root: AnyPath = ".", *, limit: int = 1000) -> Found[str]:
+        """The paths below `root` that match a pattern like `src/**/*.{ts,tsx}`, relative to it.
+
+        At most `limit` of them; `truncated` of the result tells whether there are more.
+        """
+        if not isinstance(pattern, str):
+            raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
+        params = changes.GlobParams(self._paths.uri(root, "root"), pattern, limit, self._sandbox)
+        found = await self._call(changes.GLOB, params, root)
+        return Found(found.paths, truncated=found.truncated)
+
+    async def edit(
+        self,
+        path: AnyPath,
+        old: str | Iterable[tuple[str, str]],
+        new: str | None = None,
+        *,
+        all: bool = False,  # noqa: A002 - the word of the protocol
+    ) -> int:
+        """Replace a text that occurs exactly once in a file, or `all` its occurrences.
+
+        `old` may be a list of pairs of texts: all of them are replaced, or none. Returns the
+        number of replacements; raises RpcError with the reason if a text does not fit.
+        """
+        edits = [changes.TextEdit(*pair, all) for pair in text_pairs(old, new)]
+        params = changes.EditParams(self._paths.uri(path), edits, self._sandbox)
+        return (await self._call(changes.EDIT, params, path, is_retryable=False)).replacements
+
+    async def apply_patch(self, patch: str, root: AnyPath = ".") -> builtins.list[ChangedFile]:
+        """Apply a unified diff or a patch of Codex to the files below `root`.
+
+        A patch that does not fit changes nothing. Raises RpcError with the reason.
+        """
+        if not isinstance(patch, str):
+            raise TypeError(f"patch must be str, not {type(patch).__name__}")
+        params = changes.ApplyPatchParams(self._paths.uri(root, "root"), patch, self._sandbox)
+        done = await self._call(changes.APPLY_PATCH, params, root, is_retryable=False)
+        return [ChangedFile(change.path, change.kind) for change in done.changes]
+
+    async def disk_usage(self, path: AnyPath = ".") -> DiskUsage:
+        """The size and free space of the file system that a path is on."""
+        params = changes.DiskUsageParams(self._paths.uri(path), self._sandbox)
+        found = await self._call(changes.DISK_USAGE, params, path)
+        return DiskUsage(found.total, found.free, found.available)
+
+    # ---- searches -----------------------------------------------------------------------
+
+    async def grep(
+        self,
+        pattern: str,
+        root: AnyPath = ".",
+        *,
+        literal: bool = False,
+        ignore_case: bool = False,
+        glob: str | None = None,
+        exclude: str | None = ".git",
+        before: int = 0,
+        after: int = 0,
+        context: int = 0,
+        limit: int = 1000,
+    ) -> Found[GrepMatch]:
+        """The lines below `root`, a directory or a file, that match a regular expression.
+
+        `literal` takes the pattern as a plain text. `glob` and `exclude` are patterns of paths
+        like those of `glob()`; without a slash they match names at any depth. `before`, `after`
+        and `context` (both) are numbers of lines around a match, at most 20. Binary files and
+        links are skipped, hidden files and those in a .gitignore are not. At most `limit` matches
+        are returned; `truncated` of the result tells whether there may be more. A search that
+        takes longer than 5 seconds is truncated, too.
+        """
+        if not isinstance(pattern, str):
+            raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
+        params = changes.GrepParams(
+            self._paths.uri(root, "root"),
+            pattern,
+            literal=literal,
+            ignore_case=ignore_case,
+            glob=glob,
+            exclude=exclude,
+            before=max(before, context),
+            after=max(after, context),
+            limit=limit,
+            sandbox=self._sandbox,
+        )
+        # The extension has no users.
+        found = await self._call(changes.GREP, params, root, is_polyfill=self._user is not None)
+        matches = (
+            GrepMatch(
+                each.path, each.line, each.column, each.text, tuple(each.before), tuple(each.after)
+            )
+            for each in found.matches
+        )
+        return Found(matches, truncated=found.truncated)
+
+    def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> FileWatch:
+        """The changes of a directory's entries, or of a file, for `async with` and `async for`.
+
+        With `recursive` also those of the directories below it, at most 4096. Renaming is a
+        deletion and a creation. Links are not followed.
+        """
+        if not self._capabilities.fs_watch or self._user is not None:
+            raise Unsupported("fsWatch", "compare the results of files.walk() at intervals")
+        from exec_server.client.file_watch import FileWatch
+
+        return FileWatch(
+            self._session,
+            self._paths.uri(path),
+            path_text(path),
+            recursive=recursive,
+            sandbox=self._sandbox,
+        )
+
+    # ---- many files ---------------------------------------------------------------------
+
+    async def read_many(
+        self, paths: Iterable[AnyPath], *, limit: int = READ_BYTES, check: bool = True
+    ) -> builtins.list[FileContent]:
+        """Read files, each of at most `limit` bytes; the results have the order of the paths.
+
+        Raises the error of the first file that cannot be read. Without `check`, its result has
+        the `error`, and the others are read.
+        """
+        paths = path_list(paths, "paths")
+        names = {self._absolute(path): path_text(path) for path in paths}
+        contents, errors = await batches.read_many(
+            self, self._batch_session(), names, limit, check=check
+        )
+        return [
+            FileContent(path_text(path), contents[whole], errors.get(whole))
+            for path, whole in ((path, self._absolute(path)) for path in paths)
+        ]
+
+    async def write_many(
+        self,
+        files: Mapping[str, bytes] | Iterable[tuple[AnyPath, bytes]],
+        *,
+        parents: bool = False,
+        check: bool = True,
+    ) -> Transfer:
+        """Write files, with `parents` also missing directories; of equal paths the last one counts.
+
+        If a file cannot be written, the others are. Then NotAllCopied is raised or, without
+        `check`, the file is only named in `failed`. RpcError is raised at once if a disk is full.
+        """
+        pairs = files.items() if isinstance(files, Mapping) else files
+        names: dict[str, str] = {}
+        contents: dict[str, bytes] = {}
+        for path, data in pairs:
+            check_bytes(data, f"encode the text of {path_text(path)}")
+            names[self._absolute(path)] = path_text(path)
+            contents[self._absolute(path)] = data
+        done = await batches.write_many(
+            self, self._batch_session(), names, contents, parents=parents
+        )
+        return _checked(done) if check else done
+
+    async def read_tar(
+        self, path: AnyPath, *, exclude: Iterable[str] = ()
+    ) -> AsyncGenerator[bytes, None]:
+        """A directory or file as a tar archive, in pieces; names begin with `./`.
+
+        `exclude` has paths, relative to the directory, that are left out with everything below;
+        they are not patterns.
+        """
+        from exec_server.client.transfer.archive import ArchiveDownload
+
+        skipped = path_list(exclude, "exclude")
+        archive = ArchiveDownload(self, self._commands, self._sandbox, skipped)
+        async with aclosing(archive.chunks(self._absolute(path))) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def write_tar(
+        self,
+        archive: AnyArchive,
+        directory: AnyPath,
+        *,
+        limit: int = TAR_BYTES,
+        progress: Callable[[Progress], None] | None = None,
+        check: bool = True,
+    ) -> Transfer:
+        """Unpack a tar archive into a directory, which is made if it is missing.
+
+        The archive is bytes, a binary file, or an iterable of bytes, async or not, and may be
+        compressed. Its files have at most `limit` bytes together. InvalidRequest is raised at the
+        first member that leads out of the directory, as a path or link, or is no file, directory
+        or link; the members before it stay. If a member cannot be written, the others are, and
+        NotAllCopied is raised at the end or, without `check`, the member is named in `failed`.
+        """
+        from exec_server.client.transfer.archive import ArchiveUpload
+
+        target, session = self._absolute(directory, "directory"), self._batch_session()
+        upload = ArchiveUpload(
+            self, self._commands, progress, self._sandbox, target, session=session
+        )
+        done = await upload.unpack(archive, limit)
+        return _checked(done) if check else done
+
     # ---- transfers --------------------------------------------------------------------
 
     async def upload(
@@ -483,15 +791,9 @@ class Files(ManyFiles):
         """
         from exec_server.client.transfer.upload import Upload  # slow to import
 
-        upload = Upload(
-            self,
-            self._commands,
-            progress,
-            self._sandbox,
-            CopyOptions(keep_times, sync),
-            session=self._batch_session(),
-        )
-        done = await upload.copy(_local_path(local), self._paths.absolute(remote, "remote"))
+        options, session = CopyOptions(keep_times, sync), self._batch_session()
+        upload = Upload(self, self._commands, progress, self._sandbox, options, session=session)
+        done = await upload.copy(local_path(local), self._paths.absolute(remote, "remote"))
         return _checked(done) if check else done
 
     async def download(
@@ -507,39 +809,43 @@ class Files(ManyFiles):
         """Copy a file or directory of the server's machine to a local path, as `upload` does."""
         from exec_server.client.transfer.download import Download  # slow to import
 
-        download = Download(
-            self,
-            self._commands,
-            progress,
-            self._sandbox,
-            CopyOptions(keep_times, sync),
-            session=self._batch_session(),
-        )
-        done = await download.copy(self._paths.absolute(remote, "remote"), _local_path(local))
+        options, session = CopyOptions(keep_times, sync), self._batch_session()
+        download = Download(self, self._commands, progress, self._sandbox, options, session=session)
+        done = await download.copy(self._paths.absolute(remote, "remote"), local_path(local))
         return _checked(done) if check else done
 
+    def _batch_session(self) -> ClientSession | None:
+        """The session, if many files can travel in one request, which no sandbox confines."""
+        is_plain = self._sandbox is None and self._user is None
+        return self._session if is_plain and self._capabilities.fs_binary else None
 
-class _CommandsAs:
-    """Runs commands as another user."""
+    # ---- calls ------------------------------------------------------------------------
 
-    def __init__(self, commands: Commands, user: str | None) -> None:
-        self._commands = commands
-        self._user = user
+    def _absolute(self, path: AnyPath, name: str = "path") -> str:
+        return self._paths.absolute(path, name)
 
-    def run(self, *args: Any, **kwargs: Any) -> Awaitable[Result]:
-        return self._commands.run(*args, user=self._user, **kwargs)
-
-    def start(self, *args: Any, **kwargs: Any) -> Process:
-        return self._commands.start(*args, user=self._user, **kwargs)
-
-
-def _local_path(path: AnyPath) -> str:
-    """A path of this machine as text; raises TypeError if it is none."""
-    try:
-        return os.fsdecode(path)
-    except TypeError:
-        kind = type(path).__name__
-        raise TypeError(f"a path must be str, bytes or os.PathLike, not {kind}") from None
+    async def _call(
+        self,
+        call: Call[P, R],
+        params: P,
+        path: AnyPath,
+        *,
+        target: AnyPath | None = None,
+        is_retryable: bool = True,
+        is_polyfill: bool = False,
+    ) -> R:
+        """Call a method, or with `is_polyfill` its polyfill; errors name the path."""
+        if self._user is not None:
+            params = msgspec.structs.replace(params, user=self._user)  # type: ignore[type-var]
+        try:
+            if is_polyfill:
+                return await self._session.call_polyfill(call, params)
+            return await self._session.call(call, params, is_retryable=is_retryable)
+        except FileError:
+            raise  # a polyfill has named the file, or the program that is missing
+        except RpcError as error:
+            is_confined = self._sandbox is not None
+            raise path_error(error, path, is_confined=is_confined, target=target) from None
 
 
 def _checked(done: Transfer) -> Transfer:
@@ -548,7 +854,7 @@ def _checked(done: Transfer) -> Transfer:
     return done
 
 
-def _listed_entry(found: entries.ListedEntry, base: str) -> Entry:
+def _detailed_entry(found: entries.ListedEntry, base: str) -> Entry:
     numbers = (found.size, abs(found.modified_at_ms), found.mode)
     if not all(0 <= number <= MAX_NUMBER for number in numbers):
         raise MalformedAnswer(f"{base}: the server sent an impossible size, time or mode")

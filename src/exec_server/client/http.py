@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Self
 
+from exec_server.client.arguments import check_number
 from exec_server.client.engine.flow_control import Consumer, current_consumer
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.engine.start_params import check_number
 from exec_server.client.handle import Handle
 from exec_server.client.results import Response
 from exec_server.errors import (

@@ -17,8 +17,7 @@ import uuid
 from typing import Any, Final
 
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.exceptions import PortError
-from exec_server.client.file_errors import error_number
+from exec_server.client.exceptions import PortError, error_number
 from exec_server.client.handle import Handle
 from exec_server.errors import (
     ConnectionLost,

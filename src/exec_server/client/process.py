@@ -1,49 +1,79 @@
-"""Process: one command on the server while it runs.
+"""Process: one command on the server while it runs, with its input; detached ones outlive sessions.
 
-Output is queued until it is read; `engine.output_queue` has the rules for output that is not read,
-or slowly. Lost output is counted in `lost_bytes`.
+Output is queued until it is read; OutputQueue has the rules for output that is not read, or slowly.
+Lost output is counted in `lost_bytes`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import reprlib
-from collections.abc import Sequence
-from typing import Final, Self
+import uuid
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final, Self
+
+import msgspec
 
 from exec_server.client import linux_numbers
-from exec_server.client.engine.input import ProcessInput
-from exec_server.client.engine.output_queue import FlowRequests, OutputQueue, Reader
+from exec_server.client.arguments import check_number
+from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import (
     KILL_SECONDS,
     RemoteProcess,
     RemoteProcesses,
 )
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.engine.start_params import check_number
 from exec_server.client.handle import Handle
-from exec_server.client.output_reader import Lines, Pattern, read_until, wait_for_output
+from exec_server.client.output import Lines, Pattern, read_until, wait_for_output
 from exec_server.client.results import Chunk
 from exec_server.errors import (
     ExecServerError,
+    InternalError,
     InvalidParams,
     ProcessLost,
     StdinClosed,
     Unsupported,
 )
+from exec_server.protocol.base64_text import Base64
+from exec_server.protocol.detached import LIST_DETACHED, ListedDetached
 from exec_server.protocol.process import (
+    CLOSE_STDIN,
+    READ,
     RESIZE,
     SIGNAL,
+    WRITE,
+    CloseStdinParams,
+    Detach,
     ExitedParams,
     OutputParams,
     ProcessId,
+    ReadParams,
     ResizeParams,
     Signal,
     SignalParams,
     StartParams,
+    WriteParams,
 )
 from exec_server.protocol.sandbox import Denial
+
+# Size of one request: large enough to make the cost per request small, small enough to queue.
+PIECE_BYTES: Final = 131_072
+# Data that is sent and not acknowledged. A writer beyond either limit waits, so that a process
+# that does not read slows its writer down. All of it is sent again after a lost connection, and
+# some connections carry few calls at a time.
+UNACKNOWLEDGED_BYTES: Final = 1_048_576
+UNACKNOWLEDGED_PIECES: Final = 32
+
+# Line ends in the initial mode of a terminal, which translates a return to a newline.
+_LINE_ENDS: Final = (b"\n", b"\r", b"\x04")
+
+_NO_EOF: Final = (
+    "stdin cannot be closed; use run(input=...), or a terminal and write "
+    'b"\\x04", or let the command recognise the end of its input by the data'
+)
 
 # How long a process may take to end after SIGTERM: enough for a web server or a database, and half
 # of the time that `docker stop` allows.
@@ -54,6 +84,142 @@ COLLECTED_BYTES: Final = 16 * 1_048_576
 KILLED: Final = 128 + 9
 # After the exit, `collect` returns when no output was received for this time.
 QUIET_SECONDS: Final = 0.2
+
+# A name that this client chooses is the program and a random number, because the answer that names
+# it could be lost. The server checks names that callers choose.
+_NAME_DIGITS: Final = 6
+_PROGRAM_CHARACTERS: Final = 32
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
+
+# Output requested at a time.
+_READ_BYTES: Final = 262_144
+_SESSIONS_ONLY: Final = "its processes end with the session of their client"
+
+
+# ProcessInput: writes to a process, each once and in order, also after lost connections.
+class ProcessInput:
+    """The stdin of one process.
+
+    Writes are numbered, and the server performs each number once; so unacknowledged writes are
+    sent again after a lost connection.
+    """
+
+    def __init__(self, session: ClientSession, process_id: ProcessId, *, is_terminal: bool) -> None:
+        self._session = session
+        self._id = process_id
+        self._is_terminal = is_terminal
+        self._last_number = 0
+        self._is_inside_line = False
+        self._unacknowledged = 0
+        self._writes: set[asyncio.Future[None]] = set()
+        self._failure: ExecServerError | None = None
+        self._progress = asyncio.Event()
+        # Keeps the pieces of one write together.
+        self._lock = asyncio.Lock()
+
+    def fail(self, error: ExecServerError) -> None:
+        """Make this and all further writes raise `error`."""
+        self._failure = self._failure or error
+        self._progress.set()
+
+    async def write(self, data: bytes, piece_bytes: int = PIECE_BYTES) -> None:
+        """Send data; waits only while too much is unacknowledged.
+
+        Raises StdinClosed or another error, perhaps of an earlier write.
+        """
+        async with self._lock:
+            if data:
+                self._is_inside_line = data[-1:] not in _LINE_ENDS
+            for piece in _pieces(data, piece_bytes):
+                while (
+                    self._unacknowledged >= UNACKNOWLEDGED_BYTES
+                    or len(self._writes) >= UNACKNOWLEDGED_PIECES
+                ):
+                    await self._wait_for_progress()
+                self._check()
+                self._last_number += 1
+                self._unacknowledged += len(piece)
+                number = str(self._last_number)
+                self._spawn(self._write(WriteParams(self._id, Base64(piece), number)))
+
+    @property
+    def can_close(self) -> bool:
+        """Whether the server can close this input."""
+        return self._is_terminal or self._session.features.capabilities.process_close_stdin
+
+    async def close(self) -> None:
+        """Close stdin after all writes; raises Unsupported if the server cannot.
+
+        Does not wait for the writes: the caller may have to read the output of a process that
+        reads its input slowly.
+        """
+        if self._is_terminal:
+            # Ctrl-D completes the current read: inside of a line the first one delivers the
+            # started line, and only the second one is the end of the input.
+            await self.write(b"\x04\x04" if self._is_inside_line else b"\x04")
+            return
+        if not self.can_close:
+            raise Unsupported("processCloseStdin", _NO_EOF)
+        async with self._lock:
+            self._check()
+            earlier = list(self._writes)
+            self.fail(StdinClosed("the input of the process was closed"))
+            self._spawn(self._close(earlier))
+
+    async def _close(self, earlier: list[asyncio.Future[None]]) -> None:
+        if earlier:
+            await asyncio.wait(earlier)
+        try:
+            await self._session.call_in_background(CLOSE_STDIN, CloseStdinParams(self._id))
+        except ExecServerError:
+            pass  # the process or the session has ended
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _wait_for_progress(self) -> None:
+        self._check()
+        self._progress.clear()
+        await self._progress.wait()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        future = self._session.spawn(work)
+        self._writes.add(future)
+        future.add_done_callback(self._done)
+
+    def _done(self, future: asyncio.Future[None]) -> None:
+        self._writes.discard(future)
+        self._progress.set()
+
+    async def _write(self, params: WriteParams) -> None:
+        # In the background: a process that does not read its input must not exempt full queues
+        # from flow control.
+        try:
+            may_repeat = self._session.features.repeats_writes_safely
+            answer = await self._session.call_in_background(WRITE, params, is_retryable=may_repeat)
+            status = answer.status
+        except InternalError as error:
+            self.fail(StdinClosed(f"the process takes no input: {error}"))
+        except ExecServerError as error:
+            self.fail(error)
+        else:
+            if status != "accepted":
+                self.fail(StdinClosed(f"the process takes no input: {_REASONS[status]}"))
+        finally:
+            self._unacknowledged -= len(params.chunk)
+
+
+_REASONS: Final = {
+    "unknownProcess": "it has ended",
+    "stdinClosed": "it was started without stdin, or its stdin was closed",
+    "starting": "it is still starting",
+}
+
+
+def _pieces(data: bytes, size: int) -> Iterator[bytes]:
+    view = memoryview(data)
+    return (bytes(view[start : start + size]) for start in range(0, len(data), size))
 
 
 class Process(Handle):
@@ -486,3 +652,121 @@ def _signal_name(name: str | int) -> str:
     if name not in linux_numbers.SIGNALS:
         raise InvalidParams(f"unknown signal number {name}")
     return f"SIG{linux_numbers.SIGNALS[name]}"
+
+
+# Detached processes of the client: started to outlive their session, or attached to by name.
+class DetachedProcess(Process):
+    """A process of the server that `await` or `async with` starts or attaches to.
+
+    `aclose`, or leaving the block, leaves it running, and so does closing its environment; `kill`
+    and `terminate` end it. It is never paused: a reader that is too slow loses the oldest output,
+    which `lost_bytes` and `lost_before` of the next chunk count.
+    """
+
+    def __init__(
+        self,
+        session: ClientSession,
+        processes: RemoteProcesses,
+        params: StartParams | None,
+        *,
+        argv: tuple[str, ...],
+        name: str,
+        label: str,
+        after: int = 0,
+    ) -> None:
+        """Prepare a start with `params`, or without them an attachment that begins after an event.
+
+        `label` names the command in the error of a failed start.
+        """
+        super().__init__(session, processes, params, argv=argv, name=label)
+        self.name = name
+        self._after = after
+        self._is_attached = params is None  # and not started
+        self.tty = params is not None and params.tty
+        """Whether it runs on a terminal."""
+        self.has_stdin = params is not None and (params.tty or params.pipe_stdin)
+        """Whether it can be written to."""
+
+    async def _start(self, remote: RemoteProcess) -> None:
+        if not self._is_attached:
+            await super()._start(remote)
+            return
+        assert self.name is not None
+        answer = await self._processes.attach(remote, self.name, self._after)
+        self.argv = tuple(answer.argv)
+        self.tty = answer.tty
+        self.has_stdin = answer.tty or answer.pipe_stdin
+        self._open_input(remote, is_terminal=answer.tty, is_pipe=answer.pipe_stdin)
+
+    async def _close(self) -> None:
+        remote = self._started()
+        self._discard_output()
+        try:
+            await asyncio.wait([self._processes.detach(remote)], timeout=KILL_SECONDS)
+        finally:
+            self._forget(remote)
+
+
+def check_support(session: ClientSession) -> None:
+    """Raise Unsupported if the server has no detached processes."""
+    if not session.features.capabilities.process_detach:
+        raise Unsupported("processDetach", _SESSIONS_ONLY)
+
+
+def detached_params(
+    params: StartParams,
+    program: str,
+    *,
+    name: str | None,
+    max_lifetime: float | None,
+    idle_timeout: float | None,
+) -> tuple[StartParams, str]:
+    """The params of a start that detaches, and the name of the process."""
+    if name is None:
+        name = _unused_name(program)
+    detach = Detach(
+        name,
+        _milliseconds("max_lifetime", max_lifetime),
+        _milliseconds("idle_timeout", idle_timeout),
+    )
+    return msgspec.structs.replace(params, detach=detach), name
+
+
+async def list_detached(session: ClientSession) -> list[ListedDetached]:
+    """The detached processes of the server; raises Unsupported."""
+    check_support(session)
+    return (await session.call(LIST_DETACHED, None, is_retryable=True)).processes
+
+
+async def read_retained(
+    session: ClientSession, process: DetachedProcess, last: int
+) -> tuple[list[Chunk], int, int]:
+    """Read the output of a process up to the event `last`, as far as the server retains it.
+
+    Returns also the number of bytes that it does not, and of the event with which the output ends.
+    """
+    chunks: list[Chunk] = []
+    after = lost = 0
+    while after < last:
+        params = ReadParams(process.id, after, _READ_BYTES, 0)
+        answer = await session.call(READ, params, is_retryable=True)
+        lost += answer.lost_bytes or 0
+        if not answer.chunks:
+            break
+        chunks += (Chunk(each.stream, each.chunk) for each in answer.chunks)
+        after = answer.chunks[-1].seq
+    return chunks, lost, after
+
+
+def _unused_name(program: str) -> str:
+    word = os.path.basename(program)[:_PROGRAM_CHARACTERS]
+    word = _NOT_IN_NAMES.sub("-", word).strip("-_") or "process"
+    return f"{word}-{uuid.uuid4().hex[:_NAME_DIGITS]}"
+
+
+def _milliseconds(name: str, seconds: float | None) -> int | None:
+    if seconds is None:
+        return None
+    if not seconds > 0:
+        raise InvalidParams(f"{name} must be a positive number of seconds, not {seconds!r}")
+    return max(1, round(seconds * 1000))

@@ -10,10 +10,17 @@ of threads. An exception during a call, such as the KeyboardInterrupt of Ctrl-C,
 and so kills the process that it had started.
 """
 
-from exec_server.sync.environment import Environment, RunningServer, connect, serve
+from exec_server.sync.environment import (
+    Environment,
+    HttpStream,
+    PortForward,
+    Process,
+    ReversePort,
+    RunningServer,
+    connect,
+    serve,
+)
 from exec_server.sync.files import FileReader, Files, FileWatch, FileWriter
-from exec_server.sync.ports import PortForward, ReversePort
-from exec_server.sync.process import HttpStream, Process
 
 __all__ = [
     "Environment",

@@ -1,25 +1,164 @@
-"""Environments and servers without `async`."""
+"""Environments, processes, HTTP responses, ports and servers without `async`."""
 
 from __future__ import annotations
 
-import os
-import ssl
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast
 
 from exec_server.client import connect as client_connect
-from exec_server.client import environment, local_server
-from exec_server.client.engine.session import CLIENT_NAME
-from exec_server.client.local_server import DEFAULT_LISTEN
-from exec_server.client.network_requests import OnNetworkRequest
+from exec_server.client import environment, http, local_server, port_forwarding, process
+from exec_server.client.arguments import AnyPath
+from exec_server.client.commands import RunOptions
+from exec_server.client.connect import ConnectOptions
+from exec_server.client.results import Chunk, Line, Result
+from exec_server.errors import SessionLost
+from exec_server.protocol.process import ProcessId
+from exec_server.protocol.sandbox import Denial
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 from exec_server.sync.files import Files
-from exec_server.sync.ports import PortForward, ReversePort
-from exec_server.sync.process import HttpStream, Process
-from exec_server.sync.thread import Blocking, LoopThread, blocking, wrapped
+from exec_server.sync.thread import (
+    CANCEL_SECONDS,
+    Blocking,
+    BlockingHandle,
+    LoopThread,
+    blocking,
+    iterate,
+    wrapped,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# Output that waits for the calling thread; more would only make it later. The command waits then.
+QUEUED_BYTES: Final = 1_048_576
+
+
+# Processes and HTTP responses without `async`.
+class Process(BlockingHandle[process.Process]):
+    """A running command; `close`, or leaving its `with`, kills it with all its descendants.
+
+    A detached one is left running.
+    """
+
+    def __iter__(self) -> Iterator[Chunk]:
+        output = aiter(self._inner)  # the output is wanted while this generator lives
+        while chunks := self._thread.call(output.read_some):
+            yield from chunks
+
+    def lines(self) -> Iterator[Line]:
+        """The output by lines: texts without their ends, each of one stream."""
+        return iterate(self._thread, self._inner.lines())
+
+    @property
+    def id(self) -> ProcessId:
+        return self._inner.id
+
+    @property
+    def pid(self) -> int | None:
+        return self._inner.pid
+
+    @property
+    def name(self) -> str | None:
+        return self._inner.name
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return self._inner.argv
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._inner.exit_code
+
+    @property
+    def returncode(self) -> int | None:
+        return self._inner.returncode
+
+    @property
+    def is_over(self) -> bool:
+        return self._inner.is_over
+
+    @property
+    def sandbox_denied(self) -> bool:
+        return self._inner.sandbox_denied
+
+    @property
+    def sandbox_denial(self) -> Denial | None:
+        return self._inner.sandbox_denial
+
+    @property
+    def lost_bytes(self) -> int:
+        return self._inner.lost_bytes
+
+    read_some = blocking(process.Process.read_some)
+    collect = blocking(process.Process.collect)
+    read_until = blocking(process.Process.read_until)
+    wait_for_output = blocking(process.Process.wait_for_output)
+    write = blocking(process.Process.write)
+    close_stdin = blocking(process.Process.close_stdin)
+    resize = blocking(process.Process.resize)
+    interrupt = blocking(process.Process.interrupt)
+    signal = blocking(process.Process.signal)
+    terminate = blocking(process.Process.terminate)
+    kill = blocking(process.Process.kill)
+    wait = blocking(process.Process.wait)
+
+
+class HttpStream(BlockingHandle[http.HttpStream]):
+    """A response with a streamed body, for `with` or `close`; iterating gives its pieces."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iterate(self._thread, self._inner)
+
+    @property
+    def status(self) -> int:
+        return self._inner.status
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        return self._inner.headers
+
+    def header(self, name: str) -> str | None:
+        return self._inner.header(name)
+
+
+# Forwarded ports without `async`.
+class PortForward(BlockingHandle[port_forwarding.PortForward]):
+    """A local port that leads to one of the server's machine."""
+
+    @property
+    def remote_port(self) -> int:
+        return self._inner.remote_port
+
+    @property
+    def host(self) -> str | None:
+        return self._inner.host
+
+    @property
+    def port(self) -> int:
+        return self._inner.port
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+
+class ReversePort(BlockingHandle[port_forwarding.ReversePort]):
+    """A port of the server's machine that leads to a local one."""
+
+    @property
+    def local_port(self) -> int:
+        return self._inner.local_port
+
+    @property
+    def port(self) -> int:
+        return self._inner.port
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
 
 
 class Environment(Blocking[environment.Environment]):
@@ -112,42 +251,23 @@ class Environment(Blocking[environment.Environment]):
     reverse_port = wrapped(environment.Environment.reverse_port, ReversePort)
 
 
-def connect(
-    target: str | None = None,
-    *,
-    token: str | None = None,
-    registry: str | None = None,
-    environment_id: str | None = None,
-    executor_key: str | None = None,
-    account_id: str | None = None,
-    tls: ssl.SSLContext | None = None,
-    ca_file: str | None = None,
-    pin: str | Sequence[str] | None = None,
-    allow_insecure_token: bool = False,
-    client_name: str = CLIENT_NAME,
-    reconnect: bool = False,
-    on_network_request: OnNetworkRequest | None = None,
-) -> Environment:
+def _with_arguments_of(make: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Give a function the arguments of another one, for type checkers and `inspect.signature`."""
+
+    def decorate(function: Callable[..., T]) -> Callable[P, T]:
+        return cast(Callable[P, T], functools.update_wrapper(function, make, assigned=()))
+
+    return decorate
+
+
+@_with_arguments_of(client_connect.connect)
+def connect(target: str | None = None, **options: Unpack[ConnectOptions]) -> Environment:
     """Connect now; arguments and exceptions are those of `exec_server.connect`.
 
     `on_network_request` is called in the thread of the connection.
     """
     return Environment(
-        lambda: client_connect.connect(
-            target,
-            token=token,
-            registry=registry,
-            environment_id=environment_id,
-            executor_key=executor_key,
-            account_id=account_id,
-            tls=tls,
-            ca_file=ca_file,
-            pin=pin,
-            allow_insecure_token=allow_insecure_token,
-            client_name=client_name,
-            reconnect=reconnect,
-            on_network_request=on_network_request,
-        ),
+        lambda: client_connect.connect(target, **options),
         has_children=isinstance(target, str) and target.startswith("stdio:"),
     )
 
@@ -182,14 +302,90 @@ class RunningServer:
         return self._thread.value.pid
 
 
-def serve(
-    listen: str = DEFAULT_LISTEN,
-    *arguments: str,
-    token: str | None = None,
-    env: Mapping[str, str] | None = None,
-    cwd: str | os.PathLike[str] | None = None,
-) -> RunningServer:
+@_with_arguments_of(local_server.serve)
+def serve(*args: Any, **kwargs: Any) -> RunningServer:
     """Start a server now; arguments and exceptions are those of `exec_server.serve`."""
-    return RunningServer(
-        lambda: local_server.serve(listen, *arguments, token=token, env=env, cwd=cwd)
-    )
+    return RunningServer(lambda: local_server.serve(*args, **kwargs))
+
+
+# run_streamed: a command whose output the calling thread receives while it waits.
+#
+# `run(on_output=…)` calls back in the thread of the event loop. Notebooks assign output to a cell
+# by the thread that prints it, and a KeyboardInterrupt is raised in the main thread only.
+def run_streamed(
+    on: Environment,
+    argv: Iterable[AnyPath],
+    receive: Callable[[list[Chunk]], None],
+    **options: Unpack[RunOptions],
+) -> Result:
+    """Run a command as `on.run` does; `receive` gets its output in this thread.
+
+    An exception in this thread, of `receive` or a KeyboardInterrupt, kills the command.
+    """
+    thread, inner = on._thread, on._inner
+    run = _StreamedRun(inner, list(argv), options)
+    try:
+        thread.call(run.start)
+        while chunks := thread.call(run.take):
+            receive(chunks)
+        return thread.call(run.result)
+    except BaseException:
+        with contextlib.suppress(SessionLost):  # and the command with it
+            thread.call(run.cancel)
+        raise
+
+
+class _StreamedRun:
+    """A run on the event loop, and the output that was not taken yet."""
+
+    def __init__(
+        self, env: environment.Environment, argv: list[AnyPath], options: RunOptions
+    ) -> None:
+        self._env = env
+        self._argv = argv
+        self._options = options
+        self._future: asyncio.Future[Result] | None = None
+        self._chunks: list[Chunk] = []
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def start(self) -> None:
+        self._future = self._env.session.spawn(self._run())
+        self._future.add_done_callback(lambda _: self._changed.set())
+
+    async def _run(self) -> Result:
+        options: RunOptions = {**self._options, "on_output": self._queue}
+        try:
+            return await self._env.run(self._argv, **options)
+        finally:
+            self._ended.set()
+
+    async def _queue(self, chunk: Chunk) -> None:
+        while sum(len(each.data) for each in self._chunks) >= QUEUED_BYTES:
+            self._changed.clear()
+            await self._changed.wait()
+        self._chunks.append(chunk)
+        self._changed.set()
+
+    async def take(self) -> list[Chunk]:
+        """The next output; empty if the command has ended."""
+        assert self._future is not None
+        while not self._chunks and not self._future.done():
+            self._changed.clear()
+            await self._changed.wait()
+        taken, self._chunks = self._chunks, []
+        self._changed.set()
+        return taken
+
+    async def result(self) -> Result:
+        assert self._future is not None
+        return await self._future
+
+    async def cancel(self) -> None:
+        """Kill the command if it runs; an unreachable server cannot be told so."""
+        if self._future is None or self._future.done():
+            return
+        self._future.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await self._ended.wait()

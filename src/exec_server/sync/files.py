@@ -7,8 +7,7 @@ from types import TracebackType
 from typing import Final, Literal, overload
 
 from exec_server.client import file_watch, files
-from exec_server.client.engine.start_params import AnySandbox
-from exec_server.client.paths import AnyPath
+from exec_server.client.arguments import AnyPath, AnySandbox
 from exec_server.client.results import Entry, FileChange
 from exec_server.client.transfer import open_file
 from exec_server.errors import RpcError

@@ -12,6 +12,7 @@ import pytest
 
 from exec_server.adapters import target
 from exec_server.cli.exec import command
+from exec_server.client.connect import ConnectOptions
 from exec_server.errors import StartupError
 
 FRAMEWORKS = {
@@ -47,7 +48,7 @@ def test_a_missing_framework_is_one_sentence(name: str, monkeypatch: pytest.Monk
 
 def test_a_target_or_a_registry_is_connected_to() -> None:
     assert target.make_environment("ws://127.0.0.1:1", {})._address == "ws://127.0.0.1:1"
-    registry: target.ConnectOptions = {
+    registry: ConnectOptions = {
         "registry": "https://registry.example",
         "environment_id": "e",
         "token": "t",
@@ -59,7 +60,7 @@ def test_a_target_or_a_registry_is_connected_to() -> None:
 
 def test_without_both_it_is_this_machine() -> None:
     assert target.make_environment(None, {})._address is None
-    options: target.ConnectOptions = {
+    options: ConnectOptions = {
         "token": None,
         "registry": None,
         "allow_insecure_token": False,
@@ -82,7 +83,7 @@ def test_without_both_it_is_this_machine() -> None:
     ],
     ids=str,
 )
-def test_a_machine_that_is_named_in_part_is_not_this_one(options: target.ConnectOptions) -> None:
+def test_a_machine_that_is_named_in_part_is_not_this_one(options: ConnectOptions) -> None:
     with pytest.raises(StartupError):
         target.make_environment(None, options)
     with pytest.raises(StartupError):

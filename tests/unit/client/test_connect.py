@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import ssl
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from exec_server import sync
-from exec_server.client.connect import connect
+from exec_server.client.connect import ConnectOptions, connect
 from exec_server.client.engine.dialers import WebSocketDialer
 from exec_server.client.engine.relay import RelayDialer
 from exec_server.client.engine.stdio import StdioDialer
@@ -88,3 +89,20 @@ def test_a_target_is_a_text() -> None:
 def test_a_relay_target_names_registry_and_environment() -> None:
     env = connect("relay:https://registry.example/base/build-7", token="t")
     assert env._address == "environment build-7 of https://registry.example/base"
+
+
+def test_the_options_are_those_of_the_signature() -> None:
+    hints = get_type_hints(connect)
+    keywords = {
+        name: hints[name]
+        for name, parameter in inspect.signature(connect).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    assert get_type_hints(ConnectOptions) == keywords
+
+
+def test_an_unknown_option_is_refused() -> None:
+    wrong: Any = {"tokne": "t"}
+    for function in (connect, sync.connect):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'tokne'"):
+            function("ws://127.0.0.1:1", **wrong)

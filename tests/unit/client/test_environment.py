@@ -10,8 +10,8 @@ import pytest
 from tests.support.memory_environment import Scene, in_environment, turns
 from tests.support.memory_session import GREETING, MemoryDialer, Message, outcome, play
 
-from exec_server.client import run as run_module
-from exec_server.client.engine import output_queue as queue_module
+from exec_server.client import commands as run_module
+from exec_server.client.engine import flow_control as queue_module
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import CommandDenied, CommandFailed, Timeout
 from exec_server.client.results import Result

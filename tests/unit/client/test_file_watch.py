@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from exec_server.client import file_watch as module
-from exec_server.client.file_errors import NotFound
+from exec_server.client.exceptions import NotFound
 from exec_server.client.file_watch import FileWatch
 from exec_server.client.results import FileChange
 from exec_server.errors import InternalError, SessionLost

@@ -15,8 +15,7 @@ from tests.support.memory_session import GREETING, Message, outcome
 from exec_server.client import files as module
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.environment import Environment
-from exec_server.client.exceptions import SandboxDenied
-from exec_server.client.file_errors import PermissionDenied
+from exec_server.client.exceptions import PermissionDenied, SandboxDenied
 from exec_server.client.results import Entry, Stat
 from exec_server.errors import (
     InternalError,

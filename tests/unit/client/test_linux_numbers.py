@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from exec_server.client import linux_numbers
-from exec_server.client.file_errors import NotEmpty, command_error, file_error
+from exec_server.client.exceptions import NotEmpty, command_error, file_error
 from exec_server.errors import InternalError
 
 pytestmark = pytest.mark.quick

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.support.memory_session import outcome, play
 
-from exec_server.client import output_reader as reader_module
+from exec_server.client import output as reader_module
 from exec_server.client.exceptions import PatternNotFound
-from exec_server.client.output_reader import (
+from exec_server.client.output import (
     Lines,
     PatternSearch,
     Pieces,

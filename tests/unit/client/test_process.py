@@ -12,7 +12,7 @@ from tests.support.memory_session import outcome
 
 from exec_server.client import process as process_module
 from exec_server.client.engine import flow_control as flow_module
-from exec_server.client.engine import output_queue as queue_module
+from exec_server.client.engine import flow_control as queue_module
 from exec_server.client.process import Process
 from exec_server.errors import ProcessLost, Unsupported
 

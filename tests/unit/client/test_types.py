@@ -39,6 +39,10 @@ def fail(late: Timeout, failed: CommandFailed, denied: CommandDenied) -> list[Re
 
 
 def block() -> None:
+    sync.connect("ws://127.0.0.1:1", tokne="t")  # type: ignore[call-arg]
+    sync.connect("ws://127.0.0.1:1", token=1)  # type: ignore[arg-type]
+    sync.serve(token=1)  # type: ignore[arg-type]
+    sync.connect("ws://127.0.0.1:1", pin=["ab"], reconnect=True).close()
     with sync.connect("ws://127.0.0.1:1") as env, env.start(["cat"], tty=True) as process:
         assert_type(process, sync.Process)
         assert_type(env.run(["ls"], check=True), Result)

@@ -26,7 +26,7 @@ from exec_server.cli.exec.terminal import (
 )
 from exec_server.cli.streams import OutputWriter, StdinReader, is_null_device, print_status
 from exec_server.cli.targets import Target
-from exec_server.client.detached import DetachedProcess
+from exec_server.client.process import DetachedProcess
 from exec_server.errors import ExecServerError
 from exec_server.host import event_loop
 

@@ -201,7 +201,7 @@ def last_lines(output: Output, count: int) -> Output:
 async def _retained(environment: Environment, target: Target, name: str) -> tuple[Output, int, int]:
     """The output up to now, at most the MiB that servers retain; lost bytes; the last event."""
     from exec_server.cli.connection import attached
-    from exec_server.client.detached import read_retained
+    from exec_server.client.process import read_retained
 
     async with attached(environment, target, name, after=END) as process:
         listed = await environment.detached_processes()

@@ -53,9 +53,9 @@ from exec_server.cli.streams import (
     print_text,
 )
 from exec_server.cli.targets import Target
+from exec_server.client.commands import REST_SECONDS
 from exec_server.client.environment import Environment
 from exec_server.client.process import Process
-from exec_server.client.run import REST_SECONDS
 from exec_server.errors import ConnectionLost, ExecServerError, RpcError, SessionLost, Unsupported
 from exec_server.printable import printable
 from exec_server.protocol.process import TERMINATE, TerminateParams
@@ -305,7 +305,7 @@ class _Execution:
 
 def start_failure(error: ExecServerError, argv: list[str], label: str) -> CommandError:
     """The error of a command that could not be started on the target `label`."""
-    from exec_server.client.file_errors import ProgramNotFound, error_number
+    from exec_server.client.exceptions import ProgramNotFound, error_number
 
     text = f"{label}: {error_text(error)}"
     if isinstance(error, ProgramNotFound):

@@ -85,7 +85,7 @@ def run_mv(arguments: argparse.Namespace) -> int:
     """Move all operands but the last to the last; returns the exit code."""
     from exec_server.cli.connection import error_text
     from exec_server.cli.files.operands import for_each_operand, parse_operand
-    from exec_server.client.paths import PathResolver
+    from exec_server.client.arguments import PathResolver
     from exec_server.errors import RpcError
 
     *sources, destination = arguments.paths

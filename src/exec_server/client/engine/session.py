@@ -1,5 +1,7 @@
 """ClientSession: calls and notifications that survive the loss of a connection.
 
+Beside it are its parts: background work, one Connection, and messages that the server sends.
+
 Theory of operation. A session is in one of three states: it has a connection past its handshake
 (`_connection`), or a task is opening one (`__aenter__` at first, `_recover` later), or it has
 ended (`_end_reason`). Every call is a `PendingCall`. It is in `_queue` until it is sent, then in
@@ -20,39 +22,46 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from msgspec import UNSET, Raw
 
-from exec_server.client.engine import background
-from exec_server.client.engine.calls import CallQueue, InitializeCall, PendingCall
-from exec_server.client.engine.connection import Connection
 from exec_server.client.engine.dialers import Dialer, is_transient
 from exec_server.client.engine.flow_control import FlowControl
-from exec_server.client.engine.inbound import ServerRequests, Subscriber, deliver, notify
 from exec_server.client.engine.messages import (
+    CallQueue,
     Envelope,
+    InitializeCall,
+    PendingCall,
+    decode,
     decode_as,
     decode_environment,
     decode_initialize_answer,
+    encode,
+    find_notice,
     request_body,
 )
-from exec_server.client.engine.server_features import ServerFeatures
+from exec_server.client.engine.server_features import ServerFeatures, discover
 from exec_server.errors import (
     ConnectFailed,
     ConnectionLost,
     ExecServerError,
+    InternalError,
     InvalidRequest,
     MalformedMessage,
     MethodNotFound,
+    RpcError,
     SessionLost,
+    Unsupported,
 )
 from exec_server.host.forks import ForkGuard
 from exec_server.net.stream import MessageStream
+from exec_server.net.useless_messages import UselessMessages, flood_text
 from exec_server.printable import printable
-from exec_server.protocol.method import Call
+from exec_server.protocol.jsonrpc import RequestId, encode_error, encode_result
+from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.session import (
     INITIALIZE,
     EnvironmentInfo,
@@ -60,7 +69,15 @@ from exec_server.protocol.session import (
     SessionId,
 )
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
+
+# Requests of the server that are being handled: the reference allows as many. Further ones are
+# refused.
+MAX_REQUESTS: Final = 256
+
+Handler = Callable[[Any], Awaitable[Any]]
 
 CLIENT_NAME: Final = "exec-server-client"
 # For the answer to `initialize`, and to all questions to a server that does not describe itself.
@@ -87,7 +104,239 @@ _RESTARTED: Final = "; the server was probably restarted"
 
 P = TypeVar("P")
 R = TypeVar("R")
-T = TypeVar("T")
+
+
+# Work that outlives the caller's cancellation: a task, and a future for its result.
+def start_background(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    """Start a task; cancelling the future ends it.
+
+    The future has the result, which need not be retrieved.
+    """
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    task = tasks.create_task(_settle(work, future))
+    future.add_done_callback(lambda _: task.cancel())
+    task.add_done_callback(lambda _: work.close())  # the task may end before it has run
+    return future
+
+
+def refuse_background(work: Coroutine[Any, Any, T], error: Exception) -> asyncio.Future[T]:
+    """A future that has failed, for work that is not begun."""
+    work.close()
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    future.exception()  # mark it as retrieved
+    return future
+
+
+def other_loop_error(noun: str) -> RuntimeError:
+    """The error of a use in another event loop, where the caller would wait for ever."""
+    return RuntimeError(
+        f"this {noun} belongs to another event loop: connect in each loop, or use "
+        "exec_server.sync, which works in all threads"
+    )
+
+
+async def _settle(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
+    try:
+        result = await work
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    except Exception as error:  # an edge: the holder of the future gets it
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # mark it as retrieved
+    else:
+        if not future.done():
+            future.set_result(result)
+
+
+# Connection: one connection of a session, the receiver of its stream.
+class ConnectionOwner(Protocol):
+    """What a connection reports; `session.ClientSession` implements it."""
+
+    def message_received(self, connection: Connection, envelope: Envelope) -> None:
+        """A message was received; raises MalformedMessage if its content is wrong."""
+        ...
+
+    def message_malformed(self, connection: Connection, error: MalformedMessage) -> None:
+        """A message was received that cannot be understood."""
+        ...
+
+    def give_up(self, connection: Connection, reason: str) -> None:
+        """The server keeps the client busy with useless messages."""
+        ...
+
+    def send_queued(self) -> None:
+        """The stream takes data again."""
+        ...
+
+    def connection_ended(self, connection: Connection, reason: str) -> None:
+        """The stream has ended."""
+        ...
+
+
+class Connection:
+    """A stream, and the calls on it that are not answered."""
+
+    __slots__ = (
+        "_owner",
+        "_useless",
+        "end_reason",
+        "is_writing_paused",
+        "last_id",
+        "pending",
+        "stream",
+    )
+
+    def __init__(self, owner: ConnectionOwner, stream: MessageStream) -> None:
+        self._owner = owner
+        self.stream = stream
+        self.last_id = 0
+        # A cancelled call stays until it is answered: the server is still working on it, so it
+        # counts as one in flight.
+        self.pending: dict[int, PendingCall] = {}
+        self.end_reason: str | None = None
+        self.is_writing_paused = False
+        self._useless = UselessMessages()
+
+    def message_received(self, message: bytes) -> None:
+        if self.end_reason is not None:
+            return
+        try:
+            self._owner.message_received(self, decode(message))
+        except MalformedMessage as error:
+            self._owner.message_malformed(self, error)
+
+    def useless_received(self) -> None:
+        if self.end_reason is None:
+            self.judge(is_useful=False)
+
+    def judge(self, *, is_useful: bool) -> None:
+        """Count a message, or a frame; report a server that sends useless ones for too long."""
+        if is_useful:
+            self._useless.useful_received()
+        elif self._useless.useless_received(asyncio.get_running_loop().time()):
+            self._owner.give_up(self, flood_text())
+
+    def pause_writing(self) -> None:
+        self.is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_writing_paused = False
+        self._owner.send_queued()
+
+    def connection_lost(self) -> None:
+        if self.end_reason is None:
+            self._owner.connection_ended(self, "connection lost")
+
+
+# Messages that the server sends on its own: notifications to subscribers, requests to handlers.
+class Subscriber(Protocol):
+    """Receives the events of a session by plain calls, in order.
+
+    A subscriber that cannot keep up calls `ClientSession.pause_reading`.
+    """
+
+    def on_notice(self, notice: Notice[Any], params: Any) -> bool | None:
+        """A notification was received; `params` is the notice's struct.
+
+        True if it was for this subscriber and told something new.
+        """
+        ...
+
+    def on_disconnected(self) -> None:
+        """The connection was lost: notifications may be missed from now on."""
+        ...
+
+    def on_resumed(self) -> None:
+        """The session has a connection again: missed output can be requested."""
+        ...
+
+    def on_lost(self, error: SessionLost) -> None:
+        """The session has ended; no further event follows."""
+        ...
+
+
+def deliver_notification(subscribers: Iterable[Subscriber], method: str, params: Raw) -> bool:
+    """Decode a notification for all subscribers; unknown ones are ignored, as servers may be newer.
+
+    Returns whether it told a subscriber something new. Raises MalformedMessage.
+    """
+    notice = find_notice(method)
+    if notice is None:
+        return False
+    is_useful = False
+    decoded = decode_as(notice.params, params, method)
+    for subscriber in tuple(subscribers):
+        try:
+            is_useful |= subscriber.on_notice(notice, decoded) is True
+        except Exception:  # an edge: see `notify`
+            log.exception("a subscriber failed")
+    return is_useful
+
+
+def report_event(subscribers: Iterable[Subscriber], report: Callable[[Subscriber], None]) -> None:
+    """Report an event of the session to all subscribers."""
+    for subscriber in tuple(subscribers):
+        try:
+            report(subscriber)
+        except Exception:  # an edge: the other subscribers get the event all the same
+            log.exception("a subscriber failed")
+
+
+class ServerRequests:
+    """The handlers of a session, and the requests that they are handling."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self._running: set[asyncio.Task[None]] = set()
+        self.handlers: dict[str, tuple[Call[Any, Any], Handler]] = {}
+
+    def received(
+        self, request_id: RequestId, method: str, params: Raw, send: Callable[[bytes], None]
+    ) -> bool:
+        """Handle a request and `send` the answer; returns whether it is none that is refused.
+
+        Raises MalformedMessage for wrong params.
+        """
+        if method not in self.handlers:
+            text = f"exec-server client does not implement `{method}` yet"
+            send(encode_error(request_id, MethodNotFound(text)))
+            return False
+        if len(self._running) >= MAX_REQUESTS:
+            send(encode_error(request_id, InternalError("too many requests at a time")))
+            return False
+        call, handler = self.handlers[method]
+        decoded = None if call.params is None else decode_as(call.params, params, method)
+        task = self._tasks.create_task(self._handle(request_id, call, handler, decoded, send))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return True
+
+    async def _handle(
+        self,
+        request_id: RequestId,
+        call: Call[Any, Any],
+        handler: Handler,
+        params: Any,
+        send: Callable[[bytes], None],
+    ) -> None:
+        try:
+            answer = encode_result(request_id, encode(await handler(params)))
+        except RpcError as error:
+            answer = encode_error(request_id, error)
+        except Exception:  # an edge: the server gets an answer in any case
+            log.exception("the handler of %s failed", call.name)
+            answer = encode_error(request_id, InternalError("the client failed"))
+        send(answer)
+
+    def cancel(self) -> None:
+        """Cancel all handlers, except one that is the running task."""
+        current = asyncio.current_task()
+        for task in self._running:
+            if task is not current:
+                task.cancel()
 
 
 class ClientSession:
@@ -109,8 +358,9 @@ class ClientSession:
         self.on_renewed: Callable[[], None] = lambda: None
         # What removes temporary files of the session; called before it is closed in order.
         self.clean_ups: set[Callable[[], Coroutine[Any, Any, None]]] = set()
-        # What is done instead of calls, by the names of methods that the server lacks.
-        self.fallbacks: Mapping[str, Callable[[Any], Awaitable[Any]]] = {}
+        # The methods that the server lacks, and what is called instead with method and params.
+        self.missing_methods: frozenset[str] = frozenset()
+        self.polyfill: Callable[[str, Any], Awaitable[Any]] = _no_polyfill
         self._fork = ForkGuard()
         self._dialer = dialer
         self._client_name = client_name
@@ -194,7 +444,7 @@ class ClientSession:
         """Raise RuntimeError in another event loop, or process, than that of the session."""
         self._fork.check()
         if asyncio.get_running_loop() is not self._loop:
-            raise background.other_loop_error("session")
+            raise other_loop_error("session")
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Start a task that outlives the caller's cancellation; cancelling the future ends it.
@@ -202,10 +452,10 @@ class ClientSession:
         The future has the result, which need not be retrieved.
         """
         if self._is_closed:
-            return background.refuse(work, SessionLost("the environment was closed"))
+            return refuse_background(work, SessionLost("the environment was closed"))
         if asyncio.get_running_loop() is not self._loop:
-            return background.refuse(work, background.other_loop_error("session"))
-        return background.start(self._tasks, work)
+            return refuse_background(work, other_loop_error("session"))
+        return start_background(self._tasks, work)
 
     # ---- calls ------------------------------------------------------------------------
 
@@ -225,13 +475,12 @@ class ClientSession:
         `is_bound` to this session is not made in a new one. `on_answer` is called when the result
         is received, before the next message is. If the caller is cancelled, the answer is
         discarded; the server does not learn of it. For a method that the server lacks, its
-        fallback is used.
+        polyfill is used.
         """
         consumers = self.flow_control.begin_wait()
         try:
-            if (fallback := self.fallbacks.get(call.name)) is not None:
-                done: R = await fallback(params)
-                return done
+            if call.name in self.missing_methods:
+                return await self.call_polyfill(call, params)
             answer = await self._request(
                 call.name, params, is_retryable=is_retryable, is_bound=is_bound, on_answer=on_answer
             )
@@ -239,8 +488,13 @@ class ClientSession:
             self.flow_control.end_wait(consumers)
         return decode_as(call.result, answer, f"answer to {call.name}")
 
+    async def call_polyfill(self, call: Call[P, R], params: P) -> R:
+        """Do without the server what the method would do; see `client.polyfills`."""
+        result: R = await self.polyfill(call.name, params)
+        return result
+
     async def call_server(self, call: Call[P, R], params: P, *, is_retryable: bool = False) -> R:
-        """Do as `call` for a fallback, which is a part of such a call."""
+        """Do as `call` for a polyfill, which is a part of such a call."""
         answer = await self._request(call.name, params, is_retryable=is_retryable)
         return decode_as(call.result, answer, f"answer to {call.name}")
 
@@ -402,7 +656,6 @@ class ClientSession:
 
     async def _discover(self, connection: Connection) -> None:
         """Ask a server that does not describe itself, before anything else uses the connection."""
-        from exec_server.client.engine.discovery import discover
 
         def ask(method: str, params: object) -> asyncio.Future[Raw]:
             call = PendingCall(request_body(method, params), is_retryable=False)
@@ -423,7 +676,7 @@ class ClientSession:
             connection.stream.pause_reading()
         if resume is not None:
             log.info("session resumed")
-            notify(self._subscribers, lambda subscriber: subscriber.on_resumed())
+            report_event(self._subscribers, lambda subscriber: subscriber.on_resumed())
         elif self._end_reason is not None:
             log.info("a new session takes the place of one that has ended")
             self._end_reason = None
@@ -476,7 +729,7 @@ class ClientSession:
                 call.fail(ConnectionLost(f"no answer: {reason}"))
         log.info("connection to the server lost: %s", printable(reason))
         self._recovery = self._tasks.create_task(self._recover(reason))
-        notify(self._subscribers, lambda subscriber: subscriber.on_disconnected())
+        report_event(self._subscribers, lambda subscriber: subscriber.on_disconnected())
 
     async def _recover(self, reason: str) -> None:
         """Reconnect and resume the session, or end it."""
@@ -540,7 +793,7 @@ class ClientSession:
             self._drop(self._connection, reason, code)
         keeps_calls = keeps_calls and self._reconnects and not self._is_closed
         self._queue.fail(SessionLost(reason), keep_movable=keeps_calls)
-        notify(self._subscribers, lambda subscriber: subscriber.on_lost(SessionLost(reason)))
+        report_event(self._subscribers, lambda subscriber: subscriber.on_lost(SessionLost(reason)))
         if self._queue:
             self._begin_renewal()
 
@@ -551,7 +804,9 @@ class ClientSession:
         if envelope.method is UNSET:
             self._answer_received(connection, envelope)
         elif envelope.id is UNSET:
-            connection.judge(is_useful=deliver(self._subscribers, envelope.method, envelope.params))
+            connection.judge(
+                is_useful=deliver_notification(self._subscribers, envelope.method, envelope.params)
+            )
         else:
             self._request_received(connection, envelope)
 
@@ -588,3 +843,7 @@ class ClientSession:
         elif self._end_reason is None:
             answer, send = self._server_requests.received, connection.stream.send
             connection.judge(is_useful=answer(envelope.id, envelope.method, envelope.params, send))
+
+
+async def _no_polyfill(method: str, params: object) -> object:
+    raise Unsupported(method, "this session has no replacement for it")

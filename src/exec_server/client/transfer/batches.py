@@ -6,15 +6,19 @@ because of a single file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Raw
 
+from exec_server.client.arguments import encoded
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.transfer.plan import Item, join
-from exec_server.errors import MalformedAnswer, RpcError
+from exec_server.client.exceptions import SandboxDenied
+from exec_server.client.results import NotCopied, Transfer
+from exec_server.client.transfer.open_file import too_large_error
+from exec_server.client.transfer.plan import Item, RemoteFiles, for_each, is_final, join
+from exec_server.errors import ExecServerError, MalformedAnswer, RpcError
 from exec_server.protocol.binary import Attached
 from exec_server.protocol.binary_files import (
     READ_FILES,
@@ -38,6 +42,9 @@ BATCH_BYTES: Final = 1_048_576
 BATCH_TEXT_BYTES: Final = 24_576
 # Of the JSON text of a file, beside its path.
 _FILE_TEXT_BYTES: Final = 64
+# The size that a file is assumed to have before it is read: so many files are in one request that
+# the contents of most of them fit into its answer. The others are read one by one.
+ASSUMED_BYTES: Final = 16_384
 # Batches under way: one is read and one is written meanwhile.
 BATCHES_AT_ONCE: Final = 3
 
@@ -116,3 +123,131 @@ async def read(session: ClientSession, batch: Batch) -> list[memoryview | None]:
         contents.append(None if size is None else rest[:size])
         rest = rest[size or 0 :]
     return contents
+
+
+# ---- files by their absolute paths ----------------------------------------------------
+
+
+async def read_many(
+    files: RemoteFiles,
+    session: ClientSession | None,
+    names: Mapping[str, str],
+    limit: int,
+    *,
+    check: bool,
+) -> tuple[dict[str, bytes], dict[str, ExecServerError]]:
+    """Read files, whose `names` are in error texts; returns contents and errors by their paths.
+
+    Without a session each file takes requests of its own. With `check` the first error is raised.
+    """
+    contents: dict[str, bytes] = {}
+    if session is not None and len(names) > 1:
+        contents = await _read_batches(session, names)
+    errors: dict[str, ExecServerError] = {}
+
+    async def read_one(path: str) -> None:
+        try:
+            if path not in contents:
+                contents[path] = await files.read(names[path], limit=limit)
+            elif len(contents[path]) > limit:
+                raise too_large_error(names[path], limit)
+        except (RpcError, SandboxDenied) as error:
+            if check:
+                raise
+            errors[path] = error.with_traceback(None)
+            contents[path] = b""
+
+    await for_each(names, read_one)
+    return contents, errors
+
+
+async def write_many(
+    files: RemoteFiles,
+    session: ClientSession | None,
+    names: Mapping[str, str],
+    contents: Mapping[str, bytes],
+    *,
+    parents: bool,
+) -> Transfer:
+    """Write files, with `parents` also missing directories; raises the error of a full disk."""
+    if parents:
+        await _make_parents(files, names)
+    written: set[str] = set()
+    if session is not None and len(contents) > 1:
+        written = await _write_batches(session, contents)
+    failed: list[NotCopied] = []
+
+    async def write_one(path: str) -> None:
+        try:
+            await files.write(names[path], contents[path])
+            written.add(path)
+        except (RpcError, SandboxDenied) as error:
+            if is_final(error):
+                raise
+            failed.append(NotCopied(names[path], error.with_traceback(None)))
+
+    await for_each([path for path in contents if path not in written], write_one)
+    size = sum(len(contents[path]) for path in written)
+    return Transfer(len(written), 0, 0, size, 0, (), tuple(failed))
+
+
+async def _make_parents(files: RemoteFiles, paths: Iterable[str]) -> None:
+    """Make the directories of files; an error is left to the write that needs them."""
+    directories = {path.rpartition("/")[0] for path in paths}
+    inner = {directory.rpartition("/")[0] for directory in directories}
+
+    async def make(directory: str) -> None:
+        try:
+            await files.mkdir(directory, parents=True, exist_ok=True)
+        except (RpcError, SandboxDenied) as error:
+            if is_final(error):
+                raise
+
+    await for_each(sorted(directories - inner - {""}), make)
+
+
+async def _read_batches(session: ClientSession, paths: Iterable[str]) -> dict[str, bytes]:
+    """Read files together; returns the contents of those that could be read so."""
+    found: dict[str, bytes] = {}
+
+    async def read_batch(batch: Batch) -> None:
+        contents = await read(session, batch)
+        for item, content in zip(batch.items, contents, strict=True):
+            if content is not None:
+                found[f"/{item.path}"] = bytes(content)
+
+    items = [_item(path, ASSUMED_BYTES) for path in paths]
+    small = [item for item in items if is_small(item)]
+    await for_each(batches_of(small, "/"), read_batch, BATCHES_AT_ONCE)
+    return found
+
+
+async def _write_batches(session: ClientSession, contents: Mapping[str, bytes]) -> set[str]:
+    """Write small files together; returns the paths of those that are written."""
+    written: set[str] = set()
+
+    async def write_batch(batch: Batch) -> None:
+        paths = [f"/{item.path}" for item in batch.items]
+        data: list[bytes | None] = [contents[path] for path in paths]
+        written.update(paths[each] for each in await write(session, batch, data))
+
+    items = [_item(path, len(data)) for path, data in contents.items()]
+    small = [item for item in items if is_small(item)]
+    await for_each(batches_of(small, "/"), write_batch, BATCHES_AT_ONCE)
+    return written
+
+
+def _item(path: str, size: int) -> Item:
+    """A file that may be copied together with others, unless it has another form of path.
+
+    A path that no request can contain would be an error of the whole batch.
+    """
+    is_plain = path.startswith("/") and not path.startswith("//")
+    return Item(path[1:], "f" if is_plain and _is_possible(path) else "?", None, size, "")
+
+
+def _is_possible(path: str) -> bool:
+    try:
+        return b"\0" not in encoded(path)
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return False

@@ -1,36 +1,67 @@
 """Download: copies a file or a tree of the server's machine to this one.
 
-A malicious server can change nothing but the entries of the target: `listing` checks the tree that
-it describes, and `local_tree` follows no symlink. Symlinks are created last.
+A malicious server can change nothing but the entries of the target: Listing checks the tree that it
+describes, and LocalTree follows no symlink. Symlinks are created last.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import posixpath
 import re
 import stat
+import threading
 import time
-from contextlib import aclosing
+import unicodedata
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from itertools import groupby, pairwise
 from typing import Final
 
 from exec_server.client.results import Transfer
 from exec_server.client.transfer.batches import BATCHES_AT_ONCE, Batch, batches_of, is_small
 from exec_server.client.transfer.batches import read as read_batch
-from exec_server.client.transfer.helper_command import HelperCommand
-from exec_server.client.transfer.listing import FIND_FORMAT, LISTING_BYTES, Listing
-from exec_server.client.transfer.local_tree import LocalTree, Part
+from exec_server.client.transfer.local_directory import Directory, pwrite, set_file_mode
 from exec_server.client.transfer.plan import (
     CHANGED,
+    MAX_ENTRIES,
     SMALL_BYTES,
     SPECIAL,
+    HelperCommand,
     Item,
     TreeCopy,
     for_each,
     join,
+    part_path,
 )
 from exec_server.errors import InvalidRequest, MalformedAnswer, RpcError, Unsupported
+
+# The argument of -printf: kind, mode, size, time, path and symlink target.
+FIND_FORMAT: Final = "%y\\0%m\\0%s\\0%T@\\0%P\\0%l\\0"
+# The bytes of a listing: those of about 700,000 files. They stay in memory during a download.
+LISTING_BYTES: Final = 64 * 1_048_576
+# Of one entry: the path and the target of a symlink have up to 4096 bytes each on Linux.
+ENTRY_BYTES: Final = 16_384
+
+_FIELDS: Final = 6
+# A time has at most 18 digits of seconds: more do not fit into the 64 bits of the system's calls.
+_ENTRY: Final = re.compile(
+    rb"([a-zA-Z?])\0([0-7]{0,6})\0(\d{1,19})\0(-?\d{1,18}(?:\.\d{1,20})?)\0([^\0]*)\0([^\0]*)\0",
+)
+_MAX_SIZE: Final = 2**63 - 1
+_PERMISSIONS: Final = 0o777
+# Separators of this platform beside the slash: a server has them in names.
+_SEPARATORS: Final = tuple({os.sep, os.altsep or os.sep} - {"/"})
+
+# Directories that are known to have no entries but those of this download: some megabytes. In
+# others, an entry is looked up before it is replaced.
+NEW_DIRECTORIES: Final = 65_536
+
+_SAME_NAME: Final = "another entry of the tree has the same name on this file system"
 
 # A small file may have grown since it was listed. Its content is one answer.
 MAX_GROWN_BYTES: Final = 2 * SMALL_BYTES
@@ -41,6 +72,474 @@ ERROR_BYTES: Final = 1_048_576
 _ITEM_BYTES: Final = 256
 # The message of find about an entry that it cannot read.
 _FIND_ERROR: Final = re.compile(r"[^:]*find: ['\u2018](.*)['\u2019]: (.*)")
+
+
+# Listing: the tree that a server describes, parsed from the output of `find`. Pure.
+#
+# Nothing in the description is trusted. It is parsed while it is received, so that the first wrong
+# field ends the download, and kept in its own bytes, which take a third of the memory of objects.
+#
+# Theory of operation. Each entry has six fields, each terminated by NUL. The top comes first, with
+# an empty path. `find` lists a directory before its entries, and these before anything else; so
+# the directories that are open at an entry form a stack, and the parent of the entry must be in
+# it. An entry below a file or a symlink, and an entry outside of the tree, have no parent there.
+class Listing:
+    """The entries of a tree in the order of `find`; iterating gives Items."""
+
+    def __init__(self, source: str) -> None:
+        """`source` is the path of the top, for error texts."""
+        self._source = source
+        self._data = bytearray()
+        self._starts = array("Q")
+        self._kinds = bytearray()  # of the entries in `_starts`, so that a kind is found quickly
+        self._parsed = 0
+        self._open_directories: list[str] = []
+        # Hashes of the paths as they are, and without regard to case and Unicode form. Python's
+        # hashes are salted, so no server can make two of them equal.
+        self._hashes = array("q")
+        self._folded_hashes = array("q")
+        self._ambiguous: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was received, not even a part of an entry."""
+        return not self._data
+
+    def __iter__(self) -> Iterator[Item]:
+        return (self._item(start) for start in self._starts)
+
+    @property
+    def kinds(self) -> str:
+        """The letters of the kinds that occur, each once."""
+        return bytes(sorted(set(self._kinds))).decode()
+
+    def of_kind(self, kinds: str, *, deepest_first: bool = False) -> Iterator[Item]:
+        """The entries of these kinds; a directory comes before its entries, or after them."""
+        wanted = kinds.encode()
+        pairs: Iterable[tuple[int, int]] = zip(self._starts, self._kinds, strict=True)
+        if deepest_first:
+            pairs = zip(reversed(self._starts), reversed(self._kinds), strict=True)
+        return (self._item(start) for start, kind in pairs if kind in wanted)
+
+    def is_ambiguous(self, path: str) -> bool:
+        """Whether another path differs in case or Unicode form only: here it may be the same."""
+        return bool(self._ambiguous) and hash(_folded(path)) in self._ambiguous
+
+    # ---- parsing ----------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """Take a part of the output; raises MalformedAnswer, InvalidRequest for a huge tree."""
+        self._data += data
+        if len(self._data) > LISTING_BYTES:
+            raise InvalidRequest(f"{self._source}: {_too_many(len(self))}")
+        while (match := _ENTRY.match(self._data, self._parsed)) is not None:
+            self._take(_item(match), match.start())
+            self._parsed = match.end()
+        rest = len(self._data) - self._parsed
+        if rest > ENTRY_BYTES or self._data.count(b"\0", self._parsed) >= _FIELDS:
+            raise self._malformed(self._data[self._parsed : self._parsed + 64])
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Take items that were not listed by `find`, but are in its order."""
+        for item in items:
+            mode = "" if item.mode is None else f"{item.mode:o}"
+            fields = (item.kind, mode, str(item.size), item.modified, item.path, item.target)
+            self.feed("".join(f"{field}\0" for field in fields).encode(errors="surrogateescape"))
+
+    def finish(self) -> None:
+        """Check the end of the output, and that no path occurs twice."""
+        if self._parsed < len(self._data) or not self._starts:
+            raise self._malformed(self._data[self._parsed : self._parsed + 64])
+        if repeated := _repeated(self._hashes):
+            path = next(item.path for item in self if hash(item.path) in repeated)
+            raise self._refused(path, "it occurs twice")
+        self._ambiguous = _repeated(self._folded_hashes)
+        self._hashes = self._folded_hashes = array("q")
+        self._open_directories = []
+
+    def _take(self, item: Item, start: int) -> None:
+        if len(self._starts) >= MAX_ENTRIES:
+            raise InvalidRequest(f"{self._source}: {_too_many(MAX_ENTRIES)}")
+        if not item.path:
+            if self._starts:
+                raise self._refused(item.path, "the top occurs twice")
+        else:
+            self._check_path(item.path)
+        if item.kind == "l" and not item.target:
+            raise self._refused(item.path, "a symlink without a target")
+        if item.size > _MAX_SIZE:
+            raise self._refused(item.path, "an impossible size")
+        if item.kind == "d":
+            self._open_directories.append(item.path)
+        self._starts.append(start)
+        self._kinds += item.kind.encode()
+        self._hashes.append(hash(item.path))
+        self._folded_hashes.append(hash(_folded(item.path)))
+
+    def _check_path(self, path: str) -> None:
+        parent, _, name = path.rpartition("/")
+        if (
+            name in ("", ".", "..")
+            or path.startswith("/")
+            or any(each in name for each in _SEPARATORS)
+        ):
+            raise self._refused(path, "it is not a name")
+        stack = self._open_directories
+        while stack and stack[-1] != parent:
+            stack.pop()
+        if not stack:
+            raise self._refused(path, "it is outside of the tree")
+
+    def _item(self, start: int) -> Item:
+        match = _ENTRY.match(self._data, start)
+        assert match is not None
+        return _item(match)
+
+    def _malformed(self, found: bytes | bytearray) -> MalformedAnswer:
+        return MalformedAnswer(
+            f"{self._source}: the list of files is malformed at {bytes(found)!r}"
+        )
+
+    def _refused(self, path: str, reason: str) -> MalformedAnswer:
+        return MalformedAnswer(f"{self._source}: the server lists {path!r}: {reason}")
+
+
+def _item(match: re.Match[bytes]) -> Item:
+    kind, mode, size, modified, path, target = match.groups()
+    return Item(
+        path.decode("utf-8", "surrogateescape"),
+        kind.decode(),
+        int(mode, 8) & _PERMISSIONS if mode else None,
+        int(size),
+        modified.decode(),
+        target.decode("utf-8", "surrogateescape") if target else "",
+    )
+
+
+def _folded(path: str) -> str:
+    """A path as file systems compare it that ignore case or Unicode forms."""
+    if path.isascii():
+        return path.lower()
+    return unicodedata.normalize("NFC", path).casefold()
+
+
+def _repeated(hashes: array[int]) -> frozenset[int]:
+    ordered = sorted(hashes)
+    return frozenset(one for one, other in pairwise(ordered) if one == other)
+
+
+def _too_many(count: int) -> str:
+    return f"more than {count} entries: copy the directories in it one by one"
+
+
+# LocalTree: the local side of a download. Blocking, so it runs in threads.
+#
+# The names below the top come from a server, and an earlier download may have left symlinks that
+# the server has chosen. So every entry is reached from a descriptor of the directory that the
+# caller has named, component by component and without following a symlink: a link that is in the
+# way, or is put there at any moment, is an error or is replaced, and never written through.
+# `posix_directory` and `windows_directory` have the calls for that.
+class LocalTree:
+    """A file or directory to create; paths of items are relative to it, and "" is the top."""
+
+    def __init__(
+        self,
+        top: str,
+        *,
+        is_directory: bool,
+        is_ambiguous: Callable[[str], bool] = lambda path: False,
+    ) -> None:
+        """The last component of `top` is not followed either, unless a slash or dot is after it.
+
+        `is_ambiguous` tells whether a path may have the same name as another one here.
+        """
+        self._top = top
+        self._is_directory = is_directory
+        self._is_ambiguous = is_ambiguous
+        self._lock = threading.Lock()  # guards `_root`: threads go on after a cancellation
+        self._root: Directory | None = None
+        self._is_closed = False
+        self._name = ""
+        self._ambiguous: set[tuple[int, int]] = set()  # device and inode of placed files
+        self._new_directories: set[str] = set()  # made by this download
+
+    def open(self) -> None:
+        """Open the directory of the top, which is created for a tree; raises OSError."""
+        directory, self._name = _split(self._top)
+        with self._named(""), self._lock:
+            if self._is_closed:
+                return
+            if self._is_directory:
+                os.makedirs(directory, exist_ok=True)
+            self._root = Directory.open(directory)
+
+    def close(self) -> None:
+        """Close the directory; a thread that is still at work gets ECANCELED."""
+        with self._lock:
+            self._is_closed = True
+            if self._root is not None:
+                self._root.close()
+            self._root = None
+
+    # ---- entries ----------------------------------------------------------------------
+
+    def make_directories(self, items: Iterator[Item], fail: Callable[[str, OSError], None]) -> None:
+        """Make directories from the top down; `fail` is called for errors, and may raise them."""
+        failed: set[str] = set()
+        for item in items:
+            if item.path and posixpath.dirname(item.path) in failed:
+                failed.add(item.path)
+                continue
+            try:
+                self._make_directory(item.path)
+            except OSError as error:
+                failed.add(item.path)
+                fail(item.path, error)
+
+    def _make_directory(self, path: str) -> None:
+        with self._named(path), self._parent(path) as (directory, name):
+            try:
+                directory.make_directory(name)
+            except FileExistsError as exists:
+                try:
+                    directory.child(name).close()
+                except NotADirectoryError:
+                    raise exists from None
+            else:
+                if len(self._new_directories) < NEW_DIRECTORIES:
+                    self._new_directories.add(path)
+
+    def write_file(self, item: Item, data: bytes) -> None:
+        """Write a small file; its temporary file is removed if that fails."""
+        with self._named(item.path), self._parent(item.path) as (directory, name):
+            self._write(directory, name, item, data)
+
+    def write_files(self, files: Sequence[tuple[Item, bytes | memoryview]]) -> list[Item]:
+        """Write small files that may be of one directory; returns those that are written."""
+        written = []
+        for path, group in groupby(files, lambda file: file[0].path.rpartition("/")[0]):
+            together = list(group)
+            try:
+                with self._parent(together[0][0].path) as (directory, _):
+                    is_new = path in self._new_directories
+                    for item, data in together:
+                        name = item.path.rpartition("/")[2]
+                        try:
+                            self._write(directory, name, item, data, is_new=is_new)
+                        except OSError:
+                            continue
+                        written.append(item)
+            except OSError:
+                continue  # the directory is gone
+        return written
+
+    def _write(
+        self,
+        directory: Directory,
+        name: str,
+        item: Item,
+        data: bytes | memoryview,
+        *,
+        is_new: bool = False,
+    ) -> None:
+        """Write a file; `is_new` if nothing but this download has put entries into the directory.
+
+        That takes five system calls, each of which releases the interpreter and waits for it.
+        """
+        part = part_path(name, item)
+        try:
+            descriptor = directory.create_part(part, item.mode)
+        except FileExistsError:  # an attempt was killed, or its computer stopped
+            descriptor = directory.open_part(part, item.mode)
+            os.ftruncate(descriptor, 0)
+        try:
+            try:
+                _write_all(descriptor, data, 0)
+                inode = self._finish(descriptor, item)
+            finally:
+                os.close(descriptor)
+            if not is_new or inode is not None:
+                self._check_place(directory, name)
+            directory.replace(part, name)
+            if inode is not None:
+                self._ambiguous.add(inode)
+        except OSError:
+            directory.remove(part)
+            raise
+
+    def open_part(self, item: Item) -> int:
+        """A descriptor of the temporary file of a large file; the caller closes it."""
+        with self._named(item.path), self._parent(item.path) as (directory, name):
+            return directory.open_part(part_path(name, item), item.mode)
+
+    def place_part(self, item: Item) -> None:
+        """Give a complete temporary file its mode and its name, or remove it."""
+        with self._named(item.path), self._parent(item.path) as (directory, name):
+            part = part_path(name, item)
+            descriptor = directory.open_part(part, item.mode)
+            try:
+                try:
+                    inode = self._finish(descriptor, item)
+                finally:
+                    os.close(descriptor)
+                self._check_place(directory, name)
+                directory.replace(part, name)  # Windows does that only after it was closed
+                if inode is not None:
+                    self._ambiguous.add(inode)
+            except OSError:
+                directory.remove(part)
+                raise
+
+    def remove_part(self, item: Item) -> None:
+        """Remove a temporary file, if there is one."""
+        with self._named(item.path), self._parent(item.path) as (directory, name):
+            directory.remove(part_path(name, item))
+
+    def make_symlinks(self, items: Iterator[Item], fail: Callable[[str, OSError], None]) -> None:
+        """Make symlinks, which replace files and other symlinks; `fail` is called for errors."""
+        for item in items:
+            try:
+                self._make_symlink(item)
+            except OSError as error:
+                fail(item.path, error)
+
+    def _make_symlink(self, item: Item) -> None:
+        with self._named(item.path), self._parent(item.path) as (directory, name):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # symlink(2) reports it
+                _check_replaceable(name, directory)
+                directory.remove(name)
+            directory.make_symlink(item.target, name)
+
+    def set_modes(self, items: Iterator[Item]) -> list[str]:
+        """Set the modes of directories; returns the errors."""
+        errors = []
+        for item in items:
+            try:
+                self._set_mode(item)
+            except OSError as error:
+                errors.append(f"modes: {error.filename}: {error.strerror}")
+        return errors
+
+    def _set_mode(self, item: Item) -> None:
+        if item.mode is None:
+            return
+        with self._named(item.path), self._parent(item.path) as (directory, name):
+            directory.set_mode(name, item.mode)
+
+    def _finish(self, descriptor: int, item: Item) -> tuple[int, int] | None:
+        """Give a complete file its mode; returns its inode if another path may lead to it here."""
+        if item.mode is not None:
+            set_file_mode(descriptor, item.mode)
+        if not self._is_ambiguous(item.path):
+            return None
+        info = os.fstat(descriptor)
+        return info.st_dev, info.st_ino
+
+    def _check_place(self, directory: Directory, name: str) -> None:
+        """Refuse to replace an entry by a file, if it must stay."""
+        try:
+            found = _check_replaceable(name, directory)
+        except FileNotFoundError:
+            return
+        if (found.st_dev, found.st_ino) in self._ambiguous:
+            raise FileExistsError(errno.EEXIST, _SAME_NAME)
+
+    # ---- directories ------------------------------------------------------------------
+
+    @contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[Directory, str]]:
+        """The open directory of an entry, and the entry's name in it."""
+        with self._lock:
+            if self._root is None:
+                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+            directory = self._root.duplicate()
+        try:
+            names = [self._name, *path.split("/")] if path else [self._name]
+            for name in names[:-1]:
+                below = directory.child(name)
+                directory.close()
+                directory = below
+            yield directory, names[-1]
+        finally:
+            directory.close()
+
+    @contextmanager
+    def _named(self, path: str) -> Iterator[None]:
+        """Give errors the whole path of the entry."""
+        try:
+            yield
+        except OSError as error:
+            whole = join(self._top, path)
+            raise OSError(error.errno, error.strerror or str(error), whole) from None
+
+
+def _split(top: str) -> tuple[str, str]:
+    """The directory of the top, and the name of the top in it."""
+    directory, name = os.path.split(top)
+    if not name and not os.path.isdir(top):
+        directory, name = os.path.split(top.rstrip("/" + os.sep))
+    if name in ("", ".", ".."):
+        return top, "."
+    return directory or ".", name
+
+
+def _check_replaceable(name: str, directory: Directory) -> os.stat_result:
+    """Refuse to replace a directory or a device, also one that a link leads to."""
+    found = directory.lstat(name)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    kind = found.st_mode
+    if stat.S_ISLNK(kind):
+        with contextlib.suppress(OSError):
+            kind = directory.stat(name).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind) or stat.S_ISDIR(kind)):
+        raise OSError(errno.EINVAL, SPECIAL)
+    return found
+
+
+def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    written = pwrite(descriptor, data, offset)
+    while written < len(data):
+        written += pwrite(descriptor, memoryview(data)[written:], offset + written)
+
+
+class Part:
+    """The open temporary file of a large file.
+
+    A thread may still open or write the file after its caller was cancelled. The lock makes sure
+    that the file is closed then, and that no write uses a descriptor that was opened elsewhere.
+    """
+
+    def __init__(self, tree: LocalTree, item: Item) -> None:
+        self._tree = tree
+        self._item = item
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.descriptor = -1
+
+    def open(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self.descriptor = self._tree.open_part(self._item)
+
+    def write(self, data: bytes, offset: int) -> None:
+        with self._lock:
+            if not self._is_closed:
+                _write_all(self.descriptor, data, offset)
+
+    def close(self) -> None:
+        """Close the file, and remove it if it is empty."""
+        with self._lock:
+            self._is_closed = True
+            if self.descriptor >= 0:
+                is_empty = not os.fstat(self.descriptor).st_size
+                os.close(self.descriptor)
+                self.descriptor = -1
+                if is_empty:
+                    self._tree.remove_part(self._item)
 
 
 class Download(TreeCopy):

@@ -19,11 +19,11 @@ import msgspec
 import pybase64
 from msgspec import Raw
 
+from exec_server.client.arguments import AnyPath, path_text
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.file_errors import is_a_directory
+from exec_server.client.exceptions import is_a_directory, path_error
 from exec_server.client.handle import Handle
-from exec_server.client.paths import AnyPath, path_error, path_text
 from exec_server.errors import (
     ConnectionLost,
     ExecServerError,
@@ -116,7 +116,7 @@ class FileReader(Handle):
     async def _open(self) -> None:
         try:
             self._metadata = await self._stat()
-            await self._open_handle()
+            self._handle = await _open_handle(self._session, self._params)
         except RpcError as error:
             if self._metadata is not None and self._metadata.is_directory:
                 raise is_a_directory(self._path) from None
@@ -124,7 +124,7 @@ class FileReader(Handle):
 
     async def _close(self) -> None:
         self._cancel_reads()
-        await _close(self._session, self._handle)
+        await _close_handle(self._session, self._handle)
 
     @property
     def size(self) -> int:
@@ -229,11 +229,8 @@ class FileReader(Handle):
             future.cancel()
         self._reads.clear()
 
-    async def _open_handle(self) -> None:
-        self._handle = await _open(self._session, self._params, is_retryable=True)
-
     async def _reopen(self) -> None:
-        await self._open_handle()
+        self._handle = await _open_handle(self._session, self._params)
         if await self._differs():
             raise ConnectionLost(
                 f"{self._path}: the connection was lost, and the file was changed meanwhile"
@@ -253,8 +250,8 @@ class FileReader(Handle):
         return path_error(error, self._path, is_confined=self._params.sandbox is not None)
 
 
-class Placement(Protocol):
-    """A temporary file for the new content of a file; `placement.Placement` implements it."""
+class Replacement(Protocol):
+    """A temporary file for a new content; `atomic_replace.AtomicReplacement` implements it."""
 
     async def begin(self) -> str | None:
         """The path of the temporary file; None if the file has to be written itself."""
@@ -279,7 +276,7 @@ class FileWriter(Handle):
     `aclose`, or leaving the block, waits until all data is written, and then puts it in place. If
     the block raises an exception, or the connection is lost, which `write` or leaving reports as
     ConnectionLost, or the environment is closed, which they report as SessionLost, the file stays
-    as it was. Without a placement, opening truncates the file, and
+    as it was. Without a replacement, opening truncates the file, and
     such a failure leaves it incomplete.
     """
 
@@ -288,14 +285,14 @@ class FileWriter(Handle):
         session: ClientSession,
         params: OpenParams,
         path: str,
-        placement: Placement | None = None,
+        replacement: Replacement | None = None,
     ) -> None:
         """Open with `params`, whose handle is replaced by an unused one; errors name `path`."""
         super().__init__()
         self._session = session
         self._path = path
         self._params = params
-        self._placement = placement
+        self._replacement = replacement
         self._handle = HandleId("")
         self._buffer = bytearray()
         self._writes: deque[tuple[int, asyncio.Future[Done]]] = deque()
@@ -308,10 +305,9 @@ class FileWriter(Handle):
     async def _open(self) -> None:
         self._session.clean_ups.add(self._drop)
         try:
-            if self._placement is not None and not await self._open_part(self._placement):
-                self._placement = None
-            if self._placement is None:
-                await self._open_handle(self._params)
+            if not await self._open_temporary_file():
+                self._replacement = None
+                await self._open_file(self._params)
         except BaseException:
             self._session.clean_ups.discard(self._drop)
             raise
@@ -325,35 +321,35 @@ class FileWriter(Handle):
         self._failure = SessionLost(f"{self._path}: the environment was closed before the file")
         for _, future in self._writes:
             future.cancel()
-        await _close(self._session, self._handle)
-        if self._placement is not None:
-            await self._placement.abandon()
+        await _close_handle(self._session, self._handle)
+        if self._replacement is not None:
+            await self._replacement.abandon()
 
-    async def _open_part(self, placement: Placement) -> bool:
+    async def _open_temporary_file(self) -> bool:
         """Open the temporary file; False if the file has to be written itself."""
-        part = await placement.begin()
-        if part is None:
+        replacement = self._replacement
+        if replacement is None or (part := await replacement.begin()) is None:
             return False
         uri = PathUri.from_text(part)
         params = msgspec.structs.replace(self._params, path=uri)
-        opening = self._session.spawn(self._open_handle(params))
+        opening = self._session.spawn(self._open_file(params))
         try:
             await asyncio.shield(opening)
         except ExecServerError as error:
-            if not placement.may_write_in_place(error):
+            if not replacement.may_write_in_place(error):
                 raise
             return False
         except asyncio.CancelledError:
             # The file could be created after its removal otherwise.
             await asyncio.wait([opening], timeout=OPEN_SECONDS)
-            await _close(self._session, self._handle)
-            await placement.abandon()
+            await _close_handle(self._session, self._handle)
+            await replacement.abandon()
             raise
         return True
 
-    async def _open_handle(self, params: OpenParams) -> None:
+    async def _open_file(self, params: OpenParams) -> None:
         try:
-            self._handle = await _open(self._session, params, is_retryable=True)
+            self._handle = await _open_handle(self._session, params)
         except RpcError as error:
             raise self._path_error(error) from None
 
@@ -381,11 +377,11 @@ class FileWriter(Handle):
         finally:
             for _, future in self._writes:
                 future.cancel()
-            await _close(self._session, self._handle)
-            if self._placement is not None and not is_complete:
-                await self._placement.abandon()
-        if self._placement is not None and is_complete:
-            await self._placement.commit()
+            await _close_handle(self._session, self._handle)
+            if self._replacement is not None and not is_complete:
+                await self._replacement.abandon()
+        if self._replacement is not None and is_complete:
+            await self._replacement.commit()
 
     async def write(self, data: bytes) -> None:
         """Send data; waits while too much is in flight. Raises errors of earlier writes."""
@@ -492,14 +488,15 @@ def _decode_block(answer: Raw) -> tuple[bytes, bool]:
     raise MalformedAnswer("the server sent a block that is not base64")
 
 
-async def _open(session: ClientSession, params: OpenParams, *, is_retryable: bool) -> HandleId:
+async def _open_handle(session: ClientSession, params: OpenParams) -> HandleId:
+    """Open a file with an unused handle."""
     handle = HandleId(uuid.uuid4().hex)
     params = msgspec.structs.replace(params, handle_id=handle)
-    await session.call(OPEN, params, is_retryable=is_retryable)
+    await session.call(OPEN, params, is_retryable=True)
     return handle
 
 
-async def _close(session: ClientSession, handle: HandleId) -> None:
+async def _close_handle(session: ClientSession, handle: HandleId) -> None:
     """Close a handle; an error means that the server has closed it before."""
     try:
         await session.call(CLOSE, CloseParams(handle))

@@ -15,19 +15,27 @@ import errno
 import hashlib
 import posixpath
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, overload
 
+from exec_server.client.arguments import encoded
 from exec_server.client.engine.session import ClientSession
-from exec_server.client.exceptions import SandboxDenied
-from exec_server.client.file_errors import error_number
-from exec_server.client.paths import encoded
+from exec_server.client.exceptions import SandboxDenied, error_number
 from exec_server.client.process import Process
 from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat, Transfer
 from exec_server.client.transfer.local_directory import pread
 from exec_server.client.transfer.open_file import BLOCK_BYTES, FileReader, FileWriter
-from exec_server.errors import ExecServerError, RpcError, Unsupported
+from exec_server.errors import ConnectionLost, ExecServerError, RpcError, Unsupported
+from exec_server.protocol.sandbox import Sandbox
 
 T = TypeVar("T")
 
@@ -207,7 +215,7 @@ class TreeCopy:
         files: RemoteFiles,
         commands: Commands,
         progress: Callable[[Progress], None] | None,
-        sandbox: Any,
+        sandbox: Sandbox | None,
         options: CopyOptions | None = None,
         *,
         session: ClientSession | None = None,
@@ -221,6 +229,7 @@ class TreeCopy:
         self._tally = Tally(progress)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._failed: set[str] = set()  # paths of items that cannot be copied
+        self._finished_modes: set[str] = set()  # paths of files that have their modes
 
     def _fail(self, path: str, error: Exception) -> None:
         """Record an item that cannot be copied, or raise the error if it ends the copy."""
@@ -320,7 +329,7 @@ def join(top: str, path: str) -> str:
 
 
 async def run_xargs(
-    commands: Commands, argv: Sequence[str], paths: Iterable[str], sandbox: Any
+    commands: Commands, argv: Sequence[str], paths: Iterable[str], sandbox: Sandbox | None
 ) -> Result:
     """Run a command with any number of further arguments, through xargs."""
     data = b"".join(encoded(path) + b"\0" for path in paths)
@@ -365,3 +374,31 @@ def _digest(descriptor: int, size: int) -> str:
         digest.update(block)
         offset += len(block)
     return digest.hexdigest()
+
+
+# HelperCommand: a command of another machine, such as find; its output is read as it comes.
+class HelperCommand:
+    """One run of a command. Its messages and exit code are there when `stdout` has ended."""
+
+    exit_code: int
+
+    def __init__(self, commands: Commands, sandbox: Any, *, error_bytes: int) -> None:
+        """`error_bytes` limits the messages that are kept, to within one piece of output."""
+        self._commands = commands
+        self._sandbox = sandbox
+        self._error_bytes = error_bytes
+        self.errors = bytearray()
+
+    async def stdout(self, argv: list[str], what: str) -> AsyncGenerator[bytes, None]:
+        """Run it; raises ConnectionLost, with the name of the output, if a part was lost."""
+        async with self._commands.start(
+            argv, cwd="/", env={"LC_ALL": "C"}, sandbox=self._sandbox
+        ) as process:
+            async for chunk in process:
+                if chunk.lost_before:
+                    raise ConnectionLost(f"{what} was lost")
+                if chunk.stream != "stderr":
+                    yield chunk.data
+                elif len(self.errors) < self._error_bytes:
+                    self.errors += chunk.data
+            self.exit_code = await process.wait()

@@ -1,6 +1,6 @@
 """Directory: an open local directory, in which nothing follows a symlink. POSIX; blocking.
 
-`windows_directory` has the same names for Windows, and `local_tree` picks one of them.
+`windows_directory` has the same names for Windows, and `local_directory` picks one of them.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import BinaryIO, Final
 
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import Stat, Transfer
+from exec_server.client.transfer.atomic_replace import replace
 from exec_server.client.transfer.batches import (
     BATCHES_AT_ONCE,
     FILE_BYTES,
@@ -23,7 +24,6 @@ from exec_server.client.transfer.batches import (
 from exec_server.client.transfer.batches import write as write_batch
 from exec_server.client.transfer.local_directory import file_mode, link_target, pread
 from exec_server.client.transfer.open_file import WRITE_BYTES
-from exec_server.client.transfer.placement import place
 from exec_server.client.transfer.plan import (
     CHANGED,
     MAX_ENTRIES,
@@ -59,12 +59,65 @@ ln -sfn -- "$1" "$2"
 """
 
 
-class Upload(TreeCopy):
+class TreeUpload(TreeCopy):
+    """The common part of uploads: directories, symlinks and modes on the server's machine."""
+
+    async def _make_directories(self, path: str, target: str) -> None:
+        """Make a directory and all above it; if that fails, find the one that fails."""
+        try:
+            await self._files.mkdir(join(target, path), parents=True, exist_ok=True)
+            return
+        except (RpcError, SandboxDenied) as error:
+            failure = error
+        parts = path.split("/") if path else []
+        for depth in range(len(parts)):
+            above = "/".join(parts[:depth])
+            if above in self._failed:
+                return
+            try:
+                await self._files.mkdir(join(target, above), parents=True, exist_ok=True)
+            except (RpcError, SandboxDenied) as error:
+                self._fail(above, error)
+                return
+        self._fail(path, failure)
+
+    async def _link(self, items: list[Item], target: str) -> None:
+        arguments = [
+            argument
+            for item in items
+            if item.kind == "l"
+            for argument in (item.target, join(target, item.path))
+        ]
+        if arguments:
+            await self._try("symlinks", ["-n", "2", "sh", "-c", _LINK, "sh"], arguments)
+
+    async def _set_modes(self, items: list[Item], target: str) -> None:
+        by_mode = defaultdict(list)
+        for item in items:
+            has_mode = item.mode is None or item.path in self._finished_modes
+            if item.kind in "fd" and not has_mode:
+                by_mode[item.mode].append(join(target, item.path))
+        for mode, paths in by_mode.items():
+            # Deepest first: the new mode of a directory may deny access to its entries.
+            await self._try("modes", ["chmod", f"{mode:o}"], sorted(paths, reverse=True))
+
+    async def _try(self, subject: str, argv: list[str], arguments: list[str]) -> None:
+        """Run a command for many arguments; a failure is noted in `left_out`."""
+        try:
+            result = await run_xargs(self._commands, argv, arguments, self._sandbox)
+        except (RpcError, Unsupported) as error:
+            self._tally.left_out.append(f"{subject}: {error}")
+            return
+        if not result:
+            text = result.error_text.strip() or f"exit code {result.exit_code}"
+            self._tally.left_out.append(f"{subject}: {text}")
+
+
+class Upload(TreeUpload):
     """One upload."""
 
     async def copy(self, source: str, target: str) -> Transfer:
         """Copy the tree; raises OSError if its top cannot be read."""
-        self._finished_modes: set[str] = set()
         items = await asyncio.to_thread(_scan, source, self._fail)
         for item in items:
             if item.kind == "?":
@@ -96,25 +149,6 @@ class Upload(TreeCopy):
             await self._files.touch(target, modified_ns=item.time_ns)
         except (RpcError, SandboxDenied) as error:
             self._tally.left_out.append(f"times: {error}")
-
-    async def _make_directories(self, path: str, target: str) -> None:
-        """Make a directory and all above it; if that fails, find the one that fails."""
-        try:
-            await self._files.mkdir(join(target, path), parents=True, exist_ok=True)
-            return
-        except (RpcError, SandboxDenied) as error:
-            failure = error
-        parts = path.split("/") if path else []
-        for depth in range(len(parts)):
-            above = "/".join(parts[:depth])
-            if above in self._failed:
-                return
-            try:
-                await self._files.mkdir(join(target, above), parents=True, exist_ok=True)
-            except (RpcError, SandboxDenied) as error:
-                self._fail(above, error)
-                return
-        self._fail(path, failure)
 
     # ---- content ----------------------------------------------------------------------
 
@@ -236,44 +270,11 @@ class Upload(TreeCopy):
 
     async def _finish(self, part: str, target: str, item: Item) -> None:
         """Give a complete file its name and its mode, with one command if possible."""
-        has_mode = await place(
+        has_mode = await replace(
             self._files, self._commands, self._sandbox, (part, target), mode=item.mode
         )
         if has_mode:
             self._finished_modes.add(item.path)
-
-    # ---- modes and symlinks -----------------------------------------------------------
-
-    async def _link(self, items: list[Item], target: str) -> None:
-        arguments = [
-            argument
-            for item in items
-            if item.kind == "l"
-            for argument in (item.target, join(target, item.path))
-        ]
-        if arguments:
-            await self._try("symlinks", ["-n", "2", "sh", "-c", _LINK, "sh"], arguments)
-
-    async def _set_modes(self, items: list[Item], target: str) -> None:
-        by_mode = defaultdict(list)
-        for item in items:
-            has_mode = item.mode is None or item.path in self._finished_modes
-            if item.kind in "fd" and not has_mode:
-                by_mode[item.mode].append(join(target, item.path))
-        for mode, paths in by_mode.items():
-            # Deepest first: the new mode of a directory may deny access to its entries.
-            await self._try("modes", ["chmod", f"{mode:o}"], sorted(paths, reverse=True))
-
-    async def _try(self, subject: str, argv: list[str], arguments: list[str]) -> None:
-        """Run a command for many arguments; a failure is noted in `left_out`."""
-        try:
-            result = await run_xargs(self._commands, argv, arguments, self._sandbox)
-        except (RpcError, Unsupported) as error:
-            self._tally.left_out.append(f"{subject}: {error}")
-            return
-        if not result:
-            text = result.error_text.strip() or f"exit code {result.exit_code}"
-            self._tally.left_out.append(f"{subject}: {text}")
 
 
 class _Interrupted(ExecServerError):

@@ -19,7 +19,7 @@ from exec_server.cli.exec import command, execution
 from exec_server.cli.exec.command import build_parser
 from exec_server.cli.exec.execution import start_failure
 from exec_server.cli.targets import Target
-from exec_server.client.file_errors import ProgramNotFound
+from exec_server.client.exceptions import ProgramNotFound
 from exec_server.errors import (
     ExecServerError,
     InternalError,

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.support.older_servers import answers, recorded
 
-from exec_server.client.engine.server_features import PROBES, Answer, ServerFeatures, judge
+from exec_server.client.engine.server_features import METHODS, PROBES, Answer, ServerFeatures, judge
 from exec_server.errors import InternalError, InvalidParams, MethodNotFound, Unsupported
 from exec_server.protocol.presets import preset
 from exec_server.protocol.session import Capabilities
@@ -86,28 +87,31 @@ def test_what_is_uncertain_counts_as_unconfined(answer: Answer) -> None:
 def test_nothing_is_known_of_a_server_that_knows_nothing() -> None:
     found = judge([MethodNotFound("no")] * len(PROBES), Capabilities(), has_sessions=True)
     assert lacking(found) == {probe.feature for probe in PROBES}
-    assert not found.is_complete
+    assert found.missing_methods == METHODS.keys()
 
 
-STREAMS = Capabilities(file_write_streaming=True, sandboxed_file_streaming=True)
+EVERYTHING = Capabilities(**dict.fromkeys(Capabilities.__struct_fields__, True))
 
 
-def test_a_complete_server_needs_no_fallback() -> None:
-    assert ServerFeatures(capabilities=STREAMS).is_complete
-    assert not ServerFeatures().is_complete
-    assert not ServerFeatures(capabilities=STREAMS, has_walk=False).is_complete
+def test_a_complete_server_needs_no_polyfill() -> None:
+    assert not ServerFeatures(capabilities=EVERYTHING).missing_methods
+    missing = ServerFeatures(capabilities=EVERYTHING, has_walk=False).missing_methods
+    assert missing == {"fs/walk"}
+    streams = {"fs/open", "fs/readBlock", "fs/writeBlock", "fs/close"}
+    reads = replace(EVERYTHING, file_write_streaming=False, fs_append=False)
+    assert ServerFeatures(capabilities=reads).missing_methods == {"fs/append", *streams}
 
 
 @pytest.mark.parametrize("is_confined", [False, True])
 def test_how_files_are_opened(is_confined: bool) -> None:
-    all_of_it = ServerFeatures(capabilities=STREAMS)
+    all_of_it = ServerFeatures(capabilities=EVERYTHING)
     assert all_of_it.opens_for_reading(is_confined=is_confined)
     assert all_of_it.writes_blocks(is_confined=is_confined)
     unconfined = ServerFeatures(confines_commands=False)
     assert unconfined.opens_for_reading(is_confined=is_confined) is not is_confined
     assert unconfined.writes_blocks(is_confined=is_confined) is not is_confined
     assert unconfined.runs(is_confined=is_confined) is not is_confined
-    closed = ServerFeatures(capabilities=STREAMS, has_open_files=False)
+    closed = ServerFeatures(capabilities=EVERYTHING, has_open_files=False)
     assert not closed.opens_for_reading(is_confined=is_confined)
 
 

@@ -24,7 +24,7 @@ from tests.support.memory_session import (
 )
 
 from exec_server import errors
-from exec_server.client.engine import inbound
+from exec_server.client.engine import session
 from exec_server.client.engine import session as module
 from exec_server.client.engine.server_features import PROBES
 from exec_server.client.engine.session import ClientSession
@@ -452,7 +452,7 @@ async def test_requests_of_the_server_are_answered(
 
 
 def test_the_server_cannot_ask_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbound, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(session, "MAX_REQUESTS", 2)
 
     @in_session
     async def scene(session: ClientSession, dialer: MemoryDialer, stream: MemoryStream) -> None:

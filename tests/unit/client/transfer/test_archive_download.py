@@ -11,10 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from exec_server.client.exceptions import SandboxDenied
-from exec_server.client.file_errors import PermissionDenied
+from exec_server.client.exceptions import PermissionDenied, SandboxDenied
 from exec_server.client.results import Stat, Transfer
-from exec_server.client.transfer.archive_download import ArchiveDownload
+from exec_server.client.transfer.archive import ArchiveDownload
 from exec_server.errors import ConnectionLost, NotFound, ProgramNotFound
 
 pytestmark = pytest.mark.quick

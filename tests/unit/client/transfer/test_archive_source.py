@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.client.transfer.archive_source import ArchiveSource
+from exec_server.client.transfer.archive import ArchiveSource
 
 pytestmark = pytest.mark.quick
 

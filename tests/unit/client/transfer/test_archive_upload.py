@@ -9,13 +9,12 @@ import tarfile
 from typing import Any, cast
 
 import pytest
-from tests.unit.client.transfer.test_archive_reader import archive, member
+from tests.unit.client.transfer.test_archive import archive, member
 
-from exec_server.client.exceptions import SandboxDenied
-from exec_server.client.file_errors import IsADirectory, NoSpace
+from exec_server.client.exceptions import IsADirectory, NoSpace, SandboxDenied
 from exec_server.client.results import Result, Stat, Transfer
-from exec_server.client.transfer import archive_upload as module
-from exec_server.client.transfer.archive_upload import ArchiveUpload
+from exec_server.client.transfer import archive as module
+from exec_server.client.transfer.archive import ArchiveUpload
 from exec_server.client.transfer.batches import FILE_BYTES
 from exec_server.errors import InvalidRequest, NotFound, ProgramNotFound, Unsupported
 from exec_server.protocol.binary_files import WriteFilesResult
@@ -121,8 +120,8 @@ class Machine:
         self, *members: tuple[tarfile.TarInfo, bytes], batches: bool = True, limit: int = 1 << 30
     ) -> Transfer:
         this = cast(Any, self)
-        upload = ArchiveUpload(this, this, None, None, session=this if batches else None)
-        return asyncio.run(upload.unpack(archive(*members), "/t", limit))
+        upload = ArchiveUpload(this, this, None, None, "/t", session=this if batches else None)
+        return asyncio.run(upload.unpack(archive(*members), limit))
 
 
 TREE = (
@@ -311,9 +310,9 @@ def test_a_full_disk_ends_it() -> None:
 def test_an_archive_that_ends_early_leaves_no_part_of_a_file() -> None:
     machine = Machine()
     whole = archive((member("a"), b"1"), (member("large"), LARGE))
-    upload = ArchiveUpload(cast(Any, machine), cast(Any, machine), None, None)
+    upload = ArchiveUpload(cast(Any, machine), cast(Any, machine), None, None, "/t")
     with pytest.raises(InvalidRequest, match="cannot be read"):
-        asyncio.run(upload.unpack(whole[:4000], "/t", 1 << 30))
+        asyncio.run(upload.unpack(whole[:4000], 1 << 30))
     assert machine.files == {"/t/a": b"1"}
     with pytest.raises(InvalidRequest, match="more than 5 bytes"):
         machine.unpack((member("b"), b"123456"), limit=5)

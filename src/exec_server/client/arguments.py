@@ -1,0 +1,329 @@
+"""Arguments of callers, paths among them: checked, and turned into members of requests.
+
+A wrong type raises TypeError, a wrong value ValueError or InvalidParams, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+from exec_server.errors import InvalidParams, RpcError, Unsupported
+from exec_server.protocol.decoding import Params, decode
+from exec_server.protocol.network import NetworkProxy, ProxySettings
+from exec_server.protocol.paths import PathUri
+from exec_server.protocol.presets import PRESETS, PresetName, preset
+from exec_server.protocol.process import TtySize
+from exec_server.protocol.sandbox import Sandbox
+from exec_server.protocol.session import Capabilities, EnvironmentInfo
+
+_windows_path = partial(re.match, r"[A-Za-z]:[\\/]")
+
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+T = TypeVar("T")
+
+# The name of a preset policy, or a `sandbox` object of the protocol.
+AnySandbox = PresetName | Sandbox | Mapping[str, Any]
+# A `networkProxy` object of the protocol, whose `proxy` may leave out what is in PROXY_DEFAULTS.
+AnyNetworkProxy = NetworkProxy | Mapping[str, Any]
+PROXY_DEFAULTS: Final[Mapping[str, Any]] = {
+    "enabled": True,
+    "enableSocks5": True,
+    "enableSocks5Udp": False,
+    "allowUpstreamProxy": False,
+    "allowLocalBinding": False,
+    "dangerouslyAllowAllUnixSockets": False,
+    "mode": "full",
+}
+
+# Rows and columns of a terminal: the kernel keeps them in 16 bits.
+MAX_TTY_SIZE: Final = 65_535
+
+
+# Paths on the server's machine: from the caller's notation to URIs and back.
+class PathResolver:
+    """Resolves relative paths and `~` on one machine."""
+
+    def __init__(self, info: EnvironmentInfo) -> None:
+        self.update(info)
+
+    def update(self, info: EnvironmentInfo) -> None:
+        """Take the directories of a server that may be another one."""
+        self.home = info.user_home_dir and native(info.user_home_dir)
+        self.cwd = (info.cwd and native(info.cwd)) or self.home or "/"
+        self.temporary = native(info.temp_dir)
+
+    def absolute(self, path: AnyPath, name: str = "path") -> str:
+        """The absolute path; `~` at the start is the user's home.
+
+        A URI becomes a path, if the path is one of this platform. It begins with `file://`: other
+        texts that begin with `file:` are names. Raises ValueError with the argument's `name` for an
+        empty path, which a program gets by mistake and which would be the server's directory.
+        """
+        text = path_text(path)
+        if not text:
+            raise ValueError(f'{name} must not be empty: "." is the directory of the server')
+        if text.startswith("file://"):
+            return native(text)
+        if text.startswith("/") or _windows_path(text):
+            return text
+        if self.home and (text == "~" or text.startswith("~/")):
+            return self.home + text[1:]
+        if text == ".":
+            return self.cwd
+        return f"{self.cwd.rstrip('/')}/{text}"
+
+    def uri(self, path: AnyPath, name: str = "path") -> PathUri:
+        """The URI of a path; raises InvalidParams if the path is invalid, ValueError if empty."""
+        text = self.absolute(path, name)
+        if _windows_path(text):
+            from urllib.parse import quote
+
+            text = "file:///" + quote(text.replace("\\", "/"), safe="/:")
+        try:
+            return PathUri.from_text(text)
+        except UnicodeEncodeError:
+            raise InvalidParams(f"{text!a} has a surrogate that stands for no byte") from None
+
+    def is_above_cwd(self, path: AnyPath) -> bool:
+        """Whether a path, however it is spelled, is the server's directory or one above it."""
+        whole, cwd = (
+            posixpath.normpath(text).strip("/") + "/" for text in (self.absolute(path), self.cwd)
+        )
+        return whole == "/" or cwd.startswith(whole)
+
+
+def is_dot(path: AnyPath) -> bool:
+    """Whether a path ends in `.` or `..`, and so is a directory without its name."""
+    return path_text(path).rstrip("/").rpartition("/")[2] in (".", "..")
+
+
+def path_text(path: AnyPath) -> str:
+    """A path as text; raises TypeError if it is none."""
+    try:
+        return decoded(path)
+    except TypeError:
+        kind = type(path).__name__
+        raise TypeError(f"a path must be str, bytes or os.PathLike, not {kind}") from None
+
+
+def local_path(path: AnyPath) -> str:
+    """A path of this machine as text; raises TypeError if it is none."""
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        kind = type(path).__name__
+        raise TypeError(f"a path must be str, bytes or os.PathLike, not {kind}") from None
+
+
+def decoded(path: AnyPath) -> str:
+    """A path as text, on every system with the slashes and the encoding of a server's machine.
+
+    Raises TypeError. On Windows `Path("a/b")` has a backslash, and os.fsdecode refuses bytes that
+    are not UTF-8.
+    """
+    if hasattr(path, "as_posix"):
+        return str(path.as_posix())
+    text = os.fspath(path)
+    return text.decode(errors="surrogateescape") if isinstance(text, bytes) else text
+
+
+def encoded(path: str) -> bytes:
+    """The bytes of a path on the server's machine: UTF-8, other bytes as surrogates."""
+    return path.encode(errors="surrogateescape")
+
+
+def native(uri: str) -> str:
+    """The path of a URI, or the URI if its path is not one of this platform."""
+    if uri.startswith("/"):
+        return uri
+    try:
+        return PathUri.from_text(uri).native()
+    except (RpcError, UnicodeEncodeError):
+        return uri
+
+
+# ---- commands -------------------------------------------------------------------------
+
+
+def argv_list(argv: Iterable[AnyPath]) -> list[str]:
+    """The words of a command as texts; raises TypeError, and InvalidParams if there are none."""
+    if isinstance(argv, str | bytes | os.PathLike):
+        raise TypeError("argv is a list of words; for a text of a shell use env.shell(text)")
+    words = [_text(word, f"argv[{number}]") for number, word in enumerate(argv)]
+    if not words:
+        raise InvalidParams("argv must not be empty")
+    return words
+
+
+def input_bytes(data: bytes | None) -> bytes | None:
+    """The input of a command, None if there is none; raises TypeError if it is no bytes."""
+    if data is not None and not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"input must be bytes, not {type(data).__name__}")
+    return bytes(data) if data else None
+
+
+def environment_dict(env: Mapping[str, AnyPath] | None) -> dict[str, str]:
+    """Variables as texts; raises TypeError, and ValueError for a name that cannot be one."""
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        kind = type(env).__name__
+        raise TypeError(f'env must be a mapping like {{"NAME": "value"}}, not {kind}')
+    found = {
+        _text(name, "a name in env"): _text(value, f"env[{name!r}]") for name, value in env.items()
+    }
+    for name in found:
+        if not name or "=" in name:
+            raise ValueError(f"env has the name {name!r}: a name is not empty and has no =")
+    return found
+
+
+def _text(value: AnyPath, name: str) -> str:
+    """A text or path as text; raises TypeError for others."""
+    try:
+        return decoded(value)
+    except TypeError:
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be str, bytes or a path, not {kind}") from None
+
+
+def check_seconds(seconds: float | None) -> None:
+    """Raise TypeError for a timeout that is no number, and ValueError for one below 0."""
+    check_number(seconds)
+    if seconds is not None and not seconds >= 0:  # NaN is not, either
+        raise ValueError(f"timeout must be at least 0 seconds, not {seconds:g}")
+
+
+def check_number(seconds: float | None, name: str = "timeout") -> None:
+    """Raise TypeError for a time that is no number, before anything is done."""
+    if seconds is not None and not isinstance(seconds, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
+
+
+def tty_size(size: tuple[int, int]) -> TtySize:
+    """The size of a terminal; raises InvalidParams."""
+    match size:
+        case (int(rows), int(columns)) if 0 < rows <= MAX_TTY_SIZE and 0 < columns <= MAX_TTY_SIZE:
+            return TtySize(rows, columns)
+    limits = f"each from 1 to {MAX_TTY_SIZE}"
+    raise InvalidParams(f"size must be rows and columns, {limits}, not {size!r}")
+
+
+# ---- sandboxes and users --------------------------------------------------------------
+
+
+def user_text(capabilities: Capabilities, user: str | int | None) -> str | None:
+    """The name or number of a user as text; raises Unsupported if the server cannot act as one."""
+    if user is None:
+        return None
+    if not isinstance(user, str | int) or isinstance(user, bool):
+        raise TypeError(f"user must be a name or a number, not {type(user).__name__}")
+    if not capabilities.other_users:
+        raise Unsupported("otherUsers", "it needs the rights of root, or runs as this user itself")
+    return str(user)
+
+
+def sandbox_object(
+    sandbox: AnySandbox | None, paths: PathResolver, cwd: AnyPath | None = None
+) -> Sandbox | None:
+    """The `sandbox` object of a request; the workspace of a preset is `cwd`."""
+    if isinstance(sandbox, str):
+        if sandbox not in PRESETS:
+            raise InvalidParams(f"unknown sandbox {sandbox!r}: use one of {', '.join(PRESETS)}")
+        workspace = str(paths.uri(paths.cwd if cwd is None else cwd, "cwd"))
+        sandbox = preset(sandbox, cwd=workspace, roots=[workspace])
+    # msgspec encodes a mapping without looking at its members.
+    return cast(Sandbox | None, sandbox)
+
+
+def network_proxy_object(
+    given: AnyNetworkProxy | None, capabilities: Capabilities
+) -> NetworkProxy | None:
+    """The `networkProxy` of a start; raises InvalidParams, Unsupported for rules without effect."""
+    if given is None:
+        return None
+    launch = given if isinstance(given, NetworkProxy) else _network_proxy(given)
+    rules, has = launch.proxy, capabilities
+    missing = {
+        "networkProxyLaunch": not has.network_proxy_launch,
+        "networkProxyReviewDomains": rules.review_domains and not has.network_proxy_review_domains,
+        "credentialMasking": rules.credential_masking and not has.credential_masking,
+        "credentialMaskingCustomProviders": rules.credential_providers
+        and not has.credential_masking_custom_providers,
+    }
+    for capability, is_missing in missing.items():
+        if is_missing:
+            raise Unsupported(capability, "it would run the command without these rules")
+    return launch
+
+
+def _network_proxy(given: Mapping[str, Any]) -> NetworkProxy:
+    rules = given.get("proxy") if isinstance(given, Mapping) else None
+    if not isinstance(rules, Mapping):
+        raise InvalidParams('network_proxy must be like {"proxy": {"domains": {"a.b": "allow"}}}')
+    _check_members(given, NetworkProxy, "network_proxy")
+    _check_members(rules, ProxySettings, "the proxy of network_proxy")
+    return decode(NetworkProxy, {**given, "proxy": {**PROXY_DEFAULTS, **rules}})
+
+
+def _check_members(given: Mapping[str, Any], kind: type[Params], name: str) -> None:
+    """Raise InvalidParams for an unknown member: servers ignore it, and so the rule that it has."""
+    known = kind.__struct_encode_fields__
+    for member in given:
+        if member not in known:
+            raise InvalidParams(f"{name} has no {member!r}, only {', '.join(known)}")
+
+
+# ---- files ----------------------------------------------------------------------------
+
+
+def check_bytes(data: object, advice: str) -> None:
+    """Raise TypeError for data that cannot be the content of a file."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"data must be bytes, not {type(data).__name__}: {advice}")
+
+
+def seconds_of(time: float | datetime | None, name: str) -> float | None:
+    """A time in seconds since 1970; raises TypeError if it is none."""
+    if isinstance(time, datetime):
+        return time.timestamp()
+    if time is not None and not isinstance(time, int | float):
+        kind = type(time).__name__
+        raise TypeError(f"{name} must be a number of seconds or a datetime, not {kind}")
+    return time
+
+
+def path_list(values: Iterable[T], name: str) -> list[T]:
+    """The values as a list; a text alone would be taken for its letters."""
+    if isinstance(values, str | bytes):
+        raise TypeError(f"{name} must be a list of paths, not {type(values).__name__}")
+    return list(values)
+
+
+def text_pairs(old: str | Iterable[tuple[str, str]], new: str | None) -> list[tuple[str, str]]:
+    """The old and new texts of `Files.edit`."""
+    if isinstance(old, str):
+        if new is None:
+            raise TypeError("edit() needs the new text")
+        return [_checked_pair((old, new))]
+    if new is not None:
+        raise TypeError("edit() takes pairs of old and new texts, or one old and one new text")
+    pairs = [_checked_pair(pair) for pair in old]
+    if not pairs:
+        raise InvalidParams("edit() needs at least one edit")
+    return pairs
+
+
+def _checked_pair(pair: object) -> tuple[str, str]:
+    match pair:
+        case (str(old), str(new)):
+            return old, new
+    # Without the values, which are contents of files.
+    raise TypeError('edit() takes an old and a new text, or a list of pairs: [("old", "new")]')
