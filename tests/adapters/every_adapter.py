@@ -24,7 +24,7 @@ import pytest
 from exec_server import sync
 from exec_server.client.engine import session as client_session
 from exec_server.errors import ExecServerError
-from exec_server.protocol.presets import preset
+from exec_server.protocol.sandbox import preset
 from tests.adapters.coding_task import (
     EDIT,
     FIXED,

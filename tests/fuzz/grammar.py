@@ -28,8 +28,7 @@ from tests.fuzz.mutation import mutate_value
 from exec_server import protocol
 from exec_server.errors import RpcError
 from exec_server.protocol import network, process, session
-from exec_server.protocol.decoding import Base64, Params, Uuid
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Base64, Call, Params, Uuid
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Sandbox
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from exec_server.errors import InvalidParams
 from exec_server.filesystem.grep import Ripgrep, grep
 from exec_server.filesystem.line_patterns import LinePattern
-from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files as wire
 from exec_server.protocol.paths import PathUri
 
 _RIPGREP = shutil.which("rg")

@@ -16,7 +16,7 @@ from websockets.sync.client import ClientConnection, connect
 from exec_server.client.connect import connect as connect_client
 from exec_server.client.environment import Environment
 from exec_server.client.transfer.batches import BATCH_FILES
-from exec_server.protocol.binary import TEXT_BYTES, head, split
+from exec_server.protocol.jsonrpc import TEXT_BYTES, head, split
 
 
 class Raw:

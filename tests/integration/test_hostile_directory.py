@@ -30,7 +30,7 @@ from exec_server.cli.serve import up
 from exec_server.cli.targets import find_target
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.notebook.remote_cell import Connections
-from exec_server.protocol import capabilities, environment_config
+from exec_server.protocol import codex
 from exec_server.protocol.paths import PathUri
 
 _STDIO = ("--listen", "stdio")
@@ -114,9 +114,9 @@ def _use_all(env: sync.Environment, folder: Path, origin: WebOrigin) -> None:
     _use(env, folder)
     assert env.run(["/bin/echo", "confined"], sandbox=read_only()).text == "confined\n"
     cwd = PathUri.from_text("/")
-    found = env.call(capabilities.DISCOVER, capabilities.DiscoverParams(cwd))
+    found = env.call(codex.DISCOVER, codex.DiscoverParams(cwd))
     assert [skill.name for skill in found.skills] == ["good"]
-    config = env.call(environment_config.READ, environment_config.ReadParams(cwd, [["model"]], []))
+    config = env.call(codex.READ_CONFIG, codex.ReadConfigParams(cwd, [["model"]], []))
     assert [layer.toml for layer in config.config.layers] == ['model = "one"\n']
     assert env.http("GET", origin.url).status == 200
     assert len(env.files.sandboxed(read_only()).grep("one", folder, glob="*.md")) == 1

@@ -21,8 +21,7 @@ from exec_server.client.engine.stdio import StdioDialer
 from exec_server.client.environment import Environment
 from exec_server.errors import NotFound, SessionLost
 from exec_server.protocol import files, process
-from exec_server.protocol.base64_text import Base64
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Base64, Notice
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.session import STATUS

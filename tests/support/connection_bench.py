@@ -18,8 +18,7 @@ from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.process.table import ProcessTable
 from exec_server.protocol import process, session
-from exec_server.protocol.decoding import Params, Result
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call, Params, Result
 from exec_server.server import connection
 from exec_server.server.connection import Connection
 from exec_server.server.context import ConnectionContext, Encoded, ServerContext, Streamed

@@ -12,8 +12,7 @@ import pytest
 from exec_server.cli.targets import Target
 from exec_server.client.results import Chunk
 from exec_server.errors import ExecServerError, InvalidRequest
-from exec_server.protocol.detached import ListedDetached
-from exec_server.protocol.process import ProcessId
+from exec_server.protocol.process import ListedDetached, ProcessId
 
 TARGET = Target(label="box", url="ws://127.0.0.1:7700")
 

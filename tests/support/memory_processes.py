@@ -15,7 +15,7 @@ from exec_server.process.process import Process
 from exec_server.process.reaper import Reaper
 from exec_server.process.spawn import Child, ExitReport
 from exec_server.process.table import LaunchMode, ProcessTable
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import ProcessId, Stream
 
 COMMAND = Command(["cmd"], "/", {})

@@ -10,8 +10,7 @@ from typing import Any
 from exec_server.client.engine.session import ClientSession
 from exec_server.errors import SessionLost
 from exec_server.net.stream import ReceiverFactory
-from exec_server.protocol.decoding import Params, Result
-from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.decoding import Call, Notice, Params, Result
 from tests.support.client import DEFAULT_TIMEOUT, scaled
 
 SESSION = "11111111-2222-4333-8444-555555555555"

@@ -11,7 +11,7 @@ from exec_server.client.polyfills import Polyfills
 from exec_server.client.results import Result
 from exec_server.errors import NotFound
 from exec_server.protocol import files as wire
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call
 
 _ENOENT = "No such file or directory"
 

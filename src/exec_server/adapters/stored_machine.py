@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from exec_server.protocol.presets import PresetName
+from exec_server.protocol.sandbox import PresetName
 
 # A sandbox in a configuration: the name of a preset, or a `sandbox` object of the protocol.
 StoredSandbox = PresetName | dict[str, Any]

@@ -31,7 +31,7 @@ from exec_server.errors import (
 from exec_server.host import event_loop
 from exec_server.net.client_tls import client_context
 from exec_server.printable import printable
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 
 if TYPE_CHECKING:
     from exec_server.client.process import DetachedProcess

@@ -9,7 +9,7 @@ from typing import Any, Final
 from exec_server.cli.errors import UsageError
 from exec_server.client.arguments import AnySandbox, PathResolver
 from exec_server.errors import MalformedMessage, os_error_text
-from exec_server.protocol import json_text, presets
+from exec_server.protocol import json_text, sandbox
 from exec_server.protocol.session import EnvironmentInfo
 
 # A policy takes a few hundred bytes per entry. A larger file is not a policy.
@@ -25,7 +25,7 @@ def read_policy(flag: str, path: str) -> object:
         with open(path, "rb") as file:
             data = file.read(MAX_POLICY_BYTES + 1)
     except FileNotFoundError:
-        names = " and ".join(presets.PRESETS)
+        names = " and ".join(sandbox.PRESETS)
         raise UsageError(f"{flag}: {path} does not exist; the named policies are {names}") from None
     except OSError as error:
         raise UsageError(f"{flag}: {path}: {os_error_text(error)}") from None
@@ -47,7 +47,7 @@ def load_policy(flag: str, policy: str | None) -> AnySandbox | None:
     """
     if policy is None:
         return None
-    if policy in presets.PRESETS:
+    if policy in sandbox.PRESETS:
         return policy
     value = read_policy(flag, policy)
     if not isinstance(value, dict):
@@ -62,7 +62,7 @@ def needs_surroundings(value: object) -> bool:
 
 def with_surroundings(value: object, cwd: str, roots: list[str]) -> dict[str, Any]:
     """Complete permissions to a `sandbox` object; directory and roots are file: URIs."""
-    return presets.surroundings(cwd, roots) | {"permissions": value}
+    return sandbox.surroundings(cwd, roots) | {"permissions": value}
 
 
 def command_sandbox(

@@ -17,9 +17,8 @@ from exec_server.errors import InvalidParams, RpcError, Unsupported
 from exec_server.protocol.decoding import Params, decode
 from exec_server.protocol.network import NetworkProxy, ProxySettings
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.presets import PRESETS, PresetName, preset
 from exec_server.protocol.process import TtySize
-from exec_server.protocol.sandbox import Sandbox
+from exec_server.protocol.sandbox import PRESETS, PresetName, Sandbox, preset
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 _windows_path = partial(re.match, r"[A-Za-z]:[\\/]")

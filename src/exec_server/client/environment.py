@@ -51,10 +51,9 @@ from exec_server.client.process import (
 from exec_server.client.results import Response, Result, RunProgress
 from exec_server.errors import ConnectFailed, InvalidParams, NotFound, Unsupported
 from exec_server.host.module_path import server_words
-from exec_server.protocol.detached import ListedDetached
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call
 from exec_server.protocol.network import POLICY_REQUEST, Answer, PolicyParams, PolicyResult
-from exec_server.protocol.process import LIST, Listed, StartParams
+from exec_server.protocol.process import LIST, Listed, ListedDetached, StartParams
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 if TYPE_CHECKING:

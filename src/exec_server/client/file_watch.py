@@ -13,8 +13,8 @@ from exec_server.client.exceptions import path_error
 from exec_server.client.handle import Handle
 from exec_server.client.results import FileChange
 from exec_server.errors import ExecServerError, InternalError, RpcError, SessionLost
-from exec_server.protocol import file_watches as wire
-from exec_server.protocol.method import Notice
+from exec_server.protocol import files as wire
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Sandbox
 

@@ -80,10 +80,10 @@ from exec_server.errors import (
     RpcError,
     Unsupported,
 )
-from exec_server.protocol import file_changes as changes
-from exec_server.protocol import file_entries as entries
+from exec_server.protocol import files as changes
+from exec_server.protocol import files as entries
 from exec_server.protocol import files as wire
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.session import Capabilities
 

@@ -21,9 +21,8 @@ from exec_server.errors import (
     SessionLost,
     Unsupported,
 )
-from exec_server.protocol.base64_text import Base64
+from exec_server.protocol.decoding import Base64, Notice
 from exec_server.protocol.http import REQUEST, BodyDeltaParams, Header, RequestParams
-from exec_server.protocol.method import Notice
 
 # Unread bytes of a body: reading from the server stops at the first and continues below the second.
 FULL_BYTES: Final = 2 * 1_048_576

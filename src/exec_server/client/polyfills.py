@@ -38,8 +38,8 @@ from exec_server.errors import (
     RpcError,
     Unsupported,
 )
-from exec_server.protocol import file_changes as changes
-from exec_server.protocol import file_entries as entries
+from exec_server.protocol import files as changes
+from exec_server.protocol import files as entries
 from exec_server.protocol import files as wire
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Confinable

@@ -38,8 +38,7 @@ from exec_server.net.port_socket import (
 from exec_server.net.port_stream import WINDOW_BYTES, PortStream
 from exec_server.printable import printable
 from exec_server.protocol import port as wire
-from exec_server.protocol.base64_text import Base64
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Base64, Notice
 from exec_server.protocol.port import ListenerId, StreamId
 
 log = logging.getLogger(__name__)

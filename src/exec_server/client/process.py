@@ -37,10 +37,10 @@ from exec_server.errors import (
     StdinClosed,
     Unsupported,
 )
-from exec_server.protocol.base64_text import Base64
-from exec_server.protocol.detached import LIST_DETACHED, ListedDetached
+from exec_server.protocol.decoding import Base64
 from exec_server.protocol.process import (
     CLOSE_STDIN,
+    LIST_DETACHED,
     READ,
     RESIZE,
     SIGNAL,
@@ -48,6 +48,7 @@ from exec_server.protocol.process import (
     CloseStdinParams,
     Detach,
     ExitedParams,
+    ListedDetached,
     OutputParams,
     ProcessId,
     ReadParams,

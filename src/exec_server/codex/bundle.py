@@ -18,7 +18,7 @@ from exec_server.codex.manifest import (
     parse_members,
 )
 from exec_server.errors import RpcError
-from exec_server.protocol.capability_roots import (
+from exec_server.protocol.codex import (
     CapabilityFile,
     DiscoveredRoot,
     PluginFiles,

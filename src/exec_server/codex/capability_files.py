@@ -17,7 +17,7 @@ from exec_server.errors import (
     decode_error_text,
     os_error_text,
 )
-from exec_server.protocol.capability_roots import CapabilityFile
+from exec_server.protocol.codex import CapabilityFile
 from exec_server.protocol.files import GetMetadataResult, WalkOptions, WalkResult
 from exec_server.protocol.paths import PathUri
 

@@ -19,11 +19,11 @@ from exec_server.codex.selection import Table, merged, select, without
 from exec_server.codex.toml_file import DocumentTooLarge, TomlFault, UnreadableFile
 from exec_server.errors import InternalError
 from exec_server.host.environment import user_home
-from exec_server.protocol.environment_config import (
+from exec_server.protocol.codex import (
     ConfigLayer,
     LayerStack,
-    ReadParams,
-    ReadResult,
+    ReadConfigParams,
+    ReadConfigResult,
 )
 from exec_server.protocol.paths import path_to_uri
 
@@ -94,8 +94,8 @@ class _Files:
 
 
 def read(
-    params: ReadParams, variables: Mapping[str, str], system_directory: str = SYSTEM_DIRECTORY
-) -> ReadResult:
+    params: ReadConfigParams, variables: Mapping[str, str], system_directory: str = SYSTEM_DIRECTORY
+) -> ReadConfigResult:
     """The layers for a directory, reduced to the requested keys. Raises InternalError."""
     try:
         home = codex_home(variables)
@@ -107,7 +107,7 @@ def read(
         text = f"failed to load executor-local config: {error.message}"
         raise error.explained(text) from None
     user = user_home(variables)
-    return ReadResult(
+    return ReadConfigResult(
         None if user is None else path_to_uri(user),
         path_to_uri(home),
         hostname(),
@@ -116,7 +116,7 @@ def read(
     )
 
 
-def _read_layers(params: ReadParams, home: str, system: str) -> tuple[LayerStack, LayerStack]:
+def _read_layers(params: ReadConfigParams, home: str, system: str) -> tuple[LayerStack, LayerStack]:
     files = _Files()
     first = _general(files, "system", os.path.join(system, "config.toml"))
     user = _general(files, "user", os.path.join(home, "config.toml"))

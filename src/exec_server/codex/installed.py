@@ -17,18 +17,16 @@ from exec_server.codex.manifest import Manifest, ManifestFault, parse_manifest, 
 from exec_server.codex.skill_text import SkillFault, front_matter, skill_metadata
 from exec_server.errors import RpcError
 from exec_server.host.environment import user_home
-from exec_server.protocol.capabilities import (
+from exec_server.protocol.codex import (
+    CapabilityFile,
+    DiscoveredRoot,
     DiscoverResult,
     DiscoveryRoot,
     Plugin,
-    PluginSkill,
-    Skill,
-)
-from exec_server.protocol.capability_roots import (
-    CapabilityFile,
-    DiscoveredRoot,
     PluginFiles,
+    PluginSkill,
     RootParams,
+    Skill,
 )
 from exec_server.protocol.files import WalkOptions
 from exec_server.protocol.paths import PathUri, path_to_uri

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from exec_server.codex import yaml_text
 from exec_server.codex.yaml_text import Pairs, YamlFault
-from exec_server.protocol.capabilities import SkillDependencies, SkillPolicy, SkillTool
+from exec_server.protocol.codex import SkillDependencies, SkillPolicy, SkillTool
 
 if TYPE_CHECKING:  # slow imports stay out of start-up
     from yaml import Node

@@ -12,7 +12,7 @@ from typing import Final
 from exec_server.errors import InvalidParams, RpcError
 from exec_server.filesystem import safe_write
 from exec_server.filesystem.operations import open_regular
-from exec_server.protocol.binary_files import (
+from exec_server.protocol.files import (
     ReadFilesParams,
     ReadFilesResult,
     WriteFilesParams,

@@ -36,7 +36,7 @@ from exec_server.filesystem.inotify import (
 from exec_server.filesystem.watch import is_unreliable
 from exec_server.filesystem.watched_directories import remove_below
 from exec_server.printable import lossy
-from exec_server.protocol.file_watches import Change, ChangeKind
+from exec_server.protocol.files import Change, WatchEventKind
 
 # Changed paths that wait to be sent. Beyond it they are dropped, and the overflow is reported.
 MAX_CHANGES: Final = 1024
@@ -59,10 +59,10 @@ class GatheredChanges:
     """Changes by path, up to a limit."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, ChangeKind] = {}
+        self._kinds: dict[str, WatchEventKind] = {}
         self.has_overflowed = False
 
-    def add(self, path: str, kind: ChangeKind) -> None:
+    def add(self, path: str, kind: WatchEventKind) -> None:
         earlier = self._kinds.pop(path, None)
         if earlier == "created" and kind == "deleted":
             return
@@ -79,7 +79,7 @@ class GatheredChanges:
         self._kinds.clear()
         self.has_overflowed = True
 
-    def take(self) -> tuple[dict[str, ChangeKind], bool]:
+    def take(self) -> tuple[dict[str, WatchEventKind], bool]:
         """The changes since the last time, and whether some are missing."""
         taken = self._kinds, self.has_overflowed
         self._kinds, self.has_overflowed = {}, False
@@ -89,7 +89,7 @@ class GatheredChanges:
 class Batch(msgspec.Struct, frozen=True):
     """Changes by path, whether some are missing, and the directories to follow because of them."""
 
-    changes: dict[str, ChangeKind]
+    changes: dict[str, WatchEventKind]
     overflow: bool
     new: tuple[str, ...] = ()  # names of directories to watch
     forgotten: tuple[int, ...] = ()  # watch descriptors to remove
@@ -236,7 +236,7 @@ class ChangeWatch(DirectoryListener):
             self.wake.set()
 
     def _on_entry(self, path: str, mask: int) -> None:
-        kind: ChangeKind = "modified"
+        kind: WatchEventKind = "modified"
         if mask & (IN_CREATE | IN_MOVED_TO):
             kind = "created"
         elif mask & (IN_DELETE | IN_MOVED_FROM):

@@ -21,8 +21,8 @@ from exec_server.filesystem.path_guard import GUARD
 from exec_server.patching.edits import Edit, apply_edits
 from exec_server.patching.effort import Effort
 from exec_server.patching.patch import FileChange, parse_patch, plan
-from exec_server.protocol import file_changes as wire
-from exec_server.protocol.base64_text import Base64
+from exec_server.protocol import files as wire
+from exec_server.protocol.decoding import Base64
 from exec_server.protocol.files import Done
 
 # A text that is edited or patched is in memory many times: in several forms, of up to four bytes

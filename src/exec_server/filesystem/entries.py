@@ -14,8 +14,8 @@ from exec_server.filesystem import safe_write
 from exec_server.filesystem.operations import READ_DIRECTORY_LIMIT
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.printable import lossy
-from exec_server.protocol import file_entries as wire
-from exec_server.protocol.base64_text import Base64
+from exec_server.protocol import files as wire
+from exec_server.protocol.decoding import Base64
 from exec_server.protocol.files import CanonicalizeResult, Done
 from exec_server.protocol.paths import path_to_uri
 

@@ -16,7 +16,7 @@ import msgspec
 from exec_server.errors import InvalidParams
 from exec_server.filesystem.line_patterns import LinePattern
 from exec_server.filesystem.line_search import Found, LineSearch, Options, Preselect
-from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files as wire
 
 # Matches of one search: the answer stays far below the limit of a message.
 MAX_MATCHES: Final = 10_000

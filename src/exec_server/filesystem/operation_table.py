@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from exec_server.filesystem import entries, operations, tree, walk
-from exec_server.protocol import file_changes, file_entries, files
-from exec_server.protocol.method import Call
+from exec_server.protocol import files
+from exec_server.protocol.decoding import Call
 
 Operation = Callable[[Any], Any]
 
@@ -43,19 +43,19 @@ OPERATIONS: Final[dict[Call[Any, Any], Operation]] = {
     files.WALK: walk.walk,
     files.REMOVE: operations.remove,
     files.COPY: tree.copy,
-    file_changes.APPEND: OnDemand("changes", "append"),
-    file_changes.RENAME: OnDemand("changes", "rename"),
-    file_changes.CHMOD: OnDemand("changes", "chmod"),
-    file_changes.SYMLINK: OnDemand("changes", "symlink"),
-    file_changes.SET_TIMES: OnDemand("changes", "set_times"),
-    file_changes.EDIT: OnDemand("changes", "edit"),
-    file_changes.APPLY_PATCH: OnDemand("changes", "apply_patch"),
-    file_changes.GLOB: OnDemand("search", "glob"),
-    file_changes.GREP: OnDemand("grep", "grep"),
-    file_changes.DISK_USAGE: OnDemand("search", "disk_usage"),
-    file_entries.LIST: entries.list_,
-    file_entries.CREATE: entries.create,
-    file_entries.RESOLVE: entries.resolve,
+    files.APPEND: OnDemand("changes", "append"),
+    files.RENAME: OnDemand("changes", "rename"),
+    files.CHMOD: OnDemand("changes", "chmod"),
+    files.SYMLINK: OnDemand("changes", "symlink"),
+    files.SET_TIMES: OnDemand("changes", "set_times"),
+    files.EDIT: OnDemand("changes", "edit"),
+    files.APPLY_PATCH: OnDemand("changes", "apply_patch"),
+    files.GLOB: OnDemand("search", "glob"),
+    files.GREP: OnDemand("grep", "grep"),
+    files.DISK_USAGE: OnDemand("search", "disk_usage"),
+    files.LIST: entries.list_,
+    files.CREATE: entries.create,
+    files.RESOLVE: entries.resolve,
 }
 
 

@@ -17,7 +17,7 @@ from exec_server.filesystem import nofollow, safe_write, tree
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.printable import lossy
 from exec_server.protocol import files
-from exec_server.protocol.base64_text import decode_base64
+from exec_server.protocol.decoding import decode_base64
 from exec_server.protocol.paths import path_to_uri
 
 # The reference's limit: above it the request fails, because the response would be

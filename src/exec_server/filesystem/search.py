@@ -14,7 +14,7 @@ from exec_server.errors import InvalidParams
 from exec_server.filesystem.glob_patterns import GlobPatterns
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.printable import lossy
-from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files as wire
 
 # Results of one search: the answer stays far below the limit of a message.
 MAX_RESULTS: Final = 10_000

@@ -24,7 +24,7 @@ from exec_server.process.orphans import Owner
 from exec_server.process.output import CHUNK_BYTES, OutputLog, RecentOutputBudget
 from exec_server.process.spawn import Child, resize_terminal, signal_foreground
 from exec_server.process.stdin import StdinQueue
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (
     CLOSED,
     EXITED,

@@ -18,7 +18,7 @@ from exec_server.process.output import SESSION_RECENT_BYTES, RecentOutputBudget
 from exec_server.process.process import DenialCheck, Emit, Process
 from exec_server.process.reaper import Reaper
 from exec_server.process.spawn import Child, ExitReport, spawn
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import Listed, ProcessId
 
 # A closed process stays readable this long.

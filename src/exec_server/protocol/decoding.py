@@ -12,17 +12,38 @@ tag may be missing (so a plan refuses such an annotation).
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NewType, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NewType,
+    NoReturn,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
+from uuid import UUID
 
 import msgspec
+import pybase64
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol.base64_text import Base64
 from exec_server.protocol.json_text import describe
-from exec_server.protocol.uuid_text import Uuid
+
+_ALPHABET = re.compile(rb"[A-Za-z0-9+/]*+")
+
+# The last symbols whose unused bits are zero, by the padding after them.
+_LAST_BEFORE_ONE = frozenset("AEIMQUYcgkosw048")
+_LAST_BEFORE_TWO = frozenset("AQgw")
+
 
 __all__ = [
     "I64",
@@ -40,6 +61,101 @@ __all__ = [
     "decode_unit",
     "decode_value",
 ]
+
+ParamsType = TypeVar("ParamsType")
+ResultType = TypeVar("ResultType")
+N_co = TypeVar("N_co", covariant=True)
+
+
+# UUID members, in the forms that the reference accepts.
+class Uuid(str):
+    """A UUID in its canonical form: lower case, with hyphens."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_wire(cls, value: object) -> Self:
+        """Accept a JSON string in any form the reference accepts; raises InvalidParams."""
+        if not isinstance(value, str):
+            raise InvalidParams(f"invalid type: {describe(value)}, expected a string")
+        digits = value.removeprefix("urn:uuid:")
+        try:
+            uuid = UUID(digits)
+        except ValueError:
+            raise InvalidParams(_error_text(value, digits)) from None
+        # UUID() also accepts hyphens anywhere, and any form after the prefix.
+        forms = {str(uuid)} if digits != value else {str(uuid), uuid.hex, f"{{{uuid}}}"}
+        if digits.lower() not in forms:
+            raise InvalidParams(_error_text(value, digits))
+        return cls(uuid)
+
+
+def _error_text(value: str, digits: str) -> str:
+    if bad := re.search("[^0-9a-fA-F-]", digits):
+        at = len(value) - len(digits) + bad.start() + 1
+        return (
+            "invalid character: expected an optional prefix of `urn:uuid:` followed by "
+            f"[0-9a-fA-F-], found `{bad[0]}` at {at}"
+        )
+    if "-" in digits:
+        return "invalid group length: expected groups of 8, 4, 4, 4 and 12 digits"
+    return f"invalid length: expected length 32 for simple format, found {len(value)}"
+
+
+# Base64 members: strict decoding with the error texts of the reference.
+class Base64(bytes):
+    """Bytes that are base64 on the wire: padded, without white space, unused bits zero."""
+
+    @classmethod
+    def from_wire(cls, value: object) -> Self:
+        """Decode a JSON string; raises InvalidParams."""
+        if not isinstance(value, str):
+            raise InvalidParams(f"invalid type: {describe(value)}, expected a string")
+        return cls(decode_base64(value))
+
+
+def decode_base64(text: str) -> bytes:
+    """The bytes of a text; raises InvalidParams."""
+    try:
+        data = pybase64.b64decode(text, validate=True)
+    except ValueError:  # binascii.Error is one; characters beyond U+00FF raise another
+        _fail_base64(text.encode())
+    # The C decoder ignores the unused bits of the last symbol, one of the last four.
+    if text.endswith("=") and text[-4:].rstrip("=")[-1] not in (
+        _LAST_BEFORE_TWO if text.endswith("==") else _LAST_BEFORE_ONE
+    ):
+        _fail_base64(text.encode())
+    return data
+
+
+def _fail_base64(data: bytes) -> NoReturn:
+    """Raise the error of invalid base64, checked in the order of the reference's decoder."""
+    rest = len(data) % 4
+    if rest == 1 and data[-1] != 0x3D and not _symbols(data[-1:]):
+        _fail_symbol(data, len(data) - 1)
+    tail = max(len(data) - (rest or 4), 0)
+    if (bad := _symbols(data[:tail])) < tail:
+        _fail_symbol(data, bad)
+    symbols = _symbols(data[tail:])
+    end = tail + symbols
+    if data[end:].strip(b"=") or (symbols < 2 and end < len(data)):
+        _fail_symbol(data, end)
+    if symbols < 2:
+        raise InvalidParams(f"Invalid input length: {end}")
+    if rest:
+        raise InvalidParams("Invalid padding")
+    raise InvalidParams(f"Invalid last symbol {data[end - 1]}, offset {end - 1}.")
+
+
+def _symbols(data: bytes) -> int:
+    """The number of bytes at the start of `data` that are in the alphabet."""
+    match = _ALPHABET.match(data)
+    assert match is not None
+    return match.end()
+
+
+def _fail_symbol(data: bytes, offset: int) -> NoReturn:
+    raise InvalidParams(f"Invalid symbol {data[offset]}, offset {offset}.")
 
 
 class Params(msgspec.Struct, frozen=True, rename="camel"):
@@ -325,3 +441,20 @@ def _unknown_variant(name: object, names: tuple[str, ...]) -> InvalidParams:
 def _one_of(names: Iterable[str]) -> str:
     quoted = [f"`{known}`" for known in names]
     return f"one of {', '.join(quoted)}" if len(quoted) > 2 else " or ".join(quoted)
+
+
+# Descriptions of methods: the name, and the structs of both directions.
+class Call(msgspec.Struct, Generic[ParamsType, ResultType], frozen=True):
+    """A request with a response; `params` is None for methods without params."""
+
+    name: str
+    params: type[ParamsType] | None
+    result: type[ResultType]
+
+
+class Notice(msgspec.Struct, Generic[N_co], frozen=True):
+    """A notification, without a response; `encode` makes the JSON text of its params."""
+
+    name: str
+    params: type[N_co]
+    encode: Callable[[Any], bytes] = msgspec.json.encode

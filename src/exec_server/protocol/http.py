@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 import msgspec
 import pybase64
 
-from exec_server.protocol.decoding import U64, Base64, Params, Result
-from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.decoding import U64, Base64, Call, Notice, Params, Result
 
 
 class Header(Params, frozen=True):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeGuard
+from typing import Annotated, Final, Generic, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 
 from exec_server.errors import InvalidParams, MalformedMessage, RpcError
 from exec_server.printable import lossy
-from exec_server.protocol.decoding import I64, decode_value
+from exec_server.protocol.decoding import I64, Notice, decode_value
 from exec_server.protocol.json_text import MAX_DEPTH, describe, has_few_containers, parse
-from exec_server.protocol.method import Notice
 
 RequestId = int | str
 
@@ -24,6 +23,13 @@ PLAIN_BYTES = 4096
 # Up to this number of members, looking at each one is faster than searching the text for brackets.
 _FEW_MEMBERS = 8
 _CONTAINERS = frozenset({dict, list})
+
+# Of the JSON text: it is decoded on the event loop, so it must not take long.
+TEXT_BYTES: Final = 32_768
+
+_SIZE_BYTES: Final = 4
+
+P = TypeVar("P")
 
 
 # gc=False: not tracked by the garbage collector, which makes them cheap to create.
@@ -212,3 +218,33 @@ def encode_request(request_id: RequestId, method: str, params: msgspec.Struct) -
 
 def encode_notification(notice: Notice[msgspec.Struct], params: msgspec.Struct) -> bytes:
     return b'{"method":"%b","params":%b}' % (notice.name.encode(), notice.encode(params))
+
+
+# Binary messages: a JSON-RPC message together with bytes that need no base64. An extension.
+#
+# A message is the size of its JSON text in four bytes (big-endian), the text, and the data. The
+# size is limited, so the first byte is 0, with which no JSON text begins.
+class Attached(NamedTuple, Generic[P]):
+    """The params of a request, or its result, and the data that came with it."""
+
+    value: P
+    data: bytes | memoryview
+
+
+def is_binary(message: bytes) -> bool:
+    """Whether a message is binary, if its stream carries such messages at all."""
+    return message[:1] == b"\0"
+
+
+def head(text: bytes) -> bytes:
+    """The beginning of a message with this JSON text; its data follows."""
+    assert len(text) <= TEXT_BYTES
+    return len(text).to_bytes(_SIZE_BYTES, "big") + text
+
+
+def split(message: bytes) -> tuple[bytes, memoryview]:
+    """The JSON text and the data of a message; raises MalformedMessage."""
+    end = _SIZE_BYTES + int.from_bytes(message[:_SIZE_BYTES], "big")
+    if len(message) < _SIZE_BYTES or end > len(message) or end > _SIZE_BYTES + TEXT_BYTES:
+        raise MalformedMessage("a binary message is shorter than its text, or its text is too long")
+    return message[_SIZE_BYTES:end], memoryview(message)[end:]

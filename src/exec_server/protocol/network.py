@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from exec_server.protocol.decoding import U16, U64, Params, Result
-from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.decoding import U16, U64, Call, Notice, Params, Result
 
 Rule = Literal["none", "allow", "deny"]
 Mode = Literal["limited", "full"]

@@ -11,8 +11,7 @@ from typing import ClassVar, NewType
 import msgspec
 import pybase64
 
-from exec_server.protocol.decoding import U16, U32, Base64, NonZeroU16, Params, Result
-from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.decoding import U16, U32, Base64, Call, NonZeroU16, Notice, Params, Result
 
 StreamId = NewType("StreamId", str)
 ListenerId = NewType("ListenerId", str)

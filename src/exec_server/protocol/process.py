@@ -12,14 +12,15 @@ import pybase64
 from exec_server.protocol.decoding import (
     U64,
     Base64,
+    Call,
     NonZeroU16,
+    Notice,
     Params,
     Result,
     Usize,
     Uuid,
     decode_value,
 )
-from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.network import ManagedNetwork, NetworkProxy
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Confinable, Denial, Sandbox
@@ -65,6 +66,10 @@ Signal = Literal[
     "SIGIO",
     "SIGSYS",
 ]
+
+
+# The limit that ended a process.
+EndedBy = Literal["maxLifetime", "idleTimeout"]
 
 
 class Metadata(Params, frozen=True):
@@ -324,3 +329,60 @@ SET_FLOW = Call("process/setFlow", SetFlowParams, SetFlowResult)
 OUTPUT = Notice("process/output", OutputParams)
 EXITED = Notice("process/exited", ExitedParams)
 CLOSED = Notice("process/closed", ClosedParams)
+
+
+# Detached processes: structs and calls of the extension `processDetach`.
+#
+# A detached process belongs to the server and has a name. A session attaches to it under a process
+# id of its own, and from then on uses all methods and notifications of `protocol.process`.
+class AttachParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "AttachParams"
+    omissible: ClassVar[tuple[str, ...]] = ("after_seq",)
+    process_id: ProcessId  # chosen by the client, for this session
+    name: str
+    after_seq: U64 | None = None  # None: from the oldest retained output on
+
+
+class AttachResult(Result, frozen=True):
+    process_id: ProcessId
+    after_seq: int  # the events after this one are sent; not above the last event
+    argv: list[str]  # truncated if it is long
+    tty: bool
+    pipe_stdin: bool
+    pid: int
+
+
+class DetachParams(Params, frozen=True):
+    wire_name: ClassVar[str] = "DetachParams"
+    process_id: ProcessId
+
+
+class DetachResult(Result, frozen=True):
+    pass
+
+
+class ListedDetached(Result, frozen=True):
+    name: str
+    argv: list[str]  # truncated if it is long
+    tty: bool
+    running: bool
+    exit_code: int | None
+    closed: bool
+    next_seq: int
+    pid: int
+    started_at_ms: int
+    attached: int  # the number of attachments
+    max_lifetime_ms: int | None
+    idle_timeout_ms: int | None
+    ended_by: EndedBy | None
+
+
+class ListDetachedResult(Result, frozen=True):
+    processes: list[ListedDetached]
+
+
+ATTACH = Call("process/attach", AttachParams, AttachResult)
+DETACH = Call("process/detach", DetachParams, DetachResult)
+LIST_DETACHED: Call[None, ListDetachedResult] = Call(
+    "process/listDetached", None, ListDetachedResult
+)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 import msgspec
 
@@ -15,6 +15,15 @@ from exec_server.protocol.paths import PathUri
 Access = Literal["read", "write", "deny", "none"]
 Network = Literal["restricted", "enabled"]
 Operation = Literal["read", "write", "network", "syscall"]
+
+PresetName = Literal["read-only", "workspace-write"]
+PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
+
+# Writable directories: the workspace and those for temporary files.
+_WRITABLE: Final = {
+    "read-only": (),
+    "workspace-write": ("project_roots", "slash_tmp", "tmpdir"),
+}
 
 
 class FileUri(PathUri):
@@ -169,3 +178,29 @@ class Denial(Result, frozen=True):
     path: str | None
     operation: Operation | None
     rule: str | None  # of the policy; None if no rule is known to forbid it
+
+
+# Named policies as the `sandbox` object of a request.
+def preset(
+    name: PresetName, *, cwd: str, roots: Sequence[str], network: bool = False
+) -> dict[str, Any]:
+    """Everything is readable; the preset selects the writable directories. Paths are file: URIs."""
+    return surroundings(cwd, roots) | {"permissions": _permissions(_WRITABLE[name], network)}
+
+
+def surroundings(cwd: str, roots: Sequence[str]) -> dict[str, Any]:
+    """The members of a `sandbox` object beside its permissions."""
+    return {"cwd": cwd, "workspaceRoots": list(roots), "windowsSandboxLevel": "disabled"}
+
+
+def _permissions(writable: Sequence[str], is_online: bool) -> dict[str, Any]:
+    accesses = {"root": "read"} | dict.fromkeys(writable, "write")
+    entries = [
+        {"path": {"type": "special", "value": {"kind": kind}}, "access": access}
+        for kind, access in accesses.items()
+    ]
+    return {
+        "type": "managed",
+        "file_system": {"type": "restricted", "entries": entries},
+        "network": "enabled" if is_online else "restricted",
+    }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NewType
 
-from exec_server.protocol.decoding import Params, Result
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call, Params, Result
 
 SessionId = NewType("SessionId", str)
 

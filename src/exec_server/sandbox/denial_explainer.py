@@ -10,8 +10,8 @@ from typing import Literal
 
 from exec_server.errors import RpcError, rpc_error_from_os
 from exec_server.printable import lossy
-from exec_server.protocol import file_changes, files
-from exec_server.protocol.confinable import ConfinableParams
+from exec_server.protocol import files
+from exec_server.protocol.files import ConfinableParams
 from exec_server.protocol.process import Chunk
 from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.policy.access import explain_denial
@@ -28,12 +28,12 @@ _WRITES = (
     files.WriteFileParams
     | files.CreateDirectoryParams
     | files.RemoveParams
-    | file_changes.AppendParams
-    | file_changes.ChmodParams
-    | file_changes.SymlinkParams
-    | file_changes.SetTimesParams
-    | file_changes.EditParams
-    | file_changes.ApplyPatchParams
+    | files.AppendParams
+    | files.ChmodParams
+    | files.SymlinkParams
+    | files.SetTimesParams
+    | files.EditParams
+    | files.ApplyPatchParams
 )
 
 
@@ -105,7 +105,7 @@ class CommandDenials:
 
 def _accessed_paths(params: ConfinableParams) -> list[tuple[str, Operation]]:
     """The paths of a file operation and their accesses."""
-    if isinstance(params, files.CopyParams | file_changes.RenameParams):
+    if isinstance(params, files.CopyParams | files.RenameParams):
         source, destination = params.source_path.native(), params.destination_path.native()
         is_copy = isinstance(params, files.CopyParams)
         return [(source, "read" if is_copy else "write"), (destination, "write")]

@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from exec_server.errors import InternalError, RpcError
-from exec_server.protocol.confinable import ConfinableParams
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call
+from exec_server.protocol.files import ConfinableParams
 from exec_server.protocol.sandbox import Sandbox
 from exec_server.sandbox.builder import (
     LEGACY_LANDLOCK,

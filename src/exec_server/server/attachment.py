@@ -18,7 +18,7 @@ import msgspec
 from exec_server.errors import InvalidRequest
 from exec_server.host.guarded_tasks import guarded_call
 from exec_server.process.process import Process
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (
     CLOSED,
     EXITED,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from exec_server.protocol import jsonrpc
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call
 
 # Requests under way to one client, as in the reference. A further one is not made, and counts as
 # unanswered.

@@ -29,9 +29,8 @@ from exec_server.errors import (
 )
 from exec_server.host.guarded_tasks import guarded_call
 from exec_server.net.stream import BinaryStream, GatheringStream, MessageStream, RelayedStream
-from exec_server.protocol import binary, jsonrpc
-from exec_server.protocol.decoding import Result, decode
-from exec_server.protocol.method import Call, Notice
+from exec_server.protocol import jsonrpc
+from exec_server.protocol.decoding import Call, Notice, Result, decode
 from exec_server.protocol.process import OutputParams, output_pieces
 from exec_server.protocol.session import INITIALIZE, InitializeParams, InitializeResult
 from exec_server.server.client_requests import ClientRequests
@@ -123,7 +122,7 @@ class Connection:
 
     def _receive(self, message: bytes) -> None:
         if len(message) > SHORT_BYTES and _is_costly(message):
-            if self._send_binary is not None and binary.is_binary(message):
+            if self._send_binary is not None and jsonrpc.is_binary(message):
                 self._binary_received(message)
                 return
             self._is_decoding = True
@@ -133,7 +132,7 @@ class Connection:
         try:
             decoded = jsonrpc.decode(message)
         except MalformedMessage as error:
-            if self._send_binary is not None and binary.is_binary(message):
+            if self._send_binary is not None and jsonrpc.is_binary(message):
                 self._binary_received(message)
             else:
                 self._refuse(error)
@@ -150,7 +149,7 @@ class Connection:
     def _binary_received(self, message: bytes) -> None:
         """Accept a request with data; its JSON text is short."""
         try:
-            text, data = binary.split(message)
+            text, data = jsonrpc.split(message)
             request = jsonrpc.decode(text)
         except MalformedMessage as error:
             self._refuse(error)
@@ -434,7 +433,7 @@ class Connection:
             if self._send_binary is None:
                 raise InvalidRequest("binary messages need a WebSocket without a relay")
             text = jsonrpc.encode_result(request_id, jsonrpc.encode(result.result))
-            self._send_binary(binary.head(text), result.data)
+            self._send_binary(jsonrpc.head(text), result.data)
             return
         text = result.text if isinstance(result, Encoded) else jsonrpc.encode(result)
         self._stream.send(jsonrpc.encode_result(request_id, text))

@@ -12,8 +12,7 @@ import msgspec
 from exec_server.errors import InvalidParams
 from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
 from exec_server.host.threads import ThreadPool
-from exec_server.protocol.decoding import Result
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice, Result
 from exec_server.protocol.sandbox import Sandbox
 from exec_server.protocol.session import EnvironmentInfo
 from exec_server.server.lazy_event import LazyEvent

@@ -22,9 +22,8 @@ from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.process.command import Command
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import LaunchMode, ProcessTable, TableLimits, TableObserver
-from exec_server.protocol.detached import EndedBy, ListedDetached
-from exec_server.protocol.method import Notice
-from exec_server.protocol.process import Detach, ProcessId
+from exec_server.protocol.decoding import Notice
+from exec_server.protocol.process import Detach, EndedBy, ListedDetached, ProcessId
 from exec_server.server.attachment import Broadcast, Event
 
 log = logging.getLogger(__name__)

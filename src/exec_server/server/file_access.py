@@ -17,8 +17,8 @@ from exec_server.filesystem import trusted_reads
 from exec_server.filesystem.operation_table import OnDemand
 from exec_server.host import users
 from exec_server.protocol import files
-from exec_server.protocol.confinable import ConfinableParams
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call
+from exec_server.protocol.files import ConfinableParams
 from exec_server.protocol.sandbox import Managed, Restricted, Sandbox
 from exec_server.sandbox.sandboxes import Sandboxes
 

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from exec_server.protocol import detached, process
-from exec_server.protocol.binary import Attached
-from exec_server.protocol.decoding import Params, Result, decode, decode_unit
-from exec_server.protocol.method import Call
+from exec_server.protocol import process
+from exec_server.protocol.decoding import Call, Params, Result, decode, decode_unit
+from exec_server.protocol.jsonrpc import Attached
 from exec_server.server.context import ConnectionContext, Encoded, Streamed, WithData
 
 P = TypeVar("P")
@@ -72,7 +71,7 @@ class Method:
         self.yields_slot = yields_slot
         self.takes_data = takes_data
         self.cancels_start = call.name == process.TERMINATE.name
-        self.starts_process = call.name in (process.START.name, detached.ATTACH.name)
+        self.starts_process = call.name in (process.START.name, process.ATTACH.name)
 
 
 class DecodedParams:
@@ -128,7 +127,7 @@ def _decode_nothing(value: object, server_cwd: str | None) -> None:
 
 
 def _environment_rows() -> list[Method]:
-    from exec_server.protocol import capabilities, capability_roots, environment_config, session
+    from exec_server.protocol import codex, session
     from exec_server.server.handlers import capabilities as capability_handlers
     from exec_server.server.handlers import environment as environment_handlers
     from exec_server.server.handlers import environment_config as config_handlers
@@ -136,15 +135,15 @@ def _environment_rows() -> list[Method]:
     return [
         Method(session.INFO, environment_handlers.info, "environment info", control=True),
         Method(session.STATUS, environment_handlers.status, "environment status", control=True),
-        Method(environment_config.READ, config_handlers.read, "environment config"),
+        Method(codex.READ_CONFIG, config_handlers.read, "environment config"),
         Method(
-            capabilities.DISCOVER,
+            codex.DISCOVER,
             capability_handlers.discover,
             "capability discovery",
             yields_slot=True,
         ),
         Method(
-            capability_roots.DISCOVER,
+            codex.DISCOVER_ROOTS,
             capability_handlers.discover_roots,
             "capability discovery",
             yields_slot=True,
@@ -166,15 +165,16 @@ def _process_rows() -> list[Method]:
         Method(process.TERMINATE, process_handlers.terminate, "exec", control=True),
         Method(process.LIST, process_handlers.list_, "exec"),
         Method(process.SET_FLOW, process_handlers.set_flow, "exec", control=True),
-        Method(detached.ATTACH, detached_handlers.attach, "exec"),
-        Method(detached.DETACH, detached_handlers.detach, "exec"),
-        Method(detached.LIST_DETACHED, detached_handlers.list_, "exec"),
+        Method(process.ATTACH, detached_handlers.attach, "exec"),
+        Method(process.DETACH, detached_handlers.detach, "exec"),
+        Method(process.LIST_DETACHED, detached_handlers.list_, "exec"),
     ]
 
 
 def _file_rows() -> list[Method]:
     from exec_server.filesystem.operation_table import OPERATIONS
-    from exec_server.protocol import binary_files, file_changes, file_entries, file_watches, files
+    from exec_server.protocol import files
+    from exec_server.protocol import files as protocol_files
     from exec_server.server.file_access import FileOperation
     from exec_server.server.handlers import binary_files as binary_handlers
     from exec_server.server.handlers import files as file_handlers
@@ -188,16 +188,16 @@ def _file_rows() -> list[Method]:
         Method(files.READ_BLOCK, file_handlers.read_block, "filesystem"),
         Method(files.WRITE_BLOCK, file_handlers.write_block, "filesystem"),
         Method(files.CLOSE, file_handlers.close, "filesystem", control=True),
-        Method(binary_files.READ_BINARY, binary_handlers.read_binary, "filesystem"),
+        Method(protocol_files.READ_BINARY, binary_handlers.read_binary, "filesystem"),
         Method(
-            binary_files.WRITE_BINARY,
+            protocol_files.WRITE_BINARY,
             _with_data(binary_handlers.write_binary),
             "filesystem",
             takes_data=True,
         ),
-        Method(binary_files.READ_FILES, binary_handlers.read_files, "filesystem"),
+        Method(protocol_files.READ_FILES, binary_handlers.read_files, "filesystem"),
         Method(
-            binary_files.WRITE_FILES,
+            protocol_files.WRITE_FILES,
             _with_data(binary_handlers.write_files),
             "filesystem",
             takes_data=True,
@@ -205,13 +205,13 @@ def _file_rows() -> list[Method]:
         Method(files.GET_METADATA, file_handlers.get_metadata, "filesystem"),
         Method(files.CANONICALIZE, file_handlers.canonicalize, "filesystem"),
         Method(files.READ_DIRECTORY, file_handlers.read_directory, "filesystem"),
-        Method(file_entries.LIST, file_handlers.list_, "filesystem"),
-        Method(file_entries.RESOLVE, file_handlers.resolve, "filesystem"),
+        Method(protocol_files.LIST, file_handlers.list_, "filesystem"),
+        Method(protocol_files.RESOLVE, file_handlers.resolve, "filesystem"),
         Method(files.WALK, file_handlers.walk, "filesystem"),
         Method(files.WATCH_MISSING, file_handlers.watch_missing, "filesystem"),
-        Method(file_changes.GREP, search_handlers.grep, "filesystem", yields_slot=True),
-        Method(file_watches.WATCH, watch_handlers.watch, "filesystem"),
-        Method(file_watches.UNWATCH, watch_handlers.unwatch, "filesystem", control=True),
+        Method(protocol_files.GREP, search_handlers.grep, "filesystem", yields_slot=True),
+        Method(protocol_files.WATCH, watch_handlers.watch, "filesystem"),
+        Method(protocol_files.UNWATCH, watch_handlers.unwatch, "filesystem", control=True),
     ]
     # Operations that always run in a thread need no handler of their own.
     names = {row.name for row in rows}

@@ -17,7 +17,7 @@ from exec_server.errors import InternalError, InvalidParams, InvalidRequest, os_
 from exec_server.net.port_stream import WINDOW_BYTES, PortStream, StreamSocket
 from exec_server.printable import printable
 from exec_server.protocol import port as wire
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.port import ListenerId, StreamId
 
 # Streams of one connection, connecting ones included: a browser opens six for each page, a load

@@ -14,7 +14,7 @@ from exec_server.errors import InvalidRequest, SessionAttached
 from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable
-from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.session import SessionId
 from exec_server.server.attachment import Attachment, Broadcast

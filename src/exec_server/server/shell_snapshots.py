@@ -31,7 +31,7 @@ from exec_server.process.shell_state import (
     restoring_argv,
 )
 from exec_server.process.table import LaunchMode, ProcessTable
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (
     ExitedParams,
     OutputParams,

@@ -14,7 +14,7 @@ from exec_server.client.file_watch import FileWatch
 from exec_server.client.results import FileChange
 from exec_server.errors import InternalError, SessionLost
 from exec_server.errors import NotFound as RpcNotFound
-from exec_server.protocol import file_watches as wire
+from exec_server.protocol import files as wire
 from exec_server.protocol.files import MISSING_CHANGED, Done, MissingChangedParams
 from exec_server.protocol.paths import PathUri
 

@@ -17,7 +17,7 @@ from exec_server.client.polyfills import Polyfills
 from exec_server.client.results import ChangedFile, DiskUsage, Result
 from exec_server.errors import InvalidParams, RpcError, Unsupported
 from exec_server.errors import NotFound as RpcNotFound
-from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files as wire
 from exec_server.protocol.files import Done
 from exec_server.protocol.session import Capabilities
 

@@ -26,8 +26,8 @@ from exec_server.client.results import FileContent, Transfer
 from exec_server.client.transfer import batches
 from exec_server.client.transfer.batches import BATCH_FILES, FILE_BYTES
 from exec_server.errors import InvalidRequest
-from exec_server.protocol.binary import Attached
-from exec_server.protocol.binary_files import ReadFilesParams, WriteFilesResult
+from exec_server.protocol.files import ReadFilesParams, WriteFilesResult
+from exec_server.protocol.jsonrpc import Attached
 from exec_server.protocol.session import Capabilities
 
 pytestmark = pytest.mark.quick

@@ -15,7 +15,7 @@ from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.files import Files
 from exec_server.client.results import Found, GrepMatch, Result
 from exec_server.errors import InvalidParams, Unsupported
-from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files as wire
 from exec_server.protocol.files import GetMetadataResult
 from exec_server.protocol.session import Capabilities
 

@@ -12,7 +12,7 @@ from tests.support.older_servers import answers, recorded
 from exec_server.client.engine.server_features import METHODS, ServerFeatures, judge
 from exec_server.errors import InternalError, InvalidRequest, NotFound
 from exec_server.protocol import files as wire
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.session import STATUS, Capabilities, EnvironmentStatus
 

@@ -16,7 +16,7 @@ from exec_server.client.exceptions import command_error
 from exec_server.client.polyfills import DD_BYTES
 from exec_server.errors import InvalidRequest, NotFound, RpcError
 from exec_server.protocol import files as wire
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.session import Capabilities
 

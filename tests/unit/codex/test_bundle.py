@@ -11,7 +11,7 @@ from tests.support.trees import DiskFiles, write_files
 
 from exec_server.codex.bundle import discover_root
 from exec_server.codex.capability_files import ResponseBudget
-from exec_server.protocol.capability_roots import (
+from exec_server.protocol.codex import (
     CapabilityFile,
     DiscoveredRoot,
     PluginFiles,

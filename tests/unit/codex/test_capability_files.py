@@ -10,7 +10,7 @@ from tests.support.trees import DiskFiles, write_files
 from exec_server.codex import capability_files
 from exec_server.codex.capability_files import CapabilityFiles, ResponseBudget
 from exec_server.errors import InvalidRequest, NotFound
-from exec_server.protocol.capability_roots import CapabilityFile
+from exec_server.protocol.codex import CapabilityFile
 from exec_server.protocol.paths import PathUri, path_to_uri
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from exec_server.codex import config_layers, toml_file
 from exec_server.errors import InternalError
-from exec_server.protocol.environment_config import LayerStack, ReadParams, ReadResult
+from exec_server.protocol.codex import LayerStack, ReadConfigParams, ReadConfigResult
 from exec_server.protocol.paths import PathUri, path_to_uri
 
 _REQUIREMENTS = ["x", "allowed_approval_policies", "allowed_approvals_reviewers"]
@@ -30,9 +30,11 @@ class Machine:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text.replace("{dir}", str(self.root)))
 
-    def read(self, *keys: str, cwd: str = "p") -> ReadResult:
+    def read(self, *keys: str, cwd: str = "p") -> ReadConfigResult:
         paths = [[key] for key in (*_REQUIREMENTS, "allowed_sandbox_modes")]
-        params = ReadParams(PathUri.from_text(f"{self.root}/{cwd}"), [[key] for key in keys], paths)
+        params = ReadConfigParams(
+            PathUri.from_text(f"{self.root}/{cwd}"), [[key] for key in keys], paths
+        )
         variables = {"HOME": f"{self.root}/user", "CODEX_HOME": f"{self.root}/home"}
         return config_layers.read(params, variables, f"{self.root}/etc")
 

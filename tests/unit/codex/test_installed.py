@@ -9,7 +9,7 @@ from tests.support.trees import DiskFiles, write_files
 
 from exec_server.codex import installed
 from exec_server.codex.installed import WARNING, newest
-from exec_server.protocol.capabilities import DiscoverResult, DiscoveryRoot, Skill
+from exec_server.protocol.codex import DiscoverResult, DiscoveryRoot, Skill
 from exec_server.protocol.paths import path_to_uri
 
 _HEADER = "---\ndescription: d\n---\n"

@@ -11,7 +11,7 @@ from exec_server.codex.skill_text import (
     front_matter,
     skill_metadata,
 )
-from exec_server.protocol.capabilities import SkillDependencies, SkillPolicy, SkillTool
+from exec_server.protocol.codex import SkillDependencies, SkillPolicy, SkillTool
 
 
 @pytest.mark.parametrize(

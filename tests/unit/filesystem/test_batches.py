@@ -9,7 +9,7 @@ import pytest
 
 from exec_server.errors import InvalidParams
 from exec_server.filesystem.batches import MAX_BYTES, MAX_FILES, read_files, write_files
-from exec_server.protocol.binary_files import NewFile, ReadFilesParams, WriteFilesParams
+from exec_server.protocol.files import NewFile, ReadFilesParams, WriteFilesParams
 from exec_server.protocol.paths import PathUri
 
 

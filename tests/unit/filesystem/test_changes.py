@@ -15,7 +15,7 @@ from exec_server.errors import InvalidParams, InvalidRequest, NotFound, RpcError
 from exec_server.filesystem import changes
 from exec_server.patching import effort
 from exec_server.patching.model import PatchFailed
-from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files as wire
 
 pytestmark = pytest.mark.quick
 

@@ -14,7 +14,7 @@ from exec_server.errors import InvalidParams, NotFound
 from exec_server.filesystem import grep as module
 from exec_server.filesystem import search
 from exec_server.filesystem.grep import Ripgrep, grep
-from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files as wire
 
 pytestmark = pytest.mark.quick
 

@@ -16,7 +16,7 @@ from exec_server.filesystem import handles
 from exec_server.filesystem.handles import MAX_BLOCK, HandleTable
 from exec_server.filesystem.operations import open_regular
 from exec_server.protocol import files
-from exec_server.protocol.base64_text import Base64
+from exec_server.protocol.decoding import Base64
 from exec_server.protocol.files import HandleId
 from exec_server.protocol.paths import PathUri
 

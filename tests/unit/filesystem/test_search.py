@@ -11,7 +11,7 @@ from tests.support.trees import do, uri
 
 from exec_server.errors import InvalidParams, NotFound, RpcError
 from exec_server.filesystem import search
-from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files as wire
 
 pytestmark = pytest.mark.quick
 

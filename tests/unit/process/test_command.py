@@ -10,8 +10,8 @@ from exec_server.errors import InvalidParams
 from exec_server.host.secret_variables import STRIPPED_NAMES
 from exec_server.process import command
 from exec_server.process.command import child_environment
+from exec_server.protocol.decoding import Uuid
 from exec_server.protocol.process import EnvPolicy, Metadata
-from exec_server.protocol.uuid_text import Uuid
 
 _SERVER = {
     "PATH": "/bin",

@@ -18,7 +18,7 @@ from exec_server.process.orphans import Owner
 from exec_server.process.output import CHUNK_BYTES
 from exec_server.process.process import PIPE_BYTES, READ_BYTES, DenialCheck, Process
 from exec_server.process.spawn import Child
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (
     Chunk,
     ClosedParams,

@@ -11,7 +11,7 @@ import pytest
 
 from exec_server.errors import NotFound
 from exec_server.protocol import files
-from exec_server.protocol.confinable import ConfinableParams
+from exec_server.protocol.files import ConfinableParams
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.process import Chunk
 from exec_server.protocol.sandbox import Denial

@@ -13,7 +13,7 @@ from exec_server.errors import InvalidRequest
 from exec_server.process import output
 from exec_server.process.output import OutputLog
 from exec_server.process.process import Process
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (
     CLOSED,
     EXITED,

@@ -18,8 +18,7 @@ from tests.support.connection_bench import (
 )
 
 from exec_server.protocol import jsonrpc
-from exec_server.protocol.decoding import Params, Result
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call, Params, Result
 from exec_server.server import connection, lanes
 from exec_server.server.methods import Method
 

@@ -15,7 +15,7 @@ from exec_server.process.command import Command
 from exec_server.process.output import OutputLog
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import LaunchMode, ProcessTable, TableLimits, TableObserver
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (
     CLOSED,
     EXITED,

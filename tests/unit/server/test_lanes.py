@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.protocol import process
-from exec_server.protocol.decoding import Result
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call, Result
 from exec_server.server import lanes
 from exec_server.server.context import ConnectionContext
 from exec_server.server.lanes import Lanes, PendingRequest, named_process

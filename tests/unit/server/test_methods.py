@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol import detached, files, process
-from exec_server.protocol.decoding import U32, Params, Result
-from exec_server.protocol.method import Call
+from exec_server.protocol import files, process
+from exec_server.protocol.decoding import U32, Call, Params, Result
 from exec_server.server.context import ConnectionContext, Encoded
 from exec_server.server.methods import Method, load_all
 
@@ -105,7 +104,7 @@ def test_every_method_is_found_by_its_name() -> None:
 
 def test_control_requests_wait_for_the_methods_that_name_a_new_process() -> None:
     starting = [method.name for method in load_all().values() if method.starts_process]
-    assert starting == [process.START.name, detached.ATTACH.name]
+    assert starting == [process.START.name, process.ATTACH.name]
 
 
 def test_how_methods_are_scheduled() -> None:

@@ -15,7 +15,7 @@ from tests.support.memory_ports import MemoryListener, MemorySocket, MemorySocke
 from exec_server.errors import InternalError, InvalidParams, InvalidRequest
 from exec_server.net.port_stream import CHUNK_BYTES, WINDOW_BYTES
 from exec_server.protocol import port as wire
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.port import ListenerId, StreamId
 from exec_server.server import port_table
 from exec_server.server.port_table import PortResources, PortTable

@@ -15,7 +15,7 @@ from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.process.output import OutputLog
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable
-from exec_server.protocol.method import Call, Notice
+from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.network import POLICY_REQUEST, Destination, PolicyParams
 from exec_server.protocol.process import CLOSED, ClosedParams, ProcessId
 from exec_server.server import session as sessions

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from exec_server.cli.streams import OutputWriter
     from exec_server.client.environment import Environment
-    from exec_server.protocol.detached import ListedDetached
+    from exec_server.protocol.process import ListedDetached
 
 # Characters of a command line in the table; the JSON form has more of it.
 MAX_COMMAND: Final = 60

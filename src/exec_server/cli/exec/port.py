@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from exec_server.client.environment import Environment
     from exec_server.errors import SessionLost
-    from exec_server.protocol.method import Notice
+    from exec_server.protocol.decoding import Notice
 
 
 _DESCRIPTION: Final = f"""\

@@ -29,7 +29,8 @@ from exec_server.process.command import Command
 from exec_server.process.orphans import Orphans, Owner
 from exec_server.process.path_search import candidates
 from exec_server.process.spawn import Child, Streams, encode, spawn_first
-from exec_server.protocol import decoding, presets
+from exec_server.protocol import decoding
+from exec_server.protocol import sandbox as protocol_sandbox
 from exec_server.protocol.paths import path_to_uri
 from exec_server.protocol.process import Chunk
 from exec_server.protocol.sandbox import Confinable, Sandbox
@@ -101,10 +102,10 @@ def _load_sandbox(arguments: argparse.Namespace, cwd: str) -> Sandbox:
     name = arguments.policy
     roots = [_directory("--root", root) for root in arguments.root or [cwd]]
     cwd_uri, root_uris = path_to_uri(cwd), [path_to_uri(root) for root in roots]
-    if name in presets.PRESETS:
+    if name in protocol_sandbox.PRESETS:
         if arguments.root and name == "read-only":
             raise UsageError("--root has no effect with --policy read-only")
-        value: object = presets.preset(
+        value: object = protocol_sandbox.preset(
             name, cwd=cwd_uri, roots=root_uris, network=arguments.network
         )
     else:

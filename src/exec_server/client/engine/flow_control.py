@@ -46,7 +46,7 @@ from typing import Any, Final, Protocol, TypeVar
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.results import Chunk
 from exec_server.errors import ExecServerError
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call
 from exec_server.protocol.process import SET_FLOW, Flow, ProcessId, SetFlowParams
 
 # How long a full queue may stay untouched while a task waits for an answer. A consumer that is

@@ -30,13 +30,11 @@ from exec_server.errors import (
     SessionAttached,
 )
 from exec_server.net.stream import BinaryStream, MessageStream
-from exec_server.protocol import binary, process
-from exec_server.protocol.base64_text import Base64
+from exec_server.protocol import jsonrpc, process
+from exec_server.protocol.decoding import Base64, Notice, Uuid
 from exec_server.protocol.jsonrpc import RequestId
-from exec_server.protocol.method import Notice
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.session import EnvironmentInfo, SessionId
-from exec_server.protocol.uuid_text import Uuid
 
 R = TypeVar("R")
 
@@ -66,11 +64,12 @@ def find_notice(name: str) -> Notice[Any] | None:
 @cache
 def _other_notices() -> dict[str, Notice[Any]]:
     # Imported at the first such notification: most clients only run commands.
-    from exec_server.protocol import file_watches, files, http, port
+    from exec_server.protocol import files, http, port
+    from exec_server.protocol import files as protocol_files
 
     notices: tuple[Notice[Any], ...] = (
         files.MISSING_CHANGED,
-        file_watches.CHANGED,
+        protocol_files.CHANGED,
         http.BODY_DELTA,
         port.ACCEPTED,
         port.DATA_NOTICE,
@@ -162,7 +161,7 @@ def request_body(method: str, params: object, *, has_uri_paths: bool = True) -> 
 
     Raises InvalidParams.
     """
-    if isinstance(params, binary.Attached):
+    if isinstance(params, jsonrpc.Attached):
         body = BinaryBody(request_body(method, params.value, has_uri_paths=has_uri_paths))
         body.data = bytes(params.data)
         return body
@@ -180,12 +179,12 @@ def decode(message: bytes) -> Envelope:
 
     The result of a binary message is Attached to its data.
     """
-    if binary.is_binary(message):
-        text, data = binary.split(message)
+    if jsonrpc.is_binary(message):
+        text, data = jsonrpc.split(message)
         envelope = decode(text)
         if envelope.result is UNSET:
             raise MalformedMessage("a binary message without a result")
-        return msgspec.structs.replace(envelope, result=binary.Attached(envelope.result, data))
+        return msgspec.structs.replace(envelope, result=jsonrpc.Attached(envelope.result, data))
     try:
         envelope = _decode_envelope(message)
     except _UNDECODABLE as error:
@@ -199,9 +198,9 @@ def decode(message: bytes) -> Envelope:
 
 def decode_as(kind: type[R], text: Raw, name: str) -> R:
     """Decode JSON text as a struct; the MalformedAnswer it raises names the text `name`."""
-    if isinstance(text, binary.Attached) != (kind is binary.Attached):
+    if isinstance(text, jsonrpc.Attached) != (kind is jsonrpc.Attached):
         raise MalformedAnswer(f"{name}: data is missing, or was not asked for")
-    if kind is Raw or kind is binary.Attached:
+    if kind is Raw or kind is jsonrpc.Attached:
         return text  # type: ignore[return-value]  # the caller decodes it
     try:
         value: R = _decoders(kind).decode(text)
@@ -243,7 +242,7 @@ def _from_wire(kind: Any, value: object) -> object:
 
 def decode_initialize_answer(text: Raw) -> InitializeAnswer:
     """Decode the answer to `initialize`; raises MalformedAnswer."""
-    if isinstance(text, binary.Attached):
+    if isinstance(text, jsonrpc.Attached):
         raise MalformedAnswer("answer to initialize: it has data")
     try:
         return _decode_initialize_answer(text)
@@ -253,7 +252,7 @@ def decode_initialize_answer(text: Raw) -> InitializeAnswer:
 
 def decode_environment(text: Raw) -> EnvironmentInfo:
     """Decode an environment, with defaults for missing members; raises MalformedAnswer."""
-    if isinstance(text, binary.Attached):
+    if isinstance(text, jsonrpc.Attached):
         raise MalformedAnswer("environment: it has data")
     try:
         received = msgspec.json.decode(text, type=dict[str, Any])
@@ -305,7 +304,7 @@ class PendingCall:
         text = b'{"id":%d,%b' % (number, self.body)
         if isinstance(self.body, BinaryBody):
             assert isinstance(stream, BinaryStream)
-            stream.send_binary(binary.head(text), self.body.data)
+            stream.send_binary(jsonrpc.head(text), self.body.data)
         else:
             stream.send(text)
         self.times_sent += 1

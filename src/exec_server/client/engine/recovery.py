@@ -28,19 +28,17 @@ from exec_server.errors import (
     RpcError,
     SessionLost,
 )
-from exec_server.protocol.detached import (
+from exec_server.protocol.decoding import Notice
+from exec_server.protocol.process import (
     ATTACH,
     DETACH,
-    AttachParams,
-    AttachResult,
-    DetachParams,
-)
-from exec_server.protocol.method import Notice
-from exec_server.protocol.process import (
     READ,
     START,
     TERMINATE,
+    AttachParams,
+    AttachResult,
     ClosedParams,
+    DetachParams,
     ExitedParams,
     OutputParams,
     ProcessId,

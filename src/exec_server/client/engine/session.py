@@ -60,8 +60,8 @@ from exec_server.host.forks import ForkGuard
 from exec_server.net.stream import MessageStream
 from exec_server.net.useless_messages import UselessMessages, flood_text
 from exec_server.printable import printable
+from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.jsonrpc import RequestId, encode_error, encode_result
-from exec_server.protocol.method import Call, Notice
 from exec_server.protocol.session import (
     INITIALIZE,
     EnvironmentInfo,

@@ -19,8 +19,8 @@ from exec_server.client.results import NotCopied, Transfer
 from exec_server.client.transfer.open_file import too_large_error
 from exec_server.client.transfer.plan import Item, RemoteFiles, for_each, is_final, join
 from exec_server.errors import ExecServerError, MalformedAnswer, RpcError
-from exec_server.protocol.binary import Attached
-from exec_server.protocol.binary_files import (
+from exec_server.protocol.decoding import Call
+from exec_server.protocol.files import (
     READ_FILES,
     WRITE_FILES,
     NewFile,
@@ -29,7 +29,7 @@ from exec_server.protocol.binary_files import (
     WriteFilesParams,
     WriteFilesResult,
 )
-from exec_server.protocol.method import Call
+from exec_server.protocol.jsonrpc import Attached
 from exec_server.protocol.paths import PathUri
 
 # A file of this size takes longer to copy than its request.

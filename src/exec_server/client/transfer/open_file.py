@@ -33,19 +33,14 @@ from exec_server.errors import (
     RpcError,
     SessionLost,
 )
-from exec_server.protocol.binary import Attached
-from exec_server.protocol.binary_files import (
-    READ_BINARY,
-    WRITE_BINARY,
-    ReadBinaryResult,
-    WriteBinaryParams,
-)
-from exec_server.protocol.decoding import Result
+from exec_server.protocol.decoding import Call, Result
 from exec_server.protocol.files import (
     CLOSE,
     GET_METADATA,
     OPEN,
+    READ_BINARY,
     READ_BLOCK,
+    WRITE_BINARY,
     WRITE_BLOCK,
     CloseParams,
     Done,
@@ -53,9 +48,11 @@ from exec_server.protocol.files import (
     GetMetadataResult,
     HandleId,
     OpenParams,
+    ReadBinaryResult,
     ReadBlockParams,
+    WriteBinaryParams,
 )
-from exec_server.protocol.method import Call
+from exec_server.protocol.jsonrpc import Attached
 from exec_server.protocol.paths import PathUri
 
 # The largest block that servers return.

@@ -24,7 +24,7 @@ from exec_server.filesystem import handles, operations
 from exec_server.filesystem.operation_table import OPERATIONS, load_all
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.protocol import decoding, files
-from exec_server.protocol.method import Call
+from exec_server.protocol.decoding import Call
 from exec_server.protocol.paths import PathUri
 from exec_server.sandbox.policy import globs
 from exec_server.sandbox.policy.access import components, contains

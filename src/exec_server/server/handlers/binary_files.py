@@ -6,16 +6,18 @@ from collections.abc import Awaitable
 from typing import cast
 
 from exec_server.filesystem import batches
-from exec_server.protocol.base64_text import Base64
-from exec_server.protocol.binary import Attached
-from exec_server.protocol.binary_files import (
+from exec_server.protocol.decoding import Base64
+from exec_server.protocol.files import (
+    Done,
     ReadBinaryResult,
+    ReadBlockParams,
     ReadFilesParams,
     WriteBinaryParams,
+    WriteBlockParams,
     WriteFilesParams,
     WriteFilesResult,
 )
-from exec_server.protocol.files import Done, ReadBlockParams, WriteBlockParams
+from exec_server.protocol.jsonrpc import Attached
 from exec_server.server.context import ConnectionContext, WithData
 
 

@@ -9,13 +9,13 @@ import msgspec
 from exec_server.codex import capability_cache
 from exec_server.codex.capability_cache import TreeListener
 from exec_server.errors import InvalidRequest
-from exec_server.protocol import capabilities, capability_roots
-from exec_server.protocol.capability_roots import DiscoveredRoot, RootParams
+from exec_server.protocol import codex
+from exec_server.protocol.codex import DiscoveredRoot, RootParams
 from exec_server.server.context import ConnectionContext, Encoded
 from exec_server.server.discovery_access import SandboxedFiles
 
 
-async def discover(context: ConnectionContext, params: capabilities.DiscoverParams) -> Encoded:
+async def discover(context: ConnectionContext, params: codex.DiscoverParams) -> Encoded:
     """All that is installed for the user; the cwd has no influence, as in the reference."""
     server, cache = context.server, context.server.capability_cache()
     inotify = server.inotify()
@@ -44,8 +44,8 @@ MAX_ROOTS = 128
 
 
 async def discover_roots(
-    context: ConnectionContext, params: capability_roots.DiscoverParams
-) -> capability_roots.DiscoverResult:
+    context: ConnectionContext, params: codex.DiscoverRootsParams
+) -> codex.DiscoverRootsResult:
     """The roots in their order; several at a time, as many as a connection may search."""
     if len(params.roots) > MAX_ROOTS:
         text = f"capability root discovery accepts at most {MAX_ROOTS} roots"
@@ -63,4 +63,4 @@ async def discover_roots(
 
     async with asyncio.TaskGroup() as tasks:
         found = [tasks.create_task(discover(root)) for root in params.roots]
-    return capability_roots.DiscoverResult([task.result() for task in found])
+    return codex.DiscoverRootsResult([task.result() for task in found])

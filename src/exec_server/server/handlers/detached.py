@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exec_server.protocol.detached import (
+from exec_server.protocol.process import (
     AttachParams,
     AttachResult,
     DetachParams,

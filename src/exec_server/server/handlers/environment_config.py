@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol.environment_config import ReadParams, ReadResult
+from exec_server.protocol.codex import ReadConfigParams, ReadConfigResult
 from exec_server.server.context import ConnectionContext
 
 
-def read(context: ConnectionContext, params: ReadParams) -> Awaitable[ReadResult]:
+def read(context: ConnectionContext, params: ReadConfigParams) -> Awaitable[ReadConfigResult]:
     params.cwd.native(InvalidParams)  # raises for a path of another platform
     if not params.config_paths and not params.requirements_paths:
         raise InvalidParams("at least one config or requirements path is required")
@@ -18,7 +18,7 @@ def read(context: ConnectionContext, params: ReadParams) -> Awaitable[ReadResult
     return context.in_thread(_read, params, context.server.variables)
 
 
-def _read(params: ReadParams, variables: Mapping[str, str]) -> ReadResult:
+def _read(params: ReadConfigParams, variables: Mapping[str, str]) -> ReadConfigResult:
     from exec_server.codex import config_layers  # slow imports stay out of start-up
 
     return config_layers.read(params, variables)

@@ -18,8 +18,8 @@ from exec_server.filesystem import (
     trusted_reads,
 )
 from exec_server.filesystem import walk as walk_operation
-from exec_server.protocol import file_entries, files
-from exec_server.protocol.confinable import ConfinableParams
+from exec_server.protocol import files
+from exec_server.protocol.files import ConfinableParams
 from exec_server.server.context import ConnectionContext, Encoded, Streamed, check_user
 from exec_server.server.file_access import (
     UNCONFINED,
@@ -179,8 +179,8 @@ read_directory = handler(
     ),
     reading=True,
 )
-list_ = handler(FileOperation(file_entries.LIST, entries.list_), reading=True)
-resolve = handler(FileOperation(file_entries.RESOLVE, entries.resolve), reading=True)
+list_ = handler(FileOperation(files.LIST, entries.list_), reading=True)
+resolve = handler(FileOperation(files.RESOLVE, entries.resolve), reading=True)
 
 
 write_file = handler(

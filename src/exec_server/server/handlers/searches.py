@@ -7,7 +7,7 @@ from functools import partial
 
 from exec_server.errors import InvalidParams
 from exec_server.process.helper import run_helper
-from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files as wire
 from exec_server.server.context import ConnectionContext
 from exec_server.server.file_access import FileOperation, choose_access
 

@@ -6,7 +6,7 @@ import asyncio
 
 from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.filesystem.change_watch import ChangeWatch
-from exec_server.protocol import file_watches as wire
+from exec_server.protocol import files as wire
 from exec_server.protocol.files import CANONICALIZE, CanonicalizeParams, Done
 from exec_server.protocol.paths import PathUri
 from exec_server.server.context import ConnectionContext

@@ -11,11 +11,10 @@ from msgspec import Raw
 from exec_server.client.engine import messages
 from exec_server.errors import InvalidParams, MalformedMessage
 from exec_server.protocol import decoding, files, process
-from exec_server.protocol.base64_text import Base64
+from exec_server.protocol.decoding import Base64, Uuid
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.session import Capabilities, EnvironmentInfo, Shell
-from exec_server.protocol.uuid_text import Uuid
 
 _ID = "0123456789abcdef0123456789abcdef"
 

@@ -11,7 +11,7 @@ from tests.support.older_servers import answers, recorded
 
 from exec_server.client.engine.server_features import METHODS, PROBES, Answer, ServerFeatures, judge
 from exec_server.errors import InternalError, InvalidParams, MethodNotFound, Unsupported
-from exec_server.protocol.presets import preset
+from exec_server.protocol.sandbox import preset
 from exec_server.protocol.session import Capabilities
 
 # What each generation lacks; each entry holds for its version and the later ones up to the next.

@@ -21,8 +21,8 @@ from exec_server.client.engine.server_features import (
 )
 from exec_server.errors import InvalidParams, Unsupported
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.presets import preset
 from exec_server.protocol.process import ProcessId, StartParams, TtySize
+from exec_server.protocol.sandbox import preset
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 INFO = msgspec.convert(

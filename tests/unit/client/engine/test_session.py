@@ -30,7 +30,7 @@ from exec_server.client.engine.server_features import PROBES
 from exec_server.client.engine.session import ClientSession
 from exec_server.errors import ConnectFailed, RegistryUnavailable, SessionLost
 from exec_server.protocol import files, process
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.session import STATUS, EnvironmentStatus
 
 # ---- the handshake --------------------------------------------------------------------

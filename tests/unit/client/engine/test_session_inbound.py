@@ -14,7 +14,7 @@ from tests.support.memory_session import MEASURE, Listener, Name, Size
 from exec_server.client.engine import session as module
 from exec_server.client.engine.session import ServerRequests, deliver_notification, report_event
 from exec_server.errors import MalformedMessage, NotFound, SessionLost
-from exec_server.protocol.method import Notice
+from exec_server.protocol.decoding import Notice
 
 CLOSED = Raw(b'{"processId":"p","seq":3}')
 

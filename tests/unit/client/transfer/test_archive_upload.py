@@ -17,7 +17,7 @@ from exec_server.client.transfer import archive as module
 from exec_server.client.transfer.archive import ArchiveUpload
 from exec_server.client.transfer.batches import FILE_BYTES
 from exec_server.errors import InvalidRequest, NotFound, ProgramNotFound, Unsupported
-from exec_server.protocol.binary_files import WriteFilesResult
+from exec_server.protocol.files import WriteFilesResult
 
 pytestmark = pytest.mark.quick
 

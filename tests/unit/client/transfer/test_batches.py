@@ -20,8 +20,8 @@ from exec_server.client.transfer.batches import (
 )
 from exec_server.client.transfer.plan import Item
 from exec_server.errors import InternalError, MalformedAnswer
-from exec_server.protocol.binary import Attached
-from exec_server.protocol.binary_files import WriteFilesResult
+from exec_server.protocol.files import WriteFilesResult
+from exec_server.protocol.jsonrpc import Attached
 from exec_server.protocol.paths import PathUri
 
 

@@ -13,7 +13,7 @@ import pytest
 from exec_server.codex.capability_cache import CapabilityCache
 from exec_server.errors import InvalidRequest
 from exec_server.filesystem.inotify import Inotify
-from exec_server.protocol import capabilities, capability_roots
+from exec_server.protocol import codex
 from exec_server.protocol.paths import PathUri
 from exec_server.server.handlers import capabilities as handlers
 
@@ -33,15 +33,15 @@ def _context(root: Path) -> Any:
     return SimpleNamespace(server=server, in_thread=in_thread, search_slots=asyncio.Semaphore(1))
 
 
-def _root(path: Path | str, name: str = "") -> capability_roots.RootParams:
-    return capability_roots.RootParams(name, PathUri.from_text(str(path)))
+def _root(path: Path | str, name: str = "") -> codex.RootParams:
+    return codex.RootParams(name, PathUri.from_text(str(path)))
 
 
 def test_roots_are_answered_in_their_order(tmp_path: Path) -> None:
     async def scene() -> None:
         (tmp_path / "SKILL.md").write_text("s")
         roots = [_root(tmp_path, "a"), _root(tmp_path / "none", "b"), _root(tmp_path, "a")]
-        params = capability_roots.DiscoverParams(roots)
+        params = codex.DiscoverRootsParams(roots)
         result = await handlers.discover_roots(_context(tmp_path), params)
         assert [(root.id, root.error is None) for root in result.roots] == [
             ("a", True),
@@ -54,7 +54,7 @@ def test_roots_are_answered_in_their_order(tmp_path: Path) -> None:
 
 def test_a_request_has_few_roots(tmp_path: Path) -> None:
     async def scene() -> None:
-        params = capability_roots.DiscoverParams([_root("/")] * (handlers.MAX_ROOTS + 1))
+        params = codex.DiscoverRootsParams([_root("/")] * (handlers.MAX_ROOTS + 1))
         with pytest.raises(InvalidRequest, match="accepts at most 128 roots"):
             await handlers.discover_roots(_context(tmp_path), params)
 
@@ -64,7 +64,7 @@ def test_a_request_has_few_roots(tmp_path: Path) -> None:
 def test_an_answer_is_kept_until_something_changes(tmp_path: Path) -> None:
     async def scene() -> None:
         context = _context(tmp_path)
-        params = capabilities.DiscoverParams(PathUri.from_text("/"))
+        params = codex.DiscoverParams(PathUri.from_text("/"))
         first = await handlers.discover(context, params)
         assert json.loads(first.text) == {"plugins": [], "skills": [], "warnings": []}
         assert (await handlers.discover(context, params)).text is first.text

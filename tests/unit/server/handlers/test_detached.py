@@ -13,9 +13,12 @@ from exec_server.process.output import OutputLog
 from exec_server.process.process import Process
 from exec_server.process.table import LaunchMode, ProcessTable
 from exec_server.protocol.decoding import decode
-from exec_server.protocol.detached import AttachParams, AttachResult, DetachParams, DetachResult
 from exec_server.protocol.process import (
+    AttachParams,
+    AttachResult,
     Detach,
+    DetachParams,
+    DetachResult,
     Listed,
     ProcessId,
     SignalParams,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol.environment_config import ReadParams
+from exec_server.protocol.codex import ReadConfigParams
 from exec_server.protocol.paths import PathUri
 from exec_server.server.handlers import environment_config
 
@@ -17,7 +17,7 @@ def _read(uri: str, config: list[list[str]], requirements: list[list[str]]) -> A
     context: Any = SimpleNamespace(
         server=SimpleNamespace(variables={}), in_thread=lambda *arguments: arguments[1]
     )
-    params = ReadParams(PathUri.from_wire(uri), config, requirements)
+    params = ReadConfigParams(PathUri.from_wire(uri), config, requirements)
     result: Any = environment_config.read(context, params)
     assert result is params
     return params

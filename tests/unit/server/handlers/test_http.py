@@ -17,8 +17,8 @@ from exec_server.errors import InternalError, InvalidParams, InvalidRequest
 from exec_server.host import http as requests
 from exec_server.host.http import HttpResources
 from exec_server.host.threads import ThreadPool
+from exec_server.protocol.decoding import Notice
 from exec_server.protocol.http import BodyDeltaParams, Header, RequestParams, RequestResult
-from exec_server.protocol.method import Notice
 from exec_server.server import context as contexts
 from exec_server.server.context import ConnectionContext, Encoded, ServerContext, Streamed
 from exec_server.server.handlers import http

@@ -10,7 +10,7 @@ from tests.support.memory_ports import MemorySockets
 
 from exec_server.net.port_stream import WINDOW_BYTES
 from exec_server.protocol import port as wire
-from exec_server.protocol.base64_text import Base64
+from exec_server.protocol.decoding import Base64
 from exec_server.protocol.port import ListenerId, StreamId
 from exec_server.server.context import ConnectionContext
 from exec_server.server.handlers import port

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.protocol import file_changes as wire
+from exec_server.protocol import files as wire
 from exec_server.protocol.paths import PathUri
 from exec_server.server.context import CONCURRENT_SEARCHES, CONNECTION_SEARCHES
 from exec_server.server.handlers import searches

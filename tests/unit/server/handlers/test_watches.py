@@ -11,7 +11,7 @@ import pytest
 
 from exec_server.errors import InvalidRequest, RpcError
 from exec_server.filesystem.change_watch import Batch, ChangeWatch
-from exec_server.protocol import file_watches as wire
+from exec_server.protocol import files as wire
 from exec_server.protocol.files import CanonicalizeResult
 from exec_server.protocol.paths import PathUri
 from exec_server.server.context import ConnectionContext, ServerContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol.uuid_text import Uuid
+from exec_server.protocol.decoding import Uuid
 
 CHARACTER = (
     "invalid character: expected an optional prefix of `urn:uuid:` followed by [0-9a-fA-F-], found "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.protocol import detached, files, http, process, session
-from exec_server.protocol.decoding import Params, Result
-from exec_server.protocol.method import Call, Notice
+from exec_server.protocol import files, http, process, session
+from exec_server.protocol.decoding import Call, Notice, Params, Result
 
 CALLS = [
     value
-    for module in (session, process, detached, files, http)
+    for module in (session, process, process, files, http)
     for value in vars(module).values()
     if isinstance(value, Call)
 ]

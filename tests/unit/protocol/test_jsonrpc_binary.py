@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.errors import MalformedMessage
-from exec_server.protocol.binary import TEXT_BYTES, head, is_binary, split
+from exec_server.protocol.jsonrpc import TEXT_BYTES, head, is_binary, split
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol.binary_files import NewFile, ReadFilesParams, WriteFilesParams
 from exec_server.protocol.decoding import Params, decode, decode_value
+from exec_server.protocol.files import NewFile, ReadFilesParams, WriteFilesParams
 from exec_server.protocol.paths import PathUri
 
 

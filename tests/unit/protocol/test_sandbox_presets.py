@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.protocol import decoding, presets
+from exec_server.protocol import decoding, sandbox
 from exec_server.protocol.sandbox import Confinable, Sandbox
 
 HERE = "file:///src"
@@ -14,10 +14,10 @@ class _Document(Confinable, frozen=True):
     sandbox: Sandbox
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize("name", sandbox.PRESETS)
 @pytest.mark.parametrize("network", [False, True])
-def test_a_preset_is_a_sandbox_object(name: presets.PresetName, network: bool) -> None:
-    value = presets.preset(name, cwd=HERE, roots=[HERE], network=network)
+def test_a_preset_is_a_sandbox_object(name: sandbox.PresetName, network: bool) -> None:
+    value = sandbox.preset(name, cwd=HERE, roots=[HERE], network=network)
     assert decoding.decode(_Document, {"sandbox": value}).sandbox.cwd is not None
     assert value["permissions"]["network"] == ("enabled" if network else "restricted")
     accesses = {

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol.base64_text import Base64
+from exec_server.protocol.decoding import Base64
 
 # Recorded from the reference.
 MISTAKES = [
