@@ -19,7 +19,7 @@ from tests.support.server_internals import (
     start_unprivileged,
 )
 
-from exec_server.process.cgroup import own_directory
+from exec_server.process.strays import own_directory
 
 # Ways to change the limit in bash: the soft limit within its range, and above it; both limits;
 # and both above the range, which only root can do.

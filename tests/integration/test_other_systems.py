@@ -10,7 +10,7 @@ import pytest
 from tests.support.client import DEFAULT_TIMEOUT, Server, scaled, server_environment
 from tests.support.other_system import MACOS, WINDOWS
 
-from exec_server.host.platform import COMMANDS_NEED_POSIX, SERVER_NEEDS_LINUX
+from exec_server.host.interpreter import COMMANDS_NEED_POSIX, SERVER_NEEDS_LINUX
 
 pytestmark = pytest.mark.quick
 

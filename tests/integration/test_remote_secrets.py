@@ -32,7 +32,7 @@ from tests.support.relay import (
 from tests.support.sandbox import workspace_write
 from tests.support.server_internals import eventually, own_processes
 
-from exec_server.host.secret_variables import STRIPPED_NAMES
+from exec_server.host.environment import STRIPPED_NAMES
 from exec_server.registry.secrets import SECRET_NAMES
 
 CREDENTIAL = "--executor-credential-stdin"

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.hosting import http_messages
 from exec_server.hosting.capacity import SocketAdmission
 from exec_server.hosting.front import HttpConnection, TakeOver

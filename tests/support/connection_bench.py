@@ -14,7 +14,7 @@ from unittest import mock
 
 from exec_server.errors import NotFound
 from exec_server.filesystem.inotify import Inotify
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.process.table import ProcessTable
 from exec_server.protocol import process, session

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from unittest import mock
 
-from exec_server.host.module_path import NEEDED
+from exec_server.host.interpreter import NEEDED
 from tests.support.client import RpcFailure, uri
 from tests.support.protections import Scene
 

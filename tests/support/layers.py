@@ -41,10 +41,13 @@ LAYERS = [
     Layer(2, "output", ("process.output",), ("errors", "protocol"), _PURE),
     # The client and its commands import these modules of `host`, which need no Linux.
     Layer(
-        2, "portable", ("host.event_loop", "host.forks", "host.module_path", "host.platform"), ()
+        2,
+        "portable",
+        ("host.event_loop", "host.event_loop", "host.interpreter", "host.interpreter"),
+        (),
     ),
     # Whatever serves several clients keeps their failures apart by it.
-    Layer(2, "guarded tasks", ("host.guarded_tasks",), ()),
+    Layer(2, "guarded tasks", ("host.event_loop",), ()),
     Layer(
         2,
         "host",

@@ -12,9 +12,8 @@ from exec_server.host.threads import ThreadPool
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
 from exec_server.process.process import Process
-from exec_server.process.reaper import Reaper
 from exec_server.process.spawn import Child, ExitReport
-from exec_server.process.table import LaunchMode, ProcessTable
+from exec_server.process.table import LaunchMode, ProcessTable, Reaper
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import ProcessId, Stream
 

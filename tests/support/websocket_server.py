@@ -9,7 +9,7 @@ from typing import Any
 
 import uvloop
 
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.listen import BoundSocket, TcpAddress
 from exec_server.net.stream import MessageStream
 from exec_server.net.websocket.client import ClientSocket, connect

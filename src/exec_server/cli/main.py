@@ -11,7 +11,7 @@ try:
     from typing import NoReturn
 
     from exec_server.cli.table import COMMANDS, route, unknown_command
-    from exec_server.host import module_path, platform, standard_streams
+    from exec_server.host import interpreter
 except KeyboardInterrupt:  # Ctrl-C before `main`
     raise SystemExit(130) from None
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command of sys.argv; does not return."""
-    module_path.drop_script_directory()
+    interpreter.drop_script_directory()
     _open_missing_streams()
-    if not platform.has_commands():
-        _refuse(platform.COMMANDS_NEED_POSIX)
+    if not interpreter.has_commands():
+        _refuse(interpreter.COMMANDS_NEED_POSIX)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         # Until the command has something to clean up, Ctrl-C ends it without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -33,8 +33,8 @@ def main() -> None:
     command = COMMANDS.get(name)
     if command is None or command.is_client:
         _start_client(name, words)
-    if not platform.has_server():
-        _refuse(platform.SERVER_NEEDS_LINUX)
+    if not interpreter.has_server():
+        _refuse(interpreter.SERVER_NEEDS_LINUX)
     _run_server(name, words)
 
 
@@ -43,7 +43,7 @@ def _start_client(name: str, words: list[str]) -> NoReturn:
     # start. `run_event_loop` enables it again.
     gc.disable()
     # Not for a short command: ctypes takes longer to import than the command runs on the server.
-    if name not in ("exec", "shell") and platform.has_server():
+    if name not in ("exec", "shell") and interpreter.has_server():
         from exec_server.host import libc  # of Linux
 
         libc.keep_freed_memory()
@@ -105,7 +105,7 @@ def _describe(error: Exception, command: Command) -> tuple[str, int]:
 
 def _open_missing_streams() -> None:
     try:
-        standard_streams.open_missing()
+        interpreter.open_missing()
     except OSError as error:
         if sys.stderr is not None:
             print(f"Error: cannot open {os.devnull}: {error.strerror}", file=sys.stderr)
@@ -119,10 +119,10 @@ def _refuse(reason: str) -> NoReturn:
 
 def _run_server(name: str, words: list[str]) -> NoReturn:
     gc.disable()  # as for a client; `serve.run` enables it again
-    module_path.freeze()
+    interpreter.freeze()
     from exec_server.cli.serve.watchdog import start_watchdog
     from exec_server.host import libc
-    from exec_server.host.secret_variables import STRIPPED_NAMES
+    from exec_server.host.environment import STRIPPED_NAMES
     from exec_server.process import descendants
     from exec_server.registry.secrets import SECRET_NAMES
 
@@ -156,7 +156,7 @@ def _run_server(name: str, words: list[str]) -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
-    if not standard_streams.flush() and code == 0:
+    if not interpreter.flush() and code == 0:
         code = 1
     # Not sys.exit, which would wait for threads that hang, for example on a dead disk.
     os._exit(code)

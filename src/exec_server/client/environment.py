@@ -50,7 +50,7 @@ from exec_server.client.process import (
 )
 from exec_server.client.results import Response, Result, RunProgress
 from exec_server.errors import ConnectFailed, InvalidParams, NotFound, Unsupported
-from exec_server.host.module_path import server_words
+from exec_server.host.interpreter import server_words
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.network import POLICY_REQUEST, Answer, PolicyParams, PolicyResult
 from exec_server.protocol.process import LIST, Listed, ListedDetached, StartParams

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from exec_server.host.forks import ForkGuard
+from exec_server.host.event_loop import ForkGuard
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from typing import Final
 
 from exec_server.client.handle import Handle
 from exec_server.errors import StartupError
-from exec_server.host import platform
-from exec_server.host.module_path import server_words
+from exec_server.host import interpreter
+from exec_server.host.interpreter import server_words
 
 # Until the server prints its URL, and for its shutdown with all processes.
 READY_SECONDS: Final = 20.0
@@ -91,8 +91,8 @@ def serve(
 
 def check_platform() -> None:
     """Raise StartupError if no server can run on this machine."""
-    if not platform.has_server():
-        raise StartupError(platform.SERVER_NEEDS_LINUX)
+    if not interpreter.has_server():
+        raise StartupError(interpreter.SERVER_NEEDS_LINUX)
 
 
 async def _url(process: asyncio.subprocess.Process) -> str:

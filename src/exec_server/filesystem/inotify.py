@@ -29,7 +29,7 @@ from typing import Final
 
 from exec_server.filesystem import syscalls
 from exec_server.filesystem.watched_directories import WatchedDirectories
-from exec_server.host.guarded_tasks import guarded_call
+from exec_server.host.event_loop import guarded_call
 
 # Watched inodes of the server. The kernel's own limit, for all programs of a user, is between 8,192
 # and a million, and a watch costs it about 1 KiB. Above this nothing more is watched.

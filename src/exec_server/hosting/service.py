@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from exec_server.errors import StartupError
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.hosting import endpoints
 from exec_server.hosting.bodies import plaintext_disabled
 from exec_server.hosting.capacity import Capacity, SocketAdmission

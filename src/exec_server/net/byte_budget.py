@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from exec_server.host.guarded_tasks import guarded_call
+from exec_server.host.event_loop import guarded_call
 
 
 class ByteBudget:

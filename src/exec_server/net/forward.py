@@ -10,7 +10,7 @@ import logging
 import ssl
 
 from exec_server.errors import ConnectFailed
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket, connect
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.byte_budget import ByteBudget
 from exec_server.net.ephemeral_keys import EphemeralKeys
 from exec_server.net.relay_socket import RelaySocket

@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 
-from exec_server.host.guarded_tasks import guarded_call
+from exec_server.host.event_loop import guarded_call
 from exec_server.net.liveness import Action, KeepAlive, Progress, Watchdog
 from exec_server.net.relay_stream import RelayStream
 from exec_server.net.websocket.client import ClientSocket

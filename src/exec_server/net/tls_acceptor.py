@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.admission import Admission, PendingConnections, peer_network
 from exec_server.net.server_certificate import ServerCertificate
 

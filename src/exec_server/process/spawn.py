@@ -21,9 +21,8 @@ import msgspec
 from exec_server.errors import InternalError
 from exec_server.host import libc
 from exec_server.process import tags
-from exec_server.process.command import STATE_DESCRIPTOR, Command
+from exec_server.process.command import STATE_DESCRIPTOR, Command, candidates
 from exec_server.process.orphans import Owner
-from exec_server.process.path_search import candidates
 from exec_server.protocol.process import Stream
 
 _SPAWN_SETSIGDEF = 0x04

@@ -70,7 +70,7 @@ class Sandboxes:
         return self._parts
 
     def _make_parts(self) -> _Parts:
-        from exec_server.host.closer import BackgroundCloser
+        from exec_server.host.threads import BackgroundCloser
         from exec_server.sandbox.builder import SandboxBuilder
         from exec_server.sandbox.command_sandbox import CommandSandbox
         from exec_server.sandbox.file_sandbox import FileSandbox

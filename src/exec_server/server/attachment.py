@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from exec_server.errors import InvalidRequest
-from exec_server.host.guarded_tasks import guarded_call
+from exec_server.host.event_loop import guarded_call
 from exec_server.process.process import Process
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (

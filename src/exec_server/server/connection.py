@@ -27,7 +27,7 @@ from exec_server.errors import (
     RpcError,
     rpc_error_from_os,
 )
-from exec_server.host.guarded_tasks import guarded_call
+from exec_server.host.event_loop import guarded_call
 from exec_server.net.stream import BinaryStream, GatheringStream, MessageStream, RelayedStream
 from exec_server.protocol import jsonrpc
 from exec_server.protocol.decoding import Call, Notice, Result, decode

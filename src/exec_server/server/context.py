@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import msgspec
 
 from exec_server.errors import InvalidParams
-from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
+from exec_server.host.event_loop import GuardedTasks, guarded_call
 from exec_server.host.threads import ThreadPool
 from exec_server.protocol.decoding import Notice, Result
 from exec_server.protocol.sandbox import Sandbox

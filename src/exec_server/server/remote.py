@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import Literal, NoReturn
 
 from exec_server.errors import ConnectFailed, RegistryError, RegistryUnreachable
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.client_stream import ClientStream, open_stream
 from exec_server.net.relay_executor import ExecutorRelayLink, Settings, encrypted_multiplexer
 from exec_server.net.stream import ReceiverFactory, StreamRevoked

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 import msgspec
 
 from exec_server.errors import ExecServerError, StartupError
-from exec_server.host import environment, libc, programs
-from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
+from exec_server.host import environment, interpreter, libc
+from exec_server.host.event_loop import GuardedTasks, guarded_call
 from exec_server.host.threads import ThreadPool, start_lookup_threads
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.process.output import SERVER_RECENT_BYTES, RecentOutputBudget
 from exec_server.process.process import Emit
-from exec_server.process.reaper import Reaper
-from exec_server.process.table import ProcessTable, TableLimits, TableObserver
+from exec_server.process.table import ProcessTable, Reaper, TableLimits, TableObserver
 from exec_server.proxy.resources import ProxyResources
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.connection import Connection
@@ -206,7 +205,7 @@ async def _server_context(
                     proxies=proxies,
                     ports=_FirstUse(lambda: _make_ports(options)),
                     concurrent_requests=options.concurrent_requests,
-                    ripgrep=programs.find_system_program("rg"),
+                    ripgrep=interpreter.find_system_program("rg"),
                 )
             finally:
                 async with asyncio.TaskGroup() as ending:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from exec_server.errors import InvalidRequest, SessionAttached
-from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
+from exec_server.host.event_loop import GuardedTasks, guarded_call
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable
 from exec_server.protocol.decoding import Call, Notice

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from exec_server.errors import ExecServerError, InvalidParams, InvalidRequest
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.process.command import Command
 from exec_server.process.shell_state import (
     SHELLS,

@@ -17,7 +17,7 @@ from exec_server.client.engine.flow_control import share_consumer
 from exec_server.client.handle import Handle
 from exec_server.errors import SessionLost
 from exec_server.host import event_loop
-from exec_server.host.forks import ForkGuard
+from exec_server.host.event_loop import ForkGuard
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from tests.support.hostile_directory import Trap
 from tests.support.network import PATH, network_proxy
 from tests.support.sandbox import USERS, Scratch, run, workspace_write
 
-from exec_server.host.module_path import NEEDED
+from exec_server.host.interpreter import NEEDED
 
 _PROVIDER = {
     "env": ["DEMO_TOKEN"],

@@ -13,7 +13,7 @@ import pytest
 
 from exec_server import __version__
 from exec_server.cli.main import main
-from exec_server.host import libc, platform, standard_streams
+from exec_server.host import interpreter, libc
 
 pytestmark = pytest.mark.quick
 
@@ -44,7 +44,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
 def test_a_client_command_runs(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], system: str
 ) -> None:
-    monkeypatch.setattr(platform, "has_server", lambda: system == "linux")
+    monkeypatch.setattr(interpreter, "has_server", lambda: system == "linux")
     assert _run(monkeypatch, "version") == 0
     assert __version__ in capfd.readouterr().out
 
@@ -52,17 +52,17 @@ def test_a_client_command_runs(
 def test_a_server_needs_linux(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(platform, "has_server", lambda: False)
+    monkeypatch.setattr(interpreter, "has_server", lambda: False)
     assert _run(monkeypatch, "serve") == 1
-    assert capsys.readouterr().err == f"Error: {platform.SERVER_NEEDS_LINUX}\n"
+    assert capsys.readouterr().err == f"Error: {interpreter.SERVER_NEEDS_LINUX}\n"
 
 
 def test_commands_need_posix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(platform, "has_commands", lambda: False)
+    monkeypatch.setattr(interpreter, "has_commands", lambda: False)
     assert _run(monkeypatch, "version") == 1
-    assert capsys.readouterr().err == f"Error: {platform.COMMANDS_NEED_POSIX}\n"
+    assert capsys.readouterr().err == f"Error: {interpreter.COMMANDS_NEED_POSIX}\n"
 
 
 def test_streams_that_cannot_be_opened_are_named(
@@ -71,7 +71,7 @@ def test_streams_that_cannot_be_opened_are_named(
     def fail() -> NoReturn:
         raise OSError(2, "No such file or directory")
 
-    monkeypatch.setattr(standard_streams, "open_missing", fail)
+    monkeypatch.setattr(interpreter, "open_missing", fail)
     assert _run(monkeypatch, "version") == 1
     assert (
         capsys.readouterr().err == f"Error: cannot open {os.devnull}: No such file or directory\n"
@@ -81,5 +81,5 @@ def test_streams_that_cannot_be_opened_are_named(
 def test_output_that_cannot_be_flushed_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(standard_streams, "flush", lambda: False)
+    monkeypatch.setattr(interpreter, "flush", lambda: False)
     assert _run(monkeypatch, "version") == 1

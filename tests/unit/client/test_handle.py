@@ -11,7 +11,7 @@ from tests.support.memory_session import outcome, play
 
 from exec_server.client import handle as handle_module
 from exec_server.client.handle import ContextTask, Handle
-from exec_server.host import forks
+from exec_server.host import event_loop
 
 
 class Door(Handle):
@@ -105,7 +105,7 @@ def test_the_child_of_a_fork_does_not_close_it(monkeypatch: pytest.MonkeyPatch) 
     async def run() -> None:
         door = await Door()
         with monkeypatch.context() as child:
-            child.setattr(forks, "_forks", [forks._forks[0] + 1])
+            child.setattr(event_loop, "_forks", [event_loop._forks[0] + 1])
             await door.aclose()
         assert door.is_open
         await door.aclose()
@@ -235,7 +235,7 @@ def test_the_end_of_the_program_leaves_the_context(monkeypatch: pytest.MonkeyPat
         loop.run_until_complete(run())
         assert len(room.tasks) == 1
         with monkeypatch.context() as child:  # of a fork: the context is that of its parent
-            child.setattr(forks, "_forks", [forks._forks[0] + 1])
+            child.setattr(event_loop, "_forks", [event_loop._forks[0] + 1])
             handle_module._close_open()
             assert len(room.tasks) == 1
         handle_module._close_open()

@@ -16,7 +16,7 @@ import uvloop
 from tests.support.raw_links import DEFAULT_TIMEOUT, scaled
 from tests.support.raw_servers import make_certificate
 
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.net import admission, tls_acceptor
 from exec_server.net.client_tls import tls_context
 from exec_server.net.server_certificate import ServerCertificate

@@ -16,7 +16,7 @@ from tests.support import jumping_loop
 from tests.support.certificates import Pair, make_pair
 from tests.support.memory_streams import stream_pair
 
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.proxy import interception as module
 from exec_server.proxy.authority import CertificateAuthority

@@ -14,7 +14,7 @@ from tests.support import jumping_loop
 from tests.support.memory_streams import stream_pair
 from tests.support.network import launch
 
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.protocol.network import DecisionParams, PolicyParams
 from exec_server.proxy import process_proxy as module

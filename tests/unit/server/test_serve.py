@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from exec_server.errors import RegistryError, StartupError
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.stream import (

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from exec_server.errors import InvalidRequest, SessionAttached
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.process.output import OutputLog
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable

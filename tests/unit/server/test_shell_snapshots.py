@@ -11,7 +11,7 @@ import pytest
 from tests.support.network import network_proxy
 
 from exec_server.errors import InternalError, InvalidParams, InvalidRequest
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.process.command import Command
 from exec_server.process.shell_state import ShellState
 from exec_server.process.table import LaunchMode

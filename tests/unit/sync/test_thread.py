@@ -20,7 +20,7 @@ from tests.support.client import DEFAULT_TIMEOUT, scaled
 from exec_server import sync
 from exec_server.client.handle import Handle
 from exec_server.errors import SessionLost
-from exec_server.host import event_loop, forks
+from exec_server.host import event_loop
 from exec_server.sync import thread as thread_module
 from exec_server.sync.thread import (
     Blocking,
@@ -160,12 +160,12 @@ def test_a_coroutine_of_another_loop_calls() -> None:
 
 
 def test_the_child_of_a_fork_calls_and_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_forks", [0])
+    monkeypatch.setattr(event_loop, "_forks", [0])
     thread = LoopThread(Counter)
     counter = BlockingCounter(thread, thread.value)
     handle = BlockingHandle(thread, Door())
     with monkeypatch.context() as child:
-        child.setattr(forks, "_forks", [1])
+        child.setattr(event_loop, "_forks", [1])
         with pytest.raises(RuntimeError, match="connect again after a fork"):
             counter.add()
         with pytest.raises(RuntimeError, match="connect again after a fork"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from exec_server.cli.serve.arguments import LOG_LEVELS, parse
 from exec_server.errors import RegistryError, StartupError, os_error_text
 from exec_server.host import libc
-from exec_server.host.signals import block_handled, ignore_unused
+from exec_server.host.libc import block_handled, ignore_unused
 from exec_server.net.listen import Address, BoundSocket, TcpAddress, parse_listen_url
 
 if TYPE_CHECKING:

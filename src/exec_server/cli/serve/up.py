@@ -15,7 +15,7 @@ from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.login import Login, load_logins, normalise_url
 from exec_server.cli.serve.arguments import build_up_parser, parse
 from exec_server.errors import RegistryError, StartupError
-from exec_server.host.signals import ignore_unused
+from exec_server.host.libc import ignore_unused
 from exec_server.registry.executor_key import IN_MEMORY
 from exec_server.registry.machine_name import environment_id as machine_id
 
@@ -181,7 +181,7 @@ def unit_path() -> Path:
 
 def own_command() -> list[str]:
     """The words that start this program again, from any directory."""
-    from exec_server.host.module_path import server_words
+    from exec_server.host.interpreter import server_words
 
     return server_words(os.environ)
 
@@ -230,7 +230,7 @@ def uninstall_service() -> str:
 def _systemctl() -> str:
     import shutil
 
-    from exec_server.host.programs import find_system_program
+    from exec_server.host.interpreter import find_system_program
 
     found = find_system_program("systemctl") or shutil.which("systemctl")
     if found is None:

@@ -18,8 +18,7 @@ from threading import Lock
 from exec_server.filesystem import placeholder
 from exec_server.host import libc
 from exec_server.process import tags
-from exec_server.process.cgroup import Cgroup
-from exec_server.process.strays import Strays
+from exec_server.process.strays import Cgroup, Strays
 
 _PROCESS_NAME = b"exec-guardian"  # operators know the process by this name
 # The server registers and unregisters each path, so there are no more than running commands.

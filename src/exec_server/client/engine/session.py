@@ -56,7 +56,7 @@ from exec_server.errors import (
     SessionLost,
     Unsupported,
 )
-from exec_server.host.forks import ForkGuard
+from exec_server.host.event_loop import ForkGuard
 from exec_server.net.stream import MessageStream
 from exec_server.net.useless_messages import UselessMessages, flood_text
 from exec_server.printable import printable

@@ -7,7 +7,7 @@ import gc
 import socket
 from collections.abc import Sequence
 
-from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
+from exec_server.host.event_loop import GuardedTasks, guarded_call
 from exec_server.net.listen import BoundSocket
 from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.tls_acceptor import TlsAcceptor

@@ -22,7 +22,7 @@ import msgspec
 
 from exec_server.errors import ExecServerError, InternalError, os_error_text
 from exec_server.host import libc
-from exec_server.process import path_search
+from exec_server.process import command as process_command
 from exec_server.process.command import STATE_DESCRIPTOR, Command
 from exec_server.process.spawn import Streams, encode, spawn_first
 from exec_server.sandbox.policy.model import Step, View
@@ -340,7 +340,7 @@ def _replace_self(request: ExecRequest, state: int | None) -> NoReturn:
 def _resolve(request: ExecRequest) -> tuple[list[bytes], list[bytes], list[str]]:
     command = Command(request.argv, os.getcwd(), request.env, False, False, request.arg0)
     argv, env = encode(command)
-    return argv, env, path_search.candidates(command)
+    return argv, env, process_command.candidates(command)
 
 
 def _exit_not_executable(request: ExecRequest, error: OSError | InternalError) -> NoReturn:

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from exec_server.errors import InternalError, os_error_text
-from exec_server.host import libc, module_path, signals
+from exec_server.host import interpreter, libc
 from exec_server.process import tags
 from exec_server.sandbox.runtime.job_control import is_stopped
 
@@ -71,7 +71,7 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(CHECK_SECONDS)
         self._failure = None
-        argv = module_path.helper_words(_CODE.replace("DESCRIPTOR", str(theirs.fileno())))
+        argv = interpreter.helper_words(_CODE.replace("DESCRIPTOR", str(theirs.fileno())))
         try:
             with theirs, tags.TaggedAsHelper() as tag:
                 process = subprocess.Popen(
@@ -172,7 +172,7 @@ def serve(descriptor: int) -> NoReturn:
     kernel.die_with_parent()  # also while it is stopped
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
-    signals.ignore_unused()  # also in file workers; commands start with the defaults
+    libc.ignore_unused()  # also in file workers; commands start with the defaults
     # The parent may have blocked signals that it reads from a descriptor.
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     server = socket.socket(fileno=descriptor)

@@ -14,7 +14,7 @@ import termios
 from typing import Final, NoReturn
 
 from exec_server.host import users
-from exec_server.process import path_search
+from exec_server.process import command as process_command
 from exec_server.process.command import Command
 from exec_server.process.spawn import encode
 from exec_server.sandbox.runtime import messages
@@ -65,7 +65,7 @@ def _execute(request: UserRequest) -> NoReturn:
     argv, env = encode(command)
     variables = dict(item.split(b"=", 1) for item in env)
     failure: OSError = FileNotFoundError(2, os.strerror(2))
-    paths = path_search.candidates(command)
+    paths = process_command.candidates(command)
     for path in paths:
         if len(paths) > 1 and not os.path.exists(path):
             continue  # also what lies in a directory of PATH that the user may not enter

@@ -10,7 +10,7 @@ import signal
 from tests.support.forked import in_own_process
 
 from exec_server.cli.serve.run import SignalHandlers
-from exec_server.host.signals import ignore_unused
+from exec_server.host.libc import ignore_unused
 
 
 class _Lines(logging.Handler):

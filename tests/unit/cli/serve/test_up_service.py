@@ -10,7 +10,7 @@ import pytest
 
 from exec_server.cli.serve import up
 from exec_server.errors import StartupError
-from exec_server.host import programs
+from exec_server.host import interpreter
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(f'#!/bin/sh\necho "$@" >> {record}\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent))
-    monkeypatch.setattr(programs, "SYSTEM_DIRECTORIES", ())
+    monkeypatch.setattr(interpreter, "SYSTEM_DIRECTORIES", ())
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return record
 
@@ -100,7 +100,7 @@ def test_a_unit_that_cannot_be_written_is_reported(calls: Path) -> None:
 def test_a_systemctl_of_a_project_is_not_called(
     calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "find_system_program", lambda name: f"/nonexistent/{name}")
+    monkeypatch.setattr(interpreter, "find_system_program", lambda name: f"/nonexistent/{name}")
     with pytest.raises(StartupError, match="/nonexistent/systemctl"):
         up.install_service("https://r", "box")
     assert not calls.exists()

@@ -16,7 +16,7 @@ from tests.support.raw_links import DEFAULT_TIMEOUT, scaled
 from tests.support.raw_servers import make_certificate
 from tests.support.websocket_server import Echo, User
 
-from exec_server.host.guarded_tasks import GuardedTasks
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.client_tls import tls_context
 from exec_server.net.listen import BoundSocket, TcpAddress, UnixAddress
 from exec_server.net.server_certificate import ServerCertificate

@@ -7,7 +7,7 @@ import signal
 
 from tests.support.forked import in_own_process
 
-from exec_server.host.signals import UNUSED, ignore_unused
+from exec_server.host.libc import UNUSED, ignore_unused
 
 
 @in_own_process

@@ -6,15 +6,15 @@ import os
 
 import pytest
 
-from exec_server.host import forks
-from exec_server.host.forks import ForkGuard
+from exec_server.host import event_loop
+from exec_server.host.event_loop import ForkGuard
 
 
 def test_a_guard_of_the_parent_is_forked_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_forks", [0])
+    monkeypatch.setattr(event_loop, "_forks", [0])
     guard = ForkGuard()
     guard.check()
-    forks._count()
+    event_loop._count()
     assert guard.is_forked
     with pytest.raises(RuntimeError, match="connect again after a fork"):
         guard.check()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.process import cgroup
-from exec_server.process.cgroup import Cgroup, is_inside, own_directory
+from exec_server.process import strays
+from exec_server.process.strays import Cgroup, is_inside, own_directory
 
 _V2 = "31 23 0:28 {root} {point} rw,relatime shared:1 - cgroup2 cgroup2 rw,nsdelegate\n"
 _V1 = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n"
@@ -71,11 +71,11 @@ def test_processes_in_the_cgroup_are_killed_and_it_is_removed() -> None:
 def test_cgroup_that_cannot_be_created_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cgroup, "own_directory", lambda *_: None)
+    monkeypatch.setattr(strays, "own_directory", lambda *_: None)
     assert Cgroup.create_for(os.getpid()) is None
-    monkeypatch.setattr(cgroup, "own_directory", lambda *_: str(tmp_path / "missing"))
+    monkeypatch.setattr(strays, "own_directory", lambda *_: str(tmp_path / "missing"))
     assert Cgroup.create_for(os.getpid()) is None
-    monkeypatch.setattr(cgroup, "own_directory", lambda *_: str(tmp_path))
+    monkeypatch.setattr(strays, "own_directory", lambda *_: str(tmp_path))
     assert Cgroup.create_for(os.getpid()) is None  # not a cgroup: it has no cgroup.procs
     assert list(tmp_path.iterdir()) == []
 
@@ -86,7 +86,7 @@ def test_cgroups_of_dead_servers_are_removed(
     dead, living, other = f"exec-server.{2**22 + 1}.ab12", f"exec-server.{os.getpid()}.ab12", "x"
     for name in (dead, living, other):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(cgroup, "own_directory", lambda *_: str(tmp_path))
+    monkeypatch.setattr(strays, "own_directory", lambda *_: str(tmp_path))
     Cgroup.create_for(os.getpid())
     assert {entry.name for entry in tmp_path.iterdir()} == {living, other}
 
@@ -94,7 +94,7 @@ def test_cgroups_of_dead_servers_are_removed(
 def test_kill_waits_no_longer_than_its_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cgroup, "END_SECONDS", 0.02)
+    monkeypatch.setattr(strays, "END_SECONDS", 0.02)
     (tmp_path / "cgroup.kill").touch()
     (tmp_path / "cgroup.events").write_text("populated 1\nfrozen 0\n")
     Cgroup(str(tmp_path)).kill()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from exec_server.host.guarded_tasks import GuardedTasks, guarded_call
+from exec_server.host.event_loop import GuardedTasks, guarded_call
 
 
 class _Panic(BaseException):

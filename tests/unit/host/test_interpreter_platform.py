@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from exec_server.host import platform
+from exec_server.host import interpreter
 
 pytestmark = pytest.mark.quick
 
@@ -19,4 +19,4 @@ def test_parts_that_run(
     monkeypatch: pytest.MonkeyPatch, system: str, has_server: bool, has_commands: bool
 ) -> None:
     monkeypatch.setattr(sys, "platform", system)
-    assert (platform.has_server(), platform.has_commands()) == (has_server, has_commands)
+    assert (interpreter.has_server(), interpreter.has_commands()) == (has_server, has_commands)

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from exec_server.host import closer
-from exec_server.host.closer import BackgroundCloser
+from exec_server.host import threads
+from exec_server.host.threads import BackgroundCloser
 
 
 def _pipe() -> tuple[int, int]:
@@ -38,7 +38,7 @@ def test_an_error_does_not_stop_the_thread() -> None:
 
 
 def test_beyond_the_limit_the_caller_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closer, "MAX_UNCLOSED", 0)
+    monkeypatch.setattr(threads, "MAX_UNCLOSED", 0)
     reader, writer = _pipe()
     BackgroundCloser().close(writer)
     os.set_blocking(reader, False)

@@ -15,7 +15,7 @@ import pytest
 from tests.support.client import SOURCE
 
 import exec_server
-from exec_server.host import module_path
+from exec_server.host import interpreter
 
 _LIBRARY = str(Path(os.__file__).parent)
 _SITE = site.getsitepackages()[0]
@@ -40,13 +40,13 @@ def _make(folder: Path, *names: str) -> str:
 
 
 def test_the_interpreters_own_directories_count(path: list[str]) -> None:
-    assert module_path.trusted() == _INSTALLED
+    assert interpreter.trusted() == _INSTALLED
 
 
 def test_the_directory_of_this_package_counts(path: list[str]) -> None:
-    path.insert(1, module_path.package_home())
-    assert module_path.package_home() == str(Path(exec_server.__file__).parent.parent)
-    assert module_path.trusted() == list(dict.fromkeys(path))
+    path.insert(1, interpreter.package_home())
+    assert interpreter.package_home() == str(Path(exec_server.__file__).parent.parent)
+    assert interpreter.trusted() == list(dict.fromkeys(path))
 
 
 @pytest.mark.usefixtures("path")
@@ -57,12 +57,12 @@ def test_what_is_relative_missing_or_twice_there_does_not_count(
     _make(tmp_path / "src", "regex")
     path[:0] = ["", ".", "src", str(tmp_path / "missing")]
     path.append(_SITE)
-    assert module_path.trusted() == _INSTALLED
+    assert interpreter.trusted() == _INSTALLED
 
 
 def test_others_do_not_count_whatever_they_hold(path: list[str], tmp_path: Path) -> None:
-    path.insert(0, _make(tmp_path / "workspace", *module_path.NEEDED))
-    assert module_path.trusted() == _INSTALLED
+    path.insert(0, _make(tmp_path / "workspace", *interpreter.NEEDED))
+    assert interpreter.trusted() == _INSTALLED
 
 
 def test_others_count_if_something_needed_is_nowhere_else(path: list[str], tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_others_count_if_something_needed_is_nowhere_else(path: list[str], tmp_p
     (tmp_path / "fourth" / "h11").mkdir(parents=True)  # a directory is no module yet
     path[:0] = [first, second]
     path += [third, str(tmp_path / "fourth")]
-    assert module_path.trusted() == [first, *_INSTALLED[:2], third]
+    assert interpreter.trusted() == [first, *_INSTALLED[:2], third]
 
 
 def test_a_directory_that_others_can_write_never_counts(
@@ -81,13 +81,13 @@ def test_a_directory_that_others_can_write_never_counts(
 ) -> None:
     path.remove(_SITE)
     path.append(_make(tmp_path / "open", "regex"))
-    assert module_path.trusted() == path
+    assert interpreter.trusted() == path
     (tmp_path / "open").chmod(0o1777)
-    assert module_path.trusted() == _INSTALLED[:2]
+    assert interpreter.trusted() == _INSTALLED[:2]
     (tmp_path / "open").chmod(0o755)
     owner = (tmp_path / "open").stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    assert module_path.trusted() == (path if owner == 0 else _INSTALLED[:2])
+    assert interpreter.trusted() == (path if owner == 0 else _INSTALLED[:2])
 
 
 @pytest.mark.root
@@ -96,7 +96,7 @@ def test_a_directory_of_another_user_never_counts(path: list[str], tmp_path: Pat
     path.remove(_SITE)
     path.append(_make(tmp_path / "theirs", "regex"))
     os.chown(tmp_path / "theirs", 12_345, 12_345)
-    assert module_path.trusted() == _INSTALLED[:2]
+    assert interpreter.trusted() == _INSTALLED[:2]
 
 
 def test_without_site_and_with_packages_of_the_user(
@@ -106,15 +106,15 @@ def test_without_site_and_with_packages_of_the_user(
     path.append(mine)
     monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
     monkeypatch.setattr(site, "USER_SITE", mine)
-    assert module_path.trusted() == [*_INSTALLED, mine]
+    assert interpreter.trusted() == [*_INSTALLED, mine]
     monkeypatch.delitem(sys.modules, "site")
-    assert module_path.trusted() == _INSTALLED  # the packages are nowhere else
+    assert interpreter.trusted() == _INSTALLED  # the packages are nowhere else
 
 
 def test_freezing(path: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "pycache_prefix", "/tmp/cache")
     path[:0] = ["", "/missing"]
-    module_path.freeze()
+    interpreter.freeze()
     assert sys.path is path
     assert path == _INSTALLED
     assert sys.pycache_prefix is None
@@ -126,14 +126,14 @@ def test_the_directory_of_a_script_is_dropped(
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "exec-server")])
     for first, is_dropped in ((str(tmp_path), True), ("/elsewhere", False)):
         path[:] = [first, *_INSTALLED]
-        module_path.drop_script_directory()
+        interpreter.drop_script_directory()
         assert (first not in path) == is_dropped
     monkeypatch.setattr(sys, "argv", [f"{_SITE}/program"])
     path[:] = [_SITE]
-    module_path.drop_script_directory()
+    interpreter.drop_script_directory()
     assert path == [_SITE]
     path.clear()
-    module_path.drop_script_directory()
+    interpreter.drop_script_directory()
 
 
 @pytest.mark.parametrize(
@@ -150,10 +150,10 @@ def test_the_directory_of_a_script_is_dropped(
 def test_the_words_of_a_server(
     monkeypatch: pytest.MonkeyPatch, value: str | None, words: list[str]
 ) -> None:
-    monkeypatch.setattr(module_path, "package_home", lambda: str(SOURCE))
+    monkeypatch.setattr(interpreter, "package_home", lambda: str(SOURCE))
     variables = {} if value is None else {"PYTHONPATH": value}
     expected = [sys.executable, *words, "-m", "exec_server"]
-    assert module_path.server_words(variables) == expected
+    assert interpreter.server_words(variables) == expected
 
 
 def test_helper_processes_find_this_package_and_nothing_beside_it(
@@ -164,8 +164,8 @@ def test_helper_processes_find_this_package_and_nothing_beside_it(
     (home / "exec_server").mkdir(parents=True)
     (home / "exec_server" / "__init__.py").write_text("where = 'here'\n")
     (home / "importlib.py").write_text("raise ImportError\n")
-    monkeypatch.setattr(module_path, "package_home", lambda: str(home))
-    words = module_path.helper_words("print(exec_server.where, *sys.path)")
+    monkeypatch.setattr(interpreter, "package_home", lambda: str(home))
+    words = interpreter.helper_words("print(exec_server.where, *sys.path)")
     done = subprocess.run(words, capture_output=True, check=True, cwd=home, text=True)
     assert done.stdout.split() == ["here", *_INSTALLED]
 
@@ -174,7 +174,7 @@ def test_the_needed_modules_are_the_dependencies() -> None:
     project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
     names = [re.split(r"[>=; ]", text)[0] for text in project["dependencies"]]
     modules = {_MODULES.get(name, name) for name in names}
-    assert modules == set(module_path.NEEDED) - {"_cffi_backend"}  # that of cryptography
+    assert modules == set(interpreter.NEEDED) - {"_cffi_backend"}  # that of cryptography
 
 
 def test_the_package_imports_nothing_that_a_directory_could_replace() -> None:
@@ -198,4 +198,4 @@ def test_no_other_module_starts_an_interpreter() -> None:
         if start.search(path.read_text())
     }
     # The others are a title and an error text.
-    assert found == {"host/module_path.py", "__main__.py", "sandbox/runtime/launcher.py"}
+    assert found == {"host/interpreter.py", "__main__.py", "sandbox/runtime/launcher.py"}

@@ -8,8 +8,8 @@ import resource
 
 import pytest
 
-from exec_server.host import descriptor_limit
-from exec_server.host.descriptor_limit import raise_descriptor_limit
+from exec_server.host import libc
+from exec_server.host.libc import raise_descriptor_limit
 
 NO_LIMIT = resource.RLIM_INFINITY
 
@@ -75,52 +75,52 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> _Kernel:
     fake = _Kernel(1024, 4096)
     for name in ("getrlimit", "setrlimit", "prlimit"):
         monkeypatch.setattr(resource, name, getattr(fake, name))
-    monkeypatch.setattr(descriptor_limit, "_limits", None)
+    monkeypatch.setattr(libc, "_limits", None)
     return fake
 
 
 def test_children_inherit_the_former_limit(kernel: _Kernel) -> None:
-    descriptor_limit.lower_for_child()
-    descriptor_limit.restore()
-    descriptor_limit.limit_child(5)
+    libc.lower_for_child()
+    libc.restore()
+    libc.limit_child(5)
     assert kernel.own == (1024, 4096), "not a server yet"
-    descriptor_limit.raise_server_limit()
+    libc.raise_server_limit()
     assert kernel.own == (4096, 4096)
-    descriptor_limit.lower_for_child()
+    libc.lower_for_child()
     assert kernel.own == (1024, 4096)
-    descriptor_limit.restore()
+    libc.restore()
     assert kernel.own == (4096, 4096)
 
 
 def test_a_limit_that_cannot_be_raised(kernel: _Kernel) -> None:
     kernel.own = (4096, 4096)
-    descriptor_limit.raise_server_limit()
-    descriptor_limit.lower_for_child()
-    descriptor_limit.restore()
+    libc.raise_server_limit()
+    libc.lower_for_child()
+    libc.restore()
     assert kernel.own == (4096, 4096)
 
 
 def test_a_server_with_many_descriptors_limits_the_running_child(
     kernel: _Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    descriptor_limit.raise_server_limit()
+    libc.raise_server_limit()
     taken = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 960)
     try:
-        descriptor_limit.lower_for_child()
+        libc.lower_for_child()
         assert kernel.own == (4096, 4096)
     finally:
         os.close(taken)
     kernel.child = (4096, 4096)
-    descriptor_limit.limit_child(5)
+    libc.limit_child(5)
     assert kernel.child == (1024, 4096)
     kernel.child = (77, 4096)  # its own choice
-    descriptor_limit.limit_child(5)
+    libc.limit_child(5)
     assert kernel.child == (77, 4096)
-    descriptor_limit.limit_child(6)  # has ended
+    libc.limit_child(6)  # has ended
 
     def fail(*_: object) -> int:
         raise OSError(24, "no descriptor is left")
 
     monkeypatch.setattr(fcntl, "fcntl", fail)
-    descriptor_limit.lower_for_child()
+    libc.lower_for_child()
     assert kernel.own == (4096, 4096)

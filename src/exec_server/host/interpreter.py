@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import sys
-from stat import S_IWOTH
+from stat import S_ISREG, S_IWGRP, S_IWOTH
+from typing import Final
 
 TYPE_CHECKING = False  # not that of typing, whose import takes long
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Final
+
 
 # The modules of our dependencies, and those that they import themselves. A directory that holds one
 # of them counts if the others do not hold it.
@@ -34,6 +35,18 @@ _PACKAGE: Final = __name__.partition(".")[0]
 _HELPER: Final = (
     "import sys, importlib; sys.path[:] = sys.argv[1:]; import exec_server; del sys.path[0]; "
 )
+
+SERVER_NEEDS_LINUX: Final = (
+    "the server needs Linux: run it there, in a container or a virtual machine, "
+    "and connect to it from here"
+)
+COMMANDS_NEED_POSIX: Final = (
+    "the commands of exec-server need Linux or macOS: use WSL, "
+    "or the library exec_server, which runs on Windows"
+)
+
+# Where distributions and administrators put programs.
+SYSTEM_DIRECTORIES: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 
 
 def drop_script_directory() -> None:
@@ -132,3 +145,80 @@ def _holds(entries: Sequence[str], name: str) -> bool:
 
     found = PathFinder.find_spec(name, entries)
     return found is not None and found.origin is not None  # a mere directory has no origin
+
+
+# Platform: which parts of the program run on this operating system.
+#
+# Servers need Linux: namespaces, Landlock, signalfd. The client needs Python alone; its commands
+# need a POSIX system, for terminals and signals.
+def has_server() -> bool:
+    """Whether a server can run here."""
+    return sys.platform == "linux"
+
+
+def has_commands() -> bool:
+    """Whether the client commands can run here."""
+    return sys.platform != "win32"
+
+
+# Standard streams that were closed when this process was started.
+#
+# Imports nothing that could open a descriptor: it would get the number of a closed stream.
+def open_missing() -> None:
+    """Open /dev/null as 0, 1 and 2 where closed; raises OSError.
+
+    Otherwise the next socket would be the stderr of every program that this process starts. A
+    started program inherits the descriptors, so it has all three too.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            os.set_inheritable(descriptor, True)
+    # Python has None for a closed stream, and print(file=None) prints to stdout.
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - open until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def flush() -> bool:
+    """Flush stdout and stderr; False if one of them cannot be written to."""
+    is_flushed = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            is_flushed = False
+    return is_flushed
+
+
+# Programs of the system, which are run without confinement.
+#
+# A PATH may begin with directories of a project, such as `.venv/bin`, where a confined command may
+# write. Where a server runs as root such a directory belongs to root as well, so that its owner
+# says nothing: the names of the directories do.
+def find_system_program(name: str) -> str | None:
+    """The path of a program that only root can replace; None if there is none."""
+    for directory in SYSTEM_DIRECTORIES:
+        path = os.path.realpath(os.path.join(directory, name))
+        try:
+            is_program = S_ISREG(os.stat(path).st_mode) and os.access(path, os.X_OK)
+            if is_program and _belongs_to_root(path):
+                return path
+        except OSError:
+            continue  # it is missing
+    return None
+
+
+def _belongs_to_root(path: str) -> bool:
+    """Whether only root can change a file and the directories above it. Raises OSError."""
+    while True:
+        found = os.stat(path)
+        is_shared = found.st_mode & S_IWOTH or (found.st_mode & S_IWGRP and found.st_gid != 0)
+        if found.st_uid != 0 or is_shared:
+            return False
+        if path == "/":
+            return True
+        path = os.path.dirname(path)

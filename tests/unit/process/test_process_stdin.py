@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import pytest
 
-from exec_server.process import stdin
-from exec_server.process.stdin import QUEUED_BYTES, QUEUED_CHUNKS, StdinQueue
+from exec_server.process import process
+from exec_server.process.process import QUEUED_BYTES, QUEUED_CHUNKS, StdinQueue
 
 T = TypeVar("T")
 _PIPE_BYTES = 65_536
@@ -260,4 +260,4 @@ def test_end_after_close_is_due_at_once(pipe: tuple[int, int]) -> None:
 
 
 def test_limits_are_those_of_the_reference() -> None:
-    assert stdin.QUEUED_CHUNKS == 128
+    assert process.QUEUED_CHUNKS == 128

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from exec_server.errors import InternalError
-from exec_server.process.command import Command
-from exec_server.process.path_search import candidates
+from exec_server.process.command import Command, candidates
 
 
 @pytest.fixture

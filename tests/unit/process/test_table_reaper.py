@@ -15,7 +15,7 @@ from tests.support.forked import in_own_process
 from exec_server.host import libc
 from exec_server.host.libc import exit_code
 from exec_server.process.orphans import Owner
-from exec_server.process.reaper import Reaper
+from exec_server.process.table import Reaper
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from exec_server.host import programs
-from exec_server.host.programs import find_system_program
+from exec_server.host import interpreter
+from exec_server.host.interpreter import find_system_program
 
 _NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root has directories of root")
 _OTHER = 12_345
@@ -25,7 +25,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         path.mkdir(mode=0o755)
         (path / "tool").write_text("#!/bin/sh\n")
         (path / "tool").chmod(0o755)
-        monkeypatch.setattr(programs, "SYSTEM_DIRECTORIES", ("/nonexistent", str(path)))
+        monkeypatch.setattr(interpreter, "SYSTEM_DIRECTORIES", ("/nonexistent", str(path)))
         yield path
 
 
