@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.patching.model import PatchFailed
+from exec_server.patching.hunks import PatchFailed
 from exec_server.patching.patch import parse_patch, plan
 from tests.support.client import reference_binary
 

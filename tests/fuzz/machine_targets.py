@@ -22,7 +22,7 @@ from exec_server.errors import (
     RegistryError,
     StartupError,
 )
-from exec_server.filesystem.mounts import parse_mounts, slow_mount_points
+from exec_server.filesystem.syscalls import parse_mounts, slow_mount_points
 from exec_server.printable import printable
 from exec_server.protocol import process
 from exec_server.registry import executor_credential, responses

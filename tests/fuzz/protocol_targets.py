@@ -19,9 +19,9 @@ from exec_server.errors import (
     MalformedMessage,
     RpcError,
 )
-from exec_server.filesystem.glob_patterns import GlobPatterns
+from exec_server.filesystem.search import GlobPatterns
 from exec_server.patching.edits import Edit, apply_edits
-from exec_server.patching.model import PatchFailed
+from exec_server.patching.hunks import PatchFailed
 from exec_server.patching.patch import parse_patch, plan
 from exec_server.protocol import files, http, json_text, jsonrpc, process, session
 from exec_server.protocol.decoding import decode as decode_params

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exec_server.errors import InvalidParams
-from exec_server.filesystem.grep import Ripgrep, grep
 from exec_server.filesystem.line_patterns import LinePattern
+from exec_server.filesystem.search import Ripgrep, grep
 from exec_server.protocol import files as wire
 from exec_server.protocol.paths import PathUri
 

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any, Final
 
-from exec_server.codex.selection import Table
+from exec_server.codex.bundle import Table
 from exec_server.errors import RpcError, decode_error_text, os_error_text
 from exec_server.filesystem.operations import open_regular
 

@@ -25,9 +25,9 @@ from contextlib import suppress
 from typing import Final
 
 from exec_server.filesystem import safe_write
-from exec_server.filesystem.mounts import MOUNTS
 from exec_server.filesystem.operations import content_to_write, listing, metadata_result, path_of
 from exec_server.filesystem.syscalls import (
+    MOUNTS,
     RESOLVE_CACHED,
     RESOLVE_NO_MAGIC_LINKS,
     RESOLVE_NO_SYMLINKS,

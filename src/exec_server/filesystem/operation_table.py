@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
-from exec_server.filesystem import entries, operations, tree, walk
+from exec_server.filesystem import operations, tree, walk
 from exec_server.protocol import files
 from exec_server.protocol.decoding import Call
 
@@ -53,9 +53,9 @@ OPERATIONS: Final[dict[Call[Any, Any], Operation]] = {
     files.GLOB: OnDemand("search", "glob"),
     files.GREP: OnDemand("grep", "grep"),
     files.DISK_USAGE: OnDemand("search", "disk_usage"),
-    files.LIST: entries.list_,
-    files.CREATE: entries.create,
-    files.RESOLVE: entries.resolve,
+    files.LIST: operations.list_,
+    files.CREATE: operations.create,
+    files.RESOLVE: operations.resolve,
 }
 
 

@@ -7,17 +7,27 @@ follow no link in `nofollow`, reading and writing of content in `safe_write`.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from exec_server.errors import InternalError, InvalidParams, InvalidRequest
+from exec_server.errors import InternalError, InvalidParams, InvalidRequest, RpcError
 from exec_server.filesystem import nofollow, safe_write, tree
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.printable import lossy
 from exec_server.protocol import files
-from exec_server.protocol.decoding import decode_base64
+from exec_server.protocol import files as wire
+from exec_server.protocol.decoding import Base64, decode_base64
+from exec_server.protocol.files import (
+    CanonicalizeResult,
+    Done,
+    ReadFilesParams,
+    ReadFilesResult,
+    WriteFilesParams,
+    WriteFilesResult,
+)
 from exec_server.protocol.paths import path_to_uri
 
 # The reference's limit: above it the request fails, because the response would be
@@ -26,6 +36,11 @@ READ_DIRECTORY_LIMIT: Final = 50_000
 
 _OPEN_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DONE: Final = files.Done()
+
+# One request takes some milliseconds of a thread. The bytes are those of one message of a client
+# that reads slowly.
+MAX_FILES: Final = 256
+MAX_BYTES: Final = 2 * 1_048_576
 
 
 def read_file(params: files.ReadFileParams) -> files.ReadFileResult:
@@ -214,3 +229,129 @@ def remove(params: files.RemoveParams) -> files.Done:
         if params.force is False:
             raise
     return _DONE
+
+
+# fs/list, fs/create and fs/resolve: details of entries, new files, and paths that need not exist.
+#
+# Every function blocks, takes the params of its call, and asks the guard like those in
+# `operations`.
+def list_(params: wire.ListParams) -> wire.ListResult:
+    """The entries of a directory, unordered, also links that lead nowhere."""
+    path = params.path.native()
+    GUARD.check_readable(path)
+    entries: list[wire.ListedEntry] = []
+    with os.scandir(path) as scan:
+        for entry in scan:
+            listed = _listed(entry)
+            if listed is None:
+                continue
+            if len(entries) == READ_DIRECTORY_LIMIT:
+                raise InternalError(f"fs/list: more than {READ_DIRECTORY_LIMIT} entries")
+            entries.append(listed)
+    return wire.ListResult(entries)
+
+
+def _listed(entry: os.DirEntry[str]) -> wire.ListedEntry | None:
+    """The details of an entry; None if it was removed meanwhile."""
+    try:
+        info = entry.stat(follow_symlinks=False)
+        target = None
+        if stat.S_ISLNK(info.st_mode):
+            target = lossy(os.readlink(entry.path))
+            info = _target(entry.path) or info
+    except FileNotFoundError:
+        return None
+    kind = stat.S_IFMT(info.st_mode)
+    return wire.ListedEntry(
+        lossy(entry.name),
+        kind == stat.S_IFDIR,
+        kind == stat.S_IFREG,
+        info.st_size,
+        info.st_mtime_ns // 1_000_000,
+        stat.S_IMODE(info.st_mode),
+        target,
+    )
+
+
+def _target(path: str) -> os.stat_result | None:
+    """The metadata of the target of a link; None if it is missing, or may not be seen."""
+    try:
+        GUARD.check_readable(path)
+        return os.stat(path)
+    except OSError:
+        return None
+
+
+def create(params: wire.CreateParams) -> Done:
+    """Create a file that must not exist, complete or not at all; links are not followed."""
+    content = safe_write.BytesContent(Base64.from_wire(params.data_base64))
+    if not safe_write.create(params.path.native(), content):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    return Done()
+
+
+def resolve(params: wire.ResolveParams) -> CanonicalizeResult:
+    """The path with all links resolved as far as it exists; a loop stays as it is."""
+    return CanonicalizeResult(path_to_uri(os.path.realpath(params.path.native())))
+
+
+# Many small files in one request: read or written one after another, without a sandbox.
+#
+# A file that fails is only marked: the client repeats it with the method for one file, which has
+# the error. Blocking.
+def read_files(params: ReadFilesParams) -> tuple[ReadFilesResult, bytes]:
+    """The contents of regular files, as far as they fit into MAX_BYTES."""
+    _check_count(len(params.paths))
+    sizes: list[int | None] = []
+    contents = []
+    space = MAX_BYTES
+    for path in params.paths:
+        try:
+            data = _read(path.native(), space)
+        except (OSError, RpcError):
+            data = None
+        sizes.append(None if data is None else len(data))
+        if data is not None:
+            contents.append(data)
+            space -= len(data)
+    return ReadFilesResult(sizes), b"".join(contents)
+
+
+def _read(path: str, limit: int) -> bytes | None:
+    """The content of a file; None if it has more than `limit` bytes."""
+    descriptor, info = open_regular(path)
+    try:
+        if info.st_size > limit:
+            return None
+        with safe_write.INODE_LOCKS.acquire(info):
+            # A buffer of `limit` bytes for each file would be mapped and unmapped by the kernel.
+            data = os.read(descriptor, info.st_size + 1)
+            # Files of procfs and the like report 0, and one read may return a part of them.
+            return data if len(data) == info.st_size else None
+    finally:
+        os.close(descriptor)
+
+
+def write_files(params: WriteFilesParams, data: bytes | memoryview) -> WriteFilesResult:
+    """Create files, or replace their contents."""
+    _check_count(len(params.files))
+    if sum(file.size for file in params.files) != len(data) or len(data) > MAX_BYTES:
+        raise InvalidParams(
+            f"the sizes of files must add up to the data, {MAX_BYTES} bytes at most"
+        )
+    view = memoryview(data)
+    failed = []
+    for position, file in enumerate(params.files):
+        content, view = view[: file.size], view[file.size :]
+        try:
+            path = file.path.native()
+            mode = None if file.mode is None else file.mode & 0o7777
+            safe_write.write(path, safe_write.BytesContent(bytes(content)), mode=mode)
+        except (OSError, RpcError):
+            failed.append(position)
+    return WriteFilesResult(failed)
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_FILES:
+        raise InvalidParams(f"a request names at most {MAX_FILES} files, not {count}")

@@ -14,9 +14,8 @@ import stat
 from typing import Final
 
 from exec_server.filesystem import safe_write
-from exec_server.filesystem.mounts import MOUNTS
 from exec_server.filesystem.operations import listing, not_a_file
-from exec_server.filesystem.syscalls import RESOLVE_NO_MAGIC_LINKS, OpenHow
+from exec_server.filesystem.syscalls import MOUNTS, RESOLVE_NO_MAGIC_LINKS, OpenHow
 from exec_server.protocol import files
 
 _FILE: Final = OpenHow(os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, RESOLVE_NO_MAGIC_LINKS)

@@ -10,17 +10,38 @@ behind the link would not be reported. All watches of a server share an instance
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import errno
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable
+from bisect import insort
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
-from exec_server.errors import RpcError
-from exec_server.filesystem.inotify import DIRECTORY_MASK, FILE_MASK, Inotify, Subscription
+import msgspec
+
+from exec_server.errors import InvalidRequest, RpcError, os_error_text
+from exec_server.filesystem.inotify import (
+    DIRECTORY_MASK,
+    FILE_MASK,
+    IN_CREATE,
+    IN_DELETE,
+    IN_DELETE_SELF,
+    IN_IGNORED,
+    IN_ISDIR,
+    IN_MOVE_SELF,
+    IN_MOVED_FROM,
+    IN_MOVED_TO,
+    DirectoryListener,
+    Inotify,
+    Subscription,
+    remove_below,
+)
 from exec_server.host.libc import LIBC
-from exec_server.protocol.files import WatchMissingParams
+from exec_server.printable import lossy
+from exec_server.protocol.files import Change, WatchEventKind, WatchMissingParams
 from exec_server.protocol.paths import PathUri
 
 log = logging.getLogger(__name__)
@@ -49,6 +70,22 @@ _UNRELIABLE_TYPES: Final = frozenset(
         0x5346414F,  # afs
     }
 )
+
+# Changed paths that wait to be sent. Beyond it they are dropped, and the overflow is reported.
+MAX_CHANGES: Final = 1024
+# Directories of one watch. A larger tree is refused, or ends the watch when it grows.
+MAX_DIRECTORIES: Final = 4096
+
+# Those of some paths that a policy allows to read. Blocking.
+VisiblePaths = Callable[[Sequence[str]], Sequence[str]]
+
+_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_TOO_MANY: Final = f"the tree has more than {MAX_DIRECTORIES} directories: watch a part of it"
+_REFUSALS: Final = {
+    errno.ENOSPC: "no inotify watch is left: raise fs.inotify.max_user_watches",
+    errno.EMFILE: "no inotify instance is left: raise fs.inotify.max_user_instances",
+    errno.EDQUOT: "the server watches too many directories for its clients",
+}
 
 
 class _WatchBuilder:
@@ -210,3 +247,233 @@ def is_unreliable(directory: str) -> bool:
         return True
     kind: int = ctypes.c_long.from_buffer(buffer).value
     return kind & 0xFFFFFFFF in _UNRELIABLE_TYPES
+
+
+# fs/watch: the changes of a directory, and of those below it, gathered until they are sent.
+#
+# Theory of operation. The event loop receives events (see `inotify`) and gathers them by path, up
+# to a limit. A thread adds the watches of new directories and lists their entries, which may have
+# been created before the watch. A directory that is moved away is forgotten at once, before the
+# events that follow: they would be reported with its old path. The server watches without limits,
+# so each path is compared with the policy of the client before it is reported, and the root must
+# still be the directory that it was: an event has no path, only the directory that was watched at
+# first.
+class GatheredChanges:
+    """Changes by path, up to a limit."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, WatchEventKind] = {}
+        self.has_overflowed = False
+
+    def add(self, path: str, kind: WatchEventKind) -> None:
+        earlier = self._kinds.pop(path, None)
+        if earlier == "created" and kind == "deleted":
+            return
+        if earlier == "created":
+            kind = "created"
+        elif earlier == "deleted" and kind == "created":
+            kind = "modified"
+        self._kinds[path] = kind
+        if len(self._kinds) > MAX_CHANGES:
+            self.overflow()
+
+    def overflow(self) -> None:
+        """Drop all changes, and remember that."""
+        self._kinds.clear()
+        self.has_overflowed = True
+
+    def take(self) -> tuple[dict[str, WatchEventKind], bool]:
+        """The changes since the last time, and whether some are missing."""
+        taken = self._kinds, self.has_overflowed
+        self._kinds, self.has_overflowed = {}, False
+        return taken
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Changes by path, whether some are missing, and the directories to follow because of them."""
+
+    changes: dict[str, WatchEventKind]
+    overflow: bool
+    new: tuple[str, ...] = ()  # names of directories to watch
+    forgotten: tuple[int, ...] = ()  # watch descriptors to remove
+
+    def on_wire(self) -> list[Change]:
+        """The changes for a client, by path; bytes that are not UTF-8 are replaced."""
+        return [Change(lossy(path), self.changes[path]) for path in sorted(self.changes)]
+
+
+class ChangeWatch(DirectoryListener):
+    """A watch of one client. `open` and `settle` block; the rest is for the event loop."""
+
+    def __init__(self, inotify: Inotify, *, is_recursive: bool) -> None:
+        super().__init__()
+        self.wake = asyncio.Event()  # set while there is something to settle or to report
+        self.has_ended = False
+        self.error: str | None = None
+        self._inotify = inotify
+        self._is_recursive = is_recursive
+        self._visible: VisiblePaths | None = None
+        self._root = ""
+        self._root_id = (0, 0)
+        self._only: bytes | None = None  # the name of a watched file
+        self._changes = GatheredChanges()
+        self._new: list[str] = []  # names of directories to add, in order
+        self._forgotten: list[int] = []  # watch descriptors to remove
+
+    # ---- in threads -------------------------------------------------------------------
+
+    def open(self, path: str, visible: VisiblePaths | None) -> None:
+        """Begin to watch; raises OSError or RpcError. None: every path is visible."""
+        self._visible = visible
+        root = os.path.realpath(path, strict=True)
+        if visible is not None and not visible([root]):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if not stat.S_ISDIR(os.stat(root).st_mode):
+            root, name = os.path.split(root)
+            self._only = os.fsencode(name)
+            self._is_recursive = False
+        if is_unreliable(root):
+            raise InvalidRequest(f"{root}: its file system does not report all changes")
+        self._root = root
+        info = os.stat(root)
+        self._root_id = info.st_dev, info.st_ino
+        try:
+            self._add_tree("")
+        except OSError as error:
+            if error.errno in _REFUSALS:
+                raise InvalidRequest(_REFUSALS[error.errno]) from None
+            raise
+
+    def settle(self, batch: Batch) -> Batch:
+        """Follow new and moved directories; returns the changes that may be reported."""
+        self._inotify.ignore(self, batch.forgotten)
+        changes = dict(batch.changes)
+        try:
+            for name in batch.new:
+                found = self._add_tree(name)
+                if name:  # the root is added again after an overflow, which is reported instead
+                    for each in found:
+                        changes.setdefault(each, "created")
+        except OSError as error:
+            self._fail(_REFUSALS.get(error.errno or 0, os_error_text(error)))
+        except RpcError as error:
+            self._fail(error.message)
+        if self._visible is not None:
+            if not self._is_root_in_place():
+                self.has_ended = True
+                changes.clear()
+            visible = self._visible_below(changes)
+            changes = {path: changes[path] for path in visible}
+        return Batch(changes, batch.overflow)
+
+    def _fail(self, error: str) -> None:
+        self.error = error
+        self.has_ended = True
+
+    def _is_root_in_place(self) -> bool:
+        try:
+            info = os.lstat(self._root)
+        except OSError:
+            return False
+        is_same = (info.st_dev, info.st_ino) == self._root_id
+        return is_same and os.path.realpath(self._root) == self._root
+
+    def _add_tree(self, relative: str) -> list[str]:
+        """Watch a directory and those below it; returns the entries below it."""
+        found: list[str] = []
+        pending = [relative]
+        while pending:
+            directory = pending.pop()
+            entries = self._add(directory)
+            found += (f"{directory}{name}" for name, _ in entries)
+            if self._is_recursive:
+                below = [f"{directory}{name}" for name, is_directory in entries if is_directory]
+                pending += (f"{path}/" for path in self._visible_below(below))
+        return found
+
+    def _visible_below(self, paths: Iterable[str]) -> list[str]:
+        """Those of some paths below the root that may be reported."""
+        if self._visible is None:
+            return list(paths)
+        prefix = f"{self._root.rstrip('/')}/"
+        visible = self._visible([f"{prefix}{path}" for path in paths])
+        return [path.removeprefix(prefix) for path in visible]
+
+    def _add(self, relative: str) -> list[tuple[str, bool]]:
+        """Watch one directory; its entries, none if it has vanished or cannot be read."""
+        path = f"{self._root.rstrip('/')}/{relative}"
+        try:
+            directory = os.open(path, _OPEN_DIRECTORY)
+        except OSError:
+            if not relative:
+                raise
+            return []
+        try:
+            # By its descriptor: the path may lead elsewhere by now.
+            descriptor = self._inotify.listen(self, f"/proc/self/fd/{directory}", relative)
+            if len(self.directories) > MAX_DIRECTORIES:
+                raise InvalidRequest(_TOO_MANY)
+            # After it was added: a directory that is moved from here on is forgotten by its event.
+            if os.readlink(f"/proc/self/fd/{directory}") != (path.rstrip("/") or "/"):
+                self._inotify.ignore(self, [descriptor])
+                return []
+            with os.scandir(directory) as scan:
+                return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scan]
+        finally:
+            os.close(directory)
+
+    # ---- in the event loop ------------------------------------------------------------
+
+    def on_event(self, descriptor: int, mask: int, name: bytes) -> None:
+        relative = self.directories.get(descriptor)
+        if relative is None:
+            return
+        if name:
+            if self._only is None or name == self._only:
+                self._on_entry(f"{relative}{os.fsdecode(name)}", mask)
+            return
+        if mask & IN_IGNORED:
+            self.directories.remove(descriptor)
+        if not relative and mask & (IN_IGNORED | IN_DELETE_SELF | IN_MOVE_SELF):
+            self.has_ended = True
+            self.wake.set()
+
+    def _on_entry(self, path: str, mask: int) -> None:
+        kind: WatchEventKind = "modified"
+        if mask & (IN_CREATE | IN_MOVED_TO):
+            kind = "created"
+        elif mask & (IN_DELETE | IN_MOVED_FROM):
+            kind = "deleted"
+        if mask & IN_ISDIR and self._is_recursive:
+            if kind == "created":
+                insort(self._new, f"{path}/")
+            elif kind == "deleted":
+                self._forgotten += self.directories.remove_below(f"{path}/")
+                remove_below(self._new, f"{path}/")
+        if len(self._new) + len(self._forgotten) > 2 * MAX_DIRECTORIES:
+            self._fail(_TOO_MANY)
+        self._changes.add(path, kind)
+        self.wake.set()
+
+    def on_overflow(self) -> None:
+        self._changes.overflow()
+        if self._is_recursive:
+            insort(self._new, "")  # directories may have been created meanwhile
+        self.wake.set()
+
+    def needs_thread(self, batch: Batch) -> bool:
+        """Whether changes have to be settled before they are reported."""
+        return bool(self._visible or batch.new or batch.forgotten)
+
+    def take(self) -> Batch:
+        """The changes since the last time."""
+        self.wake.clear()
+        changes, is_incomplete = self._changes.take()
+        batch = Batch(changes, is_incomplete, tuple(self._new), tuple(self._forgotten))
+        self._new, self._forgotten = [], []
+        return batch
+
+    def close(self) -> None:
+        """End the watch."""
+        self.has_ended = True
+        self._inotify.remove_listener_later(self)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from exec_server.patching.model import FilePatch, Hunk, Line, LineKind, PatchFailed
+from exec_server.patching.hunks import FilePatch, Hunk, Line, LineKind, PatchFailed
 
 BEGIN: Final = "*** Begin Patch"
 END: Final = "*** End Patch"

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from exec_server.patching.effort import UNBOUNDED, Effort
-from exec_server.patching.model import PatchFailed
+from exec_server.patching.hunks import UNBOUNDED, Effort, PatchFailed
 
 # A few edits of a small text could make one that fills the memory.
 MAX_CHARACTERS: Final = 8 * 1_048_576

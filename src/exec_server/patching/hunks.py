@@ -15,10 +15,19 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal
 
-from exec_server.patching.effort import UNBOUNDED, Effort, check_lines
-from exec_server.patching.model import Hunk, PatchFailed
+from exec_server.errors import InvalidRequest
+
+LineKind = Literal[" ", "-", "+"]
+
+
+# Normal patches take milliseconds. Each search of a hostile one takes time in proportion to its
+# file, and there may be a search for each line of the patch.
+SECONDS: Final = 5.0
+# Lines of a file that is patched, and of a patch: each one is an object of about 100 bytes.
+MAX_LINES: Final = 1_000_000
+
 
 # Lines of a hunk that an error shows.
 _SHOWN_LINES: Final = 5
@@ -40,6 +49,78 @@ _NORMALIZATIONS: Final[tuple[Normalize, ...]] = (
     str.strip,
     lambda line: line.strip().translate(_PLAIN),
 )
+
+
+# The parsed form of a patch, common to both formats.
+class PatchFailed(InvalidRequest):
+    """A patch or an edit that is malformed, or does not fit the file that it changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a hunk: kept (" "), removed ("-") or added ("+"), without its line end."""
+
+    kind: LineKind
+    text: str
+    has_newline: bool = True  # False only for the last line of a file
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """Adjacent lines of a file and their change."""
+
+    lines: tuple[Line, ...]
+    # Codex: lines to find, one after the other, before the hunk itself is searched below them.
+    anchors: tuple[str, ...] = ()
+    # Codex: the hunk is at the end of the file.
+    is_at_end: bool = False
+    # Unified diff: the number of the first old line, from 1.
+    first_line: int | None = None
+
+    @property
+    def old(self) -> list[str]:
+        return [line.text for line in self.lines if line.kind != "+"]
+
+
+@dataclass(frozen=True, slots=True)
+class FilePatch:
+    """The change of one file. An added file has one hunk with added lines only, or none."""
+
+    kind: Literal["add", "delete", "update"]
+    path: str
+    hunks: tuple[Hunk, ...] = ()
+    new_path: str | None = None  # of a file that is renamed
+    mode: int | None = None  # permission bits that git states
+
+
+# Effort: bounds the processor time and the size of the texts of one patch or one list of edits.
+class Effort:
+    """The processor time since it was made, by a clock like `time.thread_time`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._end = clock() + SECONDS
+
+    def check(self) -> None:
+        """Raise PatchFailed if the time is over."""
+        if self._clock() > self._end:
+            raise PatchFailed(
+                f"the change takes more than {SECONDS:g} s of processor time: split it, "
+                "or write the whole file"
+            )
+
+
+# For programs that apply their own patches.
+UNBOUNDED: Final = Effort(lambda: 0.0)
+
+
+def check_lines(text: str, name: str) -> None:
+    """Raise PatchFailed if the text has too many lines for a patch."""
+    if text.count("\n") > MAX_LINES:
+        raise PatchFailed(
+            f"{name} has more than {MAX_LINES} lines: too many for a patch; "
+            "write the whole file, or append to it"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from exec_server.patching import codex_patch, unified_diff
-from exec_server.patching.effort import UNBOUNDED, Effort, check_lines
-from exec_server.patching.hunks import apply_hunks
-from exec_server.patching.model import FilePatch, PatchFailed
+from exec_server.patching.hunks import (
+    UNBOUNDED,
+    Effort,
+    FilePatch,
+    PatchFailed,
+    apply_hunks,
+    check_lines,
+)
 
 # Reads a file; None if it is missing. Raises OSError for a directory and the like.
 Read = Callable[[str], bytes | None]

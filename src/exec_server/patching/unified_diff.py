@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from exec_server.patching.model import FilePatch, Hunk, Line, LineKind, PatchFailed
+from exec_server.patching.hunks import FilePatch, Hunk, Line, LineKind, PatchFailed
 
 _HUNK: Final = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _ESCAPE: Final = re.compile(r'\\([abtnvfr"\\]|[0-7]{1,3})')

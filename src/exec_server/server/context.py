@@ -20,11 +20,10 @@ from exec_server.server.session import Session, SessionRegistry
 
 if TYPE_CHECKING:
     # Imported with the first request that needs them.
-    from exec_server.codex.capability_cache import CapabilityCache
-    from exec_server.filesystem.change_watch import ChangeWatch
+    from exec_server.codex.installed import CapabilityCache
     from exec_server.filesystem.handles import HandleTable
     from exec_server.filesystem.inotify import Inotify
-    from exec_server.filesystem.watch import MissingWatch
+    from exec_server.filesystem.watch import ChangeWatch, MissingWatch
     from exec_server.host.http import HttpResources
     from exec_server.proxy.resources import ProxyResources
     from exec_server.sandbox.sandboxes import Sandboxes
@@ -47,7 +46,7 @@ CONNECTION_SEARCHES = 3
 
 
 def _make_capability_cache() -> CapabilityCache:
-    from exec_server.codex.capability_cache import CapabilityCache
+    from exec_server.codex.installed import CapabilityCache
 
     return CapabilityCache()
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from tests.support.trees import DiskFiles, write_files
 
-from exec_server.codex.bundle import discover_root
-from exec_server.codex.capability_files import ResponseBudget
+from exec_server.codex.bundle import ResponseBudget, discover_root
 from exec_server.protocol.codex import (
     CapabilityFile,
     DiscoveredRoot,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from exec_server.filesystem import nonblocking
-from exec_server.filesystem.mounts import MountTable
-from exec_server.filesystem.syscalls import RESOLVE_NO_MAGIC_LINKS
+from exec_server.filesystem.syscalls import RESOLVE_NO_MAGIC_LINKS, MountTable
 
 
 @pytest.fixture

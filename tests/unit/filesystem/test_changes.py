@@ -13,8 +13,8 @@ from tests.support.trees import do, fails, os_error, uri
 
 from exec_server.errors import InvalidParams, InvalidRequest, NotFound, RpcError
 from exec_server.filesystem import changes
-from exec_server.patching import effort
-from exec_server.patching.model import PatchFailed
+from exec_server.patching import hunks
+from exec_server.patching.hunks import PatchFailed
 from exec_server.protocol import files as wire
 
 pytestmark = pytest.mark.quick
@@ -242,7 +242,7 @@ def test_a_patch_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(InvalidParams, match="larger than 3 bytes"):
         do(patch("*** Delete File: f"))
     with monkeypatch.context() as patched:
-        patched.setattr(effort, "SECONDS", -1.0)
+        patched.setattr(hunks, "SECONDS", -1.0)
         with pytest.raises(PatchFailed, match="processor time"):
             do(edit("f", ("four", "five")))
         patched.setattr(changes, "PATCH_BYTES", 4)

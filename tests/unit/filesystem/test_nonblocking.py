@@ -16,8 +16,7 @@ import pytest
 
 from exec_server.errors import InvalidRequest
 from exec_server.filesystem import nonblocking, operations, safe_write
-from exec_server.filesystem.mounts import MountTable
-from exec_server.filesystem.syscalls import RESOLVE_NO_SYMLINKS
+from exec_server.filesystem.syscalls import RESOLVE_NO_SYMLINKS, MountTable
 from exec_server.protocol import files
 from exec_server.protocol.paths import PathUri
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.patching.codex_patch import parse
-from exec_server.patching.model import FilePatch, Hunk, Line, PatchFailed
+from exec_server.patching.hunks import FilePatch, Hunk, Line, PatchFailed
 
 pytestmark = pytest.mark.quick
 

@@ -6,8 +6,7 @@ import pytest
 
 from exec_server.patching import edits
 from exec_server.patching.edits import Edit, apply_edits
-from exec_server.patching.effort import Effort
-from exec_server.patching.model import PatchFailed
+from exec_server.patching.hunks import Effort, PatchFailed
 
 pytestmark = pytest.mark.quick
 

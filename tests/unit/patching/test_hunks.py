@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exec_server.patching import codex_patch, effort, unified_diff
-from exec_server.patching.effort import Effort
-from exec_server.patching.hunks import apply_hunks
-from exec_server.patching.model import Hunk, Line, PatchFailed
+from exec_server.patching import codex_patch, unified_diff
+from exec_server.patching import hunks as patching_hunks
+from exec_server.patching.hunks import Effort, Hunk, Line, PatchFailed, apply_hunks
 
 pytestmark = pytest.mark.quick
 
@@ -144,7 +143,7 @@ def test_a_long_hunk_that_fits_nowhere_is_refused_soon() -> None:
 def test_the_lines_and_the_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     hunks = codex_hunks("@@\n-a\n+b")
     with monkeypatch.context() as patched:
-        patched.setattr(effort, "MAX_LINES", 1)
+        patched.setattr(patching_hunks, "MAX_LINES", 1)
         with pytest.raises(PatchFailed, match="f has more than 1 lines"):
             apply_hunks("a\nb\n", hunks, "f")
     times = iter([0.0, 1.0, 6.0])

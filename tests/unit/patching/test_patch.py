@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.patching.model import PatchFailed
+from exec_server.patching.hunks import PatchFailed
 from exec_server.patching.patch import FileChange, parse_patch, plan
 
 pytestmark = pytest.mark.quick

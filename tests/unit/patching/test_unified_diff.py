@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exec_server.patching.model import FilePatch, Hunk, Line, PatchFailed
+from exec_server.patching.hunks import FilePatch, Hunk, Line, PatchFailed
 from exec_server.patching.unified_diff import parse
 
 pytestmark = pytest.mark.quick

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import cast
 
-from exec_server.filesystem import batches
+from exec_server.filesystem import operations
 from exec_server.protocol.decoding import Base64
 from exec_server.protocol.files import (
     Done,
@@ -41,10 +41,10 @@ def write_binary(
 
 
 def read_files(context: ConnectionContext, params: ReadFilesParams) -> Awaitable[WithData]:
-    return context.in_thread(lambda: WithData(*batches.read_files(params)))
+    return context.in_thread(lambda: WithData(*operations.read_files(params)))
 
 
 def write_files(
     context: ConnectionContext, request: Attached[WriteFilesParams]
 ) -> Awaitable[WriteFilesResult]:
-    return context.in_thread(batches.write_files, *request)
+    return context.in_thread(operations.write_files, *request)

@@ -6,8 +6,8 @@ import asyncio
 
 import msgspec
 
-from exec_server.codex import capability_cache
-from exec_server.codex.capability_cache import TreeListener
+from exec_server.codex import installed
+from exec_server.codex.installed import TreeListener
 from exec_server.errors import InvalidRequest
 from exec_server.protocol import codex
 from exec_server.protocol.codex import DiscoveredRoot, RootParams
@@ -29,7 +29,7 @@ async def discover(context: ConnectionContext, params: codex.DiscoverParams) -> 
     try:
         async with context.search_slots, server.search_slots:
             text, is_watched = await context.in_thread(
-                capability_cache.discover, server.variables, files, inotify, listener
+                installed.discover_cached, server.variables, files, inotify, listener
             )
     finally:
         if not is_watched:
@@ -51,8 +51,7 @@ async def discover_roots(
         text = f"capability root discovery accepts at most {MAX_ROOTS} roots"
         raise InvalidRequest(text)
 
-    from exec_server.codex.bundle import discover_root
-    from exec_server.codex.capability_files import ResponseBudget
+    from exec_server.codex.bundle import ResponseBudget, discover_root
 
     budget = ResponseBudget()
 

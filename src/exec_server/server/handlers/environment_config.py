@@ -19,6 +19,6 @@ def read(context: ConnectionContext, params: ReadConfigParams) -> Awaitable[Read
 
 
 def _read(params: ReadConfigParams, variables: Mapping[str, str]) -> ReadConfigResult:
-    from exec_server.codex import config_layers  # slow imports stay out of start-up
+    from exec_server.codex import config  # slow imports stay out of start-up
 
-    return config_layers.read(params, variables)
+    return config.read(params, variables)

@@ -9,14 +9,7 @@ from typing import TypeVar
 
 import pybase64
 
-from exec_server.filesystem import (
-    entries,
-    handles,
-    nonblocking,
-    operations,
-    safe_write,
-    trusted_reads,
-)
+from exec_server.filesystem import handles, nonblocking, operations, safe_write, trusted_reads
 from exec_server.filesystem import walk as walk_operation
 from exec_server.protocol import files
 from exec_server.protocol.files import ConfinableParams
@@ -179,8 +172,8 @@ read_directory = handler(
     ),
     reading=True,
 )
-list_ = handler(FileOperation(files.LIST, entries.list_), reading=True)
-resolve = handler(FileOperation(files.RESOLVE, entries.resolve), reading=True)
+list_ = handler(FileOperation(files.LIST, operations.list_), reading=True)
+resolve = handler(FileOperation(files.RESOLVE, operations.resolve), reading=True)
 
 
 write_file = handler(

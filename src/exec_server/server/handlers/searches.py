@@ -31,7 +31,7 @@ def _search(
 ) -> wire.GrepResult:
     """Search without a sandbox. Blocking."""
     # Imported only here: most servers never search.
-    from exec_server.filesystem.grep import Ripgrep, grep
+    from exec_server.filesystem.search import Ripgrep, grep
 
     run = partial(run_helper, env={"LC_ALL": "C.UTF-8"})
     return grep(params, None if ripgrep is None else Ripgrep(ripgrep, run), is_over.is_set)

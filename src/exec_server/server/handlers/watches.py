@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from exec_server.errors import InvalidParams, InvalidRequest
-from exec_server.filesystem.change_watch import ChangeWatch
+from exec_server.filesystem.watch import ChangeWatch
 from exec_server.protocol import files as wire
 from exec_server.protocol.files import CANONICALIZE, CanonicalizeParams, Done
 from exec_server.protocol.paths import PathUri

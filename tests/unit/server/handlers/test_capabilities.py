@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.codex.capability_cache import CapabilityCache
+from exec_server.codex.installed import CapabilityCache
 from exec_server.errors import InvalidRequest
 from exec_server.filesystem.inotify import Inotify
 from exec_server.protocol import codex

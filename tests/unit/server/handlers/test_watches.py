@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from exec_server.errors import InvalidRequest, RpcError
-from exec_server.filesystem.change_watch import Batch, ChangeWatch
+from exec_server.filesystem.watch import Batch, ChangeWatch
 from exec_server.protocol import files as wire
 from exec_server.protocol.files import CanonicalizeResult
 from exec_server.protocol.paths import PathUri

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.codex.skill_text import (
+from exec_server.codex.skills import (
     FrontMatter,
     SkillFault,
     SkillMetadata,

@@ -7,22 +7,26 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from exec_server.codex import yaml_text
-from exec_server.codex.yaml_text import Pairs, YamlFault
 from exec_server.protocol.codex import SkillDependencies, SkillPolicy, SkillTool
 
-if TYPE_CHECKING:  # slow imports stay out of start-up
+if TYPE_CHECKING:
     from yaml import Node
+
+
+# A document: real ones have less than 1 KiB. A longer one is refused.
+DOCUMENT_CHARACTERS: Final = 65_536
+# Levels of lists and mappings; real documents have four. A deeper one is refused.
+DEPTH: Final = 32
+
+_NULL: Final = "tag:yaml.org,2002:null"
+_BOOLEANS: Final = {
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
 
 # The reference's limits of texts. A longer name is an error, another text counts as absent.
 NAME_CHARACTERS: Final = 64
 TEXT_CHARACTERS: Final = 1024
-
-_PRODUCTS: Final = {
-    spelling: product
-    for product in ("chatgpt", "codex", "atlas")
-    for spelling in (product, product.upper())
-}
 _INTERFACE: Final = (
     "display_name",
     "short_description",
@@ -33,6 +37,103 @@ _INTERFACE: Final = (
 )
 # A line `key: value` whose value is read as written if YAML cannot read the line.
 _LINE: Final = re.compile(r"(\s*[\w.-]+:[ \t]+)(.*)")
+
+
+# Small YAML documents, read as the nodes of PyYAML.
+#
+# Scalars stay text, as the file has them: `yes`, `010` and `2020-01-01` are names like any other.
+# A value that is referred to a thousand times is one node, so aliases cannot grow a document.
+class YamlFault(Exception):
+    """A text is not the document that was expected."""
+
+
+class Pairs(list[tuple["Node", "Node"]]):
+    """A mapping; keys may be repeated."""
+
+    def get(self, *names: str) -> Node | None:
+        """The value of a key that has these spellings, None if it is absent or null."""
+        values = [value for key, value in self if key.value in names]
+        if len(values) > 1:
+            raise YamlFault(f"duplicate field `{names[0]}`")
+        return values[0] if values and values[0].tag != _NULL else None
+
+    def has(self, name: str) -> bool:
+        return any(key.value == name for key, _ in self)
+
+    def has_null(self, name: str) -> bool:
+        """Whether the value of a key is written as null; one without a value is not."""
+        return any(key.value == name and value.tag == _NULL and value.value for key, value in self)
+
+
+def parse(text: str) -> Node | None:
+    """The only document of a text, None if it is empty or null; raises YamlFault."""
+    import yaml
+
+    if len(text) > DOCUMENT_CHARACTERS:
+        raise YamlFault(f"the document exceeds {DOCUMENT_CHARACTERS} characters")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        # Composing recurses, in C without a limit; events do not.
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH:
+                raise YamlFault(f"the document is more than {DEPTH} levels deep")
+        document: Node | None = yaml.compose(text, Loader=loader)
+    except yaml.YAMLError as error:
+        raise YamlFault(str(error)) from None
+    return None if document is None or document.tag == _NULL else document
+
+
+def as_mapping(node: Node | None) -> Pairs:
+    """The pairs of a mapping; raises YamlFault."""
+    if node is None or node.id != "mapping":
+        raise YamlFault("expected a mapping")
+    return Pairs(node.value)
+
+
+def as_sequence(node: Node | None) -> list[Node]:
+    """The values of a list; raises YamlFault."""
+    if node is None or node.id != "sequence":
+        raise YamlFault("expected a sequence")
+    return list(node.value)
+
+
+def as_text(node: Node | None) -> str | None:
+    """The text of a scalar, None if it is null; raises YamlFault."""
+    if node is None or node.tag == _NULL:
+        return None
+    if node.id != "scalar":
+        raise YamlFault("expected a string")
+    return str(node.value)
+
+
+def as_boolean(node: Node | None) -> bool | None:
+    """The boolean of a scalar without quotes, None if it is null; raises YamlFault."""
+    text = as_text(node)
+    if node is None or text is None:
+        return None
+    if node.style or text not in _BOOLEANS:
+        raise YamlFault("expected a boolean")
+    return _BOOLEANS[text]
+
+
+def as_port(node: Node | None) -> int | None:
+    """The port number of a scalar without quotes, None if it is null; raises YamlFault."""
+    text = as_text(node)
+    if node is None or text is None:
+        return None
+    if node.style or not text.isascii() or not text.isdigit() or int(text) > 65_535:
+        raise YamlFault("expected the number of a port")
+    return int(text)
+
+
+_PRODUCTS: Final = {
+    spelling: product
+    for product in ("chatgpt", "codex", "atlas")
+    for spelling in (product, product.upper())
+}
 
 
 class SkillFault(Exception):
@@ -73,14 +174,14 @@ def _header(contents: str) -> str:
 
 
 def _front_matter(text: str) -> FrontMatter:
-    header = yaml_text.as_mapping(yaml_text.parse(text))
+    header = as_mapping(parse(text))
     name = _one_line(header.get("name"))
     description = _one_line(header.get("description"))
     metadata = header.get("metadata")
     short = None
     # As in the reference, `metadata:` is an empty mapping and `metadata: null` is none.
     if metadata is not None or header.has_null("metadata"):
-        short = _one_line(yaml_text.as_mapping(metadata).get("short-description"))
+        short = _one_line(as_mapping(metadata).get("short-description"))
     if description is None:
         raise YamlFault("missing field `description`")
     if name is not None and len(name) > NAME_CHARACTERS:
@@ -108,7 +209,7 @@ def _quoted_line(line: str) -> str:
 
 def _one_line(value: Node | None, limit: int | None = None) -> str | None:
     """A text with single spaces, None if it is empty or too long."""
-    text = " ".join((yaml_text.as_text(value) or "").split())
+    text = " ".join((as_text(value) or "").split())
     return text if text and (limit is None or len(text) <= limit) else None
 
 
@@ -123,10 +224,10 @@ class SkillMetadata:
 def skill_metadata(contents: str) -> SkillMetadata:
     """The meaning of agents/openai.yaml; a file with any fault has none."""
     try:
-        document = yaml_text.parse(contents)
+        document = parse(contents)
         if document is None:
             return SkillMetadata()
-        return _metadata(yaml_text.as_mapping(document))
+        return _metadata(as_mapping(document))
     except YamlFault:
         return SkillMetadata()
 
@@ -135,7 +236,7 @@ def _metadata(document: Pairs) -> SkillMetadata:
     interface = document.get("interface")
     if interface is not None:
         for name in _INTERFACE:
-            yaml_text.as_text(yaml_text.as_mapping(interface).get(name))
+            as_text(as_mapping(interface).get(name))
     policy = document.get("policy")
     return SkillMetadata(
         _dependencies(document.get("dependencies")), None if policy is None else _policy(policy)
@@ -145,14 +246,14 @@ def _metadata(document: Pairs) -> SkillMetadata:
 def _dependencies(value: Node | None) -> SkillDependencies | None:
     if value is None:
         return None
-    table = yaml_text.as_mapping(value)
-    tools = yaml_text.as_sequence(table.get("tools")) if table.has("tools") else []
+    table = as_mapping(value)
+    tools = as_sequence(table.get("tools")) if table.has("tools") else []
     known = [tool for tool in map(_tool, tools) if tool is not None]
     return SkillDependencies(known) if known else None
 
 
 def _tool(value: Node | None) -> SkillTool | None:
-    table = yaml_text.as_mapping(value)
+    table = as_mapping(value)
     kind = _one_line(table.get("type"), NAME_CHARACTERS)
     named = _one_line(table.get("value"), TEXT_CHARACTERS)
     description = _one_line(table.get("description"), TEXT_CHARACTERS)
@@ -162,17 +263,17 @@ def _tool(value: Node | None) -> SkillTool | None:
     oauth = table.get("oauth")
     port = None
     if oauth is not None:
-        port = yaml_text.as_port(yaml_text.as_mapping(oauth).get("callback_port", "callbackPort"))
+        port = as_port(as_mapping(oauth).get("callback_port", "callbackPort"))
     if kind is None or named is None:
         return None
     return SkillTool(kind, named, description, transport, command, url, port)
 
 
 def _policy(value: Node | None) -> SkillPolicy:
-    table = yaml_text.as_mapping(value)
-    names = yaml_text.as_sequence(table.get("products")) if table.has("products") else []
-    allowed = yaml_text.as_boolean(table.get("allow_implicit_invocation"))
-    products = [_PRODUCTS.get(yaml_text.as_text(name) or "") for name in names]
+    table = as_mapping(value)
+    names = as_sequence(table.get("products")) if table.has("products") else []
+    allowed = as_boolean(table.get("allow_implicit_invocation"))
+    products = [_PRODUCTS.get(as_text(name) or "") for name in names]
     if None in products:
         raise YamlFault("unknown product")
     return SkillPolicy(allowed, [product for product in products if product is not None])

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from exec_server.errors import InvalidRequest
-from exec_server.filesystem import change_watch as module
-from exec_server.filesystem.change_watch import Batch, ChangeWatch, GatheredChanges
+from exec_server.filesystem import watch as module
 from exec_server.filesystem.inotify import Inotify
+from exec_server.filesystem.watch import Batch, ChangeWatch, GatheredChanges
 
 
 @pytest.fixture

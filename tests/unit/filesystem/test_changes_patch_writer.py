@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.filesystem.patch_writer import PATCH_DIRECTORIES, PatchWriter
-from exec_server.patching.model import PatchFailed
+from exec_server.filesystem.changes import PATCH_DIRECTORIES, PatchWriter
+from exec_server.patching.hunks import PatchFailed
 from exec_server.patching.patch import FileChange
 
 pytestmark = pytest.mark.quick

@@ -11,7 +11,7 @@ import pytest
 from tests.support.trees import do, fails, os_error, uri
 
 from exec_server.errors import InternalError
-from exec_server.filesystem import entries
+from exec_server.filesystem import operations
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.protocol import files as wire
 from exec_server.protocol.files import CanonicalizeResult, Done
@@ -57,7 +57,7 @@ def test_names_that_are_no_text_are_shown_with_replacement_characters() -> None:
 
 
 def test_a_directory_with_too_many_entries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "READ_DIRECTORY_LIMIT", 5)
+    monkeypatch.setattr(operations, "READ_DIRECTORY_LIMIT", 5)
     assert len(listed()) == 5
     Path("one more").touch()
     fails(wire.ListParams(uri(".")), InternalError("fs/list: more than 5 entries"))

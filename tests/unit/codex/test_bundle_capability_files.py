@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.trees import DiskFiles, write_files
 
-from exec_server.codex import capability_files
-from exec_server.codex.capability_files import CapabilityFiles, ResponseBudget
+from exec_server.codex import bundle
+from exec_server.codex.bundle import CapabilityFiles, ResponseBudget
 from exec_server.errors import InvalidRequest, NotFound
 from exec_server.protocol.codex import CapabilityFile
 from exec_server.protocol.paths import PathUri, path_to_uri
@@ -49,7 +49,7 @@ def test_faults_are_warnings(tmp_path: Path) -> None:
 
 
 def test_sizes_of_files(tmp_path: Path) -> None:
-    limit = capability_files.FILE_BYTES
+    limit = bundle.FILE_BYTES
     write_files(tmp_path, {"fits": b"x" * limit, "large": b"x" * (limit + 1)})
     assert _read(tmp_path / "fits")[1] == []
     uri = path_to_uri(str(tmp_path / "large"))
@@ -58,12 +58,12 @@ def test_sizes_of_files(tmp_path: Path) -> None:
 
 
 def test_sizes_of_roots_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capability_files, "ROOT_BYTES", 10)
+    monkeypatch.setattr(bundle, "ROOT_BYTES", 10)
     write_files(tmp_path, {"seven": "x" * 7, "three": "x" * 3, "escaped": "\x01" * 2})
     uris = {name: path_to_uri(str(tmp_path / name)) for name in ("seven", "three", "escaped")}
     warning = "capability root bundle exceeds the 10-byte limit"
     size = sum(len(each) + 2 for each in ("x" * 7, uris["seven"], warning, "xxx", uris["three"]))
-    monkeypatch.setattr(capability_files, "RESPONSE_BYTES", size)
+    monkeypatch.setattr(bundle, "RESPONSE_BYTES", size)
     budget = ResponseBudget()
     looks = CapabilityFiles(DiskFiles(), budget)
     assert looks.read(uris["seven"]) is not None
@@ -93,7 +93,7 @@ def test_scans(tmp_path: Path) -> None:
 
 
 def test_a_scan_that_is_cut_off(tmp_path: Path) -> None:
-    for number in range(capability_files.WALK.max_directories + 1):
+    for number in range(bundle.WALK.max_directories + 1):
         (tmp_path / str(number)).mkdir()
     (tmp_path / "bad\udcff").mkdir()
     root = PathUri.from_text(str(tmp_path))
@@ -107,10 +107,10 @@ def test_a_scan_that_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_errors_of_the_sandbox_count_like_others() -> None:
-    assert capability_files.is_missing(NotFound("x"))
-    assert not capability_files.is_missing(InvalidRequest("x"))
-    assert capability_files.is_missing(FileNotFoundError(2, "x"))
-    assert capability_files.is_denied(InvalidRequest("x"))
-    assert capability_files.is_denied(PermissionError(13, "x"))
-    assert not capability_files.is_denied(FileNotFoundError(2, "x"))
-    assert capability_files.error_text(InvalidRequest("x")) == "x"
+    assert bundle.is_missing(NotFound("x"))
+    assert not bundle.is_missing(InvalidRequest("x"))
+    assert bundle.is_missing(FileNotFoundError(2, "x"))
+    assert bundle.is_denied(InvalidRequest("x"))
+    assert bundle.is_denied(PermissionError(13, "x"))
+    assert not bundle.is_denied(FileNotFoundError(2, "x"))
+    assert bundle.error_text(InvalidRequest("x")) == "x"

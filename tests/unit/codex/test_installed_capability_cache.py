@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.support.trees import DiskFiles, write_files
 
-from exec_server.codex import capability_cache
-from exec_server.codex.capability_cache import CapabilityCache, TreeListener
+from exec_server.codex import installed
+from exec_server.codex.installed import CapabilityCache, TreeListener
 from exec_server.filesystem.inotify import Inotify
 
 _HEADER = "---\ndescription: d\n---\n"
@@ -31,7 +31,7 @@ class Scene:
     def discover(self, key: bytes = b"") -> bool:
         """Read, and keep the answer if all changes are noticed."""
         listener = TreeListener()
-        text, is_watched = capability_cache.discover(
+        text, is_watched = installed.discover_cached(
             self.variables, DiskFiles(), self.inotify, listener
         )
         if is_watched:
@@ -93,7 +93,7 @@ def test_an_answer_ends_with_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async def scene(stage: Scene) -> None:
         stage.discover()
         assert stage.kept() == []
-        monkeypatch.setattr(capability_cache, "MAX_AGE_SECONDS", -1.0)
+        monkeypatch.setattr(installed, "MAX_AGE_SECONDS", -1.0)
         assert stage.kept() is None
 
     play(tmp_path, scene)
@@ -101,14 +101,14 @@ def test_an_answer_ends_with_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_answers_are_few_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: Scene) -> None:
-        for number in range(capability_cache.MAX_ANSWERS):
+        for number in range(installed.MAX_ANSWERS):
             stage.discover(b"%d" % number)
         stage.discover(b"0")  # replaces the first one
         assert stage.kept(b"1") == []
         stage.discover(b"further")
         assert stage.kept(b"2") is None
         assert stage.kept(b"1") == []
-        monkeypatch.setattr(capability_cache, "ANSWER_BYTES", 1)
+        monkeypatch.setattr(installed, "ANSWER_BYTES", 1)
         stage.discover(b"long")
         assert stage.kept(b"long") is None
 
@@ -128,7 +128,7 @@ def test_a_tree_that_cannot_be_watched_is_not_kept(
             patch.setattr(stage.inotify, "listen", fail)
             assert not stage.discover()
         with monkeypatch.context() as patch:
-            patch.setattr(capability_cache, "is_unreliable", lambda _: True)
+            patch.setattr(installed, "is_unreliable", lambda _: True)
             assert not stage.discover()
         assert stage.discover()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.filesystem.batches import MAX_BYTES, MAX_FILES, read_files, write_files
+from exec_server.filesystem.operations import MAX_BYTES, MAX_FILES, read_files, write_files
 from exec_server.protocol.files import NewFile, ReadFilesParams, WriteFilesParams
 from exec_server.protocol.paths import PathUri
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.filesystem import mounts
-from exec_server.filesystem.mounts import MountTable, parse_mounts, slow_mount_points
+from exec_server.filesystem import syscalls
+from exec_server.filesystem.syscalls import MountTable, parse_mounts, slow_mount_points
 
 
 def test_slow_file_systems_are_found_in_the_mount_table() -> None:
@@ -81,7 +81,7 @@ def test_the_table_is_read_again_after_a_second(monkeypatch: pytest.MonkeyPatch)
     clock = [100.0]
     points = ["/a/"]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(mounts, "slow_mount_points", lambda _: tuple(points))
+    monkeypatch.setattr(syscalls, "slow_mount_points", lambda _: tuple(points))
     table = MountTable()
     assert table.slow_mounts() == ("/a/",)
     points[0] = "/b/"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.patching import effort
-from exec_server.patching.effort import Effort, check_lines
-from exec_server.patching.model import PatchFailed
+from exec_server.patching import hunks
+from exec_server.patching.hunks import Effort, PatchFailed, check_lines
 
 pytestmark = pytest.mark.quick
 
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.quick
 def test_the_processor_time_is_bounded() -> None:
     now = 100.0
     spent = Effort(lambda: now)
-    now = 100.0 + effort.SECONDS
+    now = 100.0 + hunks.SECONDS
     spent.check()
     now += 0.1
     with pytest.raises(PatchFailed, match="more than 5 s of processor time: split it"):
@@ -22,7 +21,7 @@ def test_the_processor_time_is_bounded() -> None:
 
 
 def test_the_lines_of_a_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effort, "MAX_LINES", 2)
+    monkeypatch.setattr(hunks, "MAX_LINES", 2)
     check_lines("a\nb\n", "f")
     with pytest.raises(PatchFailed, match="f has more than 2 lines"):
         check_lines("a\nb\nc\n", "f")

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from exec_server.codex import home
+from exec_server.codex import config
 from exec_server.errors import InternalError
 
 
 def test_codex_home_is_below_the_home_of_the_user(tmp_path: Path) -> None:
-    assert home.codex_home({"HOME": "/h"}) == "/h/.codex"
-    assert home.codex_home({"HOME": "/h", "CODEX_HOME": ""}) == "/h/.codex"
+    assert config.codex_home({"HOME": "/h"}) == "/h/.codex"
+    assert config.codex_home({"HOME": "/h", "CODEX_HOME": ""}) == "/h/.codex"
     (tmp_path / "link").symlink_to(tmp_path)
     real = os.path.realpath(tmp_path)
-    assert home.codex_home({"CODEX_HOME": str(tmp_path / "link")}) == real
+    assert config.codex_home({"CODEX_HOME": str(tmp_path / "link")}) == real
 
 
 def test_a_codex_home_that_is_none_is_an_error(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_codex_home_that_is_none_is_an_error(tmp_path: Path) -> None:
     for name, fault in [("none", "does not exist"), ("file", "is not a directory")]:
         text = f'CODEX_HOME points to "{tmp_path}/{name}", but that path {fault}'
         with pytest.raises(InternalError) as caught:
-            home.codex_home({"CODEX_HOME": f"{tmp_path}/{name}"})
+            config.codex_home({"CODEX_HOME": f"{tmp_path}/{name}"})
         assert caught.value.message == text
 
 
@@ -36,7 +36,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("pwd.getpwuid", unknown)
     with pytest.raises(InternalError, match="Could not find home directory"):
-        home.codex_home({})
+        config.codex_home({})
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_canonical_name_has_a_dot(
     answers = [(0, 0, 0, name, ()) for name in canonical]
     monkeypatch.setattr(socket, "gethostname", lambda: "Own")
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
-    assert home.hostname.__wrapped__() == expected
+    assert config.hostname.__wrapped__() == expected
 
 
 def test_the_name_of_the_kernel_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +58,6 @@ def test_the_name_of_the_kernel_is_enough(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     monkeypatch.setattr(socket, "gethostname", lambda: "Own.")
-    assert home.hostname.__wrapped__() == "own"
+    assert config.hostname.__wrapped__() == "own"
     monkeypatch.setattr(socket, "gethostname", lambda: "")
-    assert home.hostname.__wrapped__() is None
+    assert config.hostname.__wrapped__() is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.codex.project import (
+from exec_server.codex.config import (
     MARKERS,
     Checkout,
     Trust,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.filesystem.watched_directories import WatchedDirectories, remove_below
+from exec_server.filesystem.inotify import WatchedDirectories, remove_below
 
 pytestmark = pytest.mark.quick
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.codex.managed_settings import implied_requirements
+from exec_server.codex.config import implied_requirements
 from exec_server.errors import InternalError
 
 _GRANULAR = {"sandbox_approval": True, "rules": False, "mcp_elicitations": True}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.codex.selection import merged, select, without
+from exec_server.codex.bundle import merged, select, without
 
 _DOCUMENT: dict[str, Any] = {
     "model": "m",

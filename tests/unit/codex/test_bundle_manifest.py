@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.codex.manifest import Manifest, ManifestFault, parse_manifest
+from exec_server.codex.bundle import Manifest, ManifestFault, parse_manifest
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.codex import config_layers, toml_file
+from exec_server.codex import config, toml_file
 from exec_server.errors import InternalError
 from exec_server.protocol.codex import LayerStack, ReadConfigParams, ReadConfigResult
 from exec_server.protocol.paths import PathUri, path_to_uri
@@ -36,7 +36,7 @@ class Machine:
             PathUri.from_text(f"{self.root}/{cwd}"), [[key] for key in keys], paths
         )
         variables = {"HOME": f"{self.root}/user", "CODEX_HOME": f"{self.root}/home"}
-        return config_layers.read(params, variables, f"{self.root}/etc")
+        return config.read(params, variables, f"{self.root}/etc")
 
     def layers(self, stack: LayerStack) -> list[tuple[str, dict[str, Any]]]:
         """The sources without the folder, and the documents."""
@@ -180,9 +180,9 @@ def _trusted(machine: Machine, depth: int, text: str) -> str:
 
 def test_all_files_together_are_limited(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     lowest = _trusted(machine, 3, "a = 1\n" + "#" * 1000)
-    monkeypatch.setattr(config_layers, "FILES_BYTES", 3200)
+    monkeypatch.setattr(config, "FILES_BYTES", 3200)
     assert len(machine.read("a", cwd=lowest).config.layers) == 3
-    monkeypatch.setattr(config_layers, "FILES_BYTES", 3000)
+    monkeypatch.setattr(config, "FILES_BYTES", 3000)
     with pytest.raises(InternalError) as caught:
         machine.read("a", cwd=lowest)
     path = f"{machine.root}/{lowest}/.codex/config.toml"
@@ -194,7 +194,7 @@ def test_all_files_together_are_limited(machine: Machine, monkeypatch: pytest.Mo
 
 def test_the_answer_is_limited(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     lowest = _trusted(machine, 3, "a = 'xxxxxxxx'\n")
-    monkeypatch.setattr(config_layers, "ANSWER_CHARACTERS", 40)
+    monkeypatch.setattr(config, "ANSWER_CHARACTERS", 40)
     with pytest.raises(InternalError, match="the layers exceed 40 characters"):
         machine.read("a", cwd=lowest)
     assert machine.read("b", cwd=lowest).config.layers == []

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.filesystem import line_search, search
+from exec_server.filesystem import search
 from exec_server.filesystem.line_patterns import LinePattern
-from exec_server.filesystem.line_search import LineSearch, Options, PathFilter
 from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.search import LineSearch, Options, PathFilter
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_an_entry_that_vanishes_is_skipped(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_long_lines_are_searched_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_search, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(search, "BLOCK_BYTES", 4)
     (folder / "f").write_bytes(b"aaaabbbbccx\nx\nddddeeeeffffxxxxx\n\nx")
     found = _search("x", "f", before=1)
     assert [(number, column, text) for _, number, column, text in found if column] == [
@@ -134,14 +134,14 @@ def test_long_lines_are_searched_in_pieces(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_context_reaches_into_other_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_search, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(search, "BLOCK_BYTES", 4)
     (folder / "f").write_text("a\nb\nc\nx\nd\ne\nf\ng\n")
     found = _search("x", "f", before=2, after=3)
     assert [(number, text) for _, number, _, text in found] == list(enumerate("bcxdef", 2))
 
 
 def test_a_null_byte_in_a_later_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_search, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(search, "BLOCK_BYTES", 4)
     (folder / "f").write_bytes(b"x\nx\nx\n\0")
     assert _search("x", "f") == []
 
@@ -159,7 +159,7 @@ def test_text_is_cut_and_bytes_are_replaced(folder: Path) -> None:
 def test_the_answer_is_bounded(
     name: str, value: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search if name == "MAX_ENTRIES" else line_search, name, value)
+    monkeypatch.setattr(search if name == "MAX_ENTRIES" else search, name, value)
     found = LineSearch(_options()).run()
     assert (len(found.lines), found.truncated) == (count, True)
 

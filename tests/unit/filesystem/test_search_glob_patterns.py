@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.filesystem.glob_patterns import GlobPatterns
+from exec_server.filesystem.search import GlobPatterns
 
 pytestmark = pytest.mark.quick
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from exec_server.codex import yaml_text
-from exec_server.codex.yaml_text import (
+from exec_server.codex import skills
+from exec_server.codex.skills import (
     Pairs,
     YamlFault,
     as_boolean,
@@ -67,7 +67,7 @@ def test_aliases_are_the_same_node() -> None:
         "[" * 33 + "]" * 33,
         "[" * 60_000,
         "- " * 30_000,
-        "x" * (yaml_text.DOCUMENT_CHARACTERS + 1),
+        "x" * (skills.DOCUMENT_CHARACTERS + 1),
         "\x01",
     ],
 )
@@ -78,9 +78,9 @@ def test_faults(text: str) -> None:
 
 def test_depth_and_size_within_the_limits() -> None:
     parse("[" * 32 + "]" * 32)
-    longest = as_text(parse("x" * yaml_text.DOCUMENT_CHARACTERS))
+    longest = as_text(parse("x" * skills.DOCUMENT_CHARACTERS))
     assert longest is not None
-    assert len(longest) == yaml_text.DOCUMENT_CHARACTERS
+    assert len(longest) == skills.DOCUMENT_CHARACTERS
 
 
 @pytest.mark.parametrize(

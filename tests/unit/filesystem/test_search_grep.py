@@ -11,9 +11,9 @@ import pytest
 from tests.support.trees import do, uri
 
 from exec_server.errors import InvalidParams, NotFound
-from exec_server.filesystem import grep as module
 from exec_server.filesystem import search
-from exec_server.filesystem.grep import Ripgrep, grep
+from exec_server.filesystem import search as module
+from exec_server.filesystem.search import Ripgrep, grep
 from exec_server.protocol import files as wire
 
 pytestmark = pytest.mark.quick
