@@ -26,7 +26,7 @@ from exec_server.patching.patch import parse_patch, plan
 from exec_server.protocol import files, http, json_text, jsonrpc, process, session
 from exec_server.protocol.decoding import decode as decode_params
 from exec_server.protocol.paths import PATH_CHARACTERS, PathUri
-from exec_server.sandbox.policy import globs
+from exec_server.sandbox.policy import access
 from exec_server.sandbox.policy.compiler import HostPaths, compile_policy
 from exec_server.sandbox.policy.layout import Unenforceable, lay_out
 from exec_server.sandbox.policy.model import Glob
@@ -144,10 +144,10 @@ def _glob(data: bytes) -> None:
     pattern, _, path = as_text(data).partition("\n")
     glob = Glob("/w", pattern, None)
     try:
-        globs.check(glob)
+        access.check(glob)
     except RpcError:
         return
-    globs.matches(glob, "/w/" + path[:200])
+    access.matches(glob, "/w/" + path[:200])
 
 
 def _patch(data: bytes) -> None:

@@ -71,9 +71,9 @@ def _set_up() -> None:
         os.chmod(path, 0o1777)
     os.chown("/home/tester", _USERS["ordinary"], _USERS["ordinary"])
     os.chmod("/root", 0o700)
-    from exec_server.sandbox.runtime import loopback
+    from exec_server.sandbox.runtime import child
 
-    loopback.bring_up()
+    child.bring_up()
 
 
 def _run_tests(user: str, settings: dict[str, Any]) -> int:

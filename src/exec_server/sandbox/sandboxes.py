@@ -15,10 +15,9 @@ from exec_server.errors import InternalError
 
 if TYPE_CHECKING:
     from exec_server.sandbox.builder import SandboxBuilder
-    from exec_server.sandbox.command_sandbox import CommandSandbox
-    from exec_server.sandbox.file_sandbox import FileSandbox
+    from exec_server.sandbox.commands import CommandSandbox, UserCommands
+    from exec_server.sandbox.files import FileSandbox
     from exec_server.sandbox.runtime.placeholders import RegisterCleanup
-    from exec_server.sandbox.user_commands import UserCommands
 
 
 class _Parts(NamedTuple):
@@ -55,7 +54,7 @@ class Sandboxes:
     @property
     def user_commands(self) -> UserCommands:
         """Blocking, unless loaded."""
-        from exec_server.sandbox.user_commands import UserCommands
+        from exec_server.sandbox.commands import UserCommands
 
         return UserCommands(self.load().builder)
 
@@ -72,8 +71,8 @@ class Sandboxes:
     def _make_parts(self) -> _Parts:
         from exec_server.host.threads import BackgroundCloser
         from exec_server.sandbox.builder import SandboxBuilder
-        from exec_server.sandbox.command_sandbox import CommandSandbox
-        from exec_server.sandbox.file_sandbox import FileSandbox
+        from exec_server.sandbox.commands import CommandSandbox
+        from exec_server.sandbox.files import FileSandbox
         from exec_server.sandbox.runtime.placeholders import Placeholders
 
         builder = SandboxBuilder(self._variables)

@@ -23,7 +23,7 @@ from exec_server.protocol.sandbox import Managed, Restricted, Sandbox
 from exec_server.sandbox.sandboxes import Sandboxes
 
 if TYPE_CHECKING:  # see `sandbox.sandboxes`
-    from exec_server.sandbox.file_sandbox import FilePolicy
+    from exec_server.sandbox.files import FilePolicy
 
 # Rules of a policy that is compiled on the event loop: ten times as many as clients send, in some
 # milliseconds.

@@ -29,7 +29,7 @@ from tests.support.sandbox import (
 )
 from tests.support.server_internals import eventually, launcher_pid
 
-from exec_server.sandbox.runtime.glob_scan import MAX_MATCHES
+from exec_server.sandbox.runtime.disk import MAX_MATCHES
 
 # Policies that a test uses at once: many more than a server keeps workers.
 _POLICIES = 100

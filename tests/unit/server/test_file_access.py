@@ -13,7 +13,7 @@ from exec_server.filesystem import operations
 from exec_server.protocol import files
 from exec_server.protocol import sandbox as wire
 from exec_server.protocol.paths import PathUri
-from exec_server.sandbox.file_sandbox import FilePolicy
+from exec_server.sandbox.files import FilePolicy
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.file_access import (
     INLINE_RULES,

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from exec_server.sandbox.policy.model import Step, View
-from exec_server.sandbox.policy.restrictions import Restrictions
+from exec_server.sandbox.policy.model import Restrictions, Step, View
 from exec_server.sandbox.runtime import capabilities, kernel
 from exec_server.sandbox.runtime.capabilities import Confinement, Feature
 from exec_server.sandbox.runtime.launcher import Launcher

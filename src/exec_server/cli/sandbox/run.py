@@ -38,7 +38,7 @@ from exec_server.sandbox.policy import compiler
 from exec_server.sandbox.policy.access import explain_denial, join
 from exec_server.sandbox.policy.layout import lay_out, resolve_globs
 from exec_server.sandbox.policy.model import Policy
-from exec_server.sandbox.runtime import glob_scan
+from exec_server.sandbox.runtime import disk as runtime_disk
 from exec_server.sandbox.runtime.disk import HostDisk
 from exec_server.sandbox.runtime.placeholders import RegisterCleanup
 from exec_server.sandbox.sandboxes import Sandboxes
@@ -136,7 +136,7 @@ def describe_view(policy: Policy | None) -> str:
     else:
         disk = HostDisk(sees_placeholders=False)
         patterns = resolve_globs(policy, disk)
-        view = lay_out(policy, disk, glob_scan.scan_policy(policy, disk))
+        view = lay_out(policy, disk, runtime_disk.scan_policy(policy, disk))
         rest = "only the following" if view.is_empty else "everything read-only, except"
         lines.append(f"files      {rest} (/dev and /proc are private)")
         lines += [f"{step.kind:<11}{step.path}" for step in view.steps]

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from exec_server.errors import InternalError, InvalidParams, InvalidRequest, RpcError
 from exec_server.protocol import sandbox as wire
 from exec_server.protocol.paths import PathUri
-from exec_server.sandbox.policy import globs
+from exec_server.sandbox.policy import access
 from exec_server.sandbox.policy.access import join, merge_rules, rule_access
 from exec_server.sandbox.policy.model import Access, Glob, Policy
 
@@ -293,5 +293,5 @@ def _split_glob(pattern: str, max_depth: int | None) -> Glob:
             "use a directory prefix without braces and backslashes"
         )
     glob = Glob(root, pattern[len(root) + 1 :], max_depth)
-    globs.check(glob)
+    access.check(glob)
     return glob

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from exec_server.errors import InternalError, os_error_text
-from exec_server.sandbox.policy.model import Network, View
-from exec_server.sandbox.policy.restrictions import Restrictions, choose_restrictions
+from exec_server.sandbox.policy.model import Network, Restrictions, View, choose_restrictions
 from exec_server.sandbox.runtime import kernel
 from exec_server.sandbox.runtime.control import NOT_BUILT, launch, request
 from exec_server.sandbox.runtime.launcher import Launcher

@@ -7,11 +7,14 @@ failure ends the process: its last Status holds the reason, and no command has r
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
+import select
 import signal
 import socket
+import struct
 import termios
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,24 +24,33 @@ from typing import Final, NamedTuple, NoReturn, TypeVar
 import msgspec
 
 from exec_server.errors import ExecServerError, InternalError, os_error_text
-from exec_server.host import libc
+from exec_server.host import libc, users
 from exec_server.process import command as process_command
 from exec_server.process.command import STATE_DESCRIPTOR, Command
 from exec_server.process.spawn import Streams, encode, spawn_first
-from exec_server.sandbox.policy.model import Step, View
-from exec_server.sandbox.policy.restrictions import Restrictions, choose_restrictions
-from exec_server.sandbox.runtime import (
-    confine,
-    kernel,
-    loopback,
-    messages,
-    user_child,
-    view,
-    worker,
-)
+from exec_server.sandbox.policy.model import Restrictions, Step, View, choose_restrictions
+from exec_server.sandbox.runtime import confine, kernel, messages, view, worker
 from exec_server.sandbox.runtime.messages import BuildRequest, ExecRequest, Status, UserRequest
-from exec_server.sandbox.runtime.refusals import RefusalListener
 from exec_server.sandbox.runtime.reports import Reporter, end_namespace
+
+# The ioctl that sets the flags of an interface, and struct ifreq for it.
+_SET_FLAGS: Final = 0x8914
+_REQUEST: Final = struct.Struct("16sH22x")
+_UP_AND_RUNNING: Final = 0x41
+_ADDRESS: Final = "127.0.0.1"
+# Connections that the server has not accepted yet; the kernel makes others wait.
+_BACKLOG: Final = 128
+
+# ioctls of the listener, equal on all architectures of the filter.
+_RECEIVE: Final = 0xC050_2100
+_SEND: Final = 0xC018_2101
+_NOTIFICATION_BYTES: Final = 80
+_ID: Final = struct.Struct("=Q")
+_RESPONSE: Final = struct.Struct("=QqiI")  # id, value, negated error number, flags
+_SIGNAL_BYTES: Final = 128
+
+_SKIPPED_IN_SEARCH: Final = (FileNotFoundError, NotADirectoryError, PermissionError)
+_FAILED: Final = 70
 
 _STREAMS: Final = (0, 1, 2)
 # The exit code of the reference if the command cannot be executed in the sandbox.
@@ -48,6 +60,136 @@ T = TypeVar("T")
 # Read in the launcher: in a new user namespace the kernel returns the overflow ids.
 _USER: Final = os.geteuid()
 _GROUP: Final = os.getegid()
+
+
+# The loopback interface of a network namespace, and ports on it that the server listens on.
+#
+# A socket belongs to the namespace in which it was created. So the init of a command binds the
+# ports, and the server accepts from them: no process has to carry bytes between the two.
+def bring_up() -> None:
+    """Make the loopback interface of this namespace work; raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SET_FLAGS, _REQUEST.pack(b"lo", _UP_AND_RUNNING))
+
+
+def listen(ports: Sequence[int]) -> list[socket.socket]:
+    """Listening sockets on ports of this namespace, which the caller closes; raises OSError."""
+    listeners: list[socket.socket] = []
+    try:
+        for port in ports:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            listeners.append(listener)
+            listener.bind((_ADDRESS, port))
+            listener.listen(_BACKLOG)
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+# Refused calls of a confined command: reported by the kernel and answered by its init.
+#
+# The filter of a command without network passes calls that would open a socket of the internet to
+# a listener. The caller waits in the kernel until the init has answered with EPERM, the error of
+# all refused calls. So it is known that the network was denied, whatever the command prints. Other
+# calls do not reach the listener, neither allowed nor refused ones: a refused `connect` to a unix
+# socket, for instance, is part of every look-up of a user name.
+class RefusalListener:
+    """Answers refused calls, and reports them.
+
+    Only the first one is reported: a command gains nothing by repeating them.
+    """
+
+    def __init__(self, descriptor: int, reporter: Reporter) -> None:
+        self._descriptor = descriptor
+        self._reporter = reporter
+
+    def wait_for(self, leader: int) -> int:
+        """Answer calls and reap children until the leader has ended; returns its wait status."""
+        children = libc.child_signal_descriptor()
+        poll = select.poll()
+        poll.register(children, select.POLLIN)
+        poll.register(self._descriptor, select.POLLIN)
+        while True:
+            # Also before the first wait: the leader may have ended before SIGCHLD was blocked.
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == leader:
+                    return ended[1]
+            for descriptor, _ in poll.poll():
+                if descriptor == self._descriptor:
+                    self._answer()
+                else:
+                    os.read(children, _SIGNAL_BYTES)
+
+    def _answer(self) -> None:
+        """Refuse the call that has waited longest."""
+        notification = bytearray(_NOTIFICATION_BYTES)
+        try:
+            fcntl.ioctl(self._descriptor, _RECEIVE, notification)
+            # Before the answer, so that the server knows it before the command can end.
+            self._reporter.report_refusal()
+            (number,) = _ID.unpack_from(notification)
+            fcntl.ioctl(self._descriptor, _SEND, _RESPONSE.pack(number, 0, -errno.EPERM, 0))
+        except OSError:
+            pass  # the caller was killed, or a signal has interrupted its call
+
+
+# A command of another user, in a process that the launcher has forked.
+#
+# The process becomes one of the user before it enters the directory and executes the program, so
+# that the rights of the user apply to both. Nothing confines it otherwise.
+def run(control: socket.socket) -> NoReturn:
+    """Execute the command of the next request.
+
+    Sends a Status when the command is to be executed. The end of the socket, which closes on exec,
+    then tells that it is; another Status has the number of the error.
+    """
+    request, descriptors = messages.receive(control, UserRequest)
+    control.set_inheritable(False)
+    try:
+        _prepare(request, descriptors)
+        messages.send(control, Status("ready"), [])
+        _execute(request)
+    except OSError as error:
+        messages.send(control, Status("failed", str(error.errno)), [])
+        os._exit(_FAILED)
+
+
+def _prepare(request: UserRequest, descriptors: list[int]) -> None:
+    os.setsid()
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    user = users.User("", request.uid, request.gid, request.groups, "", "")
+    if request.has_terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        users.own_terminal(0, user)
+    for number in range(1, 65):
+        try:
+            signal.signal(number, signal.SIG_DFL)
+        except (OSError, ValueError):
+            pass  # SIGKILL, SIGSTOP, and signals that libc reserves
+    users.become(user)
+    os.chdir(request.cwd)
+
+
+def _execute(request: UserRequest) -> NoReturn:
+    """Execute the first candidate that the kernel accepts; raises OSError as execvp would."""
+    command = Command(request.argv, request.cwd, request.env, False, False, request.arg0)
+    argv, env = encode(command)
+    variables = dict(item.split(b"=", 1) for item in env)
+    failure: OSError = FileNotFoundError(2, os.strerror(2))
+    paths = process_command.candidates(command)
+    for path in paths:
+        if len(paths) > 1 and not os.path.exists(path):
+            continue  # also what lies in a directory of PATH that the user may not enter
+        try:
+            os.execve(path, argv, variables)
+        except _SKIPPED_IN_SEARCH as error:
+            if isinstance(error, PermissionError):
+                failure = error
+    raise failure
 
 
 def warm_up() -> None:
@@ -80,7 +222,7 @@ def main(descriptor: int, namespaces: int) -> NoReturn:
             request, _ = messages.receive(control, BuildRequest)
             if request.role == "user":
                 messages.send(control, Status("ready"), [])
-                user_child.run(control)
+                run(control)
             built = _report_status(control, lambda: _build(request, namespaces))
             if request.role == "worker":
                 worker.serve(control)
@@ -153,7 +295,7 @@ def _build(request: BuildRequest, namespaces: int) -> _Built:
             _map_user()
     if request.network == "proxied":
         with _naming_failure("use the loopback interface"):
-            loopback.bring_up()
+            bring_up()
     if request.view is not None:
         is_command = request.role == "init"
         with _naming_failure("build the view of the file system"):
@@ -229,7 +371,7 @@ def _run_command(build: BuildRequest, control: socket.socket, built: _Built) -> 
 
     def limit() -> int | None:
         with _naming_failure("listen for the command"):
-            listeners.extend(loopback.listen(request.proxy_ports))
+            listeners.extend(listen(request.proxy_ports))
         return _confine(build, request, descriptors, built)
 
     if build.view is None:

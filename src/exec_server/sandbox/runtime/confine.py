@@ -17,8 +17,7 @@ from itertools import product
 from typing import Final
 
 from exec_server.errors import ExecServerError
-from exec_server.sandbox.policy.model import Network, View
-from exec_server.sandbox.policy.restrictions import Restrictions
+from exec_server.sandbox.policy.model import Network, Restrictions, View
 from exec_server.sandbox.policy.seccomp import build_filter
 from exec_server.sandbox.runtime import kernel
 

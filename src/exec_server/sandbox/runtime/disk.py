@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from exec_server.errors import os_error_text
+from exec_server.errors import InternalError, os_error_text
 from exec_server.filesystem.placeholder import is_placeholder
-from exec_server.sandbox.policy.resolver import Kind, Node, Unexaminable
+from exec_server.sandbox.policy.access import matches_below
+from exec_server.sandbox.policy.layout import resolve_globs, resolve_writable
+from exec_server.sandbox.policy.model import Glob, Policy
+from exec_server.sandbox.policy.resolver import Disk, Kind, Node, Unexaminable
 
 _KINDS: Final[dict[int, Kind]] = {
     stat.S_IFDIR: "directory",
@@ -21,6 +25,14 @@ _KINDS: Final[dict[int, Kind]] = {
 _REPLACED: Final = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO}
 )
+
+# Each match becomes a mount of its own. The reference gives up at the same number.
+MAX_MATCHES: Final = 8192
+# Directory entries examined for one policy. Searching a larger tree takes seconds, which is too
+# long for a request; the error asks for a narrower pattern.
+MAX_ENTRIES: Final = 2_000_000
+# Characters of a path in an error: paths of directories can be longer than those of open(2).
+_SHOWN_PATH: Final = 400
 
 
 class HostDisk:
@@ -73,3 +85,138 @@ class HostDisk:
             if owner != self.user:
                 reason = f"{reason}; it belongs to uid {owner}"
         return Unexaminable(path, reason)
+
+
+# The search on the disk for files and directories that match deny globs.
+def scan_policy(policy: Policy, disk: Disk) -> list[str]:
+    """The files and directories that the globs of a policy deny now, sorted."""
+    if not policy.globs:
+        return []
+    return scan(resolve_globs(policy, disk), resolve_writable(policy, disk))
+
+
+def scan(globs: Sequence[Glob], writable: Sequence[str] = ()) -> list[str]:
+    """The files and directories that match one of the globs, sorted; links are left out.
+
+    A directory that matches is searched only if one of the `writable` paths is below it: all the
+    rest of it is denied with it. The roots must be free of links (see `layout.resolve_globs`).
+    Raises InternalError for too many matches, and for a directory that cannot be searched but
+    that a confined process could open or pass through.
+    """
+    found: set[str] = set()
+    budget = _Budget()
+    reopened = {above for path in writable for above in _parents(path)}
+    for root in dict.fromkeys(glob.root for glob in globs):
+        of_root = [glob for glob in globs if glob.root == root]
+        for path in _matches(root, of_root, reopened, budget):
+            found.add(path)
+            if len(found) > MAX_MATCHES:
+                raise InternalError(
+                    f"unreadable globs match more than {MAX_MATCHES} files; "
+                    "deny a directory instead"
+                )
+    return sorted(found)
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path != "/":
+        path = os.path.dirname(path)
+        yield path
+
+
+class _Budget:
+    """Counts down the directory entries that may still be examined."""
+
+    def __init__(self) -> None:
+        self._left = MAX_ENTRIES
+
+    def spend(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise InternalError(
+                f"unreadable globs would search more than {MAX_ENTRIES} files; "
+                "use a longer directory prefix"
+            )
+
+
+def _max_depth(globs: Sequence[Glob]) -> int | None:
+    depths = [glob.max_depth for glob in globs]
+    limits = [depth for depth in depths if depth is not None]
+    return max(limits) if len(limits) == len(depths) else None
+
+
+def _matches(
+    root: str, globs: Sequence[Glob], reopened: set[str], budget: _Budget
+) -> Iterator[str]:
+    """The paths below a root that match one of its globs; links are not followed."""
+    max_depth = _max_depth(globs)
+    pending = [("", 1)]
+    while pending:
+        below, depth = pending.pop()
+        for name, is_directory in _entries(f"{root}/{below}"):
+            budget.spend()
+            path = f"{root.rstrip('/')}/{below}{name}"
+            is_match = _is_match(globs, below + name)
+            if is_match:
+                yield path
+            if not is_directory or (is_match and path not in reopened):
+                continue
+            if max_depth is None or depth < max_depth:
+                pending.append((f"{below}{name}/", depth + 1))
+
+
+def _is_match(globs: Sequence[Glob], below: str) -> bool:
+    return any(matches_below(glob, below) for glob in globs)
+
+
+def _entries(path: str) -> Iterator[tuple[str, bool]]:
+    """The entries of a directory but links; none if no confined process can find an entry."""
+    try:
+        with os.scandir(path) as listing:
+            for entry in listing:
+                if not entry.is_symlink():
+                    yield entry.name, entry.is_dir(follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        if not isinstance(error, PermissionError) or _is_reachable(path):
+            raise _unsearchable(path, error) from None
+
+
+def _unsearchable(path: str, error: OSError) -> InternalError:
+    path = path.rstrip("/")
+    if len(path) > _SHOWN_PATH:
+        path = f"{path[:_SHOWN_PATH]}…"
+    return InternalError(
+        f"unreadable globs cannot be enforced: {path} cannot be searched: {os_error_text(error)}"
+    )
+
+
+def _is_reachable(path: str) -> bool:
+    """Whether a confined process could open files in a closed directory.
+
+    Its owner can change its mode, and other users can pass through it if they know a name.
+    """
+    directory = path
+    while True:
+        directory = os.path.dirname(directory)
+        try:
+            owner = os.lstat(directory).st_uid
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except PermissionError:
+            continue
+        except OSError as error:
+            raise _unsearchable(directory, error) from None
+        return owner == os.geteuid() or _is_passable(path)
+
+
+def _is_passable(path: str) -> bool:
+    """Whether an entry of a directory, whose path ends with a slash, can be reached by name."""
+    try:
+        os.stat(f"{path}.")
+    except PermissionError:
+        return False
+    except OSError as error:
+        raise _unsearchable(path, error) from None
+    return True

@@ -31,7 +31,7 @@ from typing import Final, NoReturn
 from exec_server.errors import InternalError, os_error_text
 from exec_server.host import interpreter, libc
 from exec_server.process import tags
-from exec_server.sandbox.runtime.job_control import is_stopped
+from exec_server.sandbox.runtime.messages import is_stopped
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import socket
 import struct
 import traceback
@@ -20,8 +21,10 @@ import msgspec
 from exec_server.errors import ExecServerError
 from exec_server.printable import printable
 from exec_server.sandbox.policy.model import Glob, Network, Step, View
-from exec_server.sandbox.runtime.job_control import resume_if_stopped
 from exec_server.sandbox.runtime.view import ProcMount
+
+# Reported without waiting, and reported again to the next caller.
+_STOPPED: Final = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,30 @@ MAX_DEFECT: Final = 2000
 # The server waits this long for a silent process before it looks whether the process is stopped.
 CHECK_SECONDS: Final = 0.5
 _TIMEVAL: Final = struct.Struct("@ll")
+
+
+# Children of this process that a signal has stopped (SIGSTOP, SIGTSTP): found and resumed.
+#
+# The kernel answers a parent without /proc. A child that a debugger has stopped is not reported.
+def is_stopped(pidfd: int) -> bool:
+    """Whether the child with this pidfd is stopped; False for other processes."""
+    return _is_stopped(os.P_PIDFD, pidfd)
+
+
+def resume_if_stopped(pid: int) -> None:
+    """Resume a child that is stopped. The caller knows that it has not been reaped."""
+    if _is_stopped(os.P_PID, pid):
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except OSError:
+            pass  # ended meanwhile
+
+
+def _is_stopped(kind: int, number: int) -> bool:
+    try:
+        return os.waitid(kind, number, _STOPPED) is not None
+    except ChildProcessError:
+        return False  # ended and reaped
 
 
 class BuildRequest(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from exec_server.filesystem.path_guard import GUARD
 from exec_server.protocol import decoding, files
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.paths import PathUri
-from exec_server.sandbox.policy import globs
+from exec_server.sandbox.policy import access
 from exec_server.sandbox.policy.access import components, contains
 from exec_server.sandbox.policy.layout import access_errno, writable_paths
 from exec_server.sandbox.policy.model import Glob, View
@@ -82,7 +82,7 @@ def install_checks(view: View, denied: tuple[Glob, ...]) -> None:
     writable = writable_paths(view)
 
     def check(path: str, writing: bool) -> int:
-        if _is_process(path) or globs.denies(denied, path, writable):
+        if _is_process(path) or access.denies(denied, path, writable):
             return errno.EACCES
         return access_errno(view, path, writing=writing)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.forked import in_own_process
 
-from exec_server.sandbox.policy.model import View
-from exec_server.sandbox.policy.restrictions import Restrictions
+from exec_server.sandbox.policy.model import Restrictions, View
 from exec_server.sandbox.runtime import confine, kernel
 from exec_server.sandbox.runtime.confine import NotConfined, check_streams
 

@@ -7,8 +7,14 @@ from tests.support.layout_model import Tree
 
 from exec_server.sandbox.policy.access import PROTECTED_NAMES, merge_rules
 from exec_server.sandbox.policy.layout import lay_out
-from exec_server.sandbox.policy.model import Access, Network, Policy, View
-from exec_server.sandbox.policy.restrictions import Restrictions, choose_restrictions
+from exec_server.sandbox.policy.model import (
+    Access,
+    Network,
+    Policy,
+    Restrictions,
+    View,
+    choose_restrictions,
+)
 
 _TREE = Tree([("/ws/a.txt", b""), ("/ws/.git", None), ("/ws/sub/deep", None), ("/out", None)])
 _BEST = (True, True, 7)

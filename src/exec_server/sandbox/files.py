@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -21,7 +22,7 @@ from exec_server.sandbox.builder import (
     retry_while_stale,
 )
 from exec_server.sandbox.denial_explainer import DenialExplainer
-from exec_server.sandbox.policy import compiler, globs
+from exec_server.sandbox.policy import access, compiler
 from exec_server.sandbox.policy.access import allows_all_reads
 from exec_server.sandbox.policy.layout import is_visible, resolve_globs, writable_paths
 from exec_server.sandbox.policy.model import Policy
@@ -31,17 +32,119 @@ from exec_server.sandbox.runtime.messages import BuildRequest
 from exec_server.sandbox.runtime.staleness import ViewDependencies
 from exec_server.sandbox.runtime.view import ProcMount
 from exec_server.sandbox.runtime.worker import Worker
-from exec_server.sandbox.runtime.worker_pool import WorkerPool
+
+T = TypeVar("T")
+
+# Each is an interpreter of a few MiB. Beyond it the longest idle worker is closed.
+MAX_WORKERS: Final = 16
+# Concurrent requests of one policy; more would keep workers from other policies.
+MAX_PER_POLICY: Final = 4
+# An active client sends its next request within seconds.
+IDLE_SECONDS: Final = 60.0
+
+Build = Callable[[Policy], tuple[Worker, ViewDependencies]]
+
 
 P = TypeVar("P", bound=ConfinableParams)
 R = TypeVar("R")
-T = TypeVar("T")
 
 # Compiled policies in the cache: clients send the same few sandbox objects with every request. The
 # one that was not used for the longest time is dropped.
 _CACHED_POLICIES: Final = 256
 # A longer sandbox object is compiled for each request: its policy takes several times its size.
 _CACHED_KEY_BYTES: Final = 65_536
+
+
+# The file workers of a server: built on demand, reused, bounded in number.
+class _PooledWorker:
+    """A worker, its policy, and the dependencies of its view."""
+
+    def __init__(self, policy: Policy, worker: Worker, dependencies: ViewDependencies) -> None:
+        self.policy = policy
+        self.worker = worker
+        self.dependencies = dependencies
+        self.idle_since = 0.0
+
+    def is_usable(self) -> bool:
+        """Whether the idle worker lives and its view is current."""
+        return self.dependencies.is_current() and not self.worker.has_ended()
+
+    def close(self) -> None:
+        self.worker.close()
+        self.dependencies.close()
+
+
+class WorkerPool:
+    """Lends workers to threads. A worker serves one policy and one request at a time."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+        self._idle: list[_PooledWorker] = []  # the longest idle first
+        self._busy: dict[Policy, int] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def run(self, policy: Policy, action: Callable[[Worker], T]) -> T:
+        """Call `action` with a worker for the policy; waits if all are busy. Blocking."""
+        pooled = self._acquire(policy)
+        try:
+            if pooled is None or not pooled.is_usable():
+                if pooled is not None:
+                    pooled.close()
+                    pooled = None
+                pooled = _PooledWorker(policy, *self._build(policy))
+            return action(pooled.worker)
+        finally:
+            self._release(policy, pooled)
+
+    def _acquire(self, policy: Policy) -> _PooledWorker | None:
+        """Wait for a free slot; returns an idle worker for the policy, None to build one."""
+        with self._changed:
+            while not self._is_closed:
+                for pooled in reversed(self._idle):
+                    if pooled.policy == policy:
+                        self._idle.remove(pooled)
+                        self._count_busy(policy)
+                        return pooled
+                busy = sum(self._busy.values())
+                if self._busy.get(policy, 0) < MAX_PER_POLICY and busy < MAX_WORKERS:
+                    if busy + len(self._idle) >= MAX_WORKERS:
+                        self._idle.pop(0).close()
+                    self._count_busy(policy)
+                    return None
+                self._changed.wait()
+            raise InternalError("the server is shutting down")
+
+    def _count_busy(self, policy: Policy) -> None:
+        self._busy[policy] = self._busy.get(policy, 0) + 1
+
+    def _release(self, policy: Policy, pooled: _PooledWorker | None) -> None:
+        with self._changed:
+            self._busy[policy] -= 1
+            if not self._busy[policy]:
+                del self._busy[policy]
+            if pooled is not None:
+                if pooled.worker.is_broken or self._is_closed:
+                    pooled.close()
+                else:
+                    pooled.idle_since = time.monotonic()
+                    self._idle.append(pooled)
+            self._changed.notify_all()
+
+    def drop_idle(self) -> None:
+        """End the workers that were unused for IDLE_SECONDS."""
+        with self._changed:
+            oldest = time.monotonic() - IDLE_SECONDS
+            while self._idle and self._idle[0].idle_since < oldest:
+                self._idle.pop(0).close()
+
+    def close(self) -> None:
+        """End all workers, the busy ones as soon as they are released."""
+        with self._changed:
+            self._is_closed = True
+            while self._idle:
+                self._idle.pop().close()
+            self._changed.notify_all()
 
 
 class FileSandbox:
@@ -146,7 +249,7 @@ class FilePolicy:
         return [
             path
             for path in paths
-            if is_visible(view, path) and not globs.denies(denied, path, writable)
+            if is_visible(view, path) and not access.denies(denied, path, writable)
         ]
 
     def _run(self, params: ConfinableParams, action: Callable[[Worker], T]) -> T:

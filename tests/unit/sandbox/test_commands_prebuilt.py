@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from exec_server.errors import InternalError
+from exec_server.sandbox import commands
+from exec_server.sandbox.commands import MAX_PREBUILT, Init, PrebuiltPool
 from exec_server.sandbox.policy.model import Policy, Rule
-from exec_server.sandbox.runtime import prebuilt
 from exec_server.sandbox.runtime.messages import ControlSocket
-from exec_server.sandbox.runtime.prebuilt import MAX_PREBUILT, Init, PrebuiltPool
 
 
 def _policy(name: str) -> Policy:
@@ -108,7 +108,7 @@ def test_a_stale_init_is_closed_instead_of_taken(pool: PrebuiltPool, builder: _B
 def test_a_caller_waits_for_the_init_that_is_being_built(
     pool: PrebuiltPool, builder: _Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prebuilt, "BUILD_SECONDS", 20.0)
+    monkeypatch.setattr(commands, "BUILD_SECONDS", 20.0)
     one = _policy("one")
     builder.go_on.clear()
     pool.prebuild(one)
@@ -159,7 +159,7 @@ def test_idle_inits_end(
     _prebuild(pool, _policy("one"))
     pool.drop_idle()
     assert builder.open == [_policy("one")]
-    monkeypatch.setattr(prebuilt, "IDLE_SECONDS", -1.0)
+    monkeypatch.setattr(commands, "IDLE_SECONDS", -1.0)
     pool.drop_idle()
     assert builder.open == []
 

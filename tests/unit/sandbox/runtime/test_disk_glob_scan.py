@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from exec_server.errors import InternalError
-from exec_server.sandbox.policy.globs import matches
+from exec_server.sandbox.policy.access import matches
 from exec_server.sandbox.policy.model import Glob
-from exec_server.sandbox.runtime import glob_scan
-from exec_server.sandbox.runtime.glob_scan import scan
+from exec_server.sandbox.runtime import disk
+from exec_server.sandbox.runtime.disk import scan
 
 _NAMES = (
     "a.key b.KEY .h.key sub/a.key sub/.h.key sub/d/a.key .hid/a.key x1 x2 x10 [z] {q} a,b.key "
@@ -192,7 +192,7 @@ def test_a_directory_beyond_the_longest_path_is_refused(
 
 def test_too_many_matches_are_refused(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     glob = Glob(str(tree), "*.key", None)
-    monkeypatch.setattr(glob_scan, "MAX_MATCHES", len(scan([glob])))
+    monkeypatch.setattr(disk, "MAX_MATCHES", len(scan([glob])))
     scan([glob])
     (tree / "more.key").touch()
     with pytest.raises(InternalError, match="match more than"):
@@ -200,6 +200,6 @@ def test_too_many_matches_are_refused(tree: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_too_large_a_search_is_refused(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glob_scan, "MAX_ENTRIES", 5)
+    monkeypatch.setattr(disk, "MAX_ENTRIES", 5)
     with pytest.raises(InternalError, match="would search more than"):
         scan([Glob(str(tree), "*.none", None)])

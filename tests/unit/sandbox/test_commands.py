@@ -16,10 +16,10 @@ from exec_server.host.users import User
 from exec_server.process import tags
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.sandbox import user_commands
+from exec_server.sandbox import commands
+from exec_server.sandbox.commands import UserCommands
 from exec_server.sandbox.runtime import messages
 from exec_server.sandbox.runtime.messages import ControlSocket, Status, UserRequest
-from exec_server.sandbox.user_commands import UserCommands
 
 USER = User("name", 7, 8, (8, 9), "/home", "/bin/sh")
 Answer = Callable[[socket.socket], None]
@@ -41,7 +41,7 @@ def _spawn(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> UserRequest:
     thread = threading.Thread(target=child, args=(theirs,), daemon=True)
     thread.start()
     control = ControlSocket(os.getpid(), ours)
-    monkeypatch.setattr(user_commands, "launch", lambda *_: (1234, control))
+    monkeypatch.setattr(commands, "launch", lambda *_: (1234, control))
     monkeypatch.setattr(tags, "tag_running", lambda *_: None)
     command = Command(["a", "b"], "/", {"X": "y"}, pipe_stdin=True)
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from exec_server.sandbox.runtime.job_control import is_stopped, resume_if_stopped
+from exec_server.sandbox.runtime.messages import is_stopped, resume_if_stopped
 
 _CODE = "import sys; sys.stdin.read()"
 

@@ -12,9 +12,9 @@ from exec_server.errors import InternalError, RpcError
 from exec_server.protocol import files
 from exec_server.protocol import sandbox as wire
 from exec_server.protocol.paths import PathUri
-from exec_server.sandbox import file_sandbox
+from exec_server.sandbox import files as sandbox_files
 from exec_server.sandbox.builder import SandboxBuilder
-from exec_server.sandbox.file_sandbox import FilePolicy, FileSandbox
+from exec_server.sandbox.files import FilePolicy, FileSandbox
 from exec_server.sandbox.policy.model import Glob, Policy, Rule
 
 PARAMS = files.ReadFileParams(PathUri.from_wire("/secret"))
@@ -72,7 +72,7 @@ def test_equal_sandboxes_share_a_policy() -> None:
 
 
 def test_the_policy_used_longest_ago_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_sandbox, "_CACHED_POLICIES", 2)
+    monkeypatch.setattr(sandbox_files, "_CACHED_POLICIES", 2)
     sandbox = _file_sandbox()
     a, b, c = (_sandbox(_path(path, "read")) for path in ("/a", "/b", "/c"))
     first, second = (sandbox.policy_for(each, reading=True) for each in (a, b))

@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from exec_server.sandbox.policy import error_lines
-from exec_server.sandbox.policy.error_lines import (
+from exec_server.sandbox.policy import denial
+from exec_server.sandbox.policy.denial import (
     ERROR_PHRASES,
     certain_names,
     find_error,
@@ -96,7 +96,7 @@ def test_lines_are_found_with_the_lines_before_them() -> None:
 
 
 def test_of_a_long_line_the_part_around_the_phrase_is_taken() -> None:
-    half = error_lines.LINE_BYTES // 2
+    half = denial.LINE_BYTES // 2
     ((line, _),) = lines_with(b"a" * 100_000 + b"!" + b"b" * 100_000, {b"!"})
     assert line == "a" * half + "!" + "b" * (half - 1)
 
@@ -104,4 +104,4 @@ def test_of_a_long_line_the_part_around_the_phrase_is_taken() -> None:
 def test_last_lines() -> None:
     assert last_lines(b"1\n\n2\r\n\x1b[1m3\x1b[0m\n\n", 2) == ["2", "3"]
     assert last_lines(b"", 2) == []
-    assert len(last_lines(b"x" * 100_000, 2)[0]) == error_lines.LINE_BYTES
+    assert len(last_lines(b"x" * 100_000, 2)[0]) == denial.LINE_BYTES

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from exec_server.errors import InternalError
+from exec_server.sandbox import files
+from exec_server.sandbox.files import MAX_PER_POLICY, MAX_WORKERS, WorkerPool
 from exec_server.sandbox.policy.model import Policy, Rule
-from exec_server.sandbox.runtime import worker_pool
 from exec_server.sandbox.runtime.staleness import ViewDependencies
 from exec_server.sandbox.runtime.worker import Worker
-from exec_server.sandbox.runtime.worker_pool import MAX_PER_POLICY, MAX_WORKERS, WorkerPool
 
 
 def _policy(name: object) -> Policy:
@@ -141,7 +141,7 @@ def test_idle_workers_end(
     pool.run(_policy(1), _use)
     pool.drop_idle()
     assert len(builder.open) == 1
-    monkeypatch.setattr(worker_pool, "IDLE_SECONDS", -1.0)
+    monkeypatch.setattr(files, "IDLE_SECONDS", -1.0)
     pool.drop_idle()
     assert builder.open == []
 

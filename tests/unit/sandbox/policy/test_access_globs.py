@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.errors import InternalError
-from exec_server.sandbox.policy import globs
+from exec_server.sandbox.policy import access
 from exec_server.sandbox.policy.model import Glob
 
 _NAMES = (
@@ -17,8 +17,8 @@ FILES = _NAMES.split()
 
 def matched(pattern: str, max_depth: int | None = None) -> set[str]:
     glob = Glob("/g", pattern, max_depth)
-    globs.check(glob)
-    return {name for name in FILES if globs.matches(glob, f"/g/{name}")}
+    access.check(glob)
+    return {name for name in FILES if access.matches(glob, f"/g/{name}")}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_pattern_without_a_slash_matches_names_at_any_depth(pattern: str, expe
 )
 def test_a_malformed_pattern_is_refused_with_its_reason(pattern: str, reason: str) -> None:
     with pytest.raises(InternalError, match=reason):
-        globs.check(Glob("/g", pattern, None))
+        access.check(Glob("/g", pattern, None))
 
 
 @pytest.mark.parametrize(
@@ -128,15 +128,15 @@ def test_the_depth_counts_from_the_search_root(depth: int, expected: str) -> Non
 def test_directories_are_denied_with_everything_in_them(path: str, expected: bool) -> None:
     denied = [Glob("/g", "**/*.key", None), Glob("/g/none", "*", None)]
     writable = ["/", "/g", "/g/open.key/w", "/g/granted.key"]
-    assert globs.denies(denied, path, writable) == expected
+    assert access.denies(denied, path, writable) == expected
 
 
 def test_the_depth_limits_which_directories_match_but_not_their_contents() -> None:
     denied = [Glob("/g", "*.key", 1)]
-    assert globs.denies(denied, "/g/a.key/deep/file", [])
-    assert not globs.denies(denied, "/g/x/a.key/file", [])
+    assert access.denies(denied, "/g/a.key/deep/file", [])
+    assert not access.denies(denied, "/g/x/a.key/file", [])
 
 
 def test_paths_outside_the_root_do_not_match() -> None:
-    assert not globs.matches(Glob("/g", "*", None), "/gg/x")
-    assert not globs.matches(Glob("/g", "*", None), "/g")
+    assert not access.matches(Glob("/g", "*", None), "/gg/x")
+    assert not access.matches(Glob("/g", "*", None), "/g")

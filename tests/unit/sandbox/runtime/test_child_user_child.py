@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.sandbox.runtime import messages, user_child
+from exec_server.sandbox.runtime import child, messages
 from exec_server.sandbox.runtime.messages import Status, UserRequest
 
 
@@ -44,7 +44,7 @@ def test_the_first_program_that_can_be_executed(
     monkeypatch.setattr(os, "execve", execute)
     path = f"{tmp_path}/missing:{tmp_path}/a:{tmp_path}/b"
     with pytest.raises(_Executed):
-        user_child._execute(_request(["tool", "x"], path))
+        child._execute(_request(["tool", "x"], path))
     assert [each[0] for each in tried] == [refused, wanted]
     assert tried[1][1:] == ([b"name", b"x"], {b"PATH": path.encode(), b"A": b"b"})
 
@@ -58,21 +58,21 @@ def test_a_refused_program_is_not_a_missing_one(
     monkeypatch.setattr(os, "execve", refuse)
     _program(tmp_path / "a", "tool", 0o644)
     with pytest.raises(PermissionError):
-        user_child._execute(_request(["tool"], f"{tmp_path}/a:{tmp_path}/b"))
+        child._execute(_request(["tool"], f"{tmp_path}/a:{tmp_path}/b"))
     with pytest.raises(FileNotFoundError):
-        user_child._execute(_request(["other"], f"{tmp_path}/a:{tmp_path}/b"))
+        child._execute(_request(["other"], f"{tmp_path}/a:{tmp_path}/b"))
 
 
 def test_an_error_is_reported_after_the_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(code: int) -> None:
         raise _Executed(code)
 
-    monkeypatch.setattr(user_child, "_prepare", lambda *_: None)
+    monkeypatch.setattr(child, "_prepare", lambda *_: None)
     monkeypatch.setattr(os, "_exit", leave)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         messages.send(ours, _request(["/no/such/program"]), [])
         with pytest.raises(_Executed):
-            user_child.run(theirs)
+            child.run(theirs)
         assert messages.receive(ours, Status)[0] == Status("ready")
         assert messages.receive(ours, Status)[0] == Status("failed", "2")
