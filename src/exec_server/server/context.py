@@ -15,11 +15,9 @@ from exec_server.host.threads import ThreadPool
 from exec_server.protocol.decoding import Notice, Result
 from exec_server.protocol.sandbox import Sandbox
 from exec_server.protocol.session import EnvironmentInfo
-from exec_server.server.lazy_event import LazyEvent
 from exec_server.server.session import Session, SessionRegistry
 
 if TYPE_CHECKING:
-    # Imported with the first request that needs them.
     from exec_server.codex.installed import CapabilityCache
     from exec_server.filesystem.handles import HandleTable
     from exec_server.filesystem.inotify import Inotify
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from exec_server.server.detached import DetachedProcesses
     from exec_server.server.port_table import PortResources, PortTable
     from exec_server.server.shell_snapshots import ShellSnapshots
+
 
 A = ParamSpec("A")
 T = TypeVar("T")
@@ -43,6 +42,40 @@ CONCURRENT_SEARCHES = 4
 # Those of one connection: one slot stays free for others, however many it asks for. Further ones
 # wait for each other, and not in the queue of all clients.
 CONNECTION_SEARCHES = 3
+
+
+# LazyEvent: an asyncio.Event that takes little memory while no task waits for it.
+class LazyEvent:
+    """An event that makes its asyncio.Event, whose queue takes 800 bytes, for the first waiter.
+
+    Each connection has one and hardly ever a task that waits for it.
+    """
+
+    __slots__ = ("_event", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._event: asyncio.Event | None = None  # while tasks wait
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        """Wake all tasks that wait."""
+        self._is_set = True
+        if self._event is not None:
+            self._event.set()
+            self._event = None
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> None:
+        """Wait until the event is set; it may be cleared again by then."""
+        if not self._is_set:
+            if self._event is None:
+                self._event = asyncio.Event()
+            await self._event.wait()
 
 
 def _make_capability_cache() -> CapabilityCache:

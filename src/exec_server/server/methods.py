@@ -128,9 +128,9 @@ def _decode_nothing(value: object, server_cwd: str | None) -> None:
 
 def _environment_rows() -> list[Method]:
     from exec_server.protocol import codex, session
-    from exec_server.server.handlers import capabilities as capability_handlers
+    from exec_server.server.handlers import environment as capability_handlers
+    from exec_server.server.handlers import environment as config_handlers
     from exec_server.server.handlers import environment as environment_handlers
-    from exec_server.server.handlers import environment_config as config_handlers
 
     return [
         Method(session.INFO, environment_handlers.info, "environment info", control=True),
@@ -152,7 +152,7 @@ def _environment_rows() -> list[Method]:
 
 
 def _process_rows() -> list[Method]:
-    from exec_server.server.handlers import detached as detached_handlers
+    from exec_server.server.handlers import process as detached_handlers
     from exec_server.server.handlers import process as process_handlers
 
     return [
@@ -167,7 +167,7 @@ def _process_rows() -> list[Method]:
         Method(process.SET_FLOW, process_handlers.set_flow, "exec", control=True),
         Method(process.ATTACH, detached_handlers.attach, "exec"),
         Method(process.DETACH, detached_handlers.detach, "exec"),
-        Method(process.LIST_DETACHED, detached_handlers.list_, "exec"),
+        Method(process.LIST_DETACHED, detached_handlers.list_detached, "exec"),
     ]
 
 
@@ -176,10 +176,10 @@ def _file_rows() -> list[Method]:
     from exec_server.protocol import files
     from exec_server.protocol import files as protocol_files
     from exec_server.server.file_access import FileOperation
-    from exec_server.server.handlers import binary_files as binary_handlers
+    from exec_server.server.handlers import files as binary_handlers
     from exec_server.server.handlers import files as file_handlers
-    from exec_server.server.handlers import searches as search_handlers
-    from exec_server.server.handlers import watches as watch_handlers
+    from exec_server.server.handlers import files as search_handlers
+    from exec_server.server.handlers import files as watch_handlers
 
     rows = [
         Method(files.READ_FILE, file_handlers.read_file, "filesystem"),

@@ -15,18 +15,42 @@ from exec_server.process.orphans import Owner
 from exec_server.process.process import DenialCheck
 from exec_server.process.spawn import Child, spawn
 from exec_server.process.table import LaunchMode
+from exec_server.protocol.network import (
+    DECISION,
+    POLICY_REQUEST,
+    DecisionParams,
+    PolicyParams,
+)
 from exec_server.protocol.process import Chunk, StartParams
 from exec_server.protocol.sandbox import Denial
 from exec_server.server.context import ServerContext
-from exec_server.server.network_controller import NetworkController
 from exec_server.server.session import Session
 
 if TYPE_CHECKING:
     from exec_server.proxy.process_proxy import PortBridge, ProcessProxy
 
+
 # Ports of the client's own proxies that a process in a network namespace can reach. A client has
 # one or two; with more the start is refused.
 MAX_BRIDGED_PORTS = 8
+
+
+# NetworkController: the client of a session, as the proxies of its processes reach it.
+class NetworkController:
+    """Reports decisions to the client of a session, and asks it."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def report(self, decision: DecisionParams) -> None:
+        """Send a decision; one that the connection cannot take now is dropped."""
+        if self._session.is_writable:
+            self._session.notify(DECISION, decision)
+
+    async def ask(self, question: PolicyParams) -> object:
+        return await self._session.ask(POLICY_REQUEST, question)
 
 
 class ProcessLaunch:

@@ -17,7 +17,7 @@ from exec_server.process.table import ProcessTable
 from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.session import SessionId
-from exec_server.server.attachment import Attachment, Broadcast
+from exec_server.server.detached import Attachment, Broadcast
 
 log = logging.getLogger(__name__)
 

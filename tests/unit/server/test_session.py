@@ -19,7 +19,7 @@ from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.network import POLICY_REQUEST, Destination, PolicyParams
 from exec_server.protocol.process import CLOSED, ClosedParams, ProcessId
 from exec_server.server import session as sessions
-from exec_server.server.attachment import Broadcast
+from exec_server.server.detached import Broadcast
 from exec_server.server.session import SessionRegistry
 
 EVENT = ClosedParams(ProcessId("p"), 1)

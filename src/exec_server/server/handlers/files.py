@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pybase64
 
+from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.filesystem import handles, nonblocking, operations, safe_write, trusted_reads
 from exec_server.filesystem import walk as walk_operation
+from exec_server.filesystem.watch import ChangeWatch
+from exec_server.process.helper import run_helper
 from exec_server.protocol import files
-from exec_server.protocol.files import ConfinableParams
-from exec_server.server.context import ConnectionContext, Encoded, Streamed, check_user
+from exec_server.protocol import files as wire
+from exec_server.protocol.decoding import Base64
+from exec_server.protocol.files import (
+    CANONICALIZE,
+    CanonicalizeParams,
+    ConfinableParams,
+    Done,
+    ReadBinaryResult,
+    ReadBlockParams,
+    ReadFilesParams,
+    WriteBinaryParams,
+    WriteBlockParams,
+    WriteFilesParams,
+    WriteFilesResult,
+)
+from exec_server.protocol.jsonrpc import Attached
+from exec_server.protocol.paths import PathUri
+from exec_server.server.context import ConnectionContext, Encoded, Streamed, WithData, check_user
 from exec_server.server.file_access import (
     UNCONFINED,
     FileAccess,
@@ -31,6 +52,11 @@ PIECE_BYTES = 3 * 262_144
 
 P = TypeVar("P", bound=ConfinableParams)
 R = TypeVar("R")
+
+# Watches of a connection, each with a task: far more than the directories that a client shows.
+MAX_WATCHES = 64
+# Changes of a burst, such as a checkout, are gathered for this long before they are sent.
+GATHER_SECONDS = 0.02
 
 
 def _access(context: ConnectionContext, params: ConfinableParams, *, reading: bool) -> FileAccess:
@@ -233,3 +259,132 @@ async def watch_missing(
         context.notify(files.MISSING_CHANGED, files.MissingChangedParams(watch_id))
 
     return files.WatchMissingResult(await context.watch.start(params, changed, context.in_thread))
+
+
+# fs/* with binary messages: blocks of open files, and many small files at once.
+def read_binary(context: ConnectionContext, params: ReadBlockParams) -> Awaitable[WithData]:
+    handles = context.handles
+
+    def read() -> WithData:
+        block = handles.read_block(params)
+        return WithData(ReadBinaryResult(block.eof), block.chunk)
+
+    return context.in_thread(read)
+
+
+def write_binary(
+    context: ConnectionContext, request: Attached[WriteBinaryParams]
+) -> Awaitable[Done]:
+    params, data = request
+    # A view of the message: the bytes of a block are not copied.
+    block = WriteBlockParams(params.handle_id, params.offset, cast(Base64, data))
+    return context.in_thread(context.handles.write_block, block)
+
+
+def read_files(context: ConnectionContext, params: ReadFilesParams) -> Awaitable[WithData]:
+    return context.in_thread(lambda: WithData(*operations.read_files(params)))
+
+
+def write_files(
+    context: ConnectionContext, request: Attached[WriteFilesParams]
+) -> Awaitable[WriteFilesResult]:
+    return context.in_thread(operations.write_files, *request)
+
+
+# fs/grep: searches in a thread of the server, or by confined workers.
+async def grep(context: ConnectionContext, params: wire.GrepParams) -> wire.GrepResult:
+    if params.user is not None:
+        raise InvalidParams("fs/grep takes no user: run a program as the user")
+    server = context.server
+    is_over = threading.Event()
+    search = partial(_search, server.ripgrep, is_over)
+    access = choose_access(server.sandboxes, params.sandbox, reading=True)
+    try:
+        async with context.search_slots, server.search_slots:
+            return await context.in_thread(access.perform, FileOperation(wire.GREP, search), params)
+    finally:
+        is_over.set()  # a search of a client that has gone ends with the current match
+
+
+def _search(
+    ripgrep: str | None, is_over: threading.Event, params: wire.GrepParams
+) -> wire.GrepResult:
+    """Search without a sandbox. Blocking."""
+    # Imported only here: most servers never search.
+    from exec_server.filesystem.search import Ripgrep, grep
+
+    run = partial(run_helper, env={"LC_ALL": "C.UTF-8"})
+    return grep(params, None if ripgrep is None else Ripgrep(ripgrep, run), is_over.is_set)
+
+
+# fs/watch and fs/unwatch: changes of files, as notifications of a connection.
+async def watch(context: ConnectionContext, params: wire.WatchParams) -> Done:
+    if params.user is not None:
+        raise InvalidParams("fs/watch takes no user")
+    watches = context.change_watches
+    if params.watch_id in watches:
+        raise InvalidRequest(f"watch {params.watch_id} already exists")
+    if len(watches) >= MAX_WATCHES:
+        raise InvalidRequest(f"a connection has at most {MAX_WATCHES} watches: fs/unwatch one")
+    opened = ChangeWatch(context.server.inotify(), is_recursive=params.recursive)
+    watches[params.watch_id] = opened
+    try:
+        await context.in_thread(_open, context, params, opened)
+    except BaseException:
+        _end(context, params.watch_id)
+        raise
+    if params.watch_id in watches:  # not ended meanwhile
+        context.start_task(_follow(context, params.watch_id, opened))
+    return Done()
+
+
+def unwatch(context: ConnectionContext, params: wire.UnwatchParams) -> Done:
+    """End a watch; one that has ended or never existed is not an error."""
+    _end(context, params.watch_id)
+    return Done()
+
+
+def _end(context: ConnectionContext, watch_id: int) -> None:
+    ended = context.change_watches.pop(watch_id, None)
+    if ended is not None:
+        ended.close()
+        ended.wake.set()  # its task ends
+
+
+def _open(context: ConnectionContext, params: wire.WatchParams, opened: ChangeWatch) -> None:
+    """Begin to watch under the policy of the request. Blocking."""
+    path, sandbox = params.path, params.sandbox
+    policy = None
+    if sandbox is not None:
+        policy = context.server.sandboxes.files.policy_for(sandbox, reading=True)
+    if policy is None or policy.is_trusted_read:
+        opened.open(path.native(), None)
+        return
+    # A worker finds the path: the server would tell a hidden path from a missing one.
+    found = policy.perform(CANONICALIZE, CanonicalizeParams(path, sandbox=sandbox))
+    try:
+        opened.open(PathUri.from_text(found.path).native(), policy.visible)
+    except OSError as error:
+        raise policy.explain(params, error) from error
+
+
+async def _follow(context: ConnectionContext, watch_id: int, watched: ChangeWatch) -> None:
+    """Send the changes of a watch until it ends."""
+    while context.change_watches.get(watch_id) is watched:
+        await watched.wake.wait()
+        await asyncio.sleep(GATHER_SECONDS)
+        await context.drain()
+        if context.change_watches.get(watch_id) is not watched:
+            return
+        batch = watched.take()
+        if watched.needs_thread(batch):
+            batch = await context.in_thread(watched.settle, batch)
+        if context.change_watches.get(watch_id) is not watched:
+            return
+        if batch.changes or batch.overflow or watched.has_ended:
+            changed = wire.ChangedParams(
+                watch_id, batch.on_wire(), batch.overflow, watched.has_ended, watched.error
+            )
+            context.notify(wire.CHANGED, changed)
+        if watched.has_ended:
+            _end(context, watch_id)

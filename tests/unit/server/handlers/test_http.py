@@ -20,9 +20,14 @@ from exec_server.host.threads import ThreadPool
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.http import BodyDeltaParams, Header, RequestParams, RequestResult
 from exec_server.server import context as contexts
-from exec_server.server.context import ConnectionContext, Encoded, ServerContext, Streamed
+from exec_server.server.context import (
+    ConnectionContext,
+    Encoded,
+    LazyEvent,
+    ServerContext,
+    Streamed,
+)
 from exec_server.server.handlers import http
-from exec_server.server.lazy_event import LazyEvent
 
 
 class Body:

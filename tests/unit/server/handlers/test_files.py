@@ -13,7 +13,7 @@ import pytest
 from exec_server.protocol import files as wire
 from exec_server.protocol.paths import PathUri
 from exec_server.server.context import CONCURRENT_SEARCHES, CONNECTION_SEARCHES
-from exec_server.server.handlers import searches
+from exec_server.server.handlers import files
 
 
 class Scene:
@@ -51,7 +51,7 @@ class Scene:
 
 
 def _grep(context: Any) -> Any:
-    return searches.grep(context, wire.GrepParams(PathUri.from_wire("/"), "x"))
+    return files.grep(context, wire.GrepParams(PathUri.from_wire("/"), "x"))
 
 
 def test_a_connection_leaves_a_slot_to_others() -> None:
@@ -87,7 +87,7 @@ def test_further_searches_of_all_clients_wait() -> None:
 
 def test_a_search_of_a_client_that_has_gone_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     overs = []
-    monkeypatch.setattr(searches, "_search", lambda ripgrep, is_over, params: overs.append(is_over))
+    monkeypatch.setattr(files, "_search", lambda ripgrep, is_over, params: overs.append(is_over))
 
     async def scene() -> None:
         context = Scene().connect("x")
@@ -113,8 +113,8 @@ def test_ripgrep_is_used_if_the_system_has_one(
     def run(argv: list[str], *_: object, env: dict[str, str]) -> None:
         runs.append((argv[0], env))
 
-    monkeypatch.setattr(searches, "run_helper", run)
+    monkeypatch.setattr(files, "run_helper", run)
     params = wire.GrepParams(PathUri.from_text(str(tmp_path)), "x")
     for program in (None, "/usr/bin/rg"):
-        assert searches._search(program, threading.Event(), params) == wire.GrepResult([], False)
+        assert files._search(program, threading.Event(), params) == wire.GrepResult([], False)
     assert runs == [("/usr/bin/rg", {"LC_ALL": "C.UTF-8"})]

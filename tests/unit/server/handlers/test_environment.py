@@ -10,7 +10,7 @@ import pytest
 from exec_server.errors import InvalidParams
 from exec_server.protocol.codex import ReadConfigParams
 from exec_server.protocol.paths import PathUri
-from exec_server.server.handlers import environment_config
+from exec_server.server.handlers import environment
 
 
 def _read(uri: str, config: list[list[str]], requirements: list[list[str]]) -> Any:
@@ -18,7 +18,7 @@ def _read(uri: str, config: list[list[str]], requirements: list[list[str]]) -> A
         server=SimpleNamespace(variables={}), in_thread=lambda *arguments: arguments[1]
     )
     params = ReadConfigParams(PathUri.from_wire(uri), config, requirements)
-    result: Any = environment_config.read(context, params)
+    result: Any = environment.read(context, params)
     assert result is params
     return params
 

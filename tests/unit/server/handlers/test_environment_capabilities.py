@@ -15,7 +15,7 @@ from exec_server.errors import InvalidRequest
 from exec_server.filesystem.inotify import Inotify
 from exec_server.protocol import codex
 from exec_server.protocol.paths import PathUri
-from exec_server.server.handlers import capabilities as handlers
+from exec_server.server.handlers import environment as handlers
 
 
 def _context(root: Path) -> Any:

@@ -11,8 +11,8 @@ import pytest
 
 from exec_server.protocol.jsonrpc import Response
 from exec_server.protocol.network import POLICY_REQUEST, Destination, PolicyParams
-from exec_server.server import client_requests as module
-from exec_server.server.client_requests import ClientRequests
+from exec_server.server import connection as module
+from exec_server.server.connection import ClientRequests
 
 _PARAMS = PolicyParams("p", Destination("http", "a.test", 80))
 

@@ -29,9 +29,9 @@ from exec_server.protocol.process import (
     WriteParams,
     WriteResult,
 )
-from exec_server.server.attachment import Broadcast
 from exec_server.server.context import ConnectionContext
-from exec_server.server.handlers import detached, process
+from exec_server.server.detached import Broadcast
+from exec_server.server.handlers import process
 from exec_server.server.session import Session
 
 
@@ -104,7 +104,7 @@ class World:
         return []
 
     def attach(self, process_id: str = "mine", after: int | None = None) -> AttachResult:
-        return detached.attach(self.context, AttachParams(ProcessId(process_id), "web", after))
+        return process.attach(self.context, AttachParams(ProcessId(process_id), "web", after))
 
 
 _MINE = ProcessId("mine")
@@ -133,10 +133,10 @@ def test_detaching_is_no_error_without_an_attachment() -> None:
         world = World()
         world.attach()
         for _ in range(2):
-            assert detached.detach(world.context, DetachParams(_MINE)) == DetachResult()
+            assert process.detach(world.context, DetachParams(_MINE)) == DetachResult()
         assert not world.session.attachments
         assert not world.broadcast.attachments
-        assert detached.list_(world.context, None).processes == []
+        assert process.list_detached(world.context, None).processes == []
 
     asyncio.run(scenario())
 

@@ -14,9 +14,8 @@ from exec_server.filesystem.watch import Batch, ChangeWatch
 from exec_server.protocol import files as wire
 from exec_server.protocol.files import CanonicalizeResult
 from exec_server.protocol.paths import PathUri
-from exec_server.server.context import ConnectionContext, ServerContext
-from exec_server.server.handlers import watches
-from exec_server.server.lazy_event import LazyEvent
+from exec_server.server.context import ConnectionContext, LazyEvent, ServerContext
+from exec_server.server.handlers import files
 
 
 class Policy:
@@ -39,7 +38,7 @@ class World:
     """A context without a connection; threads run at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: Policy | None = None) -> None:
-        monkeypatch.setattr(watches, "GATHER_SECONDS", 0)
+        monkeypatch.setattr(files, "GATHER_SECONDS", 0)
         monkeypatch.setattr(ChangeWatch, "open", self._open)
         self.opened: list[tuple[str, object]] = []
         self.failure: Exception | None = None
@@ -87,7 +86,7 @@ class World:
 
     async def watch(self, watch_id: int = 1, sandbox: Any = None) -> ChangeWatch:
         path = PathUri.from_wire("/w")
-        await watches.watch(self.context, wire.WatchParams(watch_id, path, sandbox=sandbox))
+        await files.watch(self.context, wire.WatchParams(watch_id, path, sandbox=sandbox))
         return self.context.change_watches[watch_id]
 
     async def end(self) -> None:
@@ -135,7 +134,7 @@ def test_changes_are_settled_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(watched, "settle", lambda batch: Batch({}, False))
         watched._forgotten.append(1)
         watched.wake.set()  # nothing to report
-        watches.unwatch(world.context, wire.UnwatchParams(1))
+        files.unwatch(world.context, wire.UnwatchParams(1))
         await world.end()
         assert world.sent.empty()
 
@@ -149,13 +148,13 @@ def test_a_watch_that_ends_meanwhile_sends_nothing(monkeypatch: pytest.MonkeyPat
         watched._new.append("a")
 
         def settle(batch: Batch) -> Batch:
-            watches.unwatch(world.context, wire.UnwatchParams(1))
+            files.unwatch(world.context, wire.UnwatchParams(1))
             return batch
 
         monkeypatch.setattr(watched, "settle", settle)
         watched.wake.set()
         await world.end()
-        watches.unwatch(world.context, wire.UnwatchParams(1))  # again
+        files.unwatch(world.context, wire.UnwatchParams(1))  # again
         assert world.sent.empty()
 
     play(monkeypatch, scene)
@@ -183,13 +182,13 @@ def test_a_full_send_buffer_delays_changes(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_ids_and_the_limit_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(world: World) -> None:
-        monkeypatch.setattr(watches, "MAX_WATCHES", 1)
+        monkeypatch.setattr(files, "MAX_WATCHES", 1)
         await world.watch(1)
         with pytest.raises(InvalidRequest, match="watch 1 already exists"):
             await world.watch(1)
         with pytest.raises(InvalidRequest, match="at most 1 watches"):
             await world.watch(2)
-        watches.unwatch(world.context, wire.UnwatchParams(1))
+        files.unwatch(world.context, wire.UnwatchParams(1))
         world.failure = FileNotFoundError(2, "missing")
         with pytest.raises(FileNotFoundError):
             await world.watch(3)

@@ -23,8 +23,8 @@ from exec_server.protocol.process import (
     OutputParams,
     ProcessId,
 )
-from exec_server.server import attachment
-from exec_server.server.attachment import Broadcast
+from exec_server.server import detached
+from exec_server.server.detached import Broadcast
 
 _WEB = ProcessId("web")
 
@@ -121,15 +121,15 @@ def test_an_attachment_begins_with_the_oldest_output_and_follows() -> None:
 
 def test_all_events_of_a_process_that_has_ended_are_sent_in_order() -> None:
     async def scenario(world: World) -> None:
-        world.say(attachment.BATCH_CHUNKS + 1)
+        world.say(detached.BATCH_CHUNKS + 1)
         world.exit()
-        world.say(attachment.BATCH_CHUNKS)
+        world.say(detached.BATCH_CHUNKS)
         world.close()
         channel = FakeChannel()
         world.broadcast.attach(_WEB, channel).begin(0)
         await _settle()
         assert channel.seqs == list(range(1, world.process.log.next_seq))
-        assert channel.sent[attachment.BATCH_CHUNKS + 1][0] == "exited"
+        assert channel.sent[detached.BATCH_CHUNKS + 1][0] == "exited"
         assert channel.sent[-1][0] == "closed"
 
     _run(scenario)
@@ -196,19 +196,19 @@ def test_dropped_output_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_burst_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachment, "BURST_SECONDS", 0.0)
+    monkeypatch.setattr(detached, "BURST_SECONDS", 0.0)
 
     async def scenario(world: World) -> None:
-        world.say(3 * attachment.BATCH_CHUNKS)
+        world.say(3 * detached.BATCH_CHUNKS)
         channel = FakeChannel()
         one = world.broadcast.attach(_WEB, channel)
         one.push()
-        assert len(channel.sent) == attachment.BATCH_CHUNKS
+        assert len(channel.sent) == detached.BATCH_CHUNKS
         await asyncio.sleep(0)
-        assert len(channel.sent) == 2 * attachment.BATCH_CHUNKS
+        assert len(channel.sent) == 2 * detached.BATCH_CHUNKS
         one.close()  # cancels the rest
         await _settle()
-        assert len(channel.sent) == 2 * attachment.BATCH_CHUNKS
+        assert len(channel.sent) == 2 * detached.BATCH_CHUNKS
 
     _run(scenario)
 
@@ -281,7 +281,7 @@ def test_a_process_that_was_not_started_has_no_events() -> None:
 
 
 def test_attachments_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachment, "MAX_ATTACHMENTS", 1)
+    monkeypatch.setattr(detached, "MAX_ATTACHMENTS", 1)
 
     async def scenario(world: World) -> None:
         one = world.broadcast.attach(_WEB, FakeChannel())

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from exec_server.server.lazy_event import LazyEvent
+from exec_server.server.context import LazyEvent
 
 
 @pytest.mark.parametrize("make", [LazyEvent, asyncio.Event])
