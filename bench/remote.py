@@ -25,9 +25,9 @@ from urllib.parse import urlsplit
 
 from bench.client import SOCKET_SECONDS, BenchError, HangError, frame
 from bench.servers import Server, stop
-from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.noise import SUITE, Identity, Initiator, PublicKey, prologue
+from exec_server.relay.records import Channel
 
 # Until an executor has registered and is connected.
 _START_SECONDS = 20.0

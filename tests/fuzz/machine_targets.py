@@ -25,7 +25,7 @@ from exec_server.errors import (
 from exec_server.filesystem.syscalls import parse_mounts, slow_mount_points
 from exec_server.printable import printable
 from exec_server.protocol import process
-from exec_server.registry import executor_credential, responses
+from exec_server.registry import api, executor_credential
 from exec_server.registry.http import CompleteResponse
 from exec_server.sandbox.policy.denial import find_denial, is_likely_denied
 from exec_server.sandbox.runtime import messages as sandbox_messages
@@ -86,20 +86,20 @@ def _credential(data: bytes) -> None:
 
 
 _RESPONSES: Final = (
-    responses.RegistrationResponse,
-    responses.DirectRegistrationResponse,
-    responses.PlainRegistrationResponse,
-    responses.ConnectionResponse,
-    responses.ValidationResponse,
+    api.RegistrationResponse,
+    api.DirectRegistrationResponse,
+    api.PlainRegistrationResponse,
+    api.ConnectionResponse,
+    api.ValidationResponse,
 )
 
 
 def _registry_response(data: bytes) -> None:
     for kind in _RESPONSES:
         with suppress(RegistryError):
-            responses.decode_body(data, kind)
+            api.decode_body(data, kind)
     for status in (400, 401, 799):
-        text = responses.ErrorResponse(CompleteResponse(status, "", [], data), ["secret"]).text("x")
+        text = api.ErrorResponse(CompleteResponse(status, "", [], data), ["secret"]).text("x")
         assert text.replace("\n", "").replace("\t", "").isprintable()
 
 

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 
 from exec_server.errors import RelayError
-from exec_server.relay import multiplexer, stream_table
-from exec_server.relay.channel import Channel
+from exec_server.relay import multiplexer
 from exec_server.relay.frames import MAX_DEPTH, Frame, Kind, decode, encode
-from exec_server.relay.multiplexer import EncryptedMultiplexer, PendingHandshake
+from exec_server.relay.multiplexer import RESET_REASON, EncryptedMultiplexer, PendingHandshake
 from exec_server.relay.noise import Identity, Initiator, prologue
-from exec_server.relay.stream_table import RESET_REASON
+from exec_server.relay.records import Channel
 
 _FILE = json.loads((Path(__file__).parents[1] / "vectors" / "relay_frames.json").read_text())
 _SCHEMA = _FILE["schema"]
@@ -343,7 +342,7 @@ _PAYLOADS = st.one_of(
 @pytest.fixture(scope="module", autouse=True)
 def _small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_table, "MAX_STREAMS", _STREAMS)
+        patch.setattr(multiplexer, "MAX_STREAMS", _STREAMS)
         patch.setattr(multiplexer, "MAX_PENDING", _PENDING)
         yield
 

@@ -33,7 +33,7 @@ from tests.support.sandbox import workspace_write
 from tests.support.server_internals import eventually, own_processes
 
 from exec_server.host.environment import STRIPPED_NAMES
-from exec_server.registry.secrets import SECRET_NAMES
+from exec_server.registry.credentials import SECRET_NAMES
 
 CREDENTIAL = "--executor-credential-stdin"
 NO_KEY = {"CODEX_API_KEY": None}
@@ -48,7 +48,7 @@ import encodings.idna, shutil, exec_server.cli.main, exec_server.cli.serve.watch
 import exec_server.cli.serve.command, exec_server.cli.serve.run, exec_server.cli.serve.remote
 import exec_server.sandbox.commands, exec_server.sandbox.files
 from exec_server.filesystem.operation_table import load_all; load_all()
-import exec_server.net.stdio, exec_server.net.websocket.listener, exec_server.net.port_socket
+import exec_server.net.stdio, exec_server.net.websocket.server, exec_server.net.port_socket
 import exec_server.server.shell_snapshots, http, urllib.parse
 from exec_server.registry import agent_identity, executor_credential, sign_in, sigv4
 from exec_server.server import methods; methods.load_all()

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from exec_server.hosting.front import TakeOver
 from exec_server.hosting.http_messages import Request
 from exec_server.hosting.relay_link import READ_BYTES
-from exec_server.net.websocket.frames import Opcode, close_payload, frame_header
-from exec_server.net.websocket.masking import apply_mask
+from exec_server.net.websocket.frames import Opcode, apply_mask, close_payload, frame_header
 from tests.relay_service.faults import TO_EXECUTOR, TO_HARNESS, Faults, relay_frame
 from tests.relay_service.journal import Journal, Message
 

@@ -25,10 +25,10 @@ from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
 
-from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.noise import Identity, Initiator, PublicKey, prologue
 from exec_server.relay.plain import PlainChannel
+from exec_server.relay.records import Channel
 from tests.relay_service import ThreadedRelayService
 from tests.support.client import (
     CLOSE,

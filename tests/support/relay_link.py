@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from exec_server.errors import RelayError
-from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode, encode, token_field
-from exec_server.relay.handshake_failures import BURST_FAILURES
-from exec_server.relay.multiplexer import EncryptedMultiplexer, PendingHandshake
+from exec_server.relay.multiplexer import (
+    BURST_FAILURES,
+    RESET_REASON,
+    EncryptedMultiplexer,
+    PendingHandshake,
+)
 from exec_server.relay.noise import FIRST_BYTES, Identity, Initiator, prologue
-from exec_server.relay.stream_table import RESET_REASON
+from exec_server.relay.records import Channel
 
 EXECUTOR = Identity.generate()
 CLIENT = Identity.generate()

@@ -20,10 +20,10 @@ AS_NOBODY = """
 import ctypes, os
 # The user nobody may not read the files of the interpreter, so everything is loaded before.
 import exec_server.cli.main, exec_server.cli.serve.command, exec_server.cli.serve.watchdog, shutil
-import exec_server.registry.secrets, exec_server.cli.serve.run
+import exec_server.registry.credentials, exec_server.cli.serve.run
 import exec_server.sandbox.commands, exec_server.sandbox.files
 from exec_server.filesystem.operation_table import load_all; load_all()
-import exec_server.net.stdio, exec_server.net.websocket.listener, exec_server.net.port_socket
+import exec_server.net.stdio, exec_server.net.websocket.server, exec_server.net.port_socket
 import exec_server.server.shell_snapshots, urllib.parse
 from exec_server.server import methods; methods.load_all()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

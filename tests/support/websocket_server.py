@@ -19,9 +19,9 @@ from exec_server.net.websocket.frames import (
     Opcode,
     close_payload,
 )
-from exec_server.net.websocket.listener import WebSocketListener
 from exec_server.net.websocket.server import (
     Settings,
+    WebSocketListener,
     WebSocketStream,
 )
 from tests.support.memory_transport import MemoryTransport

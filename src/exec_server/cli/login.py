@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from exec_server.registry.probe import Permissions
+    from exec_server.registry.api import Permissions
 
 
 Role = Literal["executor", "client"]
@@ -325,9 +325,8 @@ def _ask_registry(arguments: argparse.Namespace, url: str, token: str) -> Permis
     from exec_server.errors import RegistryError
     from exec_server.host import event_loop
     from exec_server.net.client_tls import client_context
-    from exec_server.registry.destination import check_pinned_registry
-    from exec_server.registry.machine_name import environment_id
-    from exec_server.registry.probe import probe
+    from exec_server.registry.api import probe
+    from exec_server.registry.destination import check_pinned_registry, environment_id
 
     if arguments.ca_file is not None and arguments.pin:
         raise UsageError("--ca-file and --pin exclude each other")

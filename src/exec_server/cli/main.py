@@ -124,7 +124,7 @@ def _run_server(name: str, words: list[str]) -> NoReturn:
     from exec_server.host import libc
     from exec_server.host.environment import STRIPPED_NAMES
     from exec_server.process import descendants
-    from exec_server.registry.secrets import SECRET_NAMES
+    from exec_server.registry.credentials import SECRET_NAMES
 
     libc.hide_memory()  # before a child can look, for the watchdog too, which is forked below
     # Root may read the environment block of every process, so it must not hold a secret when the

@@ -20,7 +20,7 @@ from exec_server.hosting.relay_link import RelayLink, flush_links
 from exec_server.hosting.rules import ByteRate
 from exec_server.hosting.store import ExecutorLease, Limits
 from exec_server.relay.frames import FRAME_BYTES, Kind, decode, token_field
-from exec_server.relay.stream_table import REVOKED_REASON
+from exec_server.relay.multiplexer import REVOKED_REASON
 
 log = logging.getLogger(__name__)
 

@@ -28,13 +28,12 @@ from exec_server.net.websocket.frames import (
     Event,
     FrameReader,
     Opcode,
+    apply_mask,
     close_answer,
     close_payload,
     frame_header,
 )
-from exec_server.net.websocket.masking import apply_mask
-from exec_server.net.websocket.state import Cause, State, next_state
-from exec_server.net.websocket.writer import FrameWriter
+from exec_server.net.websocket.socket import Cause, FrameWriter, State, next_state
 from exec_server.relay.frames import FRAME_BYTES
 
 # As the peers do: a ping every 30 s, gone 60 s after a ping without a pong.

@@ -43,8 +43,7 @@ from exec_server.hosting.rules import (
 from exec_server.hosting.store import NewToken, Store
 from exec_server.hosting.tickets import PATH, Rejection, Ticket
 from exec_server.net.listen import BoundSocket
-from exec_server.net.server_certificate import ServerCertificate
-from exec_server.net.tls_acceptor import TlsAcceptor
+from exec_server.net.tls_acceptor import ServerCertificate, TlsAcceptor
 
 log = logging.getLogger(__name__)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from exec_server.errors import ConnectFailed, HandshakeReset, RelayError
-from exec_server.net.byte_budget import ByteBudget
-from exec_server.net.relay_socket import RelaySocket
-from exec_server.net.relay_stream import RECEIVING_BYTES, RelayStream
+from exec_server.net.inbox import ByteBudget
+from exec_server.net.relay_stream import RECEIVING_BYTES, RelaySocket, RelayStream
 from exec_server.net.stream import JudgingReceiver, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket
-from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.noise import TAG_BYTES
 from exec_server.relay.plain import PlainChannel
+from exec_server.relay.records import Channel
 
 GOING_AWAY = 1001
 # The reason in the reset at a stream's end; the executor does not read it.

@@ -6,20 +6,55 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from exec_server.host.event_loop import GuardedTasks
-from exec_server.net.byte_budget import ByteBudget
-from exec_server.net.ephemeral_keys import EphemeralKeys
-from exec_server.net.relay_socket import RelaySocket
-from exec_server.net.relay_stream import RECEIVING_BYTES, RelayStream, SendingChannel
+from exec_server.net.inbox import ByteBudget
+from exec_server.net.relay_stream import RECEIVING_BYTES, RelaySocket, RelayStream, SendingChannel
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.client import ClientSocket
-from exec_server.relay.multiplexer import EncryptedMultiplexer, PendingHandshake, RelayLink
+from exec_server.relay.multiplexer import (
+    EncryptedMultiplexer,
+    PendingHandshake,
+    RelayLink,
+    StreamReceiver,
+)
 from exec_server.relay.noise import Identity
-from exec_server.relay.stream_table import StreamReceiver
+
+# Keys made ahead: clients that connect at the same moment. Further ones wait for theirs.
+KEYS_AHEAD: Final = 4
+# A key is replaced after this time, when the handshake that took it is over.
+REFILL_SECONDS: Final = 0.05
 
 log = logging.getLogger(__name__)
+
+
+# EphemeralKeys: keys of handshakes, made while no client waits for them.
+class EphemeralKeys:
+    """A few keys in memory, each of which is used once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._keys: list[Identity] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._schedule()
+
+    def take(self) -> Identity:
+        """A key that no other handshake gets."""
+        key = self._keys.pop() if self._keys else Identity.generate()
+        self._schedule()
+        return key
+
+    def _schedule(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(REFILL_SECONDS, self._refill)
+
+    def _refill(self) -> None:
+        # One at a time: each takes a fifth of a millisecond.
+        self._timer = None
+        self._keys.append(Identity.generate())
+        if len(self._keys) < KEYS_AHEAD:
+            self._schedule()
 
 
 class Multiplexer(Protocol):

@@ -5,21 +5,40 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+import ssl
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
 import msgspec
 
-from exec_server.errors import RegistryError, RegistryUnavailable, StartupError
-from exec_server.registry import responses
-from exec_server.registry.credentials import Credential
+from exec_server.errors import RegistryError, RegistryUnavailable, RegistryUnreachable, StartupError
+from exec_server.registry.credentials import Bearer, Credential
 from exec_server.registry.destination import check_direct_url
-from exec_server.registry.http import CompleteResponse, HttpClient, HttpFailed
-from exec_server.registry.keys import key_object, public_key
-from exec_server.registry.responses import ErrorResponse, decode_body, protocol_error
-from exec_server.relay.noise import PublicKey
+from exec_server.registry.http import (
+    CertificateFailed,
+    CompleteResponse,
+    HttpClient,
+    HttpFailed,
+    ResponseTooLarge,
+)
+from exec_server.relay.noise import SUITE, PublicKey
+
+# Of an error body, in an error text.
+SHOWN_CHARACTERS = 4096
+
+# Errors of a registration after which an executor retries; all others end it.
+TRANSIENT_REGISTRATION_ERRORS = {
+    (502, "authentication_service_unavailable"),
+    (503, "registration_conflict"),
+}
+_HIDDEN = "[hidden]"
+# Shorter secrets exist in tests only; hiding them would garble the text.
+_SECRET_CHARACTERS = 8
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +60,195 @@ _EXECUTOR = "executor"
 
 # The word for the id in the endpoint of a plain form, and in its error texts.
 _PLAIN_NOUNS = {"text": _EXECUTOR, "relay-plain": _ENVIRONMENT}
+
+Role = Literal["executor", "client"]
+# The operation that shows each role. Neither changes anything if its body is empty.
+_OPERATIONS: Final[tuple[tuple[Role, str], ...]] = (("executor", "validate"), ("client", "connect"))
+
+
+# The JSON form of public keys in requests and responses of a registry.
+class KeyObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The JSON form of a public key."""
+
+    suite: str
+    x25519_public_key: str
+    mlkem768_public_key: str
+
+
+def key_object(key: PublicKey) -> KeyObject:
+    return KeyObject(SUITE, b64encode(key.x25519).decode(), b64encode(key.mlkem768).decode())
+
+
+def public_key(encoded: KeyObject) -> PublicKey:
+    """Decode a key; raises ValueError unless it is valid."""
+    if encoded.suite != SUITE:
+        raise ValueError(f"unsupported suite `{encoded.suite}`")
+    key = PublicKey(
+        b64decode(encoded.x25519_public_key, validate=True),
+        b64decode(encoded.mlkem768_public_key, validate=True),
+    )
+    key.check()
+    return key
+
+
+# Responses of a registry: their JSON, and the error texts for failures. No I/O.
+_KNOWN_CODES = frozenset(code for _, code in TRANSIENT_REGISTRATION_ERRORS)
+
+
+class RegistrationResponse(msgspec.Struct, frozen=True):
+    """The response to a registration for encrypted streams."""
+
+    environment_id: str
+    url: str
+    security_profile: str
+    executor_registration_id: str
+    # Whether the relay adds the token id of each client to its handshake; only our registry does.
+    names_tokens: bool = False
+
+
+class DirectRegistrationResponse(msgspec.Struct, frozen=True):
+    """The response to a registration for the direct transport."""
+
+    environment_id: str
+    registration_id: str
+    url: str
+    transport: str
+
+
+class PlainRegistrationResponse(msgspec.Struct, frozen=True):
+    """The response to a registration of the historical forms, with either name of the id."""
+
+    url: str
+    environment_id: str | None = None
+    executor_id: str | None = None
+
+
+class ConnectionResponse(msgspec.Struct, frozen=True):
+    """The response to a client's request for a connection."""
+
+    environment_id: str
+    security_profile: str
+    url: str
+    executor_registration_id: str
+    executor_public_key: KeyObject
+    harness_key_authorization: str
+
+
+class ValidationResponse(msgspec.Struct, frozen=True):
+    """The response to the validation of a client's key."""
+
+    valid: bool
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: str | None = None
+    message: str | None = None
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Error | None = None
+
+
+class ErrorResponse:
+    """The status, code and message of a response other than 2xx."""
+
+    def __init__(self, response: CompleteResponse, secrets: Sequence[str]) -> None:
+        self.status = response.status
+        error = _error_of(response.body)
+        self.code = error.code
+        text = error.message
+        if text is None:
+            text = response.body.decode(errors="replace").strip()
+        self._text = _printable(text, secrets)
+        self._shown_code = _printable(error.code or "", secrets)
+
+    def text(self, noun: str, *, hides_responses: bool = False) -> str:
+        """The error text; `noun` is the kind of thing that this registry registers."""
+        if self.status in (401, 403):
+            shown = "response body omitted" if hides_responses else self._text or "empty error body"
+            subject = f"{noun} registry authentication"
+            return f"{subject} error: {subject} failed ({self._status_line()}): {shown}"
+        code, shown = self._shown_code, self._text or "empty or malformed error body"
+        if hides_responses:
+            code = code if code in _KNOWN_CODES else ""
+            shown = f"{noun} registry executor registration failed"
+        line = self._status_line() + (f", {code}" if code else "")
+        return f"{noun} registry request failed ({line}): {shown}"
+
+    def _status_line(self) -> str:
+        from http import HTTPStatus
+
+        try:
+            return f"{self.status} {HTTPStatus(self.status).phrase}"
+        except ValueError:
+            return f"{self.status} <unknown status code>"
+
+
+def failure_text(failure: HttpFailed, noun: str) -> str:
+    """The error text for a request without a response."""
+    text = f"{noun} registry request failed: {failure.text}"
+    if not failure.causes:
+        return text
+    lines = [
+        f"    {number}: {cause}" for number, cause in enumerate((failure.text, *failure.causes))
+    ]
+    return "\n".join([text, "", "Caused by:", *lines])
+
+
+def registration_failure(failure: HttpFailed, noun: str) -> RegistryError:
+    """The error for a registration without a response."""
+    text = failure_text(failure, noun)
+    if isinstance(failure, ResponseTooLarge | CertificateFailed):
+        return RegistryError(text)
+    cause = failure.causes[-1] if failure.causes else failure.text
+    return RegistryUnreachable(text, f"{noun} registry request failed: {cause}")
+
+
+def registration_refusal(response: ErrorResponse, text: str) -> RegistryError:
+    """The error for a registration that was refused with this text."""
+    if (response.status, response.code) in TRANSIENT_REGISTRATION_ERRORS:
+        return RegistryUnavailable(text)
+    if response.status in (408, 429) or 500 <= response.status < 600:
+        return RegistryUnreachable(text, text)
+    return RegistryError(text)
+
+
+def no_response_error(failure: HttpFailed, noun: str) -> RegistryError:
+    """The error for a request without a response, transient unless it was too large."""
+    kind = RegistryError if isinstance(failure, ResponseTooLarge) else RegistryUnavailable
+    return kind(failure_text(failure, noun))
+
+
+def decode_body(body: bytes, kind: type[T]) -> T:
+    """Decode the JSON of a response; raises RegistryError."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RegistryError(
+            f"failed to serialize or deserialize exec-server JSON: {error}"
+        ) from None
+
+
+def protocol_error(text: str) -> RegistryError:
+    """The error for a response with unexpected values."""
+    return RegistryError(f"exec-server protocol error: {text}")
+
+
+def _error_of(body: bytes) -> _Error:
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error or _Error()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _Error()
+
+
+def _printable(text: str, secrets: Sequence[str]) -> str:
+    """A text of the registry without control characters and without our secrets."""
+    for secret in secrets:
+        if len(secret) >= _SECRET_CHARACTERS:
+            text = text.replace(secret, _HIDDEN)
+    # Truncate last: otherwise half of a secret could be left.
+    shown = text[:SHOWN_CHARACTERS]
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in shown)
 
 
 class Registration(NamedTuple):
@@ -109,7 +317,7 @@ class Registry:
         exchange = await self._post_registration(
             _ENVIRONMENT, "register", msgspec.json.encode(body)
         )
-        registered = self._decode_registration(exchange, responses.RegistrationResponse)
+        registered = self._decode_registration(exchange, RegistrationResponse)
         self._check_id(registered.environment_id, _ENVIRONMENT)
         _check_profile(registered.security_profile)
         return Registration(
@@ -133,7 +341,7 @@ class Registry:
         """Register for the direct transport; raises RegistryError."""
         body = msgspec.json.encode({"transport": DIRECT_TRANSPORT})
         exchange = await self._post_registration(_ENVIRONMENT, "direct/register", body)
-        registered = self._decode_registration(exchange, responses.DirectRegistrationResponse)
+        registered = self._decode_registration(exchange, DirectRegistrationResponse)
         self._check_id(registered.environment_id, _ENVIRONMENT)
         if registered.transport != DIRECT_TRANSPORT:
             raise protocol_error(
@@ -152,7 +360,7 @@ class Registry:
         """Register for a form without encryption, which has no registration id."""
         noun = _PLAIN_NOUNS[form]
         exchange = await self._post_registration(noun, "register", b"")
-        registered = self._decode_registration(exchange, responses.PlainRegistrationResponse)
+        registered = self._decode_registration(exchange, PlainRegistrationResponse)
         # The two forms have different names for the id.
         given = (
             registered.executor_id
@@ -180,7 +388,7 @@ class Registry:
             if not exchange.ok:
                 log.warning("client refused: the registry responded %d", exchange.response.status)
                 return False
-            response = decode_body(exchange.response.body, responses.ValidationResponse)
+            response = decode_body(exchange.response.body, ValidationResponse)
         except (HttpFailed, RegistryError) as error:
             log.warning("client refused: %s", error)
             return False
@@ -193,14 +401,14 @@ class Registry:
         try:
             exchange = await self._post(noun, action, body)
         except HttpFailed as failure:
-            raise responses.registration_failure(failure, noun) from None
+            raise registration_failure(failure, noun) from None
         if exchange.ok:
             return exchange
         response = exchange.error_response()
         text = response.text(noun, hides_responses=self._credential.hides_responses)
-        raise responses.registration_refusal(response, text)
+        raise registration_refusal(response, text)
 
-    def _decode_registration(self, exchange: _Exchange, kind: type[responses.T]) -> responses.T:
+    def _decode_registration(self, exchange: _Exchange, kind: type[T]) -> T:
         """Decode a registration; errors show nothing that may repeat a hidden secret."""
         body = exchange.response.body
         if not self._credential.hides_responses:
@@ -221,12 +429,12 @@ class Registry:
         try:
             exchange = await self._post(_ENVIRONMENT, "connect", body)
         except HttpFailed as failure:
-            raise responses.no_response_error(failure, _ENVIRONMENT) from None
+            raise no_response_error(failure, _ENVIRONMENT) from None
         if not exchange.ok:
             response = exchange.error_response()
             kind = RegistryUnavailable if _is_transient(response) else RegistryError
             raise kind(response.text(_ENVIRONMENT))
-        registered = decode_body(exchange.response.body, responses.ConnectionResponse)
+        registered = decode_body(exchange.response.body, ConnectionResponse)
         self._check_id(registered.environment_id, _ENVIRONMENT)
         _check_profile(registered.security_profile)
         return _connection_bundle(registered)
@@ -270,7 +478,7 @@ def _check_profile(given: str) -> None:
         )
 
 
-def _connection_bundle(registered: responses.ConnectionResponse) -> ConnectionBundle:
+def _connection_bundle(registered: ConnectionResponse) -> ConnectionBundle:
     try:
         key = public_key(registered.executor_public_key)
     except ValueError as error:
@@ -305,3 +513,58 @@ def _secrets(headers: list[tuple[str, str]]) -> tuple[str, ...]:
     """The credentials in the headers, which must not be shown if a response repeats them."""
     values = [value.partition(" ")[2] for name, value in headers if name == "authorization"]
     return tuple(value for value in values if value)
+
+
+# Asks a registry what a token is for, without changing anything there.
+#
+# A registry checks the token, then its scopes, then the body of a request. An empty body therefore
+# tells a token that is refused (401) and one that is for other operations or environments (403)
+# from one that is accepted (400).
+class Permissions(NamedTuple):
+    """The roles of a token."""
+
+    roles: tuple[Role, ...]
+    is_certain: bool  # False: the token does not cover the id that was asked about
+
+
+async def probe(
+    url: str, environment_id: str, token: str, tls: ssl.SSLContext | None
+) -> Permissions:
+    """The roles of a token; raises RegistryError if the registry refuses it or is none."""
+    http = HttpClient(tls)
+    try:
+        statuses = {
+            role: await _status(http, url, environment_id, operation, token)
+            for role, operation in _OPERATIONS
+        }
+    finally:
+        await http.close()
+    if 401 in statuses.values():
+        raise RegistryError(
+            f"{url} does not accept this token: it may be mistyped, expired or revoked"
+        )
+    unknown = [status for status in statuses.values() if status not in (400, 403)]
+    if unknown:
+        raise RegistryError(
+            f"{url} does not answer like a registry (HTTP status {unknown[0]}); check the URL"
+        )
+    roles = tuple(role for role, status in statuses.items() if status == 400)
+    return Permissions(roles, True) if roles else Permissions(("executor", "client"), False)
+
+
+async def _status(
+    http: HttpClient, url: str, environment_id: str, operation: str, token: str
+) -> int:
+    address = f"{url}/cloud/environment/{quote(environment_id, safe='')}/{operation}"
+    headers = await Bearer(token).headers("POST", address, b"{}")
+    try:
+        response = await http.request(
+            "POST", address, [*headers, ("content-type", "application/json")], b"{}"
+        )
+    except HttpFailed as error:
+        # The innermost cause names the reason, such as a certificate or a refused connection.
+        reason = error.causes[-1] if error.causes else str(error)
+        raise RegistryError(f"cannot reach {url}: {reason}") from None
+    if response.status in (502, 503):
+        raise RegistryError(f"{url} is not available at the moment; try again")
+    return response.status

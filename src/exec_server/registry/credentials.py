@@ -10,7 +10,28 @@ from typing import Protocol
 from exec_server.errors import StartupError
 from exec_server.registry.destination import Destinations, check_registry_url
 from exec_server.registry.http import HttpClient
-from exec_server.registry.secrets import ACCESS_TOKEN, API_KEY, BEARER_TOKEN, OWN_API_KEY
+
+OWN_API_KEY = "EXEC_SERVER_API_KEY"
+API_KEY = "CODEX_API_KEY"
+ACCESS_TOKEN = "CODEX_ACCESS_TOKEN"
+BEARER_TOKEN = "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"
+
+# Never passed on to children in remote mode. The server removes them from its own environment
+# after the credential is chosen, because botocore reads its keys there.
+SECRET_NAMES = frozenset(
+    {
+        OWN_API_KEY,
+        API_KEY,
+        ACCESS_TOKEN,
+        BEARER_TOKEN,
+        "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_SECURITY_TOKEN",
+    }
+)
+
 
 _NO_CREDENTIAL = (
     "remote exec-server registration requires ChatGPT authentication or API key authentication; "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import ssl
 from enum import Enum
+from typing import Final
 
 from exec_server.errors import StartupError
 from exec_server.net.client_tls import PinnedContext
@@ -18,6 +21,11 @@ _API_KEY_TEXT = (
     "remote exec-server API-key authentication is restricted to HTTPS openai.com and openai.org "
     "hosts and subdomains or loopback hosts"
 )
+
+# Of an environment id, in every registry.
+MAX_CHARACTERS: Final = 128
+_OTHERS: Final = r"[^A-Za-z0-9._-]+"
+_FALLBACK: Final = "machine"
 
 
 class Destinations(Enum):
@@ -100,3 +108,11 @@ def _encryption_text(scheme: str) -> str:
         "environment registry configuration error: remote transport requires "
         f"{scheme} for non-loopback endpoints"
     )
+
+
+# The name of this machine as the id of an environment.
+def environment_id(host_name: str | None = None) -> str:
+    """The first label of the host name, with other characters than an id may have replaced."""
+    name = socket.gethostname() if host_name is None else host_name
+    label = name.partition(".")[0]
+    return re.sub(_OTHERS, "-", label).strip("-")[:MAX_CHARACTERS] or _FALLBACK

@@ -11,9 +11,8 @@ from typing import Protocol
 
 from exec_server.errors import RelayError
 from exec_server.relay.frames import Frame, Kind, data_frame, stream_prefix
-from exec_server.relay.multiplexer import PendingHandshake
+from exec_server.relay.multiplexer import PendingHandshake, StreamReceiver, StreamTable
 from exec_server.relay.records import MESSAGE_BYTES, RecordSplitter
-from exec_server.relay.stream_table import StreamReceiver, StreamTable
 
 _SEQ_MASK = 0xFFFF_FFFF
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from exec_server.net import http_client
     from exec_server.net.auth import Authenticator
     from exec_server.net.listen import BoundSocket
-    from exec_server.net.server_certificate import ServerCertificate
+    from exec_server.net.tls_acceptor import ServerCertificate
     from exec_server.server.port_table import PortResources
 
 log = logging.getLogger(__name__)
@@ -284,8 +284,10 @@ async def serve_websocket(
     reload: asyncio.Event | None = None,
 ) -> None:
     """Serve bound sockets until `stop` is set; `reload` has the certificate read again."""
-    from exec_server.net.websocket.listener import WebSocketListener  # for this transport only
-    from exec_server.net.websocket.server import Settings
+    from exec_server.net.websocket.server import (
+        Settings,
+        WebSocketListener,  # for this transport only
+    )
 
     async with _server_context(options, variables) as server:
         settings = Settings(lambda stream: Connection(server, stream), authenticate, allowed_hosts)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.clock import Clock
 
 from exec_server.errors import InternalError, RelayError
-from exec_server.net.byte_budget import ByteBudget
+from exec_server.net.inbox import ByteBudget
 from exec_server.net.relay_stream import (
     FREE_BYTES,
     PROBE_SECONDS,

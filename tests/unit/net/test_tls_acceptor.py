@@ -19,8 +19,7 @@ from tests.support.raw_servers import make_certificate
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.net import admission, tls_acceptor
 from exec_server.net.client_tls import tls_context
-from exec_server.net.server_certificate import ServerCertificate
-from exec_server.net.tls_acceptor import TlsAcceptor
+from exec_server.net.tls_acceptor import ServerCertificate, TlsAcceptor
 
 
 class _Greeter(asyncio.Protocol):

@@ -15,11 +15,16 @@ from tests.support.http_server import Answer, HttpServer, answer, hang_up, servi
 
 from exec_server.errors import RegistryError, RegistryUnavailable, StartupError
 from exec_server.registry import api, http
-from exec_server.registry.api import ConnectionBundle, Registration, Registry, retry_delay
+from exec_server.registry.api import (
+    ConnectionBundle,
+    Registration,
+    Registry,
+    key_object,
+    retry_delay,
+)
 from exec_server.registry.credentials import ApiKey, Bearer, ClientToken, Credential
 from exec_server.registry.destination import Destinations
 from exec_server.registry.http import HttpClient
-from exec_server.registry.keys import key_object
 from exec_server.relay.noise import Identity
 
 T = TypeVar("T")

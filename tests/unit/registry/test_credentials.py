@@ -10,6 +10,7 @@ import pytest
 from exec_server.errors import StartupError
 from exec_server.registry.agent_identity import AgentIdentity
 from exec_server.registry.credentials import (
+    SECRET_NAMES,
     ApiKey,
     AuthOptions,
     Bearer,
@@ -20,7 +21,6 @@ from exec_server.registry.credentials import (
 )
 from exec_server.registry.executor_credential import ExecutorCredential
 from exec_server.registry.http import HttpClient
-from exec_server.registry.secrets import SECRET_NAMES
 from exec_server.registry.sign_in import StoredSignIn
 from exec_server.registry.sigv4 import SigV4
 

@@ -24,13 +24,15 @@ from tests.support.relay_link import (
 )
 
 from exec_server.errors import RelayError
-from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, encode
-from exec_server.relay.handshake_failures import BURST_FAILURES, FAILURES_A_SECOND
 from exec_server.relay.multiplexer import (
     AUTHORIZATION_BYTES,
+    BURST_FAILURES,
+    FAILURES_A_SECOND,
     MAX_PENDING,
     MAX_PENDING_OF_TOKEN,
+    MAX_STREAMS,
+    REVOKED_REASON,
 )
 from exec_server.relay.noise import (
     FIRST_BYTES,
@@ -39,7 +41,7 @@ from exec_server.relay.noise import (
     Responder,
     prologue,
 )
-from exec_server.relay.stream_table import MAX_STREAMS, REVOKED_REASON
+from exec_server.relay.records import Channel
 
 _FILE = json.loads((Path(__file__).parents[2] / "vectors" / "relay_frames.json").read_text())
 

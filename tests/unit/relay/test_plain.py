@@ -9,10 +9,9 @@ import pytest
 from exec_server.errors import RelayError
 from exec_server.relay import plain
 from exec_server.relay.frames import Frame, Kind, decode, encode
-from exec_server.relay.multiplexer import PendingHandshake
+from exec_server.relay.multiplexer import MAX_STREAMS, RESET_REASON, PendingHandshake
 from exec_server.relay.plain import PlainChannel, PlainMultiplexer
 from exec_server.relay.records import MESSAGE_BYTES
-from exec_server.relay.stream_table import MAX_STREAMS, RESET_REASON
 
 
 class _Receiver:

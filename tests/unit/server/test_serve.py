@@ -11,13 +11,13 @@ import pytest
 from exec_server.errors import RegistryError, StartupError
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.host.threads import ThreadPool
-from exec_server.net.server_certificate import ServerCertificate
 from exec_server.net.stream import (
     MessageReceiver,
     MessageStream,
     ReceiverFactory,
     StreamRevoked,
 )
+from exec_server.net.tls_acceptor import ServerCertificate
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server import serve
 from exec_server.server.serve import (

@@ -32,7 +32,7 @@ from exec_server.hosting.http_messages import Networks
 from exec_server.hosting.rules import secret_hash
 from exec_server.hosting.service import Listening, MetricsAccess, Options, Signals, serve
 from exec_server.net.listen import BoundSocket, TcpAddress, parse_listen_url
-from exec_server.net.server_certificate import ServerCertificate
+from exec_server.net.tls_acceptor import ServerCertificate
 from exec_server.protocol.urls import Url
 
 

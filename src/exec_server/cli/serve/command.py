@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from exec_server.cli.serve.watchdog import Watchdog
     from exec_server.net.auth import Authenticator
-    from exec_server.net.server_certificate import ServerCertificate
+    from exec_server.net.tls_acceptor import ServerCertificate
 
 
 _NO_PROC = (
@@ -144,7 +144,7 @@ def _load_certificate(
         raise StartupError(
             "--listen wss:// requires --tls-cert and --tls-key; `exec-server tls-init` makes both"
         )
-    from exec_server.net.server_certificate import ServerCertificate
+    from exec_server.net.tls_acceptor import ServerCertificate
 
     certificate = ServerCertificate(arguments.tls_cert, arguments.tls_key)
     if certificate.is_key_exposed():

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Mapping
 
 from exec_server.errors import StartupError
+from exec_server.net.client_stream import forwarder
 from exec_server.net.client_tls import (
     client_context,
     roots_for_http,
     roots_for_websockets,
     tls_context,
 )
-from exec_server.net.forward import forwarder
 from exec_server.protocol.urls import parse_url
 from exec_server.registry.api import Registry
 from exec_server.registry.credentials import (

@@ -25,7 +25,7 @@ from exec_server.server.serve import Options, serve_stdio, serve_websocket
 if TYPE_CHECKING:
     from exec_server.net.auth import Authenticator
     from exec_server.net.listen import BoundSocket
-    from exec_server.net.server_certificate import ServerCertificate
+    from exec_server.net.tls_acceptor import ServerCertificate
 
 
 def run_websocket(
@@ -67,7 +67,7 @@ def run_remote(arguments: argparse.Namespace, watchdog: Watchdog) -> None:
     """Serve clients through a relay until a signal."""
     # Imported only here: a listening server does not need the registry client.
     from exec_server.cli.serve.remote import RemoteMode
-    from exec_server.registry.secrets import SECRET_NAMES
+    from exec_server.registry.credentials import SECRET_NAMES
 
     options = _prepare(arguments, watchdog)
     libc.become_subreaper()

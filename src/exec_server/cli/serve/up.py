@@ -16,8 +16,8 @@ from exec_server.cli.login import Login, load_logins, normalise_url
 from exec_server.cli.serve.arguments import build_up_parser, parse
 from exec_server.errors import RegistryError, StartupError
 from exec_server.host.libc import ignore_unused
+from exec_server.registry.destination import environment_id as machine_id
 from exec_server.registry.executor_key import IN_MEMORY
-from exec_server.registry.machine_name import environment_id as machine_id
 
 if TYPE_CHECKING:
     from pathlib import Path

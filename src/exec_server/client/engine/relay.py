@@ -29,10 +29,10 @@ from exec_server.registry.destination import (
     check_registry_url,
 )
 from exec_server.registry.http import HttpClient
-from exec_server.relay.channel import Channel
 from exec_server.relay.frames import FRAME_BYTES
 from exec_server.relay.noise import Identity, Initiator, prologue
 from exec_server.relay.plain import PlainChannel
+from exec_server.relay.records import Channel
 
 # For the handshake on an open WebSocket.
 HANDSHAKE_SECONDS = 10.0

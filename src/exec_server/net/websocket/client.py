@@ -27,10 +27,8 @@ from exec_server.net.websocket.frames import (
     Opcode,
     masked_frame,
 )
-from exec_server.net.websocket.socket import FramedSocket
-from exec_server.net.websocket.state import Cause, State
+from exec_server.net.websocket.socket import DIRECT_BYTES, Cause, FramedSocket, State
 from exec_server.net.websocket.upgrade import check_answer, new_key, upgrade_request
-from exec_server.net.websocket.writer import DIRECT_BYTES
 from exec_server.protocol.urls import Url, parse_url
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,16 @@ of a long frame is received into its buffer without a copy.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
 from typing import NamedTuple
 
 from exec_server.errors import ProtocolError
-from exec_server.net.websocket.masking import apply_mask
+
+Mask = Callable[[bytes | bytearray | memoryview, bytes | bytearray], bytes]
+
 
 # The limit of the protocol. A larger message is refused as soon as its header shows it.
 MESSAGE_BYTES = 64 * 1_048_576
@@ -50,6 +55,26 @@ _PACK_64 = struct.Struct(">BBQ").pack
 _PACK_MASKED = struct.Struct(">BB4s").pack
 _PACK_MASKED_16 = struct.Struct(">BBH4s").pack
 _PACK_MASKED_64 = struct.Struct(">BBQ4s").pack
+
+
+# The C routine of the websockets package that masks and unmasks frames.
+#
+# It is loaded without its package, whose import would take a tenth of our start-up.
+def _load() -> Mask:
+    package = find_spec("websockets")  # found, not imported
+    assert package is not None
+    spec = PathFinder.find_spec("websockets.speedups", package.submodule_search_locations)
+    if spec is None or spec.loader is None:
+        from websockets.utils import apply_mask  # no C routine for this machine
+
+        return apply_mask
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    routine: Mask = module.apply_mask
+    return routine
+
+
+apply_mask = _load()
 
 
 class Opcode(IntEnum):

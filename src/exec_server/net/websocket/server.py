@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 
 from exec_server.errors import ProtocolError
+from exec_server.host.event_loop import GuardedTasks, guarded_call
 from exec_server.net.admission import Admission, peer_network
 from exec_server.net.auth import Authenticator
-from exec_server.net.busy_poll import BusyPoll
-from exec_server.net.byte_budget import ByteBudget, Reservation
 from exec_server.net.http1 import HEAD_BYTES, TLS_HANDSHAKE
+from exec_server.net.inbox import ByteBudget, Reservation
+from exec_server.net.listen import BoundSocket
 from exec_server.net.liveness import Action, KeepAlive, Probe, Progress
 from exec_server.net.stream import MessageReceiver, ReceiverFactory
+from exec_server.net.tls_acceptor import ServerCertificate, TlsAcceptor
 from exec_server.net.unix_peer import peer_user
 from exec_server.net.websocket.frames import (
     MESSAGE_BYTES,
@@ -40,10 +44,17 @@ from exec_server.net.websocket.handshake import (
     refusal_answer,
     upgrade_answer,
 )
-from exec_server.net.websocket.socket import FramedSocket
-from exec_server.net.websocket.state import Cause, State
-from exec_server.net.websocket.writer import DIRECT_BYTES
+from exec_server.net.websocket.socket import DIRECT_BYTES, Cause, FramedSocket, State
 from exec_server.protocol.urls import host_port
+
+# How long the loop polls after an answer. Clients that work through a list send the next request
+# soon, and waking up takes longer than half an answer.
+POLL_SECONDS: Final = 50e-6
+# After so many polls in a row that no request ended, the loop sleeps: the client is slow, or
+# another program needs the processor that the loop would keep busy.
+VAIN_POLLS: Final = 4
+# Answers after which one more poll is tried then.
+RETRY_ANSWERS: Final = 64
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +78,53 @@ TRICKLE_BYTES_PER_SECOND = 262_144
 
 GOING_AWAY = 1001
 POLICY_VIOLATION = 1008
+
+
+# How long peers may take to hang up when the server ends, which should be quick.
+SHUTDOWN_GRACE_SECONDS = 0.25
+# With the interval of `server.serve.SWEEP_SECONDS` less than the 10 s in which memory is returned.
+_TICK_SECONDS = 3.0
+
+
+# BusyPoll: polls for the next request for a moment instead of sleeping.
+class BusyPoll:
+    """Keeps the event loop from sleeping for a moment, if there is more than one processor."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._is_affordable = len(os.sched_getaffinity(0)) > 1
+        self._until = 0.0
+        self._is_polling = False
+        self._vain = 0  # polls without a request since the last one with a request
+        self._unpolled = 0  # answers since the last poll
+
+    def extend(self) -> None:
+        """Poll from now on: a request was answered."""
+        if self._is_polling:
+            self._vain = 0
+        elif self._may_poll():
+            self._is_polling = True
+            self._loop.call_soon(self._poll)
+        else:
+            return
+        self._until = time.monotonic() + POLL_SECONDS
+
+    def _may_poll(self) -> bool:
+        if self._vain < VAIN_POLLS:
+            return self._is_affordable
+        self._unpolled += 1
+        if self._unpolled < RETRY_ANSWERS:
+            return False
+        self._unpolled = 0
+        return True
+
+    def _poll(self) -> None:
+        # While a callback is due the loop polls its descriptors without waiting.
+        if time.monotonic() < self._until:
+            self._loop.call_soon(self._poll)
+        else:
+            self._is_polling = False
+            self._vain += 1
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -425,3 +483,87 @@ def _origin(peer: tuple[str, int] | None, uid: int | None) -> str:
     if uid is not None:
         address = f"of uid {uid}"
     return f"websocket JSON-RPC message from exec-server websocket {address}"
+
+
+# WebSocketListener: the listening sockets of a server and all their connections.
+class WebSocketListener:
+    """Bound sockets and their connections, which share one set of limits."""
+
+    def __init__(
+        self,
+        bound: Sequence[BoundSocket],
+        settings: Settings,
+        tasks: GuardedTasks,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
+        """`certificate` is for the sockets with TLS, `tasks` runs their handshakes."""
+        self._bound = bound
+        self._settings = settings
+        self._tasks = tasks
+        self._certificate = certificate
+        self._streams: set[WebSocketStream] = set()
+        self._servers: list[asyncio.Server | TlsAcceptor] = []
+        self._has_ended = False  # a stream, since the last tick
+        self._ticker: asyncio.TimerHandle | None = None
+
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        for bound in self._bound:
+            if bound.is_tls:
+                assert self._certificate is not None
+                acceptor = TlsAcceptor(
+                    bound.socket, self._certificate, self._make_stream, self._tasks
+                )
+                acceptor.open()
+                self._servers.append(acceptor)
+            elif bound.socket.family == socket.AF_UNIX:
+                self._servers.append(
+                    await loop.create_unix_server(self._make_stream, sock=bound.socket)
+                )
+            else:
+                self._servers.append(await loop.create_server(self._make_stream, sock=bound.socket))
+        self._tick()
+
+    def _make_stream(self) -> WebSocketStream:
+        stream = WebSocketStream(self._settings, self._streams)
+        stream.closed.add_done_callback(self._note_end)
+        return stream
+
+    def _note_end(self, _: asyncio.Future[None]) -> None:
+        self._has_ended = True
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for stream in list(self._streams):
+            if not guarded_call(stream.tick, now):
+                guarded_call(stream.abort, "internal error")
+        if self._certificate is not None:
+            self._collect_ended()
+        self._ticker = loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _collect_ended(self) -> None:
+        """Free the connections that have ended since the last tick.
+
+        The objects of a TLS connection refer to each other and hold what was received last,
+        megabytes of it; automatic collections are rare here (see `cli.serve.run`).
+        """
+        if self._has_ended:
+            gc.collect()
+        self._has_ended = False
+
+    async def close(self) -> None:
+        """Stop accepting, send all peers a close frame, and hang up."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for server in self._servers:
+            server.close()
+        for bound in self._bound:
+            bound.remove_file()
+        for stream in list(self._streams):
+            guarded_call(stream.close, GOING_AWAY, "server is shutting down")
+        closed = [stream.closed for stream in self._streams]
+        if closed:
+            await asyncio.wait(closed, timeout=SHUTDOWN_GRACE_SECONDS)
+        for stream in list(self._streams):
+            guarded_call(stream.abort, "server is shutting down")

@@ -13,7 +13,7 @@ from exec_server.cli.login import Login
 from exec_server.cli.serve import run
 from exec_server.cli.serve import up as command
 from exec_server.cli.serve.up import up
-from exec_server.registry.machine_name import environment_id
+from exec_server.registry.destination import environment_id
 
 DOG: Any = None
 

@@ -10,7 +10,7 @@ import pytest
 from exec_server.client.engine.messages import Envelope
 from exec_server.client.engine.session import Connection
 from exec_server.errors import MalformedMessage
-from exec_server.net import useless_messages
+from exec_server.net import liveness
 
 
 class Owner:
@@ -61,7 +61,7 @@ def test_everything_is_reported_until_the_end() -> None:
 
 
 def test_server_that_floods_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(useless_messages, "FLOOD_SECONDS", 0.0)
+    monkeypatch.setattr(liveness, "FLOOD_SECONDS", 0.0)
 
     async def scene() -> list[Any]:
         owner = Owner()

@@ -40,8 +40,13 @@ from exec_server.net.websocket.server import (
     LARGE_BYTES,
     REFUSED_BYTES,
 )
-from exec_server.net.websocket.socket import CLOSE_SECONDS, SEND_HIGH_BYTES, SEND_LOW_BYTES
-from exec_server.net.websocket.writer import DIRECT_BYTES, GATHERED_BYTES
+from exec_server.net.websocket.socket import (
+    CLOSE_SECONDS,
+    DIRECT_BYTES,
+    GATHERED_BYTES,
+    SEND_HIGH_BYTES,
+    SEND_LOW_BYTES,
+)
 
 # ---- the upgrade ----------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ from tests.support.websocket_server import (
     large_frame,
 )
 
-from exec_server.net.byte_budget import ByteBudget
-from exec_server.net.inbox import BURST
+from exec_server.net.inbox import BURST, ByteBudget
 from exec_server.net.websocket.frames import (
     Event,
     Opcode,

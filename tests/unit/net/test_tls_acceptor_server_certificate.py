@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from tests.support.raw_servers import make_certificate
 
 from exec_server.errors import StartupError
-from exec_server.net.server_certificate import ServerCertificate
+from exec_server.net.tls_acceptor import ServerCertificate
 
 
 @pytest.fixture

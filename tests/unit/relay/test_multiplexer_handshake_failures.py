@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from exec_server.relay import handshake_failures
-from exec_server.relay.handshake_failures import (
+from exec_server.relay import multiplexer
+from exec_server.relay.multiplexer import (
     BURST_FAILURES,
     FAILURES_A_SECOND,
     REPORT_SECONDS,
@@ -49,7 +49,7 @@ def test_flood_is_reported_once_in_a_while(failures: HandshakeFailures) -> None:
 def test_source_with_the_oldest_failure_is_forgotten(
     failures: HandshakeFailures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake_failures, "MAX_SOURCES", 2)
+    monkeypatch.setattr(multiplexer, "MAX_SOURCES", 2)
     for source in ("a", "b", "a", "c"):
         for _ in range(BURST_FAILURES):
             failures.record(source, 0.0)

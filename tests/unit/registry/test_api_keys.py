@@ -7,7 +7,7 @@ import base64
 import msgspec
 import pytest
 
-from exec_server.registry.keys import KeyObject, key_object, public_key
+from exec_server.registry.api import KeyObject, key_object, public_key
 from exec_server.relay.noise import Identity
 
 _KEY = Identity.generate().public

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.registry.machine_name import MAX_CHARACTERS, environment_id
+from exec_server.registry.destination import MAX_CHARACTERS, environment_id
 
 
 @pytest.mark.parametrize(

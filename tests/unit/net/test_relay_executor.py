@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.support.clock import Clock
 
-from exec_server.net.ephemeral_keys import KEYS_AHEAD, REFILL_SECONDS, EphemeralKeys
+from exec_server.net.relay_executor import KEYS_AHEAD, REFILL_SECONDS, EphemeralKeys
 from exec_server.relay.noise import Identity
 
 

@@ -13,9 +13,9 @@ from tests.support.relay_link import (
     reset_frame,
 )
 
-from exec_server.relay.channel import Channel
 from exec_server.relay.frames import Frame, Kind, decode
-from exec_server.relay.handshake_failures import BURST_FAILURES
+from exec_server.relay.multiplexer import BURST_FAILURES
+from exec_server.relay.records import Channel
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from tests.support.http_server import Answer, HttpServer, answer, hang_up, serving
 
 from exec_server.errors import RegistryError
-from exec_server.registry.probe import Permissions, probe
+from exec_server.registry.api import Permissions, probe
 
 
 def _ask(*answers: Answer) -> tuple[Permissions, HttpServer]:

@@ -19,11 +19,10 @@ from tests.support.websocket_server import Echo, User
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.client_tls import tls_context
 from exec_server.net.listen import BoundSocket, TcpAddress, UnixAddress
-from exec_server.net.server_certificate import ServerCertificate
-from exec_server.net.websocket import listener as listener_module
+from exec_server.net.tls_acceptor import ServerCertificate
+from exec_server.net.websocket import server as listener_module
 from exec_server.net.websocket.client import ClientSocket, connect
-from exec_server.net.websocket.listener import WebSocketListener
-from exec_server.net.websocket.server import Settings, WebSocketStream
+from exec_server.net.websocket.server import Settings, WebSocketListener, WebSocketStream
 from exec_server.protocol.urls import Url, parse_url
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from exec_server.net.busy_poll import POLL_SECONDS, RETRY_ANSWERS, VAIN_POLLS, BusyPoll
+from exec_server.net.websocket.server import POLL_SECONDS, RETRY_ANSWERS, VAIN_POLLS, BusyPoll
 
 
 class World:

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from tests.support.clock import Clock
 
-from exec_server.net.relay_socket import PING_SECONDS, PONG_SECONDS, WRITE_SECONDS, RelaySocket
+from exec_server.net.relay_stream import PING_SECONDS, PONG_SECONDS, WRITE_SECONDS, RelaySocket
 from exec_server.net.websocket.client import ClientSocket
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exec_server.net.byte_budget import ByteBudget, Reservation
+from exec_server.net.inbox import ByteBudget, Reservation
 
 
 def test_bytes_are_granted_while_there_are_any() -> None:

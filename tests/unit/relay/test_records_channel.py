@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 
 from exec_server.errors import RelayError
-from exec_server.relay import channel
-from exec_server.relay.channel import Channel
+from exec_server.relay import records
 from exec_server.relay.frames import Frame, Kind, decode
 from exec_server.relay.noise import Cipher, Ciphers
-from exec_server.relay.records import MESSAGE_BYTES, RECORD_BYTES, length_prefix, with_length_prefix
+from exec_server.relay.records import (
+    MESSAGE_BYTES,
+    RECORD_BYTES,
+    Channel,
+    length_prefix,
+    with_length_prefix,
+)
 
 _THERE, _BACK = b"t" * 32, b"b" * 32
 
@@ -159,7 +164,7 @@ def test_rules_of_the_parts_hold() -> None:
 
 def test_last_number_is_used_once() -> None:
     ours, _ = _pair()
-    ours._seq = channel._LAST_SEQ
+    ours._seq = records._LAST_SEQ
     assert decode(ours.seal(memoryview(b"last"))).seq == 2**32 - 1
     for _ in range(2):
         with pytest.raises(RelayError, match="stream is exhausted"):

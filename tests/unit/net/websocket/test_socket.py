@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.net.websocket.state import Cause, State, next_state
+from exec_server.net.websocket.socket import Cause, State, next_state
 
 ORDER = list(State)
 

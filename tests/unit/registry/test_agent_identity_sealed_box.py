@@ -11,7 +11,7 @@ from nacl.public import SealedBox
 from nacl.signing import SigningKey
 
 from exec_server.errors import StartupError
-from exec_server.registry.sealed_box import BOX_BYTES, open_sealed
+from exec_server.registry.agent_identity import BOX_BYTES, open_sealed
 
 _KEY = Ed25519PrivateKey.from_private_bytes(
     bytes.fromhex("ac7d335e5b0c236d25598c99dfa63933921cc1d19fd4d7ecf20ef4b92ec17a9f")

@@ -11,7 +11,7 @@ import pytest
 from tests.support.clock import Clock
 from tests.support.memory_transport import MemoryTransport
 
-from exec_server.net.websocket.writer import GATHERED_BYTES, MAX_PIECES, FrameWriter
+from exec_server.net.websocket.socket import GATHERED_BYTES, MAX_PIECES, FrameWriter
 
 
 @pytest.fixture
