@@ -24,8 +24,7 @@ from tests.support.client import scaled
 from tests.support.network import launch
 
 from exec_server.protocol.network import DecisionParams, PolicyParams
-from exec_server.proxy.credential_patterns import SearchTime
-from exec_server.proxy.credentials import CredentialMask
+from exec_server.proxy.credentials import CredentialMask, SearchTime
 from exec_server.proxy.decider import Decider
 from exec_server.proxy.http_proxy import HttpProxy
 from exec_server.proxy.interception import Interceptor, _InterceptedHttp, _Origin

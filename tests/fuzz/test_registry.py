@@ -19,15 +19,14 @@ from tests.support.raw_links import frame_bytes
 from tests.support.registry import Node, RawClient, RawExecutor, start_node
 
 from exec_server.errors import RelayError
-from exec_server.hosting import bodies, envelope, tickets
+from exec_server.hosting import envelope, http_messages, rules
 from exec_server.hosting.relay_link import RelayLink
-from exec_server.hosting.rules import Refusal
-from exec_server.hosting.tickets import Rejection, Ticket
+from exec_server.hosting.rules import Refusal, Rejection, Ticket
 from exec_server.relay.frames import Frame, Kind, decode, encode, stream_prefix
 
 KEYS = {"7": b"k" * 32}
 TICKET = Ticket("0123456789abcdef", "env", "harness", "reg-1", 2000, "nonce", "tok-1")
-SIGNED = tickets.sign(TICKET, "7", KEYS["7"])
+SIGNED = rules.sign(TICKET, "7", KEYS["7"])
 PATH, _, QUERY = SIGNED.partition("?")
 _DATA = encode(Frame("stream", Kind.DATA, b"payload", 3))
 
@@ -55,7 +54,7 @@ def _changed(text: bytes, dice: random.Random) -> bytes:
 def test_any_query_is_a_ticket_or_refused(query: str) -> None:
     status = 200
     try:
-        assert tickets.check(PATH, query, KEYS) == TICKET
+        assert rules.check(PATH, query, KEYS) == TICKET
     except Rejection as rejected:
         status = rejected.status
     assert status in (200, 401, 404)
@@ -69,7 +68,7 @@ def test_a_changed_query_is_never_a_ticket() -> None:
         if target == SIGNED:
             continue
         with pytest.raises(Rejection):
-            tickets.check(path, query, KEYS)
+            rules.check(path, query, KEYS)
 
 
 @settings(max_examples=examples(300))
@@ -77,7 +76,11 @@ def test_a_changed_query_is_never_a_ticket() -> None:
 @example(b'{"harness_public_key": {"suite": 1}}')
 @example(b'{"executor_registration_id": "\\ud800"}')
 def test_any_body_is_read_or_refused(body: bytes) -> None:
-    for read in (bodies.read_registration, bodies.read_connection, bodies.read_validation):
+    for read in (
+        http_messages.read_registration,
+        http_messages.read_connection,
+        http_messages.read_validation,
+    ):
         status = 200
         try:
             read(body)

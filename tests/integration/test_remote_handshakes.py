@@ -27,7 +27,7 @@ from tests.support.relay import (
 )
 from tests.support.server_internals import eventually
 
-from exec_server.hosting import exchange
+from exec_server.hosting import relay_hub
 from exec_server.relay.frames import Frame, Kind, encode
 from exec_server.relay.noise import FIRST_BYTES, Identity
 
@@ -412,8 +412,8 @@ def _pending_above(service: ThreadedRelayService, count: int) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_most_128_streams_are_served(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A registry of ours has the same limit; here the executor's own is reached.
-    monkeypatch.setattr(exchange, "STREAMS", 1000)
-    monkeypatch.setattr(exchange, "STREAMS_OF_TOKEN", 1000)
+    monkeypatch.setattr(relay_hub, "STREAMS", 1000)
+    monkeypatch.setattr(relay_hub, "STREAMS_OF_TOKEN", 1000)
     with (
         ThreadedRelayService(record=False, names_tokens=False) as service,
         start_executor(service, kind=kind),

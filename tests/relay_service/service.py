@@ -19,8 +19,7 @@ import uvloop
 
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.hosting import http_messages
-from exec_server.hosting.capacity import SocketAdmission
-from exec_server.hosting.front import HttpConnection, TakeOver
+from exec_server.hosting.http_connection import HttpConnection, SocketAdmission, TakeOver
 from exec_server.hosting.http_messages import Networks
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.rules import Refusal, secret_hash

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, cast
 
-from exec_server.hosting.front import TakeOver
+from exec_server.hosting.http_connection import TakeOver
 from exec_server.hosting.http_messages import Request
 from exec_server.hosting.relay_link import READ_BYTES
 from exec_server.net.websocket.frames import Opcode, apply_mask, close_payload, frame_header

@@ -112,9 +112,9 @@ LAYERS = [
         4,
         "network policy",
         (
-            *("proxy.hosts", "proxy.domain_patterns", "proxy.policy", "proxy.environment"),
-            *("proxy.credentials", "proxy.credential_destinations", "proxy.datagrams"),
-            *("proxy.credential_patterns", "proxy.credential_providers"),
+            *("proxy.hosts", "proxy.policy", "proxy.policy", "proxy.process_proxy"),
+            *("proxy.credentials", "proxy.credentials", "proxy.datagrams"),
+            *("proxy.credentials", "proxy.credentials"),
         ),
         ("errors", "urls", "protocol"),
         _PURE,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from exec_server.hosting.engines import open_database
-from exec_server.hosting.front import TakeOver
+from exec_server.hosting.http_connection import TakeOver
 from exec_server.hosting.http_messages import Answer, Request
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.rules import secret_hash

@@ -11,24 +11,28 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-from exec_server.hosting import bodies
+from exec_server.hosting import http_messages
 from exec_server.hosting.database import DatabaseUnavailable
 from exec_server.hosting.http_messages import Answer, Request, json_answer
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.node import Node
 from exec_server.hosting.rules import (
+    CLIENT_ROLE,
+    EXECUTOR_ROLE,
+    EXECUTOR_SECONDS,
     SECRET_BYTES,
     HandshakeRate,
     Operation,
     Refusal,
+    Ticket,
     bearer_token,
     check_permission,
     invalid_token,
     secret_hash,
     secret_text,
+    sign,
 )
 from exec_server.hosting.store import AuthenticatedToken, Store
-from exec_server.hosting.tickets import CLIENT_ROLE, EXECUTOR_ROLE, EXECUTOR_SECONDS, Ticket, sign
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +128,7 @@ class Endpoints:
     async def _register(
         self, caller: AuthenticatedToken, environment_id: str, request: Request
     ) -> Answer:
-        key = bodies.read_registration(request.body)
+        key = http_messages.read_registration(request.body)
         if self._node.is_full():
             raise unavailable(REGISTER, reason="queued_bytes")
         has_socket = self._node.holds(caller.tenant, environment_id)
@@ -145,7 +149,7 @@ class Endpoints:
         return json_answer(
             {
                 "environment_id": environment_id,
-                "security_profile": bodies.SECURITY_PROFILE,
+                "security_profile": http_messages.SECURITY_PROFILE,
                 "executor_registration_id": registration_id,
                 "url": url,
                 # The rendezvous writes the token id of each client into its handshake.
@@ -156,7 +160,7 @@ class Endpoints:
     async def _connect(
         self, caller: AuthenticatedToken, environment_id: str, request: Request
     ) -> Answer:
-        key = bodies.read_connection(request.body)
+        key = http_messages.read_connection(request.body)
         if self._node.is_full():
             raise unavailable(CONNECT, reason="queued_bytes")
         if self._has_all_sockets(caller):
@@ -179,7 +183,7 @@ class Endpoints:
         return json_answer(
             {
                 "environment_id": environment_id,
-                "security_profile": bodies.SECURITY_PROFILE,
+                "security_profile": http_messages.SECURITY_PROFILE,
                 "url": self._url(
                     caller, environment_id, grant.registration_id, CLIENT_ROLE, grant.now
                 ),
@@ -214,7 +218,7 @@ class Endpoints:
     async def _validate(
         self, caller: AuthenticatedToken, environment_id: str, request: Request
     ) -> Answer:
-        asked = bodies.read_validation(request.body)
+        asked = http_messages.read_validation(request.body)
         is_valid = await self._store.consume(
             caller.tenant,
             environment_id,

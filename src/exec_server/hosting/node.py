@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final
 
 from exec_server.hosting.database import DatabaseUnavailable
-from exec_server.hosting.exchange import POLICY, REPLACED, RESTARTING, Executor, RelayHub
+from exec_server.hosting.relay_hub import POLICY, REPLACED, RESTARTING, Executor, RelayHub
 from exec_server.hosting.relay_link import flush_links
 from exec_server.hosting.rules import SECRET_BYTES
 from exec_server.hosting.store import RENEWAL_SECONDS, Count, ExecutorLease, Renewal, Store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
 import secrets
 import time
@@ -14,38 +15,46 @@ from typing import Any, Final
 from exec_server.errors import StartupError
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.hosting import endpoints
-from exec_server.hosting.bodies import plaintext_disabled
-from exec_server.hosting.capacity import Capacity, SocketAdmission
 from exec_server.hosting.database import Database, DatabaseUnavailable
 from exec_server.hosting.endpoints import Endpoints, Policy, endpoint_of
-from exec_server.hosting.exchange import RESTARTING, RelayHub
-from exec_server.hosting.front import HttpConnection, TakeOver
+from exec_server.hosting.http_connection import Capacity, HttpConnection, SocketAdmission, TakeOver
 from exec_server.hosting.http_messages import (
     Answer,
     Networks,
     Request,
+    plaintext_disabled,
     refusal_answer,
     rejection_answer,
 )
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.node import Node
-from exec_server.hosting.passage import Forwarder
-from exec_server.hosting.refusal_log import PERIOD_SECONDS, RefusalLog
-from exec_server.hosting.rendezvous import Rendezvous
+from exec_server.hosting.relay_hub import RESTARTING, RelayHub
+from exec_server.hosting.rendezvous import Forwarder, Rendezvous
 from exec_server.hosting.rules import (
+    PATH,
     SECRET_BYTES,
     Refusal,
+    Rejection,
+    Ticket,
     bearer_token,
     invalid_token,
+    is_environment_id,
     secret_hash,
     token_text,
 )
 from exec_server.hosting.store import NewToken, Store
-from exec_server.hosting.tickets import PATH, Rejection, Ticket
 from exec_server.net.listen import BoundSocket
 from exec_server.net.tls_acceptor import ServerCertificate, TlsAcceptor
 
 log = logging.getLogger(__name__)
+
+# Lines of one tenant, and of all requests without a known token, in one period.
+PERIOD_SECONDS: Final = 60.0
+LINES_A_PERIOD: Final = 60
+# Tenants with lines of their own in one period. Further ones share those of the unknown tokens.
+TENANTS: Final = 1024
+# An id that a peer invents may be as long as a request head.
+SHOWN_CHARACTERS: Final = 128
 
 # From a request to its answer, whatever the database does: peers wait 10 s, and a client gives its
 # session up without an answer.
@@ -56,6 +65,66 @@ FIRST_TENANT: Final = "default"
 _UPGRADE: Final = "rendezvous"  # the label of upgrades among the endpoints
 _TEXT: Final = "text/plain; charset=utf-8"
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+# RefusalLog: a line in the log for each refused request, within a bound.
+#
+# A line has the id of the token, never the token. Peers decide how many requests are refused, and
+# a flood would fill the disk or hide the lines of others, so each tenant has its own number of
+# lines a minute, and the requests without a known token have one together. The rest is counted in
+# one line.
+class RefusalLog:
+    """Counts the lines of one node in the current period."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def add(
+        self,
+        endpoint: str,
+        status: int,
+        reason: str,
+        *,
+        token_id: str = "",
+        tenant: str = "",
+        environment_id: str = "",
+        peer: str = "",
+    ) -> None:
+        """Log one refusal; empty values are not known."""
+        has_lines = tenant in self._counts or len(self._counts) < TENANTS
+        owner = tenant if has_lines else ""
+        count = self._counts[owner] = self._counts.get(owner, 0) + 1
+        if count > LINES_A_PERIOD:
+            return
+        log.warning(
+            "%s refused: %d reason=%s token=%s tenant=%s environment=%s peer=%s",
+            endpoint,
+            status,
+            reason,
+            token_id or "-",
+            tenant or "-",
+            _shown(environment_id),
+            peer or "-",
+        )
+
+    def end_period(self) -> None:
+        """Log how many refusals had no line, and begin anew."""
+        counts, self._counts = self._counts, {}
+        for tenant, count in counts.items():
+            if count > LINES_A_PERIOD:
+                log.warning(
+                    "%d more requests were refused within %d s: tenant=%s",
+                    *(count - LINES_A_PERIOD, PERIOD_SECONDS, tenant or "-"),
+                )
+
+
+def _shown(environment_id: str) -> str:
+    """An id that is none is quoted, so that it cannot pose as another field of the line."""
+    if not environment_id:
+        return "-"
+    if is_environment_id(environment_id):
+        return environment_id
+    return json.dumps(environment_id[:SHOWN_CHARACTERS])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,9 @@ from exec_server.hosting.rules import (
     TENANT_ENVIRONMENTS,
     TENANT_HANDSHAKES_PER_SECOND,
     TENANT_SOCKETS,
+    Ticket,
 )
-from exec_server.hosting.schema import MIGRATIONS
-from exec_server.hosting.statements import Statement
-from exec_server.hosting.tickets import Ticket
+from exec_server.hosting.statements import MIGRATIONS, Statement
 
 # How long a node counts as alive without a renewal, and how often it renews itself.
 NODE_SECONDS: Final = 6.0

@@ -8,17 +8,110 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import heapq
 import hmac
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+import string
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from urllib.parse import unquote_to_bytes, urlsplit
 
-from exec_server.proxy.credential_destinations import Scheme
-from exec_server.proxy.credential_patterns import Draw, SearchTime
-from exec_server.proxy.credential_providers import Provider, Usage, built_in_providers
+from exec_server.errors import InvalidParams
+from exec_server.protocol.network import CredentialProvider
+from exec_server.protocol.urls import parse_address
+from exec_server.proxy import hosts
+
+if TYPE_CHECKING:
+    import regex
+
+
+# Compiling costs memory for each character, with some flags thousands of bytes.
+PATTERN_CHARACTERS: Final = 1024
+# For all searches and dummies of one start. Searches of usual patterns take microseconds.
+SEARCH_SECONDS = 0.5
+# For a text of some dozen characters.
+_PROBE_SECONDS: Final = 0.1
+# Patterns that are kept compiled: a client sends the same ones with each start.
+KEPT_PATTERNS: Final = 64
+# A dummy with fewer characters of its own could be guessed, or be another text by chance.
+OWN_CHARACTERS: Final = 8
+# Beginnings of a secret that a dummy may keep, such as `glpat-`.
+KEPT_CHARACTERS: Final = 20
+
+# Draws a character of an alphabet.
+Draw = Callable[[str], str]
+_ALPHABETS: Final = (
+    string.ascii_letters + string.digits,
+    string.ascii_lowercase + string.digits,
+    string.ascii_uppercase + string.digits,
+    string.ascii_letters,
+    string.ascii_lowercase,
+    string.ascii_uppercase,
+    string.digits + "abcdef",
+    string.digits + "ABCDEF",
+    string.digits,
+)
+# Ordinary values. A pattern that matches a part of one is looked for in the variables that its
+# provider names, and not in others, whose meaning it would change.
+_ORDINARY: Final = (
+    "/usr/local/bin:/usr/bin:/home/user/.local/share/Some-Application_2/config.d",
+    "en_US.UTF-8 xterm-256color https://www.example.com:8080/index.html?page=1&size=20#top",
+    "0123456789012345 2026-11-17T12:34:56Z 127.0.0.1 ff00:db8::1 DISPLAY=:0.0 a@b.example",
+    "/srv/task-fix-the-registry-node-so-that-it-does-not-crash-on-empty-host/bin",
+    "abcdefghijklmnop ABCDEFGHIJKLMNOP deadbeef01234567",
+)
+
+Scheme = Literal["http", "https"]
+
+_DEFAULT_PORTS: Final[dict[str, int]] = {"http": 80, "https": 443}
+# A path that is still escaped after so many decodings is refused.
+_DECODINGS: Final = 4
+# A segment with these beginnings may lead upwards: servers remove blanks, control characters and
+# the parameters after a semicolon (`..;x=y`) before they look for `..`, or cut the path at a null.
+_UPWARDS: Final = re.compile(r"(?:^|[/\\])[^!-~]*\.(?![A-Za-z0-9_~-])")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Escapes that one server leaves as they are and another one reads (`%u002e`).
+_MALFORMED: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_WIDE: Final = re.compile(rb"%u[0-9A-Fa-f]{4}", re.IGNORECASE)
+
+
+# The providers of one start, and the members of each list of one. Users have a handful.
+MAX_PROVIDERS: Final = 32
+MAX_ITEMS: Final = 32
+# A name of a variable or header, or a prefix of a URL.
+MAX_CHARACTERS: Final = 2048
+
+_PREFIX: Final = "invalid network proxy config: "
+_is_variable = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
+_is_header = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
+# Headers that decide where a request goes or where it ends, so a secret has no business there.
+_FRAMING: Final = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+
+_GITHUB_VARIABLES: Final = ("GH_TOKEN", "GITHUB_TOKEN")
+_ENTERPRISE_VARIABLES: Final = ("GH_ENTERPRISE_TOKEN", "GITHUB_ENTERPRISE_TOKEN")
+_OPENAI_VARIABLES: Final = ("OPENAI_API_KEY",)
+_BUILT_IN_VARIABLES: Final = frozenset(
+    (*_GITHUB_VARIABLES, *_ENTERPRISE_VARIABLES, *_OPENAI_VARIABLES)
+)
+_GITHUB_HOSTS: Final = (
+    *("github.com", "api.github.com", "uploads.github.com", "gist.github.com"),
+    *("codeload.github.com", "raw.githubusercontent.com", "ghcr.io"),
+    *("npm.pkg.github.com", "maven.pkg.github.com", "rubygems.pkg.github.com"),
+)
+# Tokens in any variable, with the lengths of the reference: at least 40 and 51 characters. Keys of
+# Anthropic and OpenRouter also begin with `sk-`; they belong to other hosts. The end of a word, as
+# in `/srv/task-…`, begins no token; that of an escape, such as `%3D` or `\n`, may precede one.
+_START: Final = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))"
+_GITHUB_TOKEN: Final = (
+    rf"{_START}(?:gh[pousr]_[A-Za-z0-9_-]{{36,}}|github_pat_[A-Za-z0-9_-]{{29,}})"
+)
+_OPENAI_KEY: Final = rf"{_START}sk-(?!ant-|or-)[A-Za-z0-9_-]{{48,}}"
+
 
 Header = tuple[bytes, bytes]
 
@@ -33,7 +126,7 @@ _FEWEST_RANDOM: Final = 30
 _MOST_RANDOM: Final = 256
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # The beginnings by which programs tell the kinds of tokens.
-_PREFIX: Final = re.compile(r"github_pat_|gh[a-z]_|sk-proj-|sk-svcacct-|sk-admin-|sk-")
+_CREDENTIALS_PREFIX: Final = re.compile(r"github_pat_|gh[a-z]_|sk-proj-|sk-svcacct-|sk-admin-|sk-")
 
 ACTIVE: Final = "CODEX_NETWORK_PROXY_CREDENTIAL_BROKER_ACTIVE"
 BROKERED: Final = "CODEX_NETWORK_PROXY_BROKERED_CREDENTIALS"
@@ -45,6 +138,321 @@ CERTIFICATE_VARIABLES: Final = (
 )
 # Headers that name another path than the request line, for servers that heed them.
 _PATH_HEADERS: Final = frozenset({b"x-original-url", b"x-rewrite-url"})
+
+
+# SecretPatterns: finds secrets by regular expressions of a client, and makes dummies that fit.
+#
+# A client can write an expression that takes exponential time. So the module `regex` is used,
+# which searches without the lock of the interpreter and stops at a time limit: other clients do
+# not wait, and a start whose patterns take too long is refused.
+class UnusablePattern(ValueError):
+    """A pattern that cannot be used; the text says why."""
+
+
+class PatternsTooSlow(Exception):
+    """The searches of one start have taken too long."""
+
+
+class SearchTime:
+    """The time that the searches of one start may take together."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._end = clock() + SEARCH_SECONDS
+
+    def left(self) -> float:
+        """The seconds that are left; raises PatternsTooSlow."""
+        left = self._end - self._clock()
+        if left <= 0:
+            raise PatternsTooSlow
+        return left
+
+
+class SecretPatterns:
+    """The patterns of one provider."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        """Raises UnusablePattern."""
+        self._patterns = [_compiled(each) for each in patterns]
+
+    def find(self, text: str, search_time: SearchTime, *, is_named: bool) -> Iterator[str]:
+        """The secrets in the value of a variable, which the provider names or not."""
+        for pattern, is_specific in self._patterns:
+            start = 0 if is_named or is_specific else len(text)
+            while start < len(text):
+                found = _limited(search_time, pattern.search, text, start)
+                if found is None:
+                    break
+                if found[0]:
+                    yield found[0]
+                start = max(found.end(), start + 1)
+
+    def dummy(self, value: str, draw: Draw, search_time: SearchTime) -> str | None:
+        """A text that the same pattern matches, and that tells nothing of the secret.
+
+        None if there is none: a pattern may stand for one text only.
+        """
+        for pattern, _ in self._patterns:
+            if _limited(search_time, pattern.fullmatch, value):
+                for trial in _imitations(value, draw):
+                    if _limited(search_time, pattern.fullmatch, trial):
+                        return trial
+        return None
+
+
+def _imitations(value: str, draw: Draw) -> Iterator[str]:
+    """Texts like a value that keep as little of it as possible, the beginning at most."""
+    for kept in range(min(KEPT_CHARACTERS, len(value) - OWN_CHARACTERS) + 1):
+        for alphabet in _ALPHABETS:
+            yield value[:kept] + "".join(draw(alphabet) for _ in value[kept:])
+        changed = "".join(_same_kind(character, draw) for character in value[kept:])
+        if sum(map(str.isalnum, changed)) >= OWN_CHARACTERS:
+            yield value[:kept] + changed
+
+
+def _same_kind(character: str, draw: Draw) -> str:
+    """A letter for a letter, a digit for a digit; the character itself if it is neither."""
+    for alphabet in (string.digits, string.ascii_lowercase, string.ascii_uppercase):
+        if character in alphabet:
+            return draw(alphabet)
+    return character
+
+
+def _limited(search_time: SearchTime, match: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a search; raises PatternsTooSlow."""
+    try:
+        return match(*arguments, timeout=search_time.left())
+    except (TimeoutError, MemoryError):
+        raise PatternsTooSlow from None
+
+
+@lru_cache(KEPT_PATTERNS)
+def _compiled(text: str) -> tuple[regex.Pattern[str], bool]:
+    """A compiled pattern, and whether it matches no ordinary value; raises UnusablePattern."""
+    # Imported here: most servers mask nothing.
+    import regex
+
+    if len(text) > PATTERN_CHARACTERS:
+        raise UnusablePattern(f"is longer than {PATTERN_CHARACTERS} characters")
+    try:
+        pattern = regex.compile(text, regex.V1, cache_pattern=False)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise UnusablePattern(f"is no regular expression: {error}") from None
+    try:
+        if pattern.search("", timeout=_PROBE_SECONDS):
+            raise UnusablePattern("matches the empty text")
+        is_ordinary = any(pattern.search(each, timeout=_PROBE_SECONDS) for each in _ORDINARY)
+    except TimeoutError:
+        raise UnusablePattern("takes too long for a short text") from None
+    return pattern, not is_ordinary
+
+
+# Destination: the URLs below a prefix, to which a secret may be sent. Pure.
+class Destination(NamedTuple):
+    """The URLs below a prefix; a host `*.a.b` stands for all names below `a.b`."""
+
+    scheme: Scheme
+    host: str
+    port: int
+    path: str = "/"
+
+    def has_host(self, scheme: Scheme, host: str, port: int) -> bool:
+        if (scheme, port) != (self.scheme, self.port):
+            return False
+        if self.host.startswith("*"):
+            return host.endswith(self.host[1:]) and parse_address(host) is None
+        return host == self.host
+
+    def has_path(self, target: bytes | None) -> bool:
+        """Whether the target of a request is below the path, however an origin reads it.
+
+        None: another header may name the target, so it is known to be below `/` only.
+        """
+        if target is None:
+            return self.path == "/"
+        raw = target.partition(b"?")[0]
+        path = raw.decode("latin-1")
+        if not path.startswith(self.path):
+            return False
+        if not self.path.endswith("/") and path[len(self.path) :][:1] not in ("", "/"):
+            return False
+        return self.path == "/" or _is_straight(raw)
+
+
+def _is_straight(path: bytes) -> bool:
+    """Whether no segment of a path leads upwards, also after it is decoded.
+
+    A path that is not UTF-8 may be an overlong form of one that does (`%c0%ae` for a dot), and
+    compatible characters may be replaced by those of ASCII, as by a file system.
+    """
+    if _MALFORMED.search(path):
+        return False
+    for _ in range(_DECODINGS):
+        try:
+            text = path.decode()
+        except UnicodeDecodeError:
+            return False
+        if _WIDE.search(path) or _CONTROL.search(text):
+            return False
+        if any(map(_UPWARDS.search, (text, unicodedata.normalize("NFKC", text)))):
+            return False
+        decoded = unquote_to_bytes(path)
+        if decoded == path:
+            return True
+        path = decoded
+    return False
+
+
+def parse_destination(prefix: str) -> Destination:
+    """The destination of a URL prefix; raises ValueError with the reference's texts."""
+    parts = urlsplit(prefix)
+    host, port = hosts.normalize(parts.hostname or ""), parts.port
+    if not host:
+        raise ValueError("credential destination has no hostname")
+    if parts.username is not None or "?" in prefix or "#" in prefix:
+        raise ValueError(
+            "credential destination cannot include user information, a query, or a fragment"
+        )
+    if (parts.scheme == "http" and not _is_loopback(host)) or parts.scheme not in _DEFAULT_PORTS:
+        raise ValueError(
+            "credential destination must use HTTPS unless it targets loopback over HTTP"
+        )
+    if "*" in host:
+        rest = host.removeprefix("*.")
+        if rest == host or "*" in rest or "." not in rest:
+            raise ValueError("credential destination has an invalid wildcard")
+    path = parts.path.encode(errors="surrogatepass")
+    if not hosts.is_usable(host.removeprefix("*.")) or not _is_straight(path):
+        raise ValueError("credential destination must have an exact hostname or scoped wildcard")
+    scheme: Scheme = "https" if parts.scheme == "https" else "http"
+    return Destination(scheme, host, port or _DEFAULT_PORTS[scheme], parts.path or "/")
+
+
+def _is_loopback(host: str) -> bool:
+    address = parse_address(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+# Provider: a service with secrets, its own variables and the requests that may contain them.
+#
+# Providers of clients are checked with the reference's rules. It ignores one that breaks them, and
+# the process gets the secrets; here the start is refused.
+class Usage(NamedTuple):
+    """The requests that may contain a secret, and the places in them."""
+
+    destinations: tuple[Destination, ...]
+    schemes: frozenset[bytes]  # of `Authorization`
+    header: bytes | None = None  # another header, in lower case
+    prefix: bytes = b""  # of its value
+
+
+class Provider(NamedTuple):
+    """Variables with secrets of one service, and the requests that may get them."""
+
+    variables: tuple[str, ...]
+    usage: Usage
+    patterns: SecretPatterns
+    prefix_variable: str | None = None  # names a URL prefix, or a host of the user's own
+    is_built_in: bool = False  # then the values of the variables are secrets, whatever they are
+
+    def usage_in(self, env: Mapping[str, str]) -> Usage:
+        """The usage with the URL prefix that a variable names; one without a meaning counts not."""
+        named = env.get(self.prefix_variable or "", "").strip()
+        if not named:
+            return self.usage
+        # Without a scheme it is https, and for a provider of a client http on loopback.
+        schemes = ("https://",) if self.is_built_in else ("http://", "https://")
+        for scheme in ("",) if "://" in named else schemes:
+            with contextlib.suppress(ValueError):
+                further = parse_destination(f"{scheme}{named}")
+                return self.usage._replace(destinations=(*self.usage.destinations, further))
+        return self.usage
+
+
+@cache
+def built_in_providers() -> tuple[Provider, ...]:
+    """The providers of every start; made when they are needed, because they need `regex`."""
+    tokens, keys = SecretPatterns([_GITHUB_TOKEN]), SecretPatterns([_OPENAI_KEY])
+    return (
+        Provider(_GITHUB_VARIABLES, _built_in_usage(*_GITHUB_HOSTS), tokens, None, True),
+        Provider(_ENTERPRISE_VARIABLES, _built_in_usage(), tokens, "GH_HOST", True),
+        Provider(
+            *(_OPENAI_VARIABLES, _built_in_usage("api.openai.com"), keys, "OPENAI_BASE_URL", True)
+        ),
+    )
+
+
+def _built_in_usage(*hosts: str) -> Usage:
+    destinations = tuple(Destination("https", host, 443) for host in hosts)
+    return Usage(destinations, frozenset({b"bearer", b"token", b"basic"}))
+
+
+def custom_providers(given: Mapping[str, CredentialProvider] | None) -> tuple[Provider, ...]:
+    """The providers of a client; raises InvalidParams for one that cannot be used."""
+    if given is None:
+        return ()
+    if len(given) > MAX_PROVIDERS:
+        raise InvalidParams(f"{_PREFIX}at most {MAX_PROVIDERS} credential providers are supported")
+    return tuple(_custom(name, provider) for name, provider in given.items())
+
+
+def _custom(name: str, given: CredentialProvider) -> Provider:
+    if not name:
+        raise InvalidParams(f"{_PREFIX}credential provider name must not be empty")
+    shown = name if len(name) <= 64 else f"{name[:64]}…"
+    fault = _fault(given)
+    if fault is not None:
+        raise InvalidParams(f"{_PREFIX}credential provider `{shown}` {fault}")
+    try:
+        patterns = SecretPatterns(given.patterns)
+        destinations = tuple(map(parse_destination, given.url_prefixes))
+    except UnusablePattern as error:
+        text = f"credential provider `{shown}` has a pattern that {error}"
+        raise InvalidParams(f"{_PREFIX}{text}") from None
+    except ValueError as error:
+        raise InvalidParams(f"{_PREFIX}credential provider `{shown}`: {error}") from None
+    # Codex sends an empty list if the user names none.
+    schemes = frozenset(each.encode() for each in given.auth or ["bearer"] if each != "header")
+    header = None if given.header is None else given.header.lower().encode()
+    usage = Usage(destinations, schemes, header, (given.prefix or "").encode())
+    return Provider(tuple(given.env), usage, patterns, given.url_prefix_from_env)
+
+
+def _fault(given: CredentialProvider) -> str | None:
+    """What is wrong with a provider, in the words of the reference where it has some."""
+    items = max(len(given.env), len(given.patterns), len(given.url_prefixes), len(given.auth))
+    texts = (*given.env, *given.url_prefixes, given.header or "", given.prefix or "")
+    if items > MAX_ITEMS or max(map(len, texts)) > MAX_CHARACTERS:
+        return f"has more than {MAX_ITEMS} items, or one of more than {MAX_CHARACTERS} characters"
+    if not given.env:
+        return "has no environment keys"
+    if not all(map(_is_variable, given.env)):
+        return "has an invalid environment key"
+    if not _BUILT_IN_VARIABLES.isdisjoint(given.env):
+        return "overlaps a built-in credential source"
+    if not given.patterns:
+        return "has no credential patterns"
+    if given.url_prefix_from_env is not None and not _is_variable(given.url_prefix_from_env):
+        return "has an invalid host environment key"
+    if not given.url_prefixes and given.url_prefix_from_env is None:
+        return "has no destination URL prefixes"
+    return _authentication_fault(given)
+
+
+def _authentication_fault(given: CredentialProvider) -> str | None:
+    uses_header = "header" in given.auth
+    if given.prefix is not None and not uses_header:
+        return "requires header authentication to use a header prefix"
+    if uses_header != (given.header is not None):
+        return "requires a header name exactly when using header authentication"
+    if given.header is None:
+        return None
+    prefix = given.prefix or ""
+    if not _is_header(given.header) or given.header.lower() in _FRAMING:
+        return "has an invalid header name"
+    if not prefix.isascii() or (prefix and not prefix.isprintable()):
+        return "has an invalid header prefix"
+    return None
 
 
 class TooManySecrets(Exception):
@@ -103,7 +511,7 @@ class CredentialMask:
         if not provider.is_built_in:
             dummy = provider.patterns.dummy(value, draw, search_time)
         if dummy is None or dummy in self._secrets or _occurs(dummy, env.values()):
-            prefix = _PREFIX.match(value)
+            prefix = _CREDENTIALS_PREFIX.match(value)
             start = f"{prefix[0] if prefix else ''}masked"
             length = min(max(len(value) - len(start), _FEWEST_RANDOM), _MOST_RANDOM)
             dummy = start + "".join(draw(_ALPHABET) for _ in range(length))

@@ -12,8 +12,7 @@ from exec_server.proxy.http_exchange import HttpExchange, date
 from exec_server.proxy.http_messages import BadRequest, Target
 from exec_server.proxy.interception import Interceptor
 from exec_server.proxy.policy import Decision, Request
-from exec_server.proxy.stream import Stream
-from exec_server.proxy.tunnel import carry
+from exec_server.proxy.stream import Stream, carry
 from exec_server.proxy.upstream import Upstream
 
 _UNIX_SOCKET: Final = b"x-unix-socket"

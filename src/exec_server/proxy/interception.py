@@ -17,8 +17,7 @@ import h11
 
 from exec_server.printable import printable
 from exec_server.proxy import http_messages as messages
-from exec_server.proxy.credential_destinations import Scheme
-from exec_server.proxy.credentials import CredentialMask
+from exec_server.proxy.credentials import CredentialMask, Scheme
 from exec_server.proxy.http_exchange import HttpExchange, date
 from exec_server.proxy.http_messages import BadRequest, Head
 from exec_server.proxy.policy import SAFE_METHODS

@@ -161,7 +161,7 @@ class ProcessLaunch:
 
     def _bridged_ports(self, env: dict[str, str]) -> tuple[int, ...]:
         """The ports of the client's own proxies; raises InvalidRequest if there are none."""
-        from exec_server.proxy.environment import named_ports
+        from exec_server.proxy.process_proxy import named_ports
 
         ports = named_ports(env)
         if self._params.managed_network is not None:

@@ -14,8 +14,7 @@ from exec_server.hosting.http_messages import (
     refusal_answer,
     rejection_answer,
 )
-from exec_server.hosting.rules import Refusal
-from exec_server.hosting.tickets import Rejection
+from exec_server.hosting.rules import Refusal, Rejection
 
 UPGRADE = {
     "connection": "keep-alive, Upgrade",

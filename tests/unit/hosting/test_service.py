@@ -11,19 +11,18 @@ import pytest
 from tests.support.memory_site import KEY, TENANT, VALIDATION, Site, code, message, play
 from tests.support.raw_links import frame_bytes
 
-from exec_server.hosting import exchange
 from exec_server.hosting import node as node_module
+from exec_server.hosting import relay_hub
 from exec_server.hosting import service as service_module
-from exec_server.hosting.capacity import SocketAdmission
 from exec_server.hosting.database import DatabaseUnavailable
+from exec_server.hosting.http_connection import SocketAdmission
 from exec_server.hosting.http_messages import Answer, Request
 from exec_server.hosting.node import QUEUED_BYTES
-from exec_server.hosting.passage import Forwarder
 from exec_server.hosting.relay_link import RelayLink
-from exec_server.hosting.rules import secret_hash
+from exec_server.hosting.rendezvous import Forwarder
+from exec_server.hosting.rules import check, secret_hash
 from exec_server.hosting.service import FIRST_TENANT, MetricsAccess
 from exec_server.hosting.store import NewToken
-from exec_server.hosting.tickets import check
 from exec_server.relay.frames import Frame, Kind, encode
 
 
@@ -190,7 +189,7 @@ def test_a_ticket_that_is_refused_for_want_of_room_is_not_spent(
         await site.store.limit_tenant(FIRST_TENANT, (None, 1, None, None))
         assert await site.refusal(url) == (503, "route_unavailable")
         await site.store.limit_tenant(FIRST_TENANT, (None, 9, None, None))
-        monkeypatch.setattr(exchange, "STREAMS", 0)
+        monkeypatch.setattr(relay_hub, "STREAMS", 0)
         assert await site.refusal(url) == (503, "route_unavailable")
         monkeypatch.undo()
         await site.join(url)

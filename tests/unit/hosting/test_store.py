@@ -13,6 +13,7 @@ from exec_server.errors import StartupError
 from exec_server.hosting.database import DatabaseUnavailable, Row, Step
 from exec_server.hosting.engines import open_database
 from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.rules import Ticket
 from exec_server.hosting.store import (
     AuthenticatedToken,
     Count,
@@ -23,7 +24,6 @@ from exec_server.hosting.store import (
     NodeFacts,
     Store,
 )
-from exec_server.hosting.tickets import Ticket
 
 Scene = Callable[[Store, AuthenticatedToken], Coroutine[Any, Any, None]]
 TENANT = "0123456789abcdef"

@@ -12,9 +12,15 @@ import pytest
 from exec_server.protocol.decoding import decode
 from exec_server.protocol.network import CredentialProvider
 from exec_server.proxy import credentials
-from exec_server.proxy.credential_patterns import SearchTime
-from exec_server.proxy.credential_providers import Provider, custom_providers
-from exec_server.proxy.credentials import ACTIVE, BROKERED, CredentialMask, TooManySecrets
+from exec_server.proxy.credentials import (
+    ACTIVE,
+    BROKERED,
+    CredentialMask,
+    Provider,
+    SearchTime,
+    TooManySecrets,
+    custom_providers,
+)
 
 _TOKEN = "ghp_" + "b" * 36
 _KEY = "sk-proj-0123456789abcdef"

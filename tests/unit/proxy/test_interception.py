@@ -20,8 +20,7 @@ from exec_server.host.event_loop import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.proxy import interception as module
 from exec_server.proxy.authority import CertificateAuthority
-from exec_server.proxy.credential_patterns import SearchTime
-from exec_server.proxy.credentials import CredentialMask
+from exec_server.proxy.credentials import CredentialMask, SearchTime
 from exec_server.proxy.interception import Interceptor, _InterceptedHttp, _Origin
 from exec_server.proxy.resources import ProxyResources
 from exec_server.proxy.stream import SocketStream, Stream, TransportStream

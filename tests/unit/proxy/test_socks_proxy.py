@@ -16,9 +16,8 @@ from exec_server.protocol.network import DecisionParams, PolicyParams
 from exec_server.proxy import socks_proxy as module
 from exec_server.proxy.decider import Decider
 from exec_server.proxy.policy import NetworkPolicy
-from exec_server.proxy.socks_proxy import SocksProxy
+from exec_server.proxy.socks_proxy import SocksProxy, UdpAssociation
 from exec_server.proxy.stream import Stream, TransportStream
-from exec_server.proxy.udp_association import UdpAssociation
 from exec_server.proxy.upstream import Route, Upstream
 
 _HELLO = b"\x05\x01\x00"

@@ -10,8 +10,7 @@ import pytest
 from tests.support.memory_streams import stream_pair
 
 from exec_server.host import event_loop
-from exec_server.proxy.stream import BUFFER_BYTES, SocketStream
-from exec_server.proxy.tunnel import carry
+from exec_server.proxy.stream import BUFFER_BYTES, SocketStream, carry
 
 Scenario = Callable[[SocketStream, socket.socket], Awaitable[None]]
 

@@ -16,9 +16,9 @@ import pytest
 from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.registry import command, verbs
 from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.rules import Ticket
 from exec_server.hosting.sqlite_database import SqliteDatabase
 from exec_server.hosting.store import AuthenticatedToken, Limits, Store
-from exec_server.hosting.tickets import Ticket
 
 
 class Registry:

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from exec_server.hosting import tickets
-from exec_server.hosting.tickets import CLIENT_ROLE, EXECUTOR_ROLE, Rejection, Ticket
+from exec_server.hosting import rules
+from exec_server.hosting.rules import CLIENT_ROLE, EXECUTOR_ROLE, Rejection, Ticket
 
 TICKET = Ticket("0123456789abcdef", "env.1", CLIENT_ROLE, "reg-1", 2000, "n0nce", "tok-1")
 KEY = b"k" * 32
@@ -21,24 +21,24 @@ def _split(target: str) -> tuple[str, str]:
 
 def _reason(path: str, query: str) -> tuple[int, str]:
     with pytest.raises(Rejection) as refused:
-        tickets.check(path, query, KEYS)
+        rules.check(path, query, KEYS)
     assert str(refused.value) == f"{refused.value.status} {refused.value.reason}"
     return refused.value.status, refused.value.reason
 
 
 def test_a_signed_ticket_is_read_again() -> None:
-    path, query = _split(tickets.sign(TICKET, "7", KEY))
+    path, query = _split(rules.sign(TICKET, "7", KEY))
     assert path == "/rendezvous/0123456789abcdef.env.1"
-    assert tickets.check(path, query, KEYS) == TICKET
+    assert rules.check(path, query, KEYS) == TICKET
     assert not TICKET.is_executor
     executor = dataclasses.replace(TICKET, role=EXECUTOR_ROLE)
-    assert tickets.check(*_split(tickets.sign(executor, "6", b"old")), KEYS).is_executor
+    assert rules.check(*_split(rules.sign(executor, "6", b"old")), KEYS).is_executor
 
 
 def test_the_key_of_a_query_is_found() -> None:
-    _, query = _split(tickets.sign(TICKET, "7", KEY))
-    assert tickets.key_id(query) == "7"
-    assert tickets.key_id("v=1&x=y") == ""
+    _, query = _split(rules.sign(TICKET, "7", KEY))
+    assert rules.key_id(query) == "7"
+    assert rules.key_id("v=1&x=y") == ""
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_key_of_a_query_is_found() -> None:
     ],
 )
 def test_each_parameter_is_needed_once(name: str, reason: str) -> None:
-    path, query = _split(tickets.sign(TICKET, "7", KEY))
+    path, query = _split(rules.sign(TICKET, "7", KEY))
     pairs = query.split("&")
     without = [pair for pair in pairs if not pair.startswith(f"{name}=")]
     assert _reason(path, "&".join(without)) == (401, reason)
@@ -81,14 +81,14 @@ def test_each_parameter_is_needed_once(name: str, reason: str) -> None:
     ],
 )
 def test_each_changed_parameter_is_refused(name: str, value: str, reason: str) -> None:
-    path, query = _split(tickets.sign(TICKET, "7", KEY))
+    path, query = _split(rules.sign(TICKET, "7", KEY))
     pairs = [pair.split("=", 1) for pair in query.split("&")]
     changed = "&".join(f"{key}={value if key == name else old}" for key, old in pairs)
     assert _reason(path, changed) == (401, reason)
 
 
 def test_additional_parameters_and_other_paths_are_refused() -> None:
-    path, query = _split(tickets.sign(TICKET, "7", KEY))
+    path, query = _split(rules.sign(TICKET, "7", KEY))
     assert _reason(path, f"{query}&extra=1") == (401, "extra_query_param")
     assert _reason(path, "") == (401, "malformed_query")
     assert _reason(path.replace("env.1", "env.2"), query) == (401, "invalid_signature")

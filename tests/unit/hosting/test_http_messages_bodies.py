@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.hosting import bodies
+from exec_server.hosting import http_messages
 from exec_server.hosting.rules import Refusal
 from exec_server.relay.noise import SUITE
 
@@ -33,12 +33,12 @@ def _refusal(read: Any, body: object) -> str:
 
 
 def test_the_three_bodies_are_read() -> None:
-    key = bodies.read_registration(json.dumps({**REGISTRATION, "more": 1}).encode())
+    key = http_messages.read_registration(json.dumps({**REGISTRATION, "more": 1}).encode())
     assert json.loads(key.text) == KEY
-    assert bodies.read_connection(json.dumps({"harness_public_key": KEY}).encode()) == key
-    assert bodies.read_validation(json.dumps(VALIDATION).encode()) == bodies.Validation(
-        "reg", key, "secret"
-    )
+    assert http_messages.read_connection(json.dumps({"harness_public_key": KEY}).encode()) == key
+    assert http_messages.read_validation(
+        json.dumps(VALIDATION).encode()
+    ) == http_messages.Validation("reg", key, "secret")
 
 
 def test_a_key_has_one_text_whatever_its_spelling() -> None:
@@ -47,7 +47,7 @@ def test_a_key_has_one_text_whatever_its_spelling() -> None:
     # The last character but one has two bits that no byte uses.
     other = {**dict(reversed(KEY.items())), "x25519_public_key": text[:-2] + "B="}
     spellings = [
-        bodies.read_connection(json.dumps({"harness_public_key": key}).encode())
+        http_messages.read_connection(json.dumps({"harness_public_key": key}).encode())
         for key in (KEY, other)
     ]
     assert spellings[0] == spellings[1]
@@ -55,17 +55,17 @@ def test_a_key_has_one_text_whatever_its_spelling() -> None:
 
 @pytest.mark.parametrize("body", [b"{", b"", b"[]", b"null", b"\xff", b"[" * 5000])
 def test_a_body_is_a_json_object(body: bytes) -> None:
-    assert _refusal(bodies.read_connection, body) == "400 invalid_body"
+    assert _refusal(http_messages.read_connection, body) == "400 invalid_body"
 
 
 @pytest.mark.parametrize("body", [b"", b"  "])
 def test_plaintext_forms_are_not_served(body: object) -> None:
-    assert _refusal(bodies.read_registration, body) == "403 plaintext_disabled"
+    assert _refusal(http_messages.read_registration, body) == "403 plaintext_disabled"
 
 
 @pytest.mark.parametrize("body", [{}, {"name": "x"}, {**REGISTRATION, "security_profile": "none"}])
 def test_another_profile_is_refused(body: object) -> None:
-    assert _refusal(bodies.read_registration, body) == "400 invalid_body"
+    assert _refusal(http_messages.read_registration, body) == "400 invalid_body"
 
 
 @pytest.mark.parametrize(
@@ -82,22 +82,22 @@ def test_another_profile_is_refused(body: object) -> None:
 )
 def test_keys_are_checked(change: dict[str, object]) -> None:
     body = {"harness_public_key": {**KEY, **change}}
-    assert _refusal(bodies.read_connection, body) == "400 invalid_public_key"
+    assert _refusal(http_messages.read_connection, body) == "400 invalid_public_key"
 
 
 @pytest.mark.parametrize("value", [None, "x", [], {}, {"suite": SUITE}])
 def test_a_key_is_an_object_with_all_members(value: object) -> None:
-    assert _refusal(bodies.read_connection, {"harness_public_key": value}) == (
+    assert _refusal(http_messages.read_connection, {"harness_public_key": value}) == (
         "400 invalid_public_key"
     )
 
 
 @pytest.mark.parametrize("name", ["executor_registration_id", "harness_key_authorization"])
 def test_a_validation_needs_its_texts(name: str) -> None:
-    assert _refusal(bodies.read_validation, {**VALIDATION, name: 7}) == "400 invalid_body"
+    assert _refusal(http_messages.read_validation, {**VALIDATION, name: 7}) == "400 invalid_body"
 
 
 @pytest.mark.parametrize("text", ["reg\0", "reg-\u00e4", "a\nb"])
 def test_a_registration_has_printable_characters(text: str) -> None:
     body = {**VALIDATION, "executor_registration_id": text}
-    assert _refusal(bodies.read_validation, body) == "400 invalid_body"
+    assert _refusal(http_messages.read_validation, body) == "400 invalid_body"

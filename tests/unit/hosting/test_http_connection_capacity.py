@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.hosting.capacity import (
+from exec_server.hosting.http_connection import (
     REFUSED_SOCKETS,
     SOCKETS,
     WANTED_DESCRIPTORS,

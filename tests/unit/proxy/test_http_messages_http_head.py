@@ -5,7 +5,7 @@ from __future__ import annotations
 import h11
 import pytest
 
-from exec_server.proxy.http_head import HeadBuffer
+from exec_server.proxy.http_messages import HeadBuffer
 
 _HEAD = b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n"
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.proxy import domain_patterns
-from exec_server.proxy.domain_patterns import DomainPatterns
+from exec_server.proxy import policy
+from exec_server.proxy.policy import DomainPatterns
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_patterns_that_can_be_denied(pattern: str) -> None:
 
 
 def test_number_and_length_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(domain_patterns, "MAX_PATTERNS", 2)
-    monkeypatch.setattr(domain_patterns, "PATTERN_CHARACTERS", 4)
+    monkeypatch.setattr(policy, "MAX_PATTERNS", 2)
+    monkeypatch.setattr(policy, "PATTERN_CHARACTERS", 4)
     DomainPatterns(["aaaa", "b"])
     for patterns in (["a", "b", "c"], ["aaaaa"]):
         with pytest.raises(InvalidParams, match="at most 2 domain patterns of 4 characters"):

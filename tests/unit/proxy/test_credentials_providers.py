@@ -9,15 +9,16 @@ import pytest
 from exec_server.errors import InvalidParams
 from exec_server.protocol.decoding import decode
 from exec_server.protocol.network import CredentialProvider
-from exec_server.proxy.credential_destinations import Destination, parse_destination
-from exec_server.proxy.credential_providers import (
+from exec_server.proxy.credentials import (
     MAX_CHARACTERS,
     MAX_ITEMS,
     MAX_PROVIDERS,
+    Destination,
     Provider,
     Usage,
     built_in_providers,
     custom_providers,
+    parse_destination,
 )
 
 _URL = "https://api.example/v1/"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.proxy.credential_destinations import Destination, parse_destination
+from exec_server.proxy.credentials import Destination, parse_destination
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from tests.support.memory_transport import MemoryTransport
 
-from exec_server.hosting import front as front_module
-from exec_server.hosting.capacity import SocketAdmission
-from exec_server.hosting.front import (
+from exec_server.hosting import http_connection as front_module
+from exec_server.hosting.http_connection import (
     BODY_CHUNKS,
     HEAD_LINES,
     LINGER_BYTES,
     HttpConnection,
+    SocketAdmission,
     TakeOver,
 )
 from exec_server.hosting.http_messages import Answer, Networks, Request, refusal_answer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.hosting import refusal_log
-from exec_server.hosting.refusal_log import LINES_A_PERIOD, SHOWN_CHARACTERS, RefusalLog
+from exec_server.hosting import service
+from exec_server.hosting.service import LINES_A_PERIOD, SHOWN_CHARACTERS, RefusalLog
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -39,8 +39,8 @@ def test_a_flood_of_one_tenant_or_of_strangers_leaves_the_lines_of_others(
 def test_tenants_beyond_the_table_share_the_lines_of_strangers(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusal_log, "TENANTS", 2)
-    monkeypatch.setattr(refusal_log, "LINES_A_PERIOD", 1)
+    monkeypatch.setattr(service, "TENANTS", 2)
+    monkeypatch.setattr(service, "LINES_A_PERIOD", 1)
     caplog.set_level("WARNING")
     log = RefusalLog()
     for tenant in ("a", "b", "c", "d", "a"):

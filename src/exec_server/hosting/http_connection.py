@@ -10,16 +10,30 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any, Final, Protocol, cast
 
 import h11
 
-from exec_server.hosting.bodies import BODY_BYTES
-from exec_server.hosting.capacity import SocketAdmission
-from exec_server.hosting.http_messages import Answer, Networks, Request, peer_address
+from exec_server.hosting.http_messages import BODY_BYTES, Answer, Networks, Request, peer_address
 from exec_server.hosting.rules import Refusal
 from exec_server.net.http1 import PARSED_HEAD_BYTES, TLS_HANDSHAKE
+
+# Open sockets of a node, upgraded or not. Beyond it the request of a new one is refused.
+SOCKETS: Final = 8192
+# Sockets beyond it whose request is read, so that each kind of peer gets the refusal after which it
+# comes back. Beyond the sum a new one is answered 503 at once, and closed.
+REFUSED_SOCKETS: Final = 640
+# Descriptors for everything else: the database, listeners, TLS handshakes (256), closing links.
+# Without a free descriptor the event loop closes connections without an answer, for which a client
+# gives its session up; so the refusal has to come before that.
+OTHER_DESCRIPTORS: Final = 640
+WANTED_DESCRIPTORS: Final = SOCKETS + REFUSED_SOCKETS + OTHER_DESCRIPTORS
+# Where descriptors are few, this part of them is for refused sockets, and as many for the rest, but
+# not fewer than the event loop accepts at once (its backlog of 100) beside those that are open.
+_PART: Final = 8
+LEAST_OTHER_DESCRIPTORS: Final = 160
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +51,38 @@ LINGER_BYTES: Final = 1_048_576
 
 # Runs a coroutine as a task of the service.
 StartTask = Callable[[Coroutine[Any, Any, None]], object]
+
+
+# How many sockets a node may have. No I/O.
+class SocketAdmission(Enum):
+    """How to treat a new connection."""
+
+    ACCEPT = auto()
+    REJECT = auto()  # once its path is known
+    REJECT_AT_ONCE = auto()  # before its request is read
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The limits of a node."""
+
+    sockets: int = SOCKETS
+    refused: int = REFUSED_SOCKETS
+
+    def admission(self, used: int) -> SocketAdmission:
+        """How to treat one more connection."""
+        if used < self.sockets:
+            return SocketAdmission.ACCEPT
+        if used < self.sockets + self.refused:
+            return SocketAdmission.REJECT
+        return SocketAdmission.REJECT_AT_ONCE
+
+
+def capacity_of(descriptors: int) -> Capacity:
+    """The limits of a node that may have so many open descriptors."""
+    refused = min(REFUSED_SOCKETS, descriptors // _PART)
+    others = min(OTHER_DESCRIPTORS, max(LEAST_OTHER_DESCRIPTORS, descriptors // _PART))
+    return Capacity(max(1, min(SOCKETS, descriptors - refused - others)), refused)
 
 
 class TakeOver(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.network import launch
 
-from exec_server.proxy.environment import named_ports, proxy_variables
+from exec_server.proxy.process_proxy import named_ports, proxy_variables
 
 
 def test_variables_are_those_of_the_reference() -> None:

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from exec_server.proxy import credential_patterns
-from exec_server.proxy.credential_patterns import (
+from exec_server.proxy import credentials
+from exec_server.proxy.credentials import (
     PATTERN_CHARACTERS,
     Draw,
     PatternsTooSlow,
@@ -112,7 +112,7 @@ def test_no_dummy_fits(pattern: str, value: str) -> None:
 
 
 def test_a_pattern_of_exponential_time_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credential_patterns, "SEARCH_SECONDS", 0.02)
+    monkeypatch.setattr(credentials, "SEARCH_SECONDS", 0.02)
     patterns = SecretPatterns(["(x+)+y"])
     search_time = SearchTime(time.monotonic)
     with pytest.raises(PatternsTooSlow):

@@ -10,7 +10,8 @@ import pytest
 from tests.support.memory_transport import MemoryTransport
 from tests.support.raw_links import frame_bytes
 
-from exec_server.hosting.exchange import (
+from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.relay_hub import (
     EXECUTOR_STALL_SECONDS,
     STREAMS,
     STREAMS_OF_TOKEN,
@@ -18,7 +19,6 @@ from exec_server.hosting.exchange import (
     Executor,
     RelayHub,
 )
-from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.relay_link import RelayLink, flush_links
 from exec_server.hosting.store import ExecutorLease, Limits
 from exec_server.relay.frames import (
@@ -215,7 +215,7 @@ async def test_the_memory_of_ended_streams_is_bounded_in_number_and_time() -> No
     hall = Hall()
     hub, loop = hall.hub, asyncio.get_running_loop()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exec_server.hosting.exchange.ENDED_STREAMS", 2)
+        patch.setattr("exec_server.hosting.relay_hub.ENDED_STREAMS", 2)
         patch.setattr(loop, "time", lambda: 100.0)
         for prefix in (b"1", b"2", b"1", b"3"):
             hub.stream_ended(("t", "env"), prefix, "tok")
