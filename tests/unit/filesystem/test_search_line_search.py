@@ -159,7 +159,7 @@ def test_text_is_cut_and_bytes_are_replaced(folder: Path) -> None:
 def test_the_answer_is_bounded(
     name: str, value: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search if name == "MAX_ENTRIES" else search, name, value)
+    monkeypatch.setattr(search, name, value)
     found = LineSearch(_options()).run()
     assert (len(found.lines), found.truncated) == (count, True)
 
