@@ -27,7 +27,7 @@ from bench.client import SOCKET_SECONDS, BenchError, HangError, frame
 from bench.servers import Server, stop
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.noise import SUITE, Identity, Initiator, PublicKey, prologue
-from exec_server.relay.records import Channel
+from exec_server.relay.records import RelayChannel
 
 # Until an executor has registered and is connected.
 _START_SECONDS = 20.0
@@ -168,7 +168,7 @@ class Relayed:
             self.socket.close()
             raise
 
-    def _shake_hands(self, own: Identity, environment: str, bundle: dict[str, Any]) -> Channel:
+    def _shake_hands(self, own: Identity, environment: str, bundle: dict[str, Any]) -> RelayChannel:
         key = bundle["executor_public_key"]
         peer = PublicKey(b64decode(key["x25519_public_key"]), b64decode(key["mlkem768_public_key"]))
         context = prologue(environment, bundle["executor_registration_id"], self._stream_id)
@@ -180,7 +180,7 @@ class Relayed:
         answer = self._next_frame()
         if answer.kind is not Kind.HANDSHAKE:
             raise BenchError("the executor refuses the handshake")
-        return Channel(self._stream_id, initiator.read_second(answer.payload))
+        return RelayChannel(self._stream_id, initiator.read_second(answer.payload))
 
     def close(self) -> None:
         """Sends a close frame and closes the socket."""

@@ -13,7 +13,7 @@ from exec_server.notebook.magic_line import (
     split_words,
     usage,
 )
-from exec_server.notebook.remote_cell import Connections, RemoteError, run_cell
+from exec_server.notebook.remote_cell import NotebookConnections, RemoteError, run_cell
 
 try:
     from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
@@ -27,7 +27,7 @@ class RemoteMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.connections = Connections()
+        self.connections = NotebookConnections()
 
     @line_cell_magic
     def remote(self, line: str, cell: str | None = None) -> None:

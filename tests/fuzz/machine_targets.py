@@ -34,7 +34,7 @@ from exec_server.sandbox.runtime.worker import FileRequest, FileResponse
 
 
 def _denial(data: bytes) -> None:
-    chunks = [process.Chunk(1, "stderr", data), process.Chunk(2, "stdout", data[::-1])]
+    chunks = [process.OutputChunk(1, "stderr", data), process.OutputChunk(2, "stdout", data[::-1])]
     for code in (1, 159):
         is_likely_denied(code, chunks)
         find_denial(code, chunks, lambda *_: None, cwd="/w", is_offline=True)

@@ -13,7 +13,7 @@ from tests.fuzz.proxy_differential import MODES, Differential
 from tests.fuzz.proxy_requests import random_requests
 
 from exec_server.proxy import http_messages as messages
-from exec_server.proxy.http_messages import Head, Target
+from exec_server.proxy.http_messages import Head, RequestTarget
 
 _HIDDEN = b"DELETE /hidden HTTP/1.1\r\nHost: bad.test\r\n\r\n"
 _START = b"GET http://a.test/p HTTP/1.1\r\nHost: a.test\r\n"
@@ -66,7 +66,7 @@ def test_random_requests(differential: Differential) -> None:
     assert differential.arrived - before > 30
 
 
-def _forward_without_length(request: h11.Request, target: Target, *, absolute: bool) -> Head:
+def _forward_without_length(request: h11.Request, target: RequestTarget, *, absolute: bool) -> Head:
     """A head as a proxy writes it that drops each header that Connection names."""
     path = b"http://a.test" + target.path if absolute else target.path
     headers = [(b"Host", b"a.test"), (b"Connection", b"close")]

@@ -23,7 +23,7 @@ from tests.support.websocket_server import UPGRADE
 from exec_server.errors import MalformedMessage
 from exec_server.net import inbox
 from exec_server.net.websocket.frames import FrameReader, Opcode
-from exec_server.net.websocket.server import Settings, WebSocketStream
+from exec_server.net.websocket.server import WebSocketSettings, WebSocketStream
 from exec_server.protocol import jsonrpc
 from exec_server.server import connection, lanes
 from exec_server.server.connection import UNSENT_BYTES, UNSENT_HARD_BYTES, Connection
@@ -100,7 +100,9 @@ class _Client:
         self._frames: list[bytes] = []
         self._messages = FrameReader(from_client=False)
         self._answers: list[bytes] = []
-        stream = WebSocketStream(Settings(lambda link: Connection(bench.server, link)), set())
+        stream = WebSocketStream(
+            WebSocketSettings(lambda link: Connection(bench.server, link)), set()
+        )
         self.stream = stream
         self.transport = MemoryTransport(stream)
         self.transport.receive(UPGRADE)

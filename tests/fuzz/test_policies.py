@@ -36,7 +36,9 @@ _NOWHERE = HostPaths(tmpdir=None, minimal=(), slash_tmp=False, cwd=None)
 
 def _policy(claims: Claims) -> Policy:
     entries = [
-        wire.Entry(path=wire.ExactPath(wire.FileUri.from_wire("file://" + path)), access=access)
+        wire.PolicyEntry(
+            path=wire.ExactPath(wire.FileUri.from_wire("file://" + path)), access=access
+        )
         for path, access in claims
     ]
     sandbox = wire.Sandbox(

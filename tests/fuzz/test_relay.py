@@ -18,7 +18,7 @@ from exec_server.relay import multiplexer
 from exec_server.relay.frames import MAX_DEPTH, Frame, Kind, decode, encode
 from exec_server.relay.multiplexer import RESET_REASON, EncryptedMultiplexer, PendingHandshake
 from exec_server.relay.noise import Identity, Initiator, prologue
-from exec_server.relay.records import Channel
+from exec_server.relay.records import RelayChannel
 
 _FILE = json.loads((Path(__file__).parents[1] / "vectors" / "relay_frames.json").read_text())
 _SCHEMA = _FILE["schema"]
@@ -221,7 +221,7 @@ class _Relay:
         self.pending: list[PendingHandshake] = []
         self.receivers: dict[str, list[_Receiver]] = defaultdict(list)
         self._initiators: dict[str, Initiator] = {}
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[str, RelayChannel] = {}
         self.streams = EncryptedMultiplexer(_EXECUTOR, "env", "reg", self, lambda: self.now)
 
     # The owner's part.
@@ -230,7 +230,7 @@ class _Relay:
         sent = decode(frame)
         if sent.kind is Kind.HANDSHAKE:
             initiator = self._initiators[sent.stream_id]
-            self._channels[sent.stream_id] = Channel(
+            self._channels[sent.stream_id] = RelayChannel(
                 sent.stream_id, initiator.read_second(sent.payload)
             )
         else:
@@ -242,7 +242,7 @@ class _Relay:
     def stream_revoked(self, stream_id: str) -> None:
         raise AssertionError("no harness may say so")
 
-    def stream_opened(self, channel: Channel) -> _Receiver:
+    def stream_opened(self, channel: RelayChannel) -> _Receiver:
         receiver = _Receiver()
         self.receivers[channel.stream_id].append(receiver)
         return receiver

@@ -29,7 +29,7 @@ from exec_server.adapters import target as adapter_target
 from exec_server.cli.serve import up
 from exec_server.cli.targets import find_target
 from exec_server.client.engine.stdio import StdioDialer
-from exec_server.notebook.remote_cell import Connections
+from exec_server.notebook.remote_cell import NotebookConnections
 from exec_server.protocol import codex
 from exec_server.protocol.paths import PathUri
 
@@ -82,7 +82,7 @@ def _program(*words: str) -> sync.Environment:
 
 def _notebook() -> sync.Environment:
     words = shlex.join([sys.executable, "-P", "-m", "exec_server", *_STDIO])
-    return Connections().get(find_target(f"stdio:{words}"))
+    return NotebookConnections().get(find_target(f"stdio:{words}"))
 
 
 _WAYS: dict[str, Callable[[], sync.Environment]] = {

@@ -18,7 +18,7 @@ from exec_server.client.results import Chunk, Result
 from exec_server.notebook import remote_cell
 from exec_server.notebook.magic_line import parse_cell_line
 from exec_server.notebook.remote_cell import (
-    Connections,
+    NotebookConnections,
     RemoteCommandFailed,
     RemoteError,
     RemoteInterrupt,
@@ -32,7 +32,7 @@ from exec_server.sync.environment import run_streamed
 class Notebook:
     def __init__(self, url: str) -> None:
         self.url = url
-        self.connections = Connections()
+        self.connections = NotebookConnections()
         self.names: dict[str, Any] = {}
 
     def run(self, text: str, options: str = "") -> None:

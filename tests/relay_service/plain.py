@@ -123,7 +123,7 @@ class Upgrade(NamedTuple):
     environment_id: str
 
     def open(
-        self, transport: asyncio.Transport, request: http_messages.Request, first: bytes
+        self, transport: asyncio.Transport, request: http_messages.ServiceRequest, first: bytes
     ) -> None:
         transport.write(upgrade_answer(request.headers))
         socket = Socket(self.sockets, transport, self.role, self.environment_id)

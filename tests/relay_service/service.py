@@ -23,7 +23,7 @@ from exec_server.hosting.http_connection import HttpConnection, SocketAdmission,
 from exec_server.hosting.http_messages import Networks
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.rules import Refusal, secret_hash
-from exec_server.hosting.service import Options, Service, Signals
+from exec_server.hosting.service import Service, ServiceOptions, Signals
 from exec_server.hosting.sqlite_database import SqliteDatabase
 from exec_server.hosting.store import NewToken, Store
 from tests.relay_service.faults import (
@@ -110,7 +110,7 @@ class RelayService:
                 async with asyncio.TaskGroup() as tasks:
                     self._start_task = GuardedTasks(tasks).create_task
                     await self.listen()
-                    options = Options(
+                    options = ServiceOptions(
                         self.url, self.url, stall_seconds=30.0, takeover=self.settings.takeover
                     )
                     self.hosting = Service(self._store, metrics, options, self._start_task)
@@ -160,13 +160,15 @@ class RelayService:
     def admission(self) -> SocketAdmission:
         return self.hosting.admission()
 
-    def overloaded(self, path: str) -> http_messages.Answer:
+    def overloaded(self, path: str) -> http_messages.ServiceAnswer:
         return self.hosting.overloaded(path)
 
-    def refuse(self, refusal: Refusal, peer: str) -> http_messages.Answer:
+    def refuse(self, refusal: Refusal, peer: str) -> http_messages.ServiceAnswer:
         return self.hosting.refuse(refusal, peer)
 
-    async def answer(self, request: http_messages.Request) -> http_messages.Answer | TakeOver:
+    async def answer(
+        self, request: http_messages.ServiceRequest
+    ) -> http_messages.ServiceAnswer | TakeOver:
         recorded = _recorded(request)
         self.journal.requests.append(recorded)
         is_upgrade = recorded.header("upgrade") is not None
@@ -185,8 +187,8 @@ class RelayService:
         return _Spoilt(self._spoilt, answer, fault)
 
     async def _answer(
-        self, recorded: Request, request: http_messages.Request
-    ) -> Answer | http_messages.Answer | TakeOver:
+        self, recorded: Request, request: http_messages.ServiceRequest
+    ) -> Answer | http_messages.ServiceAnswer | TakeOver:
         """The answer without a fault."""
         plain = self._plain.answer(recorded)
         if plain is not None:
@@ -194,12 +196,12 @@ class RelayService:
         token = await self._token(recorded.header("authorization"))
         headers = request.headers | ({"authorization": f"Bearer {token}"} if token else {})
         answer = await self.hosting.answer(
-            http_messages.Request(
+            http_messages.ServiceRequest(
                 *(request.method, request.path, request.query, headers),
                 *(request.body, request.peer, request.head),
             )
         )
-        if isinstance(answer, http_messages.Answer):
+        if isinstance(answer, http_messages.ServiceAnswer):
             return answer if self.settings.names_tokens else _without_tokens(answer)
         role = "environment" if "role=environment" in request.query else "harness"
         name = request.path.rpartition("/")[2].partition(".")[2]
@@ -318,7 +320,7 @@ class _Spoilt:
         """The peer has left."""
 
 
-def _recorded(request: http_messages.Request) -> Request:
+def _recorded(request: http_messages.ServiceRequest) -> Request:
     lines = request.head.decode("latin-1").split("\r\n")
     headers = [line.partition(":") for line in lines[1:] if line]
     target = request.path + (f"?{request.query}" if request.query else "")
@@ -332,11 +334,11 @@ def _recorded(request: http_messages.Request) -> Request:
 
 
 def _as_answer(answer: object) -> Answer:
-    assert isinstance(answer, http_messages.Answer)
+    assert isinstance(answer, http_messages.ServiceAnswer)
     return Answer(answer.status, answer.body, tuple(answer.headers.items()))
 
 
-def _without_tokens(answer: http_messages.Answer) -> Answer | http_messages.Answer:
+def _without_tokens(answer: http_messages.ServiceAnswer) -> Answer | http_messages.ServiceAnswer:
     body = json.loads(answer.body) if answer.status == 200 else {}
     return Answer(200, body) if body.pop("names_tokens", None) else answer
 

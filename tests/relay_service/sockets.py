@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, cast
 
 from exec_server.hosting.http_connection import TakeOver
-from exec_server.hosting.http_messages import Request
+from exec_server.hosting.http_messages import ServiceRequest
 from exec_server.hosting.relay_link import READ_BYTES
 from exec_server.net.websocket.frames import Opcode, apply_mask, close_payload, frame_header
 from tests.relay_service.faults import TO_EXECUTOR, TO_HARNESS, Faults, relay_frame
@@ -392,7 +392,7 @@ class WatchedUpgrade(NamedTuple):
     granted: TakeOver
     make_socket: Callable[[asyncio.Transport], Socket]
 
-    def open(self, transport: asyncio.Transport, request: Request, first: bytes) -> None:
+    def open(self, transport: asyncio.Transport, request: ServiceRequest, first: bytes) -> None:
         socket = self.make_socket(transport)
         socket.far = inner = LinkTransport(socket)
         self.granted.open(cast(asyncio.Transport, inner), request, b"")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from exec_server.sandbox.policy.model import Dependency, View
-from exec_server.sandbox.policy.resolver import Node
+from exec_server.sandbox.policy.resolver import PathNode
 
 PROTECTED = (".git", ".agents", ".codex", ".aws")
 Content = bytes | str | None  # a file, the target of a link, a directory
@@ -75,15 +75,15 @@ class Tree:
         self._inodes[path] = self._next
         self._next += 1
 
-    def status(self, path: str) -> Node | None:
+    def status(self, path: str) -> PathNode | None:
         if path not in self.entries:
             return None
         content = self.entries[path]
         inode = self._inodes[path]
         owner = self.owners.get(path, self.user)
         if content is None:
-            return Node("directory", 1, inode, owner, path in self.sticky)
-        return Node("link" if isinstance(content, str) else "file", 1, inode, owner)
+            return PathNode("directory", 1, inode, owner, path in self.sticky)
+        return PathNode("link" if isinstance(content, str) else "file", 1, inode, owner)
 
     def link_target(self, path: str) -> str:
         target = self.entries[path]

@@ -11,10 +11,10 @@ from typing import Any
 
 from exec_server.hosting.engines import open_database
 from exec_server.hosting.http_connection import TakeOver
-from exec_server.hosting.http_messages import Answer, Request
+from exec_server.hosting.http_messages import ServiceAnswer, ServiceRequest
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.rules import secret_hash
-from exec_server.hosting.service import FIRST_TENANT, Options, Service
+from exec_server.hosting.service import FIRST_TENANT, Service, ServiceOptions
 from exec_server.hosting.store import NewToken, Store
 from exec_server.relay.noise import SUITE
 from tests.support.memory_transport import MemoryTransport
@@ -42,7 +42,7 @@ class Site:
 
     def __init__(self, directory: Path, tasks: asyncio.TaskGroup) -> None:
         self.store = Store(open_database(None, directory), Metrics())
-        options = Options(PUBLIC, "http://10.0.0.1:1")
+        options = ServiceOptions(PUBLIC, "http://10.0.0.1:1")
         self.service = Service(self.store, Metrics(), options, tasks.create_task)
 
     async def open(self) -> None:
@@ -51,19 +51,19 @@ class Site:
         assert await self.store.add_first_tenant(TENANT, FIRST_TENANT, [token])
         await self.service.node.start()
 
-    async def get(self, path: str, method: str = "GET") -> Answer:
-        answer = await self.service.answer(Request(method, path, "", {}))
-        assert isinstance(answer, Answer)
+    async def get(self, path: str, method: str = "GET") -> ServiceAnswer:
+        answer = await self.service.answer(ServiceRequest(method, path, "", {}))
+        assert isinstance(answer, ServiceAnswer)
         return answer
 
     async def ask(
         self, verb: str, body: Any = None, name: str = "env", token: str = "token"
-    ) -> Answer:
+    ) -> ServiceAnswer:
         content = json.dumps(BODIES[verb] if body is None else body).encode()
         headers = {"authorization": f"Bearer {token}"}
         path = f"/base/cloud/environment/{name}/{verb}"
-        answer = await self.service.answer(Request("POST", path, "", headers, content))
-        assert isinstance(answer, Answer)
+        answer = await self.service.answer(ServiceRequest("POST", path, "", headers, content))
+        assert isinstance(answer, ServiceAnswer)
         return answer
 
     async def url(self, verb: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Site:
         assert found["url"].startswith("ws://registry.example.net/base/rendezvous/")
         return found
 
-    async def upgrade(self, url: str, **more: str) -> Answer | TakeOver:
+    async def upgrade(self, url: str, **more: str) -> ServiceAnswer | TakeOver:
         path, _, query = url.partition("example.net")[2].partition("?")
         headers = {
             "connection": "upgrade",
@@ -82,19 +82,19 @@ class Site:
             "sec-websocket-key": "x",
             **more,
         }
-        return await self.service.answer(Request("GET", path, query, headers, head=b"GET"))
+        return await self.service.answer(ServiceRequest("GET", path, query, headers, head=b"GET"))
 
     async def join(self, url: str) -> MemoryTransport:
         granted = await self.upgrade(url)
-        assert not isinstance(granted, Answer), granted
+        assert not isinstance(granted, ServiceAnswer), granted
         transport = MemoryTransport(asyncio.Protocol())
-        granted.open(transport, Request("GET", "/", "", {"sec-websocket-key": "x"}), b"")
+        granted.open(transport, ServiceRequest("GET", "/", "", {"sec-websocket-key": "x"}), b"")
         assert transport.take_written().startswith(b"HTTP/1.1 101 ")
         return transport
 
     async def refusal(self, url: str, **more: str) -> tuple[int, str]:
         answer = await self.upgrade(url, **more)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, ServiceAnswer)
         return answer.status, answer.headers["x-codex-rendezvous-rejection-reason"]
 
 
@@ -109,11 +109,11 @@ def play(directory: Path, scene: Callable[[Site], Coroutine[Any, Any, None]]) ->
     asyncio.run(run())
 
 
-def code(answer: Answer) -> tuple[int, str]:
+def code(answer: ServiceAnswer) -> tuple[int, str]:
     return answer.status, json.loads(answer.body)["error"]["code"]
 
 
-def message(answer: Answer) -> str:
+def message(answer: ServiceAnswer) -> str:
     return str(json.loads(answer.body)["error"]["message"])
 
 

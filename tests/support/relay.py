@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.noise import Identity, Initiator, PublicKey, prologue
 from exec_server.relay.plain import PlainChannel
-from exec_server.relay.records import Channel
+from exec_server.relay.records import RelayChannel
 from tests.relay_service import ThreadedRelayService
 from tests.support.client import (
     CLOSE,
@@ -149,7 +149,7 @@ class RelayLink:
         self.identity = Identity.generate()
         self.bundle = ask_to_connect(service, self.identity.public, environment_id)
         self.socket = dial(self.bundle.url)
-        self.channel: Channel | PlainChannel | None = None
+        self.channel: RelayChannel | PlainChannel | None = None
         self._messages: deque[bytes] = deque()
         if handshake:
             try:
@@ -254,7 +254,7 @@ class RelayLink:
         if frame.kind is Kind.RESET:
             raise StreamReset(frame.reason)
         assert frame.kind is Kind.HANDSHAKE, frame
-        self.channel = Channel(self.stream_id, initiator.read_second(frame.payload))
+        self.channel = RelayChannel(self.stream_id, initiator.read_second(frame.payload))
 
     def shake_hands(self) -> None:
         self.send_kind(Kind.RESUME)

@@ -11,7 +11,7 @@ from exec_server.relay.multiplexer import (
     PendingHandshake,
 )
 from exec_server.relay.noise import FIRST_BYTES, Identity, Initiator, prologue
-from exec_server.relay.records import Channel
+from exec_server.relay.records import RelayChannel
 
 EXECUTOR = Identity.generate()
 CLIENT = Identity.generate()
@@ -20,7 +20,7 @@ CLIENT = Identity.generate()
 class FakeReceiver:
     """Keeps messages; refuses those that ask for it."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: RelayChannel) -> None:
         self.channel = channel
         self.batches: list[list[bytes]] = []
         self.losses = 0
@@ -53,7 +53,7 @@ class FakeLink:
     def validate(self, handshake: PendingHandshake) -> None:
         self.asked.append(handshake)
 
-    def stream_opened(self, channel: Channel) -> FakeReceiver:
+    def stream_opened(self, channel: RelayChannel) -> FakeReceiver:
         self.opened.append(FakeReceiver(channel))
         return self.opened[-1]
 
@@ -80,12 +80,12 @@ class FakeLink:
         assert self.deliver(handshake_frame(stream_id, first, token)) == []
         return initiator, self.asked[-1]
 
-    def open(self, stream_id: str) -> Channel:
+    def open(self, stream_id: str) -> RelayChannel:
         """A stream with all that belongs to it; the harness's end."""
         initiator, handshake = self.begin(stream_id)
         (answer,) = self.finish_handshake(handshake, is_valid=True)
         assert (answer.stream_id, answer.kind) == (stream_id, Kind.HANDSHAKE)
-        return Channel(stream_id, initiator.read_second(answer.payload))
+        return RelayChannel(stream_id, initiator.read_second(answer.payload))
 
     def fail(self, count: int, token: str = "") -> None:
         """Handshakes that are charged."""
@@ -125,12 +125,12 @@ def reset_frame(stream_id: str) -> Frame:
     return Frame(stream_id, Kind.RESET, reason=RESET_REASON)
 
 
-def data_frame_of(harness: Channel, message: bytes) -> Frame:
+def data_frame_of(harness: RelayChannel, message: bytes) -> Frame:
     (piece,) = harness.records(message)
     return decode(harness.seal(piece))
 
 
-def check_alive(link: FakeLink, harness: Channel, receiver: FakeReceiver) -> None:
+def check_alive(link: FakeLink, harness: RelayChannel, receiver: FakeReceiver) -> None:
     assert link.deliver(data_frame_of(harness, b"alive?")) == []
     assert receiver.batches[-1] == [b"alive?"]
     assert harness.receive(

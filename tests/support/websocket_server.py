@@ -20,8 +20,8 @@ from exec_server.net.websocket.frames import (
     close_payload,
 )
 from exec_server.net.websocket.server import (
-    Settings,
     WebSocketListener,
+    WebSocketSettings,
     WebSocketStream,
 )
 from tests.support.memory_transport import MemoryTransport
@@ -63,7 +63,7 @@ class Server:
 
     def __init__(self) -> None:
         self.receivers: list[Receiver] = []
-        self.settings = Settings(self._make_receiver)
+        self.settings = WebSocketSettings(self._make_receiver)
         self.streams: set[WebSocketStream] = set()
 
     def _make_receiver(self, stream: MessageStream) -> Receiver:
@@ -209,7 +209,7 @@ class Echo:
 async def listening() -> AsyncIterator[int]:
     bound = BoundSocket(TcpAddress("ws", "127.0.0.1", 0))
     async with asyncio.TaskGroup() as tasks:
-        listener = WebSocketListener([bound], Settings(Echo), GuardedTasks(tasks))
+        listener = WebSocketListener([bound], WebSocketSettings(Echo), GuardedTasks(tasks))
         await listener.open()
         try:
             yield bound.socket.getsockname()[1]

@@ -24,7 +24,7 @@ from exec_server.cli.table import (
     DETACHED,
     REMOTE_PATHS,
     TARGETS,
-    Command,
+    CommandRow,
 )
 from exec_server.cli.targets import RemotePath, find_target, parse_remote_path
 
@@ -63,7 +63,7 @@ def script(shell: str) -> str:
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
 
 
-def _visible() -> dict[str, Command]:
+def _visible() -> dict[str, CommandRow]:
     return {name: command for name, command in COMMANDS.items() if command.is_visible}
 
 

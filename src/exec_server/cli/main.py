@@ -17,7 +17,7 @@ except KeyboardInterrupt:  # Ctrl-C before `main`
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from exec_server.cli.table import Command
+    from exec_server.cli.table import CommandRow
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def run_client(name: str, words: list[str]) -> int:
         return code
 
 
-def _describe(error: Exception, command: Command) -> tuple[str, int]:
+def _describe(error: Exception, command: CommandRow) -> tuple[str, int]:
     """The text and the exit code for an error of a client's command."""
     from exec_server.cli.errors import EXIT_USAGE, CommandError, LostConnection, UsageError
     from exec_server.errors import (

@@ -17,7 +17,7 @@ from typing import Final
 from exec_server import __version__
 from exec_server.cli.help import OVERVIEW_DESCRIPTION, OVERVIEW_USAGE
 from exec_server.cli.parser import TARGET_FORMS
-from exec_server.cli.table import COMMANDS, GROUPS, Command
+from exec_server.cli.table import COMMANDS, GROUPS, CommandRow
 
 _FILES: Final = """\
 files:
@@ -44,7 +44,7 @@ def pages() -> dict[str, str]:
     return found
 
 
-def _command_pages(command: Command) -> dict[str, str]:
+def _command_pages(command: CommandRow) -> dict[str, str]:
     """The page of a command, and one for each of its actions."""
     parser = command.build_parser()
     found = {_file_name(parser): _page(parser, command.summary)}

@@ -26,7 +26,7 @@ ALL_PATHS: Final = "remote and local paths"
 COMMAND: Final = "a command"
 
 
-class Command:
+class CommandRow:
     """One row of the table."""
 
     # Not a dataclass, which is slow to import.
@@ -84,7 +84,7 @@ GROUPS: Final = (_RUN, _FILES, _TARGETS, _MACHINE, _OTHER)
 COMMANDS: Final = {
     row.name: row
     for row in (
-        Command(
+        CommandRow(
             "exec",
             _RUN,
             "run a command on a target",
@@ -93,7 +93,7 @@ COMMANDS: Final = {
             failure_code=EXIT_NOT_RUN,
             connection_code=EXIT_CONNECTION,
         ),
-        Command(
+        CommandRow(
             "shell",
             _RUN,
             "open a login shell on a target",
@@ -102,15 +102,15 @@ COMMANDS: Final = {
             failure_code=EXIT_NOT_RUN,
             connection_code=EXIT_CONNECTION,
         ),
-        Command("ps", _RUN, "list detached commands", "exec.detached:ps", TARGETS),
-        Command(
+        CommandRow("ps", _RUN, "list detached commands", "exec.detached:ps", TARGETS),
+        CommandRow(
             "logs",
             _RUN,
             "print the output of a detached command",
             "exec.detached:logs",
             DETACHED,
         ),
-        Command(
+        CommandRow(
             "attach",
             _RUN,
             "use a detached command on this terminal",
@@ -118,8 +118,8 @@ COMMANDS: Final = {
             DETACHED,
             connection_code=EXIT_CONNECTION,
         ),
-        Command("kill", _RUN, "end detached commands", "exec.detached:kill", DETACHED),
-        Command(
+        CommandRow("kill", _RUN, "end detached commands", "exec.detached:kill", DETACHED),
+        CommandRow(
             "port",
             _RUN,
             "forward ports between this machine and a target",
@@ -127,7 +127,7 @@ COMMANDS: Final = {
             TARGETS,
             connection_code=EXIT_CONNECTION,
         ),
-        Command(
+        CommandRow(
             "mcp",
             _RUN,
             "give a model tools for a target (MCP)",
@@ -135,94 +135,96 @@ COMMANDS: Final = {
             TARGETS,
             connection_code=EXIT_CONNECTION,
         ),
-        Command("cp", _FILES, "copy files and directories", "files.copy", ALL_PATHS),
-        Command("put", _FILES, "copy local files to a target", "files.copy:put", ALL_PATHS),
-        Command("get", _FILES, "copy files of a target here", "files.copy:get", ALL_PATHS),
-        Command("ls", _FILES, "list files of a target", "files.ls", REMOTE_PATHS),
-        Command("cat", _FILES, "print files of a target", "files.read:cat", REMOTE_PATHS),
-        Command(
+        CommandRow("cp", _FILES, "copy files and directories", "files.copy", ALL_PATHS),
+        CommandRow("put", _FILES, "copy local files to a target", "files.copy:put", ALL_PATHS),
+        CommandRow("get", _FILES, "copy files of a target here", "files.copy:get", ALL_PATHS),
+        CommandRow("ls", _FILES, "list files of a target", "files.ls", REMOTE_PATHS),
+        CommandRow("cat", _FILES, "print files of a target", "files.read:cat", REMOTE_PATHS),
+        CommandRow(
             "tail",
             _FILES,
             "print or follow the end of a file",
             "files.read:tail",
             REMOTE_PATHS,
         ),
-        Command("grep", _FILES, "search the files of a target", "files.grep", ALL_PATHS),
-        Command(
+        CommandRow("grep", _FILES, "search the files of a target", "files.grep", ALL_PATHS),
+        CommandRow(
             "watch",
             _FILES,
             "print changes of files as they happen",
             "files.read:watch",
             REMOTE_PATHS,
         ),
-        Command("mkdir", _FILES, "create directories", "files.change:mkdir", REMOTE_PATHS),
-        Command("mv", _FILES, "rename or move files of a target", "files.change:mv", REMOTE_PATHS),
-        Command("rm", _FILES, "remove files of a target", "files.change:rm", REMOTE_PATHS),
-        Command(
+        CommandRow("mkdir", _FILES, "create directories", "files.change:mkdir", REMOTE_PATHS),
+        CommandRow(
+            "mv", _FILES, "rename or move files of a target", "files.change:mv", REMOTE_PATHS
+        ),
+        CommandRow("rm", _FILES, "remove files of a target", "files.change:rm", REMOTE_PATHS),
+        CommandRow(
             "info",
             _TARGETS,
             "show version, directories and capabilities of a target",
             "info",
             TARGETS,
         ),
-        Command("targets", _TARGETS, "list the targets of targets.toml", "targets"),
-        Command(
+        CommandRow("targets", _TARGETS, "list the targets of targets.toml", "targets"),
+        CommandRow(
             "login",
             _TARGETS,
             "store the token for a registry",
             "login",
         ),
-        Command(
+        CommandRow(
             "logout",
             _TARGETS,
             "forget the token for a registry",
             "login:logout",
         ),
-        Command(
+        CommandRow(
             "serve",
             _MACHINE,
             "listen for clients (the default without a command)",
             "serve.arguments",
             is_client=False,
         ),
-        Command(
+        CommandRow(
             "tls-init",
             _MACHINE,
             "make a self-signed certificate for a server with TLS",
             "tls",
         ),
-        Command(
+        CommandRow(
             "up",
             _MACHINE,
             "make this machine reachable through a registry",
             "serve.arguments:up",
             is_client=False,
         ),
-        Command(
+        CommandRow(
             "forward",
             _MACHINE,
             "serve clients of a relay on behalf of another server",
             "serve.arguments:forward",
             is_client=False,
         ),
-        Command(
+        CommandRow(
             "registry",
             _MACHINE,
             "run a registry, so that machines behind a NAT can be reached",
             "registry.command",
         ),
-        Command(
+        CommandRow(
             "sandbox",
             _MACHINE,
             "test the sandbox of this machine",
             "sandbox.command",
             is_client=False,
         ),
-        Command("completion", _OTHER, "print a shell completion script", "completion"),
-        Command("help", _OTHER, "show the help of a command", "help", COMMAND),
-        Command("complete-path", "", "list remote paths", "completion:path"),
-        Command("complete-name", "", "list detached names", "completion:name"),
-        Command("version", _OTHER, "print the version", "help:version"),
+        CommandRow("completion", _OTHER, "print a shell completion script", "completion"),
+        CommandRow("help", _OTHER, "show the help of a command", "help", COMMAND),
+        CommandRow("complete-path", "", "list remote paths", "completion:path"),
+        CommandRow("complete-name", "", "list detached names", "completion:name"),
+        CommandRow("version", _OTHER, "print the version", "help:version"),
     )
 }
 

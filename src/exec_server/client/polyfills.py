@@ -47,7 +47,7 @@ from exec_server.protocol.session import STATUS, EnvironmentStatus
 
 if TYPE_CHECKING:
     from exec_server.client.files import Files
-    from exec_server.patching.patch import FileChange
+    from exec_server.patching.patch import PatchedFile
 
 # Requests about the entries of one directory that are in flight.
 ENTRIES_AT_ONCE: Final = 16
@@ -356,7 +356,7 @@ class Polyfills:
             await _make_change(files, change, mode)
         return changes.ApplyPatchResult([_changed_file(change, base) for change in planned])
 
-    async def _kept_mode(self, change: FileChange, params: changes.ApplyPatchParams) -> int | None:
+    async def _kept_mode(self, change: PatchedFile, params: changes.ApplyPatchParams) -> int | None:
         """The permission bits of a changed file, if it is to get any."""
         if change.mode is not None or change.renamed_from is None:
             return change.mode
@@ -478,7 +478,7 @@ def _seconds(milliseconds: int | None, nanoseconds: int = 0) -> str | None:
     return f"{sign}{size // 1_000_000_000}.{size % 1_000_000_000:09}"
 
 
-async def _make_change(files: Files, change: FileChange, mode: int | None) -> None:
+async def _make_change(files: Files, change: PatchedFile, mode: int | None) -> None:
     if change.new is None:
         await files.remove(change.path)
         return
@@ -487,7 +487,7 @@ async def _make_change(files: Files, change: FileChange, mode: int | None) -> No
         await files.chmod(change.path, mode)
 
 
-def _changed_file(change: FileChange, base: str) -> changes.ChangedFile:
+def _changed_file(change: PatchedFile, base: str) -> changes.ChangedFile:
     path = change.path.removeprefix(f"{base.rstrip('/')}/")
     if change.old is None:
         return changes.ChangedFile(path, "added")

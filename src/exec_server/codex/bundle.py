@@ -60,7 +60,7 @@ Table = dict[str, Any]
 # CapabilityFiles: bounded looks at files of skills and plugins, through a sandbox or without one.
 #
 # A look that fails is a warning, never an error: one broken file must not hide the others.
-class Files(Protocol):
+class CodexFiles(Protocol):
     """A route to the disk. Every method blocks, and raises OSError or RpcError."""
 
     def metadata(self, path: PathUri) -> GetMetadataResult: ...
@@ -92,7 +92,7 @@ class ResponseBudget:
 class CapabilityFiles:
     """The files of one root, as far as they fit; `warnings` gathers what is left out."""
 
-    def __init__(self, files: Files, budget: ResponseBudget) -> None:
+    def __init__(self, files: CodexFiles, budget: ResponseBudget) -> None:
         self.warnings: list[str] = []
         self._files = files
         self._budget = budget
@@ -307,7 +307,7 @@ def _servers(contents: str, members: JsonObject) -> str | None:
     return msgspec.json.format(bytes(raw), indent=-1).decode()
 
 
-def discover_root(root: RootParams, files: Files, budget: ResponseBudget) -> DiscoveredRoot:
+def discover_root(root: RootParams, files: CodexFiles, budget: ResponseBudget) -> DiscoveredRoot:
     """The files of one root; what cannot be read is a warning. Blocking."""
 
     def failed(error: str) -> DiscoveredRoot:
@@ -328,7 +328,7 @@ def discover_root(root: RootParams, files: Files, budget: ResponseBudget) -> Dis
     return _Bundle(root, CapabilityFiles(files, budget)).read()
 
 
-def _may_look_around(root: RootParams, files: Files) -> bool:
+def _may_look_around(root: RootParams, files: CodexFiles) -> bool:
     """Whether the directory of a root may be read, so that only the root itself is denied."""
     parent = PathUri.from_text(root.path.uri.rstrip("/").rpartition("/")[0] + "/")
     try:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import msgspec
 
 from exec_server.codex.bundle import (
-    Files,
+    CodexFiles,
     Manifest,
     ManifestFault,
     ResponseBudget,
@@ -95,14 +95,14 @@ def roots(variables: Mapping[str, str]) -> tuple[list[tuple[str, str]], str]:
     return skills, path_to_uri(f"{home}/plugins/cache")
 
 
-def discover(variables: Mapping[str, str], files: Files) -> DiscoverResult:
+def discover(variables: Mapping[str, str], files: CodexFiles) -> DiscoverResult:
     """All skills and plugins that may be read. Raises InternalError."""
     skill_roots, cache = roots(variables)
     return _Installed(files).discover(skill_roots, cache)
 
 
 class _Installed:
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: CodexFiles) -> None:
         self._files = files
         self._budget = ResponseBudget()
         self._result = DiscoverResult([], [], [])
@@ -306,14 +306,14 @@ class TreeListener(DirectoryListener):
 
     # ---- in a thread ------------------------------------------------------------------
 
-    def watch(self, uris: list[str], files: Files, inotify: Inotify) -> bool:
+    def watch(self, uris: list[str], files: CodexFiles, inotify: Inotify) -> bool:
         """Watch the directories at and below some paths; False if not all can be. Blocking."""
         try:
             return all(self._watch_tree(PathUri.from_text(uri), files, inotify) for uri in uris)
         except (OSError, RpcError):
             return False
 
-    def _watch_tree(self, root: PathUri, files: Files, inotify: Inotify) -> bool:
+    def _watch_tree(self, root: PathUri, files: CodexFiles, inotify: Inotify) -> bool:
         path = root.native()
         above = path
         while not os.path.isdir(above):
@@ -377,7 +377,7 @@ class CapabilityCache:
 
 
 def discover_cached(
-    variables: Mapping[str, str], files: Files, inotify: Inotify, listener: TreeListener
+    variables: Mapping[str, str], files: CodexFiles, inotify: Inotify, listener: TreeListener
 ) -> tuple[bytes, bool]:
     """The JSON text of an answer, and whether the listener notices all changes. Blocking."""
 

@@ -19,7 +19,7 @@ from exec_server.filesystem.operations import not_a_file, open_regular
 from exec_server.filesystem.path_guard import GUARD
 from exec_server.patching.edits import Edit, apply_edits
 from exec_server.patching.hunks import Effort, PatchFailed
-from exec_server.patching.patch import FileChange, parse_patch, plan
+from exec_server.patching.patch import PatchedFile, parse_patch, plan
 from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Base64
 from exec_server.protocol.files import Done
@@ -74,7 +74,7 @@ class PatchWriter:
         """Keep all changes."""
         self._undo.clear()
 
-    def write(self, change: FileChange) -> None:
+    def write(self, change: PatchedFile) -> None:
         """Change one file."""
         if change.new is None:
             self._remove(change)
@@ -98,7 +98,7 @@ class PatchWriter:
         self._undo.append(lambda: safe_write.write(path, content, mode=old_mode))
         safe_write.write(path, safe_write.BytesContent(new), mode=mode)
 
-    def _remove(self, change: FileChange) -> None:
+    def _remove(self, change: PatchedFile) -> None:
         path, old = change.path, change.old
         assert old is not None
         info = os.lstat(path)
@@ -327,7 +327,7 @@ class _PatchReader:
         return data
 
 
-def _kind(change: FileChange) -> wire.ChangeKind:
+def _kind(change: PatchedFile) -> wire.ChangeKind:
     if change.old is None:
         return "added"
     return "deleted" if change.new is None else "modified"

@@ -51,7 +51,7 @@ OPERATIONS: Final[dict[Call[Any, Any], Operation]] = {
     files.EDIT: OnDemand("changes", "edit"),
     files.APPLY_PATCH: OnDemand("changes", "apply_patch"),
     files.GLOB: OnDemand("search", "glob"),
-    files.GREP: OnDemand("grep", "grep"),
+    files.GREP: OnDemand("search", "grep"),
     files.DISK_USAGE: OnDemand("search", "disk_usage"),
     files.LIST: operations.list_,
     files.CREATE: operations.create,

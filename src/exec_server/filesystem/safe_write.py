@@ -99,7 +99,7 @@ class BytesContent:
         yield self._view
 
 
-class FileContent:
+class DescriptorContent:
     """The first `size` bytes of another file, copied by the kernel if possible."""
 
     def __init__(self, source: int, size: int) -> None:

@@ -253,7 +253,7 @@ class TreeScan:
 # limit and matches without the interpreter lock, so a search runs in a thread of the server, or in
 # a confined worker.
 @dataclass(frozen=True, slots=True)
-class Options:
+class SearchOptions:
     """What to search for; `glob` and `exclude` are patterns of paths below the root."""
 
     root: str
@@ -266,7 +266,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Line:
+class MatchedLine:
     """A line of a file; `column` is that of its match, counted from 1, and 0 for context."""
 
     path: str
@@ -276,10 +276,10 @@ class Line:
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """The matching lines and their context in order; a context line occurs once."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[MatchedLine] = field(default_factory=list)
     truncated: bool = False
 
 
@@ -336,14 +336,14 @@ def _any_depth(pattern: str | None) -> GlobPatterns | None:
 
 # Visits the files below a root that may have a match, in the order of paths, for so many seconds.
 # Returns whether it has visited them all.
-Preselect = Callable[[Options, float, Callable[[str], None]], bool]
+Preselect = Callable[[SearchOptions, float, Callable[[str], None]], bool]
 
 
 class LineSearch:
     """One search; `run` is called once. Blocking."""
 
     def __init__(
-        self, options: Options, *, is_cancelled: Callable[[], bool] = lambda: False
+        self, options: SearchOptions, *, is_cancelled: Callable[[], bool] = lambda: False
     ) -> None:
         self._options = options
         self._is_cancelled = is_cancelled
@@ -353,11 +353,11 @@ class LineSearch:
         self._reset()
 
     def _reset(self) -> None:
-        self._found = Found()
+        self._found = SearchResult()
         self._matches = 0
         self._characters = 0
 
-    def run(self, preselect: Preselect | None = None) -> Found:
+    def run(self, preselect: Preselect | None = None) -> SearchResult:
         """Search all files, or only those that `preselect` visits; raises OSError for the root."""
         try:
             self._search_root(preselect)
@@ -465,14 +465,14 @@ class LineSearch:
     def _pass(self, path: str, first: int, lines: list[str], context: _Context) -> None:
         """Add those of some lines without a match that follow one closely."""
         for number, text in enumerate(context.passed(first, lines), first):
-            self._add(Line(path, number, 0, text))
+            self._add(MatchedLine(path, number, 0, text))
 
     def _add_match(self, path: str, number: int, column: int, text: str, context: _Context) -> None:
         for before, earlier in context.matched(number):
-            self._add(Line(path, before, 0, earlier))
+            self._add(MatchedLine(path, before, 0, earlier))
         self._matches += 1
         is_enough = self._matches > self._options.limit
-        self._add(Line(path, number, 0 if is_enough else column, text))
+        self._add(MatchedLine(path, number, 0 if is_enough else column, text))
         if is_enough:  # the line may be context of the last match
             raise EnoughError
 
@@ -499,7 +499,7 @@ class LineSearch:
             self._scan.deadline = 0.0  # the next look at the time ends the search
         return columns
 
-    def _add(self, line: Line) -> None:
+    def _add(self, line: MatchedLine) -> None:
         # Bytes that are not UTF-8 were surrogates for the search.
         line.text = lossy(line.text[:SHOWN_CHARACTERS].rstrip("\r"))
         self._characters += len(line.text) + len(line.path)
@@ -605,13 +605,13 @@ def grep(
     return _result(params, search.run(preselect))
 
 
-def _options(params: wire.GrepParams) -> Options:
+def _options(params: wire.GrepParams) -> SearchOptions:
     if max(params.before, params.after) > MAX_CONTEXT:
         raise InvalidParams(f"before and after must be at most {MAX_CONTEXT}")
     limit = min(params.limit, MAX_MATCHES)
     if limit < 1:
         raise InvalidParams("limit must be at least 1")
-    return Options(
+    return SearchOptions(
         params.path.native(),
         LinePattern(params.pattern, literal=params.literal, ignore_case=params.ignore_case),
         params.glob,
@@ -622,7 +622,7 @@ def _options(params: wire.GrepParams) -> Options:
     )
 
 
-def _result(params: wire.GrepParams, found: Found) -> wire.GrepResult:
+def _result(params: wire.GrepParams, found: SearchResult) -> wire.GrepResult:
     """The matches with their context, from all lines in order."""
     lines = found.lines
     matches = []
@@ -649,7 +649,9 @@ class Ripgrep:
         self._program = program
         self._run = run
 
-    def __call__(self, options: Options, seconds: float, visit: Callable[[str], None]) -> bool:
+    def __call__(
+        self, options: SearchOptions, seconds: float, visit: Callable[[str], None]
+    ) -> bool:
         """Visit the files in the order of paths; False if ripgrep has failed or was too slow."""
         reader = _RipgrepReader(f"{options.root.rstrip('/')}/", visit)
         try:
@@ -659,7 +661,7 @@ class Ripgrep:
         return reader.has_ended
 
 
-def _ripgrep_words(options: Options) -> list[str]:
+def _ripgrep_words(options: SearchOptions) -> list[str]:
     # Files with a null byte are not searched here, and ripgrep leaves them at the first one.
     words = ["--no-config", "--json", "--max-count=1", "--no-ignore", "--hidden", "--no-messages"]
     words += ["--no-follow", "--sort=path", "--encoding=none", "--engine=default", "--no-unicode"]

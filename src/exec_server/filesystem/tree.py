@@ -178,7 +178,7 @@ def _copy_file(source: str, destination: str) -> None:
                 return
         except FileNotFoundError:
             pass
-        data: safe_write.Content = safe_write.FileContent(fd, info.st_size)
+        data: safe_write.Content = safe_write.DescriptorContent(fd, info.st_size)
         if info.st_size == 0:
             data = safe_write.BytesContent(safe_write.read_all(fd, 0))
         safe_write.write(destination, data, mode=stat.S_IMODE(info.st_mode))

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from exec_server.hosting import http_messages
 from exec_server.hosting.database import DatabaseUnavailable
-from exec_server.hosting.http_messages import Answer, Request, json_answer
+from exec_server.hosting.http_messages import ServiceAnswer, ServiceRequest, json_answer
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.node import Node
 from exec_server.hosting.rules import (
@@ -47,7 +47,7 @@ OPERATIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RegistryPolicy:
     """The settings of the endpoints."""
 
     websocket_url: str  # of the site, without a path of its own
@@ -76,7 +76,7 @@ class Endpoints:
         self,
         store: Store,
         metrics: Metrics,
-        policy: Policy,
+        policy: RegistryPolicy,
         node: Node,
         *,
         refused: Callable[[str, str, str, Refusal], None],
@@ -91,7 +91,9 @@ class Endpoints:
         self._clock = clock
         self._handshakes = HandshakeRate()
 
-    async def answer(self, name: str, environment_id: str, request: Request) -> Answer:
+    async def answer(
+        self, name: str, environment_id: str, request: ServiceRequest
+    ) -> ServiceAnswer:
         """Raises Refusal or DatabaseUnavailable."""
         token = bearer_token(request.headers.get("authorization"))
         caller = await self._caller(token, is_retried=name == VALIDATE)
@@ -104,8 +106,8 @@ class Endpoints:
             raise
 
     async def _answer_caller(
-        self, caller: AuthenticatedToken, name: str, environment_id: str, request: Request
-    ) -> Answer:
+        self, caller: AuthenticatedToken, name: str, environment_id: str, request: ServiceRequest
+    ) -> ServiceAnswer:
         if caller.is_revoked or caller.is_expired:
             raise invalid_token("revoked_token" if caller.is_revoked else "expired_token")
         self._node.used_tokens.add(caller.token_id)
@@ -126,8 +128,8 @@ class Endpoints:
         return await self._store.caller(secret_hash(token))
 
     async def _register(
-        self, caller: AuthenticatedToken, environment_id: str, request: Request
-    ) -> Answer:
+        self, caller: AuthenticatedToken, environment_id: str, request: ServiceRequest
+    ) -> ServiceAnswer:
         key = http_messages.read_registration(request.body)
         if self._node.is_full():
             raise unavailable(REGISTER, reason="queued_bytes")
@@ -158,8 +160,8 @@ class Endpoints:
         )
 
     async def _connect(
-        self, caller: AuthenticatedToken, environment_id: str, request: Request
-    ) -> Answer:
+        self, caller: AuthenticatedToken, environment_id: str, request: ServiceRequest
+    ) -> ServiceAnswer:
         key = http_messages.read_connection(request.body)
         if self._node.is_full():
             raise unavailable(CONNECT, reason="queued_bytes")
@@ -216,8 +218,8 @@ class Endpoints:
         return Refusal(404, "environment_not_found", "no such environment is registered")
 
     async def _validate(
-        self, caller: AuthenticatedToken, environment_id: str, request: Request
-    ) -> Answer:
+        self, caller: AuthenticatedToken, environment_id: str, request: ServiceRequest
+    ) -> ServiceAnswer:
         asked = http_messages.read_validation(request.body)
         is_valid = await self._store.consume(
             caller.tenant,

@@ -18,26 +18,26 @@ STREAM_ID_BYTES: Final = 127
 _DATA_TAG: Final = Kind.DATA << 3 | 2
 
 
-class Envelope(NamedTuple):
+class RelayEnvelope(NamedTuple):
     """The start of every frame of a stream, which stands for its id, and the kind of this one."""
 
     prefix: bytes
     kind: Kind
 
 
-def read(frame: bytes) -> Envelope | None:
+def read(frame: bytes) -> RelayEnvelope | None:
     """The envelope of a frame; None if it is not readable."""
     if frame.startswith(b"\x08\x01\x12") and len(frame) > 4:
         end = 4 + frame[3]
         if is_data(frame, end) and frame[3]:
-            return Envelope(frame[:end], Kind.DATA)
+            return RelayEnvelope(frame[:end], Kind.DATA)
     try:
         decoded = decode(frame)
     except RelayError:
         return None
     if len(decoded.stream_id.encode()) > STREAM_ID_BYTES:
         return None
-    return Envelope(stream_prefix(decoded.stream_id), decoded.kind)
+    return RelayEnvelope(stream_prefix(decoded.stream_id), decoded.kind)
 
 
 def is_data(frame: bytes, end: int) -> bool:

@@ -16,7 +16,13 @@ from typing import Any, Final, Protocol, cast
 
 import h11
 
-from exec_server.hosting.http_messages import BODY_BYTES, Answer, Networks, Request, peer_address
+from exec_server.hosting.http_messages import (
+    BODY_BYTES,
+    Networks,
+    ServiceAnswer,
+    ServiceRequest,
+    peer_address,
+)
 from exec_server.hosting.rules import Refusal
 from exec_server.net.http1 import PARSED_HEAD_BYTES, TLS_HANDSHAKE
 
@@ -88,7 +94,7 @@ def capacity_of(descriptors: int) -> Capacity:
 class TakeOver(Protocol):
     """An upgrade that was granted."""
 
-    def open(self, transport: asyncio.Transport, request: Request, first: bytes) -> None:
+    def open(self, transport: asyncio.Transport, request: ServiceRequest, first: bytes) -> None:
         """Take over the transport; `first` was received after the request."""
         ...
 
@@ -106,15 +112,15 @@ class RequestHandler(Protocol):
         """How to treat one more connection."""
         ...
 
-    def overloaded(self, path: str) -> Answer:
+    def overloaded(self, path: str) -> ServiceAnswer:
         """The 503 response for `path` ('' before the path is known)."""
         ...
 
-    async def answer(self, request: Request) -> Answer | TakeOver:
+    async def answer(self, request: ServiceRequest) -> ServiceAnswer | TakeOver:
         """Raises nothing."""
         ...
 
-    def refuse(self, refusal: Refusal, peer: str) -> Answer:
+    def refuse(self, refusal: Refusal, peer: str) -> ServiceAnswer:
         """The answer to a request of this peer that could not be read."""
         ...
 
@@ -271,14 +277,14 @@ class HttpConnection(asyncio.Protocol):
         peer = None if self._transport is None else self._transport.get_extra_info("peername")
         return str(peer[0]) if peer else "unknown"
 
-    async def _answer(self, request: Request, first: bytes) -> None:
+    async def _answer(self, request: ServiceRequest, first: bytes) -> None:
         outcome = await self._handler.answer(request)
         transport = self._transport
         if transport is None or transport.is_closing():
-            if not isinstance(outcome, Answer):
+            if not isinstance(outcome, ServiceAnswer):
                 outcome.cancel()
             return
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, ServiceAnswer):
             without_body = request.method == "HEAD"
             self._write(outcome.encode(), len(outcome.body) if without_body else 0)
         else:
@@ -325,14 +331,14 @@ def _head_lines(received: bytearray) -> int:
     return received.count(b"\n", 0, min(ends, default=len(received)))
 
 
-def _request(head: h11.Request, body: bytes, raw: bytes) -> Request:
+def _request(head: h11.Request, body: bytes, raw: bytes) -> ServiceRequest:
     headers: dict[str, str] = {}
     for name, value in head.headers:
         key = name.decode("latin-1")
         is_ambiguous = key == "authorization" and key in headers
         headers[key] = "" if is_ambiguous else headers.get(key, value.decode("latin-1"))
     _, _, query = head.target.decode("latin-1").partition("?")
-    return Request(head.method.decode("latin-1"), _path(head), query, headers, body, "", raw)
+    return ServiceRequest(head.method.decode("latin-1"), _path(head), query, headers, body, "", raw)
 
 
 def _path(head: h11.Request) -> str:

@@ -29,7 +29,7 @@ _MEMBERS: Final = {"suite", *_SIZES}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ServiceRequest:
     """One request; of a repeated header the first one counts, of Authorization none."""
 
     method: str
@@ -47,7 +47,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServiceAnswer:
     """One answer; the connection ends after it."""
 
     status: int
@@ -63,20 +63,20 @@ class Answer:
         return encode_response(self.status, headers, self.body)
 
 
-def json_answer(value: object) -> Answer:
-    return Answer(200, json.dumps(value).encode())
+def json_answer(value: object) -> ServiceAnswer:
+    return ServiceAnswer(200, json.dumps(value).encode())
 
 
-def refusal_answer(refusal: Refusal) -> Answer:
+def refusal_answer(refusal: Refusal) -> ServiceAnswer:
     body = {"error": {"code": refusal.code, "message": refusal.message}}
-    return Answer(refusal.status, json.dumps(body).encode(), headers=dict(refusal.headers))
+    return ServiceAnswer(refusal.status, json.dumps(body).encode(), headers=dict(refusal.headers))
 
 
-def rejection_answer(rejection: Rejection) -> Answer:
+def rejection_answer(rejection: Rejection) -> ServiceAnswer:
     """Of an upgrade: the reason is in a header, and in the body for people."""
     body = {"error": {"code": rejection.reason, "message": "the upgrade is refused"}}
     headers = {REASON_HEADER: rejection.reason}
-    return Answer(rejection.status, json.dumps(body).encode(), headers=headers)
+    return ServiceAnswer(rejection.status, json.dumps(body).encode(), headers=headers)
 
 
 def peer_address(direct: str, forwarded: str, trusted: Networks) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final
 
 from exec_server.hosting.database import DatabaseUnavailable
-from exec_server.hosting.relay_hub import POLICY, REPLACED, RESTARTING, Executor, RelayHub
+from exec_server.hosting.relay_hub import POLICY, REPLACED, RESTARTING, RelayedExecutor, RelayHub
 from exec_server.hosting.relay_link import flush_links
 from exec_server.hosting.rules import SECRET_BYTES
 from exec_server.hosting.store import RENEWAL_SECONDS, Count, ExecutorLease, Renewal, Store
@@ -130,7 +130,7 @@ class Node:
         await self._compare(executors, renewal)
         flush_links()
 
-    def _counts(self, executors: Mapping[tuple[str, str], Executor]) -> list[Count]:
+    def _counts(self, executors: Mapping[tuple[str, str], RelayedExecutor]) -> list[Count]:
         """What has changed since the last renewal, of as many executors as one may write."""
         counts: list[Count] = []
         turn = self._turn % max(len(executors), 1)
@@ -142,7 +142,9 @@ class Node:
                 counts.append(Count(executor.lease, len(executor.streams), executor.bytes))
         return counts
 
-    def _written(self, executors: Mapping[tuple[str, str], Executor], counts: list[Count]) -> None:
+    def _written(
+        self, executors: Mapping[tuple[str, str], RelayedExecutor], counts: list[Count]
+    ) -> None:
         for count in counts:
             executor = executors[count.lease.tenant, count.lease.environment_id]
             executor.bytes -= count.bytes
@@ -163,7 +165,7 @@ class Node:
                 link.close(POLICY, "the token was revoked")
 
     async def _compare(
-        self, executors: Mapping[tuple[str, str], Executor], renewal: Renewal
+        self, executors: Mapping[tuple[str, str], RelayedExecutor], renewal: Renewal
     ) -> None:
         """Let go of executors that have moved; repair rows that the database has lost."""
         for key, executor in executors.items():

@@ -86,8 +86,8 @@ class RelayHub:
 
     metrics: Metrics
     stall_seconds: float
-    executors: dict[tuple[str, str], Executor] = field(default_factory=dict)
-    clients: set[Client] = field(default_factory=set)
+    executors: dict[tuple[str, str], RelayedExecutor] = field(default_factory=dict)
+    clients: set[RelayedClient] = field(default_factory=set)
     tenants: dict[str, Tenant] = field(default_factory=dict)
     # Streams that have ended, by executor and prefix; the oldest first.
     _ended: dict[tuple[tuple[str, str], bytes], _Ended] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class _End:
             self._resume.cancel()
 
 
-class Executor(_End):
+class RelayedExecutor(_End):
     """The link of an executor, which carries the streams of all its clients."""
 
     __slots__ = (
@@ -215,8 +215,8 @@ class Executor(_End):
         self.lease = lease
         self._lost = lost
         self.counted_streams = 0  # at the last renewal
-        self.clients: set[Client] = set()
-        self.streams: dict[bytes, Client] = {}
+        self.clients: set[RelayedClient] = set()
+        self.streams: dict[bytes, RelayedClient] = {}
         self.bytes = 0  # since the last renewal
         self._stalled_at: float | None = None
         self._unsent_before = 0
@@ -253,7 +253,7 @@ class Executor(_End):
                 return  # unreadable, or of a client that has just left
         client.link.send(frame)
 
-    def _find_client(self, frame: bytes) -> Client | None:
+    def _find_client(self, frame: bytes) -> RelayedClient | None:
         found = envelope.read(frame)
         return None if found is None else self.streams.get(found.prefix)
 
@@ -307,14 +307,16 @@ class Executor(_End):
         flush_links()
 
 
-class Client(_End):
+class RelayedClient(_End):
     """The link of one client, with one stream."""
 
     __slots__ = ("_has_shaken_hands", "_prefix", "_prefix_bytes", "_stall", "executor")
 
-    def __init__(self, hub: RelayHub, tenant: Tenant, link: RelayLink, executor: Executor) -> None:
+    def __init__(
+        self, hub: RelayHub, tenant: Tenant, link: RelayLink, executor: RelayedExecutor
+    ) -> None:
         super().__init__(hub, tenant, link)
-        self.executor: Executor | None = executor
+        self.executor: RelayedExecutor | None = executor
         self._prefix = b""  # of the stream that this link owns
         self._prefix_bytes = 0
         self._has_shaken_hands = False
@@ -342,7 +344,7 @@ class Client(_End):
         elif (checked := self._checked(executor, frame)) is not None:
             executor.link.send(checked)
 
-    def _checked(self, executor: Executor, frame: bytes) -> bytes | None:
+    def _checked(self, executor: RelayedExecutor, frame: bytes) -> bytes | None:
         """A frame as it is forwarded, None if it is not; a handshake gets the client's token id."""
         found = envelope.read(frame)
         if found is None:
@@ -360,7 +362,9 @@ class Client(_End):
             return None
         return named
 
-    def _refusal(self, executor: Executor, found: envelope.Envelope, frame: bytes) -> str | None:
+    def _refusal(
+        self, executor: RelayedExecutor, found: envelope.RelayEnvelope, frame: bytes
+    ) -> str | None:
         """Why a frame is not for the executor; the first stream that is named becomes the own."""
         if found.kind is Kind.RESET and decode(frame).reason == REVOKED:
             return FORGED_REASON  # it could name a stream of another client that has left
@@ -400,7 +404,7 @@ class Client(_End):
         else:
             self._stop_stalling(self.executor)
 
-    def _stop_stalling(self, executor: Executor) -> None:
+    def _stop_stalling(self, executor: RelayedExecutor) -> None:
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
@@ -425,7 +429,7 @@ class Client(_End):
             if reason != REVOKED:
                 self._remember(executor)
 
-    def _remember(self, executor: Executor) -> None:
+    def _remember(self, executor: RelayedExecutor) -> None:
         self._hub.stream_ended(executor.key, self._prefix, self.link.token_id)
 
     def end_session(self) -> None:

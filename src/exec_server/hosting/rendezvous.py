@@ -11,9 +11,9 @@ from typing import Final, cast
 from exec_server.errors import ConnectFailed
 from exec_server.hosting import rules
 from exec_server.hosting.http_connection import TakeOver
-from exec_server.hosting.http_messages import PASSED_ON, Request, rejection_answer
+from exec_server.hosting.http_messages import PASSED_ON, ServiceRequest, rejection_answer
 from exec_server.hosting.node import Node
-from exec_server.hosting.relay_hub import Client, Executor, RelayHub, Tenant
+from exec_server.hosting.relay_hub import RelayedClient, RelayedExecutor, RelayHub, Tenant
 from exec_server.hosting.relay_link import RelayLink
 from exec_server.hosting.rules import Rejection, Ticket
 from exec_server.hosting.store import ExecutorLease, Store, TicketFacts
@@ -62,7 +62,7 @@ class Forwarder:
         assert self._holder.transport is not None
         self._holder.transport.pause_reading()
 
-    def open(self, transport: asyncio.Transport, request: Request, first: bytes) -> None:
+    def open(self, transport: asyncio.Transport, request: ServiceRequest, first: bytes) -> None:
         """Pass on a client's request and all that follows."""
         holder = self._holder.transport
         self._client.transport = transport
@@ -158,7 +158,7 @@ class Rendezvous:
         self.forwarders: set[Forwarder] = set()
         self.connecting = 0  # forwarders that have no connection to the holder yet
 
-    async def admit(self, ticket: Ticket, request: Request) -> TakeOver:
+    async def admit(self, ticket: Ticket, request: ServiceRequest) -> TakeOver:
         """The protocol to take over; raises Rejection or DatabaseUnavailable."""
         if self._node.is_closed:
             raise Rejection(503, "pod_draining")
@@ -174,7 +174,7 @@ class Rendezvous:
             rejection.tenant_name = facts.tenant_name
             raise
 
-    async def _admit(self, ticket: Ticket, facts: TicketFacts, request: Request) -> TakeOver:
+    async def _admit(self, ticket: Ticket, facts: TicketFacts, request: ServiceRequest) -> TakeOver:
         if facts.is_expired:
             raise Rejection(401, "expired")
         if not facts.has_token:
@@ -185,7 +185,7 @@ class Rendezvous:
             return await self._admit_executor(ticket, facts)
         return await self._admit_client(ticket, facts, request)
 
-    async def ticket(self, request: Request) -> Ticket:
+    async def ticket(self, request: ServiceRequest) -> Ticket:
         """The signed ticket of a request; raises Rejection or DatabaseUnavailable."""
         now = asyncio.get_running_loop().time()
         is_unknown = rules.key_id(request.query) not in self._node.keys
@@ -219,7 +219,9 @@ class Rendezvous:
         tenant = self._hub.tenant(ticket.tenant, facts.limits)
         return _NewExecutor(self._hub, tenant, self._node, ticket, lease)
 
-    async def _admit_client(self, ticket: Ticket, facts: TicketFacts, request: Request) -> TakeOver:
+    async def _admit_client(
+        self, ticket: Ticket, facts: TicketFacts, request: ServiceRequest
+    ) -> TakeOver:
         executor = self._hub.executors.get((ticket.tenant, ticket.environment_id))
         is_here = executor is not None and facts.node in (None, self._node.id)
         if not is_here and facts.node not in (None, self._node.id):
@@ -233,7 +235,7 @@ class Rendezvous:
         tenant = self._client_room(ticket, facts, executor)
         return _NewClient(self._hub, tenant, ticket, executor)
 
-    def _client_room(self, ticket: Ticket, facts: TicketFacts, executor: Executor) -> Tenant:
+    def _client_room(self, ticket: Ticket, facts: TicketFacts, executor: RelayedExecutor) -> Tenant:
         """The tenant, if it and the executor have room for one more client."""
         if not executor.link.is_open:
             raise Rejection(503, "route_unavailable")
@@ -241,7 +243,7 @@ class Rendezvous:
             raise Rejection(503, "route_unavailable", "streams")
         return self._tenant(ticket, facts)
 
-    async def _pass_on(self, facts: TicketFacts, request: Request) -> TakeOver:
+    async def _pass_on(self, facts: TicketFacts, request: ServiceRequest) -> TakeOver:
         assert facts.node is not None
         assert facts.node_url is not None
         if PASSED_ON in request.headers or self._node.is_dead(facts.node, facts.node_expires):
@@ -270,11 +272,11 @@ class _NewExecutor:
     ticket: Ticket
     lease: ExecutorLease
 
-    def open(self, transport: asyncio.Transport, request: Request, first: bytes) -> None:
+    def open(self, transport: asyncio.Transport, request: ServiceRequest, first: bytes) -> None:
         self.node.claiming.discard((self.lease.tenant, self.lease.environment_id))
         transport.write(upgrade_answer(request.headers))
         link = RelayLink(transport, self.ticket.token_id)
-        executor = Executor(self.hub, self.tenant, link, self.lease, self.node.released)
+        executor = RelayedExecutor(self.hub, self.tenant, link, self.lease, self.node.released)
         log.info("%s: %s is online", request.peer, self.lease.environment_id)
         executor.open(first)
 
@@ -290,12 +292,12 @@ class _NewClient:
     hub: RelayHub
     tenant: Tenant
     ticket: Ticket
-    executor: Executor
+    executor: RelayedExecutor
 
-    def open(self, transport: asyncio.Transport, request: Request, first: bytes) -> None:
+    def open(self, transport: asyncio.Transport, request: ServiceRequest, first: bytes) -> None:
         transport.write(upgrade_answer(request.headers))
         link = RelayLink(transport, self.ticket.token_id)
-        client = Client(self.hub, self.tenant, link, self.executor)
+        client = RelayedClient(self.hub, self.tenant, link, self.executor)
         client.open(first)
 
     def cancel(self) -> None:

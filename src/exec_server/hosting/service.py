@@ -16,12 +16,12 @@ from exec_server.errors import StartupError
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.hosting import endpoints
 from exec_server.hosting.database import Database, DatabaseUnavailable
-from exec_server.hosting.endpoints import Endpoints, Policy, endpoint_of
+from exec_server.hosting.endpoints import Endpoints, RegistryPolicy, endpoint_of
 from exec_server.hosting.http_connection import Capacity, HttpConnection, SocketAdmission, TakeOver
 from exec_server.hosting.http_messages import (
-    Answer,
     Networks,
-    Request,
+    ServiceAnswer,
+    ServiceRequest,
     plaintext_disabled,
     refusal_answer,
     rejection_answer,
@@ -134,7 +134,7 @@ class MetricsAccess:
     token_hash: str = ""
     is_open: bool = True  # the listener of the node, if there is no token
 
-    def check(self, request: Request, *, is_open: bool) -> None:
+    def check(self, request: ServiceRequest, *, is_open: bool) -> None:
         """Raise Refusal if this request may not read them."""
         if not self.token_hash:
             if not is_open:
@@ -146,7 +146,7 @@ class MetricsAccess:
 
 
 @dataclass(frozen=True)
-class Options:
+class ServiceOptions:
     """The settings of a node."""
 
     public_url: str
@@ -193,7 +193,7 @@ class Listening:
 async def serve(
     bound: BoundSocket,
     database: Database,
-    options: Options,
+    options: ServiceOptions,
     signals: Signals,
     *,
     listening: Callable[[Listening], None],
@@ -272,7 +272,7 @@ class Service:
         self,
         store: Store,
         metrics: Metrics,
-        options: Options,
+        options: ServiceOptions,
         start_task: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._options = options
@@ -287,7 +287,7 @@ class Service:
         self.hub = RelayHub(metrics, options.stall_seconds)
         self.node = Node(options.node_url, store, self.hub, start_task)
         self.rendezvous = Rendezvous(store, self.hub, self.node, dict(options.environ))
-        policy = Policy(
+        policy = RegistryPolicy(
             _websocket_url(options.public_url),
             options.ticket_seconds,
             options.authorization_seconds,
@@ -362,7 +362,7 @@ class Service:
         passed_on = 2 * len(self.rendezvous.forwarders) + self.rendezvous.connecting
         return self._options.capacity.admission(len(self._connections) + upgraded + passed_on)
 
-    def overloaded(self, path: str) -> Answer:
+    def overloaded(self, path: str) -> ServiceAnswer:
         path = path.removeprefix(self._prefix)
         if path.startswith(PATH):
             rejection = Rejection(503, "route_unavailable", "too_many_connections")
@@ -375,12 +375,12 @@ class Service:
         self._refused(name, environment_id, "", refusal)
         return refusal_answer(refusal)
 
-    def refuse(self, refusal: Refusal, peer: str) -> Answer:
+    def refuse(self, refusal: Refusal, peer: str) -> ServiceAnswer:
         self._metrics.requests.add("unreadable", str(refusal.status))
         self._refused("unreadable", "", peer, refusal)
         return refusal_answer(refusal)
 
-    async def answer(self, request: Request) -> Answer | TakeOver:
+    async def answer(self, request: ServiceRequest) -> ServiceAnswer | TakeOver:
         path = request.path.removeprefix(self._prefix)
         started = time.monotonic()
         if path.startswith(PATH):
@@ -390,7 +390,7 @@ class Service:
         self._metrics.request_seconds.observe(name, time.monotonic() - started)
         return answer
 
-    async def _answer_named(self, path: str, request: Request) -> tuple[str, Answer]:
+    async def _answer_named(self, path: str, request: ServiceRequest) -> tuple[str, ServiceAnswer]:
         """The label of an endpoint, and its answer."""
         found = endpoint_of(path)
         if found is None:
@@ -414,7 +414,7 @@ class Service:
         self._refused(name, environment_id, request.peer, refusal)
         return name, refusal_answer(refusal)
 
-    def _answer_other(self, path: str, request: Request) -> tuple[str, Answer]:
+    def _answer_other(self, path: str, request: ServiceRequest) -> tuple[str, ServiceAnswer]:
         """Health, metrics, and paths that are not served."""
         try:
             return self._named_other(path, request)
@@ -422,15 +422,15 @@ class Service:
             name = _name_of_other(path)
             return name, self.refused_answer(name, refusal, request.peer)
 
-    def refused_answer(self, name: str, refusal: Refusal, peer: str) -> Answer:
+    def refused_answer(self, name: str, refusal: Refusal, peer: str) -> ServiceAnswer:
         """The answer to a request that is none of the registry, logged and counted."""
         self._refused(name, "", peer, refusal)
         return refusal_answer(refusal)
 
-    def _named_other(self, path: str, request: Request) -> tuple[str, Answer]:
+    def _named_other(self, path: str, request: ServiceRequest) -> tuple[str, ServiceAnswer]:
         is_read = request.method in ("GET", "HEAD")
         if path == "/livez" and is_read:
-            return "livez", Answer(200, b"ok\n", _TEXT)
+            return "livez", ServiceAnswer(200, b"ok\n", _TEXT)
         if path == "/readyz" and is_read:
             return "readyz", self._readiness()
         if path == "/metrics" and is_read and not self._has_own_metrics:
@@ -472,14 +472,14 @@ class Service:
             await asyncio.sleep(PERIOD_SECONDS)
             self._refusal_log.end_period()
 
-    def _readiness(self) -> Answer:
+    def _readiness(self) -> ServiceAnswer:
         if self.node.is_draining:
             return refusal_answer(Refusal(503, "draining", "the node is restarting"))
         if not self.node.has_database:
             return refusal_answer(Refusal(503, "unavailable", "the database is away"))
-        return Answer(200, b"ok\n", _TEXT)
+        return ServiceAnswer(200, b"ok\n", _TEXT)
 
-    def metrics_answer(self) -> Answer:
+    def metrics_answer(self) -> ServiceAnswer:
         gauges = {
             "executors": len(self.hub.executors),
             "clients": len(self.hub.clients),
@@ -487,9 +487,9 @@ class Service:
             "passed_on": len(self.rendezvous.forwarders),
             "queued_bytes": self.node.queued_bytes,
         }
-        return Answer(200, self._metrics.text(gauges).encode(), _PROMETHEUS)
+        return ServiceAnswer(200, self._metrics.text(gauges).encode(), _PROMETHEUS)
 
-    async def _upgrade(self, request: Request) -> Answer | TakeOver:
+    async def _upgrade(self, request: ServiceRequest) -> ServiceAnswer | TakeOver:
         ticket: Ticket | None = None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -528,13 +528,13 @@ class _MetricsHandler:
     def admission(self) -> SocketAdmission:
         return self._service.admission()
 
-    def overloaded(self, path: str) -> Answer:
+    def overloaded(self, path: str) -> ServiceAnswer:
         return self._service.overloaded("")
 
-    def refuse(self, refusal: Refusal, peer: str) -> Answer:
+    def refuse(self, refusal: Refusal, peer: str) -> ServiceAnswer:
         return refusal_answer(refusal)
 
-    async def answer(self, request: Request) -> Answer | TakeOver:
+    async def answer(self, request: ServiceRequest) -> ServiceAnswer | TakeOver:
         try:
             if request.path != "/metrics" or request.method not in ("GET", "HEAD"):
                 raise Refusal(404, "not_found", "there is nothing here")

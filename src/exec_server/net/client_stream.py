@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from exec_server.errors import ConnectFailed
 from exec_server.host.event_loop import GuardedTasks
-from exec_server.net.liveness import Action, KeepAlive, Probe, Watchdog
+from exec_server.net.liveness import Action, CheckTimer, KeepAlive, Probe
 from exec_server.net.stream import JudgingReceiver, MessageStream, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket, connect
 from exec_server.net.websocket.frames import MESSAGE_BYTES
@@ -44,7 +44,7 @@ class ClientStream:
         self._is_paused = False
         period = math.inf if ping_seconds is None else ping_seconds
         self._keep_alive = KeepAlive(self._loop.time(), period, period)
-        self._watchdog = Watchdog(self._check_peer)
+        self._watchdog = CheckTimer(self._check_peer)
         self._probe = Probe(PROBE_SECONDS, socket.abort)
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self._receiver = receiver(self)

@@ -74,7 +74,7 @@ class KeepAlive:
         return min(self._ping_at, self._give_up_at)
 
 
-class Progress:
+class TransferProgress:
     """Whether something that should move has moved within `seconds`."""
 
     __slots__ = (
@@ -95,7 +95,7 @@ class Progress:
         return self._moved_at + self._seconds - now
 
 
-class Watchdog:
+class CheckTimer:
     """A timer that calls `check`, which returns the seconds until the next call, None to stop."""
 
     __slots__ = (

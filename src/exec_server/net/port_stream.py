@@ -70,7 +70,7 @@ class StreamPeer(Protocol):
         ...
 
 
-class State(enum.Enum):
+class PortStreamState(enum.Enum):
     OPEN = enum.auto()
     END_SENT = enum.auto()
     END_RECEIVED = enum.auto()
@@ -79,10 +79,10 @@ class State(enum.Enum):
 
 # A missing key is an event that is too late, or an error of the other end.
 _TRANSITIONS = {
-    (State.OPEN, "send end"): State.END_SENT,
-    (State.OPEN, "receive end"): State.END_RECEIVED,
-    (State.END_RECEIVED, "send end"): State.CLOSED,
-    (State.END_SENT, "receive end"): State.CLOSED,
+    (PortStreamState.OPEN, "send end"): PortStreamState.END_SENT,
+    (PortStreamState.OPEN, "receive end"): PortStreamState.END_RECEIVED,
+    (PortStreamState.END_RECEIVED, "send end"): PortStreamState.CLOSED,
+    (PortStreamState.END_SENT, "receive end"): PortStreamState.CLOSED,
 }
 
 
@@ -94,7 +94,7 @@ class PortStream:
     ) -> None:
         self._socket = socket
         self._peer = peer
-        self._state = State.OPEN
+        self._state = PortStreamState.OPEN
         self._credit = 0  # bytes that the other end takes
         self._window = WINDOW_BYTES  # bytes that the other end may send
         self._unreturned = 0  # received bytes that were not credited again
@@ -105,7 +105,7 @@ class PortStream:
 
     @property
     def is_closed(self) -> bool:
-        return self._state is State.CLOSED
+        return self._state is PortStreamState.CLOSED
 
     @property
     def readable_bytes(self) -> int:
@@ -129,8 +129,8 @@ class PortStream:
 
     def socket_lost(self, reason: str) -> None:
         """The socket is closed; called exactly once, whatever closed it."""
-        if self._state is not State.CLOSED:
-            self._state = State.CLOSED
+        if self._state is not PortStreamState.CLOSED:
+            self._state = PortStreamState.CLOSED
             self._peer.send_reset(reason)
         self._held.clear()
         self._peer.closed()
@@ -138,7 +138,7 @@ class PortStream:
     # ---- messages of the other end ----------------------------------------------------
 
     def data_received(self, chunk: bytes) -> None:
-        if self._state is State.CLOSED:
+        if self._state is PortStreamState.CLOSED:
             return
         if (self._state, "receive end") not in _TRANSITIONS:
             self._fail("data after the end of the stream")
@@ -157,7 +157,7 @@ class PortStream:
     def end_received(self) -> None:
         if (self._state, "receive end") in _TRANSITIONS:
             self._advance("receive end")
-            if self._state is not State.CLOSED:
+            if self._state is not PortStreamState.CLOSED:
                 self._socket.write_eof()
 
     def reset_received(self) -> None:
@@ -176,14 +176,14 @@ class PortStream:
 
     def abort(self) -> None:
         """Reset the socket without telling the other end, which knows or is gone."""
-        if self._state is not State.CLOSED:
-            self._state = State.CLOSED
+        if self._state is not PortStreamState.CLOSED:
+            self._state = PortStreamState.CLOSED
             self._is_reading = False
             self._socket.abort()
 
     def reset(self, reason: str) -> None:
         """Reset both ends."""
-        if self._state is not State.CLOSED:
+        if self._state is not PortStreamState.CLOSED:
             self._fail(reason)
 
     # -----------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class PortStream:
         self.abort()
 
     def _send_held(self) -> None:
-        if self._state is State.CLOSED:
+        if self._state is PortStreamState.CLOSED:
             return
         while self._held and self._credit:
             size = min(len(self._held), self._credit, CHUNK_BYTES)
@@ -208,7 +208,7 @@ class PortStream:
 
     def _advance(self, event: str) -> None:
         self._state = _TRANSITIONS[self._state, event]
-        if self._state is State.CLOSED:
+        if self._state is PortStreamState.CLOSED:
             self._socket.close()
 
     def _return_credit(self) -> None:
@@ -219,7 +219,7 @@ class PortStream:
             self._peer.send_credit(taken)
 
     def _update_reading(self) -> None:
-        if self._is_eof or self._state is State.CLOSED:
+        if self._is_eof or self._state is PortStreamState.CLOSED:
             return
         may_read = self._credit > 0 and not self._held and not self._is_link_paused
         if may_read != self._is_reading:

@@ -15,8 +15,8 @@ from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.client import ClientSocket
 from exec_server.relay.multiplexer import (
     EncryptedMultiplexer,
+    MultiplexerLink,
     PendingHandshake,
-    RelayLink,
     StreamReceiver,
 )
 from exec_server.relay.noise import Identity
@@ -70,7 +70,7 @@ class Multiplexer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RelaySettings:
     """The settings that all links of an executor share."""
 
     receiver: ReceiverFactory
@@ -85,7 +85,7 @@ class ExecutorRelayLink(RelaySocket):
     def __init__(
         self,
         socket: ClientSocket,
-        settings: Settings,
+        settings: RelaySettings,
         make_multiplexer: Callable[[ExecutorRelayLink], Multiplexer],
         validate: Callable[[PendingHandshake], Awaitable[bool]],
     ) -> None:
@@ -145,11 +145,11 @@ class ExecutorRelayLink(RelaySocket):
 
 def encrypted_multiplexer(
     identity: Identity, environment_id: str, registration_id: str, *, names_tokens: bool = False
-) -> Callable[[RelayLink], EncryptedMultiplexer]:
+) -> Callable[[MultiplexerLink], EncryptedMultiplexer]:
     """A factory of the multiplexer of a link, whose handshakes share the keys made ahead."""
     keys = EphemeralKeys()
 
-    def make(link: RelayLink) -> EncryptedMultiplexer:
+    def make(link: MultiplexerLink) -> EncryptedMultiplexer:
         clock = asyncio.get_running_loop().time
         return EncryptedMultiplexer(
             identity,

@@ -18,7 +18,7 @@ from typing import Protocol
 from exec_server.errors import InternalError, RelayError
 from exec_server.host.event_loop import guarded_call
 from exec_server.net.inbox import ByteBudget, Inbox, Reservation
-from exec_server.net.liveness import Action, KeepAlive, Probe, Progress, Watchdog
+from exec_server.net.liveness import Action, CheckTimer, KeepAlive, Probe, TransferProgress
 from exec_server.net.outbox import Outbox
 from exec_server.net.stream import ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket
@@ -117,8 +117,8 @@ class RelayStream:
         self._queue: deque[bytes] = deque()
         self._queue_bytes = 0
         self._reservation = Reservation(budget, lambda: None)
-        self._progress = Progress(STALL_SECONDS)
-        self._stall_watchdog = Watchdog(self._check_progress)
+        self._progress = TransferProgress(STALL_SECONDS)
+        self._stall_watchdog = CheckTimer(self._check_progress)
         self._probe = Probe(PROBE_SECONDS, lambda reason: self.close(0, reason))
         # Sending.
         self._frames: deque[tuple[bytes | memoryview, Iterator[bytes | memoryview]]] = deque()
@@ -344,10 +344,10 @@ class RelaySocket(ABC):
         self._unsent_before = 0
         self._sending: deque[RelayStream] = deque()  # at most as many as there are streams
         self._is_pumping = False
-        self._write_progress = Progress(WRITE_SECONDS)
-        self._write_watchdog = Watchdog(self._check_writing)
+        self._write_progress = TransferProgress(WRITE_SECONDS)
+        self._write_watchdog = CheckTimer(self._check_writing)
         self._keep_alive = KeepAlive(self._loop.time(), PING_SECONDS, PONG_SECONDS)
-        self._ping_watchdog = Watchdog(self._check_peer)
+        self._ping_watchdog = CheckTimer(self._check_peer)
         self._ping_watchdog.start(PING_SECONDS)
         self.ended: asyncio.Future[str] = self._loop.create_future()
 

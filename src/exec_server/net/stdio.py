@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from exec_server.net.lines import SEND_HIGH_BYTES, SEND_LOW_BYTES, LineStream
-from exec_server.net.liveness import Progress, Watchdog
+from exec_server.net.liveness import CheckTimer, TransferProgress
 from exec_server.net.stream import MessageReceiver, MessageStream
 
 log = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ class StdioStream(LineStream, asyncio.Protocol):
         self._make_receiver = receiver
         self._stdin: asyncio.ReadTransport | None = None
         self._stdout = _StdoutWriter(self)
-        self._progress = Progress(FLUSH_SECONDS)  # of the reader, after the end of stdin
+        self._progress = TransferProgress(FLUSH_SECONDS)  # of the reader, after the end of stdin
         self._taken_before = 0
-        self._watchdog = Watchdog(self._check_reader)
+        self._watchdog = CheckTimer(self._check_reader)
         self._is_eof = False
         self._is_one_socket = False
         self.ended: asyncio.Future[None] = self._loop.create_future()

@@ -140,7 +140,7 @@ class CellOutput:
 
 
 # Connections: the environments of a notebook, one for each target, open between its cells.
-class Connections:
+class NotebookConnections:
     """Opens environments at their first use, and again if their session was lost."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ def _print_line(line: str) -> None:
 def run_cell(
     arguments: argparse.Namespace,
     text: str,
-    connections: Connections,
+    connections: NotebookConnections,
     names: MutableMapping[str, Any],
 ) -> None:
     """Run a text for the shell; `names` are the variables of the notebook.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from exec_server.patching.hunks import FilePatch, Hunk, Line, LineKind, PatchFailed
+from exec_server.patching.hunks import FilePatch, Hunk, HunkLine, LineKind, PatchFailed
 
 BEGIN: Final = "*** Begin Patch"
 END: Final = "*** End Patch"
@@ -83,12 +83,12 @@ class _Parser:
         is_header = line.startswith("***") and line.strip() != _AT_END
         return None if is_header else line
 
-    def _added_lines(self) -> list[Line]:
+    def _added_lines(self) -> list[HunkLine]:
         lines = []
         while (line := self._current()) is not None:
             if not line.startswith("+"):
                 raise self._failure("each line of an added file must begin with '+'")
-            lines.append(Line("+", line[1:]))
+            lines.append(HunkLine("+", line[1:]))
             self._next += 1
         return lines
 
@@ -110,7 +110,7 @@ class _Parser:
             if anchor := line[2:].removeprefix(" "):
                 anchors.append(anchor)
             self._next += 1
-        lines: list[Line] = []
+        lines: list[HunkLine] = []
         is_at_end = False
         while (line := self._current()) is not None and not line.startswith("@@"):
             self._next += 1
@@ -122,14 +122,14 @@ class _Parser:
             raise self._failure("a hunk needs at least one line", line=self._next)
         return Hunk(tuple(lines), tuple(anchors), is_at_end)
 
-    def _line(self, line: str) -> Line:
+    def _line(self, line: str) -> HunkLine:
         if not line:
-            return Line(" ", "")  # editors remove the space of an empty context line
+            return HunkLine(" ", "")  # editors remove the space of an empty context line
         if line[0] not in _KINDS:
             raise self._failure(
                 "each line of a hunk must begin with ' ', '-' or '+'", line=self._next
             )
-        return Line(_KINDS[line[0]], line[1:])
+        return HunkLine(_KINDS[line[0]], line[1:])
 
     def _failure(self, reason: str, *, line: int | None = None) -> PatchFailed:
         """An error for the next line, or for the line with this number, from 1."""

@@ -57,7 +57,7 @@ class PatchFailed(InvalidRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class HunkLine:
     """A line of a hunk: kept (" "), removed ("-") or added ("+"), without its line end."""
 
     kind: LineKind
@@ -69,7 +69,7 @@ class Line:
 class Hunk:
     """Adjacent lines of a file and their change."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[HunkLine, ...]
     # Codex: lines to find, one after the other, before the hunk itself is searched below them.
     anchors: tuple[str, ...] = ()
     # Codex: the hunk is at the end of the file.

@@ -25,7 +25,7 @@ Read = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
-class FileChange:
+class PatchedFile:
     """The content of a file before and after a patch; None if there is no file."""
 
     path: str
@@ -45,7 +45,7 @@ def parse_patch(text: str) -> list[FilePatch]:
 
 def plan(
     files: list[FilePatch], root: str, read: Read, effort: Effort = UNBOUNDED
-) -> list[FileChange]:
+) -> list[PatchedFile]:
     """The changed files, each once, with paths below `root`; raises PatchFailed.
 
     As in Codex, an added or renamed file replaces an existing one.
@@ -100,9 +100,9 @@ class _Planner:
             raise PatchFailed(f"{path} is outside of the root {self._root}")
         return absolute
 
-    def changes(self) -> list[FileChange]:
+    def changes(self) -> list[PatchedFile]:
         return [
-            FileChange(path, self._old[path], new, self._modes.get(path), self._origins.get(path))
+            PatchedFile(path, self._old[path], new, self._modes.get(path), self._origins.get(path))
             for path, new in self._new.items()
             if new != self._old[path] or path in self._modes
         ]

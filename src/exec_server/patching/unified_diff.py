@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from exec_server.patching.hunks import FilePatch, Hunk, Line, LineKind, PatchFailed
+from exec_server.patching.hunks import FilePatch, Hunk, HunkLine, LineKind, PatchFailed
 
 _HUNK: Final = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _ESCAPE: Final = re.compile(r'\\([abtnvfr"\\]|[0-7]{1,3})')
@@ -175,7 +175,7 @@ class _Parser:
             raise self._failure("a hunk begins with '@@ -START,COUNT +START,COUNT @@'")
         self._next += 1
         old, new = (int(match[group] or 1) if match[group] != "0" else 0 for group in (2, 4))
-        lines: list[Line] = []
+        lines: list[HunkLine] = []
         while old or new:
             line = self._hunk_line()
             lines.append(line)
@@ -188,7 +188,7 @@ class _Parser:
         first = int(match[1]) if match[2] != "0" else int(match[1]) + 1
         return Hunk(tuple(lines), first_line=first)
 
-    def _hunk_line(self) -> Line:
+    def _hunk_line(self) -> HunkLine:
         text = self._line()
         if text is None:
             raise self._failure("the patch ends in the middle of a hunk")
@@ -197,12 +197,12 @@ class _Parser:
         if kind is None:
             raise self._failure("each line of a hunk must begin with ' ', '-' or '+'")
         self._next += 1
-        return Line(kind, text[1:].removesuffix("\r") if text else "")
+        return HunkLine(kind, text[1:].removesuffix("\r") if text else "")
 
-    def _mark_missing_newline(self, lines: list[Line]) -> None:
+    def _mark_missing_newline(self, lines: list[HunkLine]) -> None:
         following = self._line()
         if following is not None and following.startswith("\\ "):
-            lines[-1] = Line(lines[-1].kind, lines[-1].text, has_newline=False)
+            lines[-1] = HunkLine(lines[-1].kind, lines[-1].text, has_newline=False)
             self._next += 1
 
     def _failure(self, reason: str, *, line: int | None = None) -> PatchFailed:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from exec_server.protocol.process import Chunk, Stream
+from exec_server.protocol.process import OutputChunk, Stream
 
 # The wire promises clients that no chunk is larger.
 CHUNK_BYTES = 8192
@@ -111,7 +111,7 @@ class OutputLog:
         self.reserved_bytes = 0  # of the budget
         self._old_seq = 0  # the last number before the latest call of `age`
         self._read_seq = 0  # the last number that a read has returned
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: deque[OutputChunk] = deque()
         self.next_seq = 1
         self.retained_bytes = 0
         self._non_chunk_seqs: list[int] = []  # exit and close: two at most
@@ -131,7 +131,7 @@ class OutputLog:
         """Number and retain a chunk, dropping the oldest ones if need be; returns its number."""
         seq = self.next_seq
         self.next_seq = seq + 1
-        self._chunks.append(Chunk(seq, stream, data))
+        self._chunks.append(OutputChunk(seq, stream, data))
         size = len(data)
         self._total_bytes += size
         self.retained_bytes += size
@@ -206,7 +206,7 @@ class OutputLog:
 
     # ---- reading ----------------------------------------------------------------------
 
-    def read(self, after: int, max_bytes: int | None) -> tuple[list[Chunk], int]:
+    def read(self, after: int, max_bytes: int | None) -> tuple[list[OutputChunk], int]:
         """Chunks numbered above `after`, and the `nextSeq` that belongs to them.
 
         The first chunk is always included; a further one only while the total stays within
@@ -224,8 +224,8 @@ class OutputLog:
                 self._budget.add_read_log(self)
         return chunks, next_seq
 
-    def _first_newer(self, after: int, max_bytes: int) -> list[Chunk]:
-        included: list[Chunk] = []
+    def _first_newer(self, after: int, max_bytes: int) -> list[OutputChunk]:
+        included: list[OutputChunk] = []
         total = 0
         for chunk in self._newer(after):
             if included and total + len(chunk.chunk) > max_bytes:
@@ -236,7 +236,7 @@ class OutputLog:
                 break
         return included
 
-    def next_chunks(self, after: int, count: int) -> list[Chunk]:
+    def next_chunks(self, after: int, count: int) -> list[OutputChunk]:
         """The first `count` chunks numbered above `after`; the cost does not depend on the rest."""
         start = self._index_after(after)
         return list(islice(self._chunks, start, start + count))
@@ -262,7 +262,7 @@ class OutputLog:
         sizes = self._dropped_sizes.itemsize * len(self._dropped_sizes)
         return min(self.retained_bytes, RETAINED_BYTES) + sizes
 
-    def newest(self) -> list[Chunk]:
+    def newest(self) -> list[OutputChunk]:
         """The newest chunks, RETAINED_BYTES of them at most."""
         size, chosen = 0, []
         for chunk in reversed(self._chunks):
@@ -279,16 +279,16 @@ class OutputLog:
         index = seen - self._forgotten_sizes - len(self._dropped_sizes)
         return min(max(0, index), len(self._chunks))
 
-    def _newer(self, after: int) -> Iterable[Chunk]:
+    def _newer(self, after: int) -> Iterable[OutputChunk]:
         """Chunks numbered above `after`, found from the nearer end; not all may be wanted."""
         start = self._index_after(after)
         if start < len(self._chunks) // 2:
             return islice(self._chunks, start, None)
         return self._newer_than(after)
 
-    def _newer_than(self, after: int) -> list[Chunk]:
+    def _newer_than(self, after: int) -> list[OutputChunk]:
         # From the right: a client that follows the output reads the last few chunks.
-        newer: list[Chunk] = []
+        newer: list[OutputChunk] = []
         for chunk in reversed(self._chunks):
             if chunk.seq <= after:
                 break

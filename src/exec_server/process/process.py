@@ -29,11 +29,11 @@ from exec_server.protocol.process import (
     CLOSED,
     EXITED,
     OUTPUT,
-    Chunk,
     ClosedParams,
     ExitedParams,
     Flow,
     Listed,
+    OutputChunk,
     OutputParams,
     ProcessId,
     ReadResult,
@@ -49,7 +49,7 @@ QUEUED_BYTES = 1_048_576
 
 Emit = Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
 # Whether the sandbox denied something to a command, judging by its exit code and its output.
-DenialCheck = Callable[[int, list[Chunk]], tuple[bool, Denial | None]]
+DenialCheck = Callable[[int, list[OutputChunk]], tuple[bool, Denial | None]]
 
 # The capacity of a new pipe, and of one that was found full. One read empties the pipe and
 # becomes several chunks.

@@ -45,7 +45,7 @@ NO_TAG: Final = -1
 Limits = tuple[int, int]
 
 
-class Carrier:
+class TagCarrier:
     """The limit that holds the tags."""
 
     def __init__(self, number: int, title: bytes) -> None:
@@ -53,14 +53,14 @@ class Carrier:
         self.title = title  # of its line in /proc/PID/limits
 
 
-LOCKS: Final = Carrier(_RLIMIT_LOCKS, b"Max file locks ")
-RSS: Final = Carrier(resource.RLIMIT_RSS, b"Max resident set ")
+LOCKS: Final = TagCarrier(_RLIMIT_LOCKS, b"Max file locks ")
+RSS: Final = TagCarrier(resource.RLIMIT_RSS, b"Max resident set ")
 
 
 class Plan:
     """How processes are tagged and marked."""
 
-    def __init__(self, carrier: Carrier, tags_below: int, marks_below: int) -> None:
+    def __init__(self, carrier: TagCarrier, tags_below: int, marks_below: int) -> None:
         self.carrier = carrier
         self.tags_below = tags_below  # 0: there is no room for tags
         # 0: marks do not tell descendants of this server from other processes
@@ -68,7 +68,7 @@ class Plan:
 
 
 def choose_plan(
-    hard_limit: Callable[[Carrier], int], can_raise: Callable[[Carrier], bool]
+    hard_limit: Callable[[TagCarrier], int], can_raise: Callable[[TagCarrier], bool]
 ) -> Plan | None:
     """The best plan for the hard limits of this process; None if both are 0."""
     for carrier in (LOCKS, RSS):
@@ -87,11 +87,11 @@ def choose_plan(
     return None
 
 
-def _own_hard_limit(carrier: Carrier) -> int:
+def _own_hard_limit(carrier: TagCarrier) -> int:
     return _from_kernel(resource.getrlimit(carrier.number))[1]
 
 
-def _can_raise(carrier: Carrier) -> bool:
+def _can_raise(carrier: TagCarrier) -> bool:
     soft, hard = resource.getrlimit(carrier.number)
     try:
         resource.setrlimit(carrier.number, (soft, resource.RLIM_INFINITY))
@@ -267,7 +267,7 @@ def _limits_of(pid: int) -> Limits | None:
         return None
 
 
-def _limits_in_proc(pid: int, carrier: Carrier) -> Limits | None:
+def _limits_in_proc(pid: int, carrier: TagCarrier) -> Limits | None:
     try:
         with open(f"/proc/{pid}/limits", "rb") as file:
             line = next(line for line in file if line.startswith(carrier.title))

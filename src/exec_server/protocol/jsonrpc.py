@@ -46,14 +46,14 @@ class Notification(msgspec.Struct, frozen=True, gc=False):
     params: object
 
 
-class Response(msgspec.Struct, frozen=True, gc=False):
+class RpcResponse(msgspec.Struct, frozen=True, gc=False):
     """A response of the client; `result` is None for an error."""
 
     id: RequestId
     result: object = None
 
 
-Message = Request | Notification | Response
+Message = Request | Notification | RpcResponse
 
 
 _decode_request = msgspec.json.Decoder(Request).decode
@@ -119,11 +119,11 @@ def _decode_unusual(value: object) -> Message:
             return Notification(method, value.get("params"))
         return Request(value["id"], method, value.get("params"))
     if "result" in value:
-        return Response(_response_id(value), value["result"])
+        return RpcResponse(_response_id(value), value["result"])
     if "error" not in value:
         raise MalformedMessage("missing field `error`")
     _check_error(value["error"])
-    return Response(_response_id(value))
+    return RpcResponse(_response_id(value))
 
 
 def _check_member(name: str, member: object) -> None:

@@ -161,14 +161,14 @@ class ReadParams(Params, frozen=True):
     wait_ms: U64 | None = None
 
 
-class Chunk(Result, frozen=True, gc=False):
+class OutputChunk(Result, frozen=True, gc=False):
     seq: int
     stream: Stream
     chunk: bytes
 
 
 class ReadResult(Result, frozen=True, omit_defaults=True):
-    chunks: list[Chunk]
+    chunks: list[OutputChunk]
     next_seq: int
     exited: bool
     exit_code: int | None

@@ -94,7 +94,7 @@ class SpecialPath(Params, frozen=True, rename=None, tag_field="type", tag="speci
     value: SpecialKind
 
 
-class Entry(Params, frozen=True, rename=None):
+class PolicyEntry(Params, frozen=True, rename=None):
     wire_name: ClassVar[str] = "ExecFileSystemSandboxEntry"
     omissible: ClassVar[tuple[str, ...]] = ("missing_path_behavior",)
     path: ExactPath | GlobPattern | SpecialPath
@@ -105,7 +105,7 @@ class Entry(Params, frozen=True, rename=None):
 class Restricted(Params, frozen=True, rename=None, tag_field="type", tag="restricted"):
     wire_name: ClassVar[str] = "ExecManagedFileSystemPermissions::Restricted"
     omissible: ClassVar[tuple[str, ...]] = ("glob_scan_max_depth",)
-    entries: list[Entry]
+    entries: list[PolicyEntry]
     glob_scan_max_depth: NonZeroUsize | None = None
 
 

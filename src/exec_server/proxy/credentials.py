@@ -248,7 +248,7 @@ def _compiled(text: str) -> tuple[regex.Pattern[str], bool]:
 
 
 # Destination: the URLs below a prefix, to which a secret may be sent. Pure.
-class Destination(NamedTuple):
+class CredentialDestination(NamedTuple):
     """The URLs below a prefix; a host `*.a.b` stands for all names below `a.b`."""
 
     scheme: Scheme
@@ -303,7 +303,7 @@ def _is_straight(path: bytes) -> bool:
     return False
 
 
-def parse_destination(prefix: str) -> Destination:
+def parse_destination(prefix: str) -> CredentialDestination:
     """The destination of a URL prefix; raises ValueError with the reference's texts."""
     parts = urlsplit(prefix)
     host, port = hosts.normalize(parts.hostname or ""), parts.port
@@ -325,7 +325,7 @@ def parse_destination(prefix: str) -> Destination:
     if not hosts.is_usable(host.removeprefix("*.")) or not _is_straight(path):
         raise ValueError("credential destination must have an exact hostname or scoped wildcard")
     scheme: Scheme = "https" if parts.scheme == "https" else "http"
-    return Destination(scheme, host, port or _DEFAULT_PORTS[scheme], parts.path or "/")
+    return CredentialDestination(scheme, host, port or _DEFAULT_PORTS[scheme], parts.path or "/")
 
 
 def _is_loopback(host: str) -> bool:
@@ -340,7 +340,7 @@ def _is_loopback(host: str) -> bool:
 class Usage(NamedTuple):
     """The requests that may contain a secret, and the places in them."""
 
-    destinations: tuple[Destination, ...]
+    destinations: tuple[CredentialDestination, ...]
     schemes: frozenset[bytes]  # of `Authorization`
     header: bytes | None = None  # another header, in lower case
     prefix: bytes = b""  # of its value
@@ -383,7 +383,7 @@ def built_in_providers() -> tuple[Provider, ...]:
 
 
 def _built_in_usage(*hosts: str) -> Usage:
-    destinations = tuple(Destination("https", host, 443) for host in hosts)
+    destinations = tuple(CredentialDestination("https", host, 443) for host in hosts)
     return Usage(destinations, frozenset({b"bearer", b"token", b"basic"}))
 
 

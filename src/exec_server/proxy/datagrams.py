@@ -77,7 +77,7 @@ class _Destination:
     waiting: list[bytes] = field(default_factory=list)
 
 
-class Destinations:
+class DatagramDestinations:
     """The places to which one association has sent."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from exec_server.protocol.network import (
 )
 from exec_server.protocol.urls import host_port, parse_address
 from exec_server.proxy import hosts
-from exec_server.proxy.policy import Decision, NetworkPolicy, Request
+from exec_server.proxy.policy import Decision, NetworkAccess, NetworkPolicy
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Decider:
         self._controller = controller
         self._resolve = resolve
 
-    async def decide(self, request: Request) -> Decision:
+    async def decide(self, request: NetworkAccess) -> Decision:
         """Decide about a request and report the decision."""
         refusal = self.policy.mode_refusal(request.protocol, request.method, request.port)
         refused = None if refusal is None else _guard(refusal)
@@ -78,7 +78,7 @@ class Decider:
             return refused
         return decision
 
-    async def _decide_domain(self, request: Request) -> Decision:
+    async def _decide_domain(self, request: NetworkAccess) -> Decision:
         verdict = self.policy.verdict(request.host)
         if verdict == "allow":
             return await self._checked(request.host, Decision("allow", "baseline_policy", "allow"))
@@ -114,7 +114,7 @@ class Decider:
         except (OSError, UnicodeError):  # TimeoutError is an OSError
             return ()
 
-    async def _ask(self, request: Request, seconds: float) -> Answer | None:
+    async def _ask(self, request: NetworkAccess, seconds: float) -> Answer | None:
         """The client's answer; None if there is no valid one in time."""
         destination = Destination(request.protocol, request.host, request.port)
         question = PolicyParams(self._process_id, destination)
@@ -124,7 +124,7 @@ class Decider:
         except TimeoutError:
             return None
 
-    def report(self, request: Request, decision: Decision) -> None:
+    def report(self, request: NetworkAccess, decision: Decision) -> None:
         """Report a decision to the client, and a refusal to the log."""
         if not decision.is_allowed:
             log.info(

@@ -23,7 +23,7 @@ import h11
 from exec_server.net import http1
 from exec_server.net.http1 import PARSED_HEAD_BYTES
 from exec_server.proxy import http_messages as messages
-from exec_server.proxy.http_messages import Answer, BadRequest, Head, HeadBuffer
+from exec_server.proxy.http_messages import BadRequest, Head, HeadBuffer, ProxyAnswer
 from exec_server.proxy.stream import BUFFER_BYTES, Stream
 
 # Bytes of a body that are read at once if the parser has to find its end, and the parts of it, or
@@ -222,7 +222,7 @@ class HttpExchange(ABC):
     # ---- answers ----------------------------------------------------------------------
 
     async def answer(
-        self, request: h11.Request | None, answer: Answer, *, last: bool = False
+        self, request: h11.Request | None, answer: ProxyAnswer, *, last: bool = False
     ) -> None:
         """Send an answer of the proxy itself; the last one says that the connection ends."""
         self._may_continue = False

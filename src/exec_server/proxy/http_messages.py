@@ -14,7 +14,7 @@ from exec_server.errors import ExecServerError
 from exec_server.net.http1 import has_control, reason
 from exec_server.protocol.urls import host_port
 from exec_server.proxy import hosts
-from exec_server.proxy.policy import Decision, Request
+from exec_server.proxy.policy import Decision, NetworkAccess
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -63,7 +63,7 @@ class BadRequest(ExecServerError):
         self.text = text
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """Where a request goes: the host in its normal form, and the path for the origin."""
 
     host: str
@@ -82,7 +82,7 @@ class Head(NamedTuple):
         return b"%b\r\n%b\r\n" % (self.start, b"".join(lines))
 
 
-class Answer(NamedTuple):
+class ProxyAnswer(NamedTuple):
     """An answer of the proxy itself."""
 
     head: Head
@@ -102,20 +102,20 @@ class Block(msgspec.Struct, frozen=True):
     message: str
 
 
-def find_target(request: h11.Request, default_port: int = _HTTP_PORT) -> Target:
+def find_target(request: h11.Request, default_port: int = _HTTP_PORT) -> RequestTarget:
     """The target of a request; raises BadRequest if it has none, or two."""
     host_header = _host_header(request, default_port)
     if request.method == b"CONNECT":
         authority = hosts.split_authority(request.target.decode("ascii"), None)
         if authority is None:
             raise BadRequest(400, "missing host")
-        return Target(*authority, b"")
+        return RequestTarget(*authority, b"")
     if request.target == _SERVER_WIDE and request.method != b"OPTIONS":
         raise BadRequest(400, "only OPTIONS has the target *")
     if request.target.startswith(b"/") or request.target == _SERVER_WIDE:
         if host_header is None:
             raise BadRequest(400, "missing host")
-        return Target(*host_header, request.target)
+        return RequestTarget(*host_header, request.target)
     target = _absolute(request.target.decode("ascii"))
     if host_header is not None and host_header != target[:2]:
         raise BadRequest(400, "Host header does not match request target")
@@ -137,7 +137,7 @@ def _host_header(request: h11.Request, default_port: int) -> tuple[str, int] | N
     return authority
 
 
-def _absolute(target: str) -> Target:
+def _absolute(target: str) -> RequestTarget:
     try:
         parts = urlsplit(target)
     except ValueError:  # brackets without an IPv6 address in them
@@ -150,7 +150,7 @@ def _absolute(target: str) -> Target:
     path = parts.path or "/"
     if parts.query:
         path += f"?{parts.query}"
-    return Target(*authority, path.encode("ascii"))
+    return RequestTarget(*authority, path.encode("ascii"))
 
 
 def check_framing(request: h11.Request) -> None:
@@ -238,7 +238,7 @@ def end_to_end(message: h11.Request | h11.Response) -> Headers:
     return [pair for pair in message.headers.raw_items() if pair[0].lower() not in dropped]
 
 
-def forwarded_request(request: h11.Request, target: Target, *, absolute: bool) -> Head:
+def forwarded_request(request: h11.Request, target: RequestTarget, *, absolute: bool) -> Head:
     """The head for the origin, or in absolute form for another proxy."""
     spelled = [value for name, value in request.headers if name == b"host" and value]
     host = spelled[0] if spelled else _default_host(target)
@@ -263,7 +263,7 @@ def _length(message: h11.Request | h11.Response) -> Headers:
     return [] if stated is None else [(b"Content-Length", b"%d" % int(stated))]
 
 
-def _default_host(target: Target) -> bytes:
+def _default_host(target: RequestTarget) -> bytes:
     """The Host header for a target in absolute form."""
     authority = host_port(target.host, target.port)
     return authority.removesuffix(f":{_HTTP_PORT}").encode("ascii")
@@ -291,12 +291,12 @@ def forwarded_response(
 
 def text_answer(
     status: int, text: str, date: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
-) -> Answer:
+) -> ProxyAnswer:
     """An answer of the proxy itself."""
     return _answer(status, b"text/plain", text.encode(), date, headers)
 
 
-def block_answer(request: Request, decision: Decision, date: bytes) -> Answer:
+def block_answer(request: NetworkAccess, decision: Decision, date: bytes) -> ProxyAnswer:
     """The refusal of a request."""
     if request.protocol == "https_connect":
         return refusal_text(decision.reason, date)
@@ -315,7 +315,7 @@ def block_answer(request: Request, decision: Decision, date: bytes) -> Answer:
     return _answer(403, b"application/json", body, date, [(b"x-proxy-error", error)])
 
 
-def refusal_text(reason: str, date: bytes) -> Answer:
+def refusal_text(reason: str, date: bytes) -> ProxyAnswer:
     """The refusal of a tunnel, or of a request in one, for people."""
     error, message = _REASONS.get(reason, _OTHER_REASON)
     return text_answer(403, message, date, [(b"x-proxy-error", error)])
@@ -323,17 +323,17 @@ def refusal_text(reason: str, date: bytes) -> Answer:
 
 def _answer(
     status: int, kind: bytes, body: bytes, date: bytes, headers: Iterable[tuple[bytes, bytes]]
-) -> Answer:
+) -> ProxyAnswer:
     fields = [
         (b"content-type", kind),
         *headers,
         (b"content-length", b"%d" % len(body)),
         (b"date", date),
     ]
-    return Answer(Head(b"HTTP/1.1 %d %b" % (status, reason(status).encode()), fields), body)
+    return ProxyAnswer(Head(b"HTTP/1.1 %d %b" % (status, reason(status).encode()), fields), body)
 
 
-def encode_answer(request: h11.Request | None, answer: Answer, *, last: bool) -> bytes:
+def encode_answer(request: h11.Request | None, answer: ProxyAnswer, *, last: bool) -> bytes:
     """An answer to a request, of which `last` says that the connection ends."""
     head = answer.head
     if last or (request is not None and not keeps_alive(request)):

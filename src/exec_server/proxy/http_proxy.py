@@ -9,9 +9,9 @@ import h11
 from exec_server.proxy import http_messages as messages
 from exec_server.proxy.decider import Decider
 from exec_server.proxy.http_exchange import HttpExchange, date
-from exec_server.proxy.http_messages import BadRequest, Target
+from exec_server.proxy.http_messages import BadRequest, RequestTarget
 from exec_server.proxy.interception import Interceptor
-from exec_server.proxy.policy import Decision, Request
+from exec_server.proxy.policy import Decision, NetworkAccess
 from exec_server.proxy.stream import Stream, carry
 from exec_server.proxy.upstream import Upstream
 
@@ -107,11 +107,13 @@ class HttpProxy(HttpExchange):
         answer = messages.text_answer(502, "upstream failure", date())
         await self.answer(request, answer, last=True)
 
-    def _request(self, protocol: Any, request: h11.Request, target: Target) -> Request:
+    def _request(self, protocol: Any, request: h11.Request, target: RequestTarget) -> NetworkAccess:
         method = request.method.decode("ascii")
-        return Request(protocol, target.host, target.port, self._client, method)
+        return NetworkAccess(protocol, target.host, target.port, self._client, method)
 
     def _report_unix_socket(self, request: h11.Request) -> None:
-        asked = Request("http", "unix-socket", 0, self._client, request.method.decode("ascii"))
+        asked = NetworkAccess(
+            "http", "unix-socket", 0, self._client, request.method.decode("ascii")
+        )
         reason = "unix_socket_unsupported"
         self._decider.report(asked, Decision("deny", "proxy_state", reason, scope="non_domain"))

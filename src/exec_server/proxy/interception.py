@@ -63,7 +63,7 @@ class Interceptor:
         """Whether TLS to a host has to be opened."""
         return self.is_limited or self.mask.is_intercepted(host, port)
 
-    def restored(self, head: Head, target: messages.Target, scheme: Scheme) -> Head:
+    def restored(self, head: Head, target: messages.RequestTarget, scheme: Scheme) -> Head:
         """The head of a request for an origin with secrets for dummies, where they belong."""
         if head.start.partition(b" ")[0].upper() in _ECHOED_METHODS:
             return head

@@ -160,7 +160,7 @@ def _expression(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class NetworkAccess:
     """A request or connection of the process, as the proxy has understood it."""
 
     protocol: Protocol

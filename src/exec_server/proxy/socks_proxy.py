@@ -12,10 +12,10 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 from exec_server.proxy import hosts
-from exec_server.proxy.datagrams import Destinations, Place, decode, encode, encode_address
+from exec_server.proxy.datagrams import DatagramDestinations, Place, decode, encode, encode_address
 from exec_server.proxy.decider import Decider
 from exec_server.proxy.interception import Interceptor
-from exec_server.proxy.policy import Request
+from exec_server.proxy.policy import NetworkAccess
 from exec_server.proxy.stream import Stream, carry
 from exec_server.proxy.upstream import Upstream
 
@@ -64,7 +64,7 @@ class UdpAssociation:
         self._port = port
         self._decider = decider
         self._loop = asyncio.get_running_loop()
-        self._destinations = Destinations()
+        self._destinations = DatagramDestinations()
         self._decisions: set[asyncio.Task[None]] = set()
         self._outer: dict[socket.AddressFamily, socket.socket] = {}
         self._inner = _bind(socket.AF_INET, _LOOPBACK)
@@ -112,7 +112,7 @@ class UdpAssociation:
             self._send(found, datagram.place.port, datagram.payload)
 
     async def _decide(self, place: Place) -> None:
-        request = Request("socks5_udp", place.host, place.port, self._client)
+        request = NetworkAccess("socks5_udp", place.host, place.port, self._client)
         decision = await self._decider.decide(request)
         address = decision.addresses[0] if decision.is_allowed and decision.addresses else None
         for payload in self._destinations.decide(place, address):
@@ -194,7 +194,7 @@ class SocksProxy:
             await self._serve_tunnel(host, port)
 
     async def _serve_tunnel(self, host: str, port: int) -> None:
-        request = Request("socks5_tcp", host, port, self._client)
+        request = NetworkAccess("socks5_tcp", host, port, self._client)
         decision = await self._decider.decide(request)
         if not decision.is_allowed:
             await self._reply(_NOT_ALLOWED)

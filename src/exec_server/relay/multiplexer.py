@@ -31,7 +31,7 @@ from exec_server.relay.noise import (
     Responder,
     prologue,
 )
-from exec_server.relay.records import Channel
+from exec_server.relay.records import RelayChannel
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class HandshakeFailures:
         return True
 
 
-class RelayLink(Protocol):
+class MultiplexerLink(Protocol):
     """The operations of a link that the multiplexer needs."""
 
     def send_frame(self, frame: bytes) -> None: ...
@@ -244,7 +244,7 @@ class RelayLink(Protocol):
         """Let the registry validate the key, then call `finish_handshake`."""
         ...
 
-    def stream_opened(self, channel: Channel) -> StreamReceiver: ...
+    def stream_opened(self, channel: RelayChannel) -> StreamReceiver: ...
 
     def stream_revoked(self, stream_id: str) -> None:
         """End what a client has begun on a stream, which may have ended before."""
@@ -286,7 +286,7 @@ class EncryptedMultiplexer:
         identity: Identity,
         environment_id: str,
         registration_id: str,
-        link: RelayLink,
+        link: MultiplexerLink,
         clock: Callable[[], float],
         *,
         make_ephemeral: Callable[[], Identity] = Identity.generate,
@@ -415,7 +415,7 @@ class EncryptedMultiplexer:
             self._streams.send_reset(handshake.stream_id)
             return
         self._link.send_frame(encode(Frame(handshake.stream_id, Kind.HANDSHAKE, response)))
-        channel = Channel(handshake.stream_id, ciphers)
+        channel = RelayChannel(handshake.stream_id, ciphers)
         try:
             receiver = self._link.stream_opened(channel)
         except Exception:  # an edge: the client must not wait for an answer that cannot come

@@ -153,7 +153,7 @@ class MessageAssembler:
 
 
 # One relay stream after its handshake: messages to frames, frames to messages.
-class Channel:
+class RelayChannel:
     """An encrypted stream; a method that raises RelayError has ended it."""
 
     message_bytes = MESSAGE_BYTES

@@ -12,7 +12,7 @@ from exec_server.errors import RpcError, rpc_error_from_os
 from exec_server.printable import lossy
 from exec_server.protocol import files
 from exec_server.protocol.files import ConfinableParams
-from exec_server.protocol.process import Chunk
+from exec_server.protocol.process import OutputChunk
 from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.policy.access import explain_denial
 from exec_server.sandbox.policy.denial import Explain, find_denial, is_likely_denied
@@ -71,7 +71,7 @@ class CommandDenials:
         """Take over the reports of the started command; `find` closes them."""
         self._reports = reports
 
-    def check(self, exit_code: int, output: list[Chunk]) -> tuple[bool, Denial | None]:
+    def check(self, exit_code: int, output: list[OutputChunk]) -> tuple[bool, Denial | None]:
         """Whether clients are told of a denial, and the denied operation; called once."""
         is_denied = is_likely_denied(exit_code, output)
         denial = self.find(exit_code, output, partial(explain_denial, self._policy))
@@ -81,7 +81,7 @@ class CommandDenials:
             log.info("sandbox denied something to a command: %s", denial)
         return is_denied, denial
 
-    def find(self, exit_code: int, output: list[Chunk], explain: Explain) -> Denial | None:
+    def find(self, exit_code: int, output: list[OutputChunk], explain: Explain) -> Denial | None:
         """The denied operation, None if none is known; called once, after the end."""
         return find_denial(
             exit_code,

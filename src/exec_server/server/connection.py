@@ -102,7 +102,7 @@ class ClientRequests:
         self._send(jsonrpc.encode_request(request_id, call.name, params))
         return future
 
-    def answer(self, response: jsonrpc.Response) -> bool:
+    def answer(self, response: jsonrpc.RpcResponse) -> bool:
         """Take a response; False if no such request was ever made."""
         number = response.id
         if not isinstance(number, int) or not 0 < number <= self._last_id:
@@ -120,7 +120,7 @@ class ClientRequests:
                 future.set_result(None)
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     """The state of the handshake; the values complete the text "client must ..."."""
 
     NEW = "call initialize"
@@ -131,9 +131,9 @@ class State(enum.Enum):
 
 # The messages of the handshake; a missing key is a protocol error of the client.
 _TRANSITIONS = {
-    (State.NEW, "initialize"): State.INITIALIZING,
-    (State.INITIALIZING, "initialized"): State.READY,
-    (State.READY, "initialized"): State.READY,
+    (ConnectionState.NEW, "initialize"): ConnectionState.INITIALIZING,
+    (ConnectionState.INITIALIZING, "initialized"): ConnectionState.READY,
+    (ConnectionState.READY, "initialized"): ConnectionState.READY,
 }
 
 
@@ -147,7 +147,7 @@ class Connection:
         self._send_pieces = stream.send_pieces if isinstance(stream, GatheringStream) else None
         self._send_binary = stream.send_binary if isinstance(stream, BinaryStream) else None
         self._stream_id = stream.stream_id if isinstance(stream, RelayedStream) else None
-        self._state = State.NEW
+        self._state = ConnectionState.NEW
         self._context: ConnectionContext | None = None
         self._lanes = Lanes(server.concurrent_requests)
         self._is_decoding = False  # a large message, in a thread
@@ -243,7 +243,7 @@ class Connection:
     ) -> None:
         if isinstance(message, jsonrpc.Request):
             self._accept(message, size, params)
-        elif isinstance(message, jsonrpc.Response):
+        elif isinstance(message, jsonrpc.RpcResponse):
             if not self._client_requests.answer(message):
                 self._stream.close(POLICY_VIOLATION, "response to a request that was never made")
         elif message.method != "initialized":
@@ -260,7 +260,7 @@ class Connection:
         """Whether any request may start at once: in each lane nothing is queued or runs."""
         lanes = self._lanes
         return (
-            self._state is State.READY
+            self._state is ConnectionState.READY
             and not self._is_congested
             and not lanes.main.running
             and not lanes.control.running
@@ -326,7 +326,7 @@ class Connection:
         """Run the queued requests of a lane for which there are slots."""
         loop = asyncio.get_running_loop()
         until = loop.time() + BURST_SECONDS
-        while lane.queue and self._state is not State.CLOSED and self._may_start(lane):
+        while lane.queue and self._state is not ConnectionState.CLOSED and self._may_start(lane):
             self._run(lane, self._lanes.dequeue(lane))
             if loop.time() >= until:
                 loop.call_soon(self._continue, lane)
@@ -336,7 +336,7 @@ class Connection:
     def _run(self, lane: Lane, request: PendingRequest) -> None:
         """Run a request until it is answered or has to wait."""
         try:
-            if self._state is not State.READY or self._context is None:
+            if self._state is not ConnectionState.READY or self._context is None:
                 raise self._handshake_error(request)
             if request.decoded is None:
                 outcome = request.method.invoke(self._context, request.params)
@@ -405,7 +405,7 @@ class Connection:
         may_read = not (
             self._is_decoding or self._lanes.is_full or self._stream.unsent() > UNSENT_HARD_BYTES
         )
-        if may_read != self._is_reading and self._state is not State.CLOSED:
+        if may_read != self._is_reading and self._state is not ConnectionState.CLOSED:
             self._is_reading = may_read
             if may_read:
                 self._stream.resume_reading()
@@ -423,7 +423,7 @@ class Connection:
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> bool:
         """Run a task that outlives its request, unless the connection has already ended."""
-        if self._state is State.CLOSED:
+        if self._state is ConnectionState.CLOSED:
             coroutine.close()
             return False
         self._create_task(coroutine)
@@ -544,7 +544,7 @@ class Connection:
 
     def _close_if_parked(self) -> None:
         """Close after the end of input if only requests that may wait for ever are pending."""
-        if self._state is State.CLOSED:
+        if self._state is ConnectionState.CLOSED:
             return
         if self._lanes.has_only_parked:
             self._stream.close(NORMAL_CLOSURE, "end of input")
@@ -552,7 +552,7 @@ class Connection:
             asyncio.get_running_loop().call_later(EOF_GRACE_SECONDS, self._close_if_parked)
 
     def connection_lost(self) -> None:
-        self._state = State.CLOSED
+        self._state = ConnectionState.CLOSED
         guarded_call(self._lanes.clear)
         guarded_call(self._client_requests.close)
         # At once: on a relay the next message may resume the session on a new stream.

@@ -52,7 +52,7 @@ class TableListener(Protocol):
     def close(self) -> None: ...
 
 
-class PortSockets(Protocol):
+class PortSocketFactory(Protocol):
     """Opens sockets; all of it raises OSError, and RpcError for hosts that are refused."""
 
     async def connect(self, host: str | None, port: int) -> TableSocket: ...
@@ -63,7 +63,7 @@ class PortSockets(Protocol):
 class PortResources(msgspec.Struct):
     """The sockets of a server, and how many its connections use."""
 
-    sockets: PortSockets
+    sockets: PortSocketFactory
     streams: int = 0
     listeners: int = 0
 

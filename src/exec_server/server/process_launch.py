@@ -21,7 +21,7 @@ from exec_server.protocol.network import (
     DecisionParams,
     PolicyParams,
 )
-from exec_server.protocol.process import Chunk, StartParams
+from exec_server.protocol.process import OutputChunk, StartParams
 from exec_server.protocol.sandbox import Denial
 from exec_server.server.context import ServerContext
 from exec_server.server.session import Session
@@ -121,7 +121,7 @@ class ProcessLaunch:
             self._network.open_soon()
         return child
 
-    def _check(self, code: int, output: list[Chunk]) -> tuple[bool, Denial | None]:
+    def _check(self, code: int, output: list[OutputChunk]) -> tuple[bool, Denial | None]:
         """The check of the sandbox; only after `_spawn`."""
         assert self._check_denial is not None
         return self._check_denial(code, output)

@@ -20,7 +20,7 @@ from typing import Literal, NoReturn
 from exec_server.errors import ConnectFailed, RegistryError, RegistryUnreachable
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.client_stream import ClientStream, open_stream
-from exec_server.net.relay_executor import ExecutorRelayLink, Settings, encrypted_multiplexer
+from exec_server.net.relay_executor import ExecutorRelayLink, RelaySettings, encrypted_multiplexer
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.client import ClientSocket, connect
 from exec_server.net.websocket.frames import MESSAGE_BYTES
@@ -107,7 +107,7 @@ class RelayExecutor:
         if self._security == "noise":
             log.info("this executor's key is %s", self._identity.public.fingerprint)
         registration = await self._register()
-        settings = Settings(make_receiver, tasks, stream_revoked)
+        settings = RelaySettings(make_receiver, tasks, stream_revoked)
         loop = asyncio.get_running_loop()
         backoff = Backoff()
         while True:
@@ -156,7 +156,7 @@ class RelayExecutor:
             await asyncio.sleep(delay)
 
     async def _open(
-        self, registration: Registration, settings: Settings
+        self, registration: Registration, settings: RelaySettings
     ) -> ExecutorRelayLink | ClientStream:
         headers = [("X-Request-ID", f"req_{os.urandom(16).hex()}"), *self._headers]
         async with asyncio.timeout(OPEN_SECONDS):
@@ -173,7 +173,7 @@ class RelayExecutor:
     async def _open_link(
         self,
         registration: Registration,
-        settings: Settings,
+        settings: RelaySettings,
         headers: Sequence[tuple[str, str]],
     ) -> ExecutorRelayLink:
         made: list[ExecutorRelayLink] = []

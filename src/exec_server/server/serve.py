@@ -285,12 +285,14 @@ async def serve_websocket(
 ) -> None:
     """Serve bound sockets until `stop` is set; `reload` has the certificate read again."""
     from exec_server.net.websocket.server import (
-        Settings,
         WebSocketListener,  # for this transport only
+        WebSocketSettings,
     )
 
     async with _server_context(options, variables) as server:
-        settings = Settings(lambda stream: Connection(server, stream), authenticate, allowed_hosts)
+        settings = WebSocketSettings(
+            lambda stream: Connection(server, stream), authenticate, allowed_hosts
+        )
         listener = WebSocketListener(bound, settings, server.tasks, certificate)
         reloader = None
         if certificate is not None and reload is not None:

@@ -8,7 +8,7 @@ import pytest
 
 from exec_server.cli import main
 from exec_server.cli.errors import CommandError, LostConnection, UsageError
-from exec_server.cli.table import Command
+from exec_server.cli.table import CommandRow
 from exec_server.errors import NotFound, SessionLost
 
 
@@ -43,7 +43,7 @@ def test_errors_become_exit_codes(
     def fail(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(Command, "build_parser", fail)
+    monkeypatch.setattr(CommandRow, "build_parser", fail)
     for command, code in zip(("info", "exec"), codes, strict=True):
         assert main.run_client(command, ["x"]) == code
         out, err = capfd.readouterr()
@@ -60,7 +60,7 @@ def test_a_defect_is_not_hidden(
     def fail(*_: object) -> int:
         raise ZeroDivisionError("\x1b[2J")
 
-    monkeypatch.setattr(Command, "build_parser", fail)
+    monkeypatch.setattr(CommandRow, "build_parser", fail)
     assert main.run_client("info", ["x"]) == 1
     assert main.run_client("exec", ["x"]) == 125
     text = capfd.readouterr().err

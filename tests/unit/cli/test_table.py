@@ -10,18 +10,18 @@ import sys
 import pytest
 
 from exec_server.cli.parser import ArgumentParser, CommandParser
-from exec_server.cli.table import COMMANDS, Command
+from exec_server.cli.table import COMMANDS, CommandRow
 from exec_server.cli.targets import parse_remote_path
 
 CLIENTS = [command for command in COMMANDS.values() if command.is_client]
 
 
-def _name(command: Command) -> str:
+def _name(command: CommandRow) -> str:
     return command.name
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=_name)
-def test_every_command_has_a_parser_and_a_summary(command: Command) -> None:
+def test_every_command_has_a_parser_and_a_summary(command: CommandRow) -> None:
     parser = command.build_parser()
     assert isinstance(parser, CommandParser if command.is_client else ArgumentParser)
     assert parser.prog == f"exec-server {command.name}"
@@ -30,12 +30,12 @@ def test_every_command_has_a_parser_and_a_summary(command: Command) -> None:
 
 
 @pytest.mark.parametrize("command", CLIENTS, ids=_name)
-def test_every_client_command_can_be_run(command: Command) -> None:
+def test_every_client_command_can_be_run(command: CommandRow) -> None:
     assert callable(command.run)
 
 
 @pytest.mark.parametrize("command", CLIENTS, ids=_name)
-def test_help_teaches_by_examples_that_parse(command: Command) -> None:
+def test_help_teaches_by_examples_that_parse(command: CommandRow) -> None:
     parser = command.build_parser()
     text = parser.format_help()
     assert max(map(len, text.splitlines())) <= 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.cli.table import COMMANDS, Command, route, unknown_command
+from exec_server.cli.table import COMMANDS, CommandRow, route, unknown_command
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ def test_unknown_commands(name: str, text: str) -> None:
 
 
 def test_hidden_commands_are_not_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COMMANDS, "zzzzzz", Command("zzzzzz", "", "a secret", "none"))
+    monkeypatch.setitem(COMMANDS, "zzzzzz", CommandRow("zzzzzz", "", "a secret", "none"))
     assert unknown_command("zzzzzy") == "unknown command `zzzzzy`"

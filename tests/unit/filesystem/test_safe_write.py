@@ -267,7 +267,7 @@ def test_content_is_written_by_ranges(home: Path) -> None:
     with open("file", "rb") as source:
         for content in (
             safe_write.BytesContent(b"abc"),
-            safe_write.FileContent(source.fileno(), 3),
+            safe_write.DescriptorContent(source.fileno(), 3),
         ):
             assert b"".join(content.blocks()) == b"abc"
             target = os.open("copy", os.O_RDWR | os.O_CREAT | os.O_TRUNC)

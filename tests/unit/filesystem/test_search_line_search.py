@@ -14,7 +14,7 @@ from exec_server.errors import InvalidParams
 from exec_server.filesystem import search
 from exec_server.filesystem.line_patterns import LinePattern
 from exec_server.filesystem.path_guard import GUARD
-from exec_server.filesystem.search import LineSearch, Options, PathFilter
+from exec_server.filesystem.search import LineSearch, PathFilter, SearchOptions
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +37,9 @@ def _options(
     literal: bool = False,
     ignore_case: bool = False,
     **changes: Any,
-) -> Options:
+) -> SearchOptions:
     lines = LinePattern(pattern, literal=literal, ignore_case=ignore_case)
-    options = Options(os.path.join(os.getcwd(), root), lines, None, None, 0, 0, limit=1000)
+    options = SearchOptions(os.path.join(os.getcwd(), root), lines, None, None, 0, 0, limit=1000)
     return replace(options, **changes)
 
 
@@ -189,7 +189,7 @@ def test_a_cancelled_search_ends() -> None:
     ("is_complete", "paths"), [(True, ["src/b.py"]), (False, ["a.py", "src/b.py"])]
 )
 def test_files_can_be_selected_by_others(is_complete: bool, paths: list[str]) -> None:
-    def preselect(options: Options, seconds: float, visit: Callable[[str], None]) -> bool:
+    def preselect(options: SearchOptions, seconds: float, visit: Callable[[str], None]) -> bool:
         assert 0 < seconds <= search.MAX_SECONDS
         for path in ("src/b.py", "src/deep/c.txt", "missing", "link"):
             visit(path)

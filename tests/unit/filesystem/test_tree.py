@@ -155,7 +155,7 @@ def test_copy_where_the_kernel_cannot_do_it(home: Path, monkeypatch: pytest.Monk
     assert Path("file").read_bytes() == data
     do(copy("large", "/dev/null"))
     with open("large", "rb") as file, open("out", "wb") as out:
-        content = safe_write.FileContent(file.fileno(), len(data) + 1)
+        content = safe_write.DescriptorContent(file.fileno(), len(data) + 1)
         with pytest.raises(InternalError, match="shorter"):
             content.write_range(out.fileno(), 0, content.size)
 

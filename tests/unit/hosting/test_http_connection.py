@@ -18,7 +18,12 @@ from exec_server.hosting.http_connection import (
     SocketAdmission,
     TakeOver,
 )
-from exec_server.hosting.http_messages import Answer, Networks, Request, refusal_answer
+from exec_server.hosting.http_messages import (
+    Networks,
+    ServiceAnswer,
+    ServiceRequest,
+    refusal_answer,
+)
 from exec_server.hosting.rules import Refusal
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -31,7 +36,7 @@ class Upgrade:
         self.opened: list[bytes] = []
         self.cancelled = False
 
-    def open(self, transport: asyncio.Transport, request: Request, first: bytes) -> None:
+    def open(self, transport: asyncio.Transport, request: ServiceRequest, first: bytes) -> None:
         self.opened.append(first)
 
     def cancel(self) -> None:
@@ -44,20 +49,20 @@ class Handler:
     def __init__(self) -> None:
         self.trusted: Networks = ()
         self.has_room = SocketAdmission.ACCEPT
-        self.requests: list[Request] = []
-        self.outcome: Answer | TakeOver = Answer(200, b"yes", "text/plain")
+        self.requests: list[ServiceRequest] = []
+        self.outcome: ServiceAnswer | TakeOver = ServiceAnswer(200, b"yes", "text/plain")
 
     def admission(self) -> SocketAdmission:
         return self.has_room
 
-    def overloaded(self, path: str) -> Answer:
-        return Answer(502 if path == "/register" else 503, b"crowded")
+    def overloaded(self, path: str) -> ServiceAnswer:
+        return ServiceAnswer(502 if path == "/register" else 503, b"crowded")
 
-    async def answer(self, request: Request) -> Answer | TakeOver:
+    async def answer(self, request: ServiceRequest) -> ServiceAnswer | TakeOver:
         self.requests.append(request)
         return self.outcome
 
-    def refuse(self, refusal: Refusal, peer: str) -> Answer:
+    def refuse(self, refusal: Refusal, peer: str) -> ServiceAnswer:
         return refusal_answer(refusal)
 
 

@@ -7,8 +7,8 @@ from ipaddress import ip_network
 import pytest
 
 from exec_server.hosting.http_messages import (
-    Answer,
-    Request,
+    ServiceAnswer,
+    ServiceRequest,
     json_answer,
     peer_address,
     refusal_answer,
@@ -29,7 +29,7 @@ def test_every_answer_ends_its_connection() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 15\r\n"
         b'connection: close\r\n\r\n{"valid": true}'
     )
-    assert Answer(503).encode() == (
+    assert ServiceAnswer(503).encode() == (
         b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     )
 
@@ -44,11 +44,11 @@ def test_refusals_have_a_code_and_rejections_a_header() -> None:
 
 
 def test_an_upgrade_needs_all_its_headers() -> None:
-    assert Request("GET", "/", "", UPGRADE).is_complete_upgrade()
-    assert not Request("POST", "/", "", UPGRADE).is_complete_upgrade()
+    assert ServiceRequest("GET", "/", "", UPGRADE).is_complete_upgrade()
+    assert not ServiceRequest("POST", "/", "", UPGRADE).is_complete_upgrade()
     for name in UPGRADE:
         headers = {key: value for key, value in UPGRADE.items() if key != name}
-        request = Request("GET", "/", "", headers)
+        request = ServiceRequest("GET", "/", "", headers)
         assert not request.is_complete_upgrade()
 
 

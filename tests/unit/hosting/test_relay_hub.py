@@ -15,8 +15,8 @@ from exec_server.hosting.relay_hub import (
     EXECUTOR_STALL_SECONDS,
     STREAMS,
     STREAMS_OF_TOKEN,
-    Client,
-    Executor,
+    RelayedClient,
+    RelayedExecutor,
     RelayHub,
 )
 from exec_server.hosting.relay_link import RelayLink, flush_links
@@ -64,16 +64,16 @@ class Hall:
         self.lost: list[ExecutorLease] = []
         self.side, self.executor = self.arrive(1)
 
-    def arrive(self, epoch: int) -> tuple[Side, Executor]:
+    def arrive(self, epoch: int) -> tuple[Side, RelayedExecutor]:
         side = Side()
         lease = ExecutorLease("t", "env", "reg", epoch)
-        executor = Executor(self.hub, self.tenant, side.link, lease, self.lost.append)
+        executor = RelayedExecutor(self.hub, self.tenant, side.link, lease, self.lost.append)
         executor.open(b"")
         return side, executor
 
-    def client(self, token_id: str = "tok") -> tuple[Side, Client]:
+    def client(self, token_id: str = "tok") -> tuple[Side, RelayedClient]:
         side = Side(token_id)
-        client = Client(self.hub, self.tenant, side.link, self.executor)
+        client = RelayedClient(self.hub, self.tenant, side.link, self.executor)
         client.open(b"")
         return side, client
 

@@ -16,7 +16,7 @@ from exec_server.hosting import relay_hub
 from exec_server.hosting import service as service_module
 from exec_server.hosting.database import DatabaseUnavailable
 from exec_server.hosting.http_connection import SocketAdmission
-from exec_server.hosting.http_messages import Answer, Request
+from exec_server.hosting.http_messages import ServiceAnswer, ServiceRequest
 from exec_server.hosting.node import QUEUED_BYTES
 from exec_server.hosting.relay_link import RelayLink
 from exec_server.hosting.rendezvous import Forwarder
@@ -148,7 +148,7 @@ def test_upgrades_are_refused_for_the_right_reason(tmp_path: Path) -> None:
         assert await site.refusal(url.replace("kid=", "kid=x")) == (401, "invalid_signature")
         assert await site.refusal(url, connection="close") == (400, "malformed_query")
         granted = await site.upgrade(url)
-        assert not isinstance(granted, Answer)
+        assert not isinstance(granted, ServiceAnswer)
         granted.cancel()  # the executor has left meanwhile
         executor = await site.join(url)
         client = await site.url("connect")
@@ -295,8 +295,8 @@ def test_paths_methods_and_health(tmp_path: Path) -> None:
         assert handler.admission() is SocketAdmission.ACCEPT
         assert code(handler.overloaded("/metrics")) == (503, "unavailable")
         for path, status in (("/metrics", 200), ("/livez", 404)):
-            answer = await handler.answer(Request("GET", path, "", {}))
-            assert isinstance(answer, Answer)
+            answer = await handler.answer(ServiceRequest("GET", path, "", {}))
+            assert isinstance(answer, ServiceAnswer)
             assert answer.status == status
 
     play(tmp_path, scene)
@@ -318,11 +318,11 @@ def test_metrics_are_for_loopback_or_the_holder_of_their_token(
 ) -> None:
     async def scene(site: Site) -> None:
         object.__setattr__(site.service._options, "metrics", access)
-        request = Request("GET", "/metrics", "", {"authorization": header})
+        request = ServiceRequest("GET", "/metrics", "", {"authorization": header})
         own = service_module._MetricsHandler(site.service, access)
         for handler in (site.service, own):
             answer = await handler.answer(request)
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, ServiceAnswer)
             is_open = handler is own and not access.token_hash
             assert answer.status == (200 if is_open else status)
             assert (b"registry_executors" in answer.body) == (answer.status == 200)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.support.clock import Clock
 
-from exec_server.net.liveness import Action, KeepAlive, Probe, Progress, Watchdog
+from exec_server.net.liveness import Action, CheckTimer, KeepAlive, Probe, TransferProgress
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_peer_that_cannot_answer_is_neither_pinged_nor_given_up() -> None:
 
 
 def test_progress_stalls_when_nothing_moves() -> None:
-    progress = Progress(30)
+    progress = TransferProgress(30)
     progress.touch(100)
     assert progress.remaining(110) == 20
     progress.touch(110)
@@ -82,7 +82,7 @@ def test_watchdog_runs_until_its_check_says_stop(clock: Clock) -> None:
         runs.append(clock.now)
         return delays[len(runs) - 1]
 
-    watchdog = Watchdog(check)
+    watchdog = CheckTimer(check)
     watchdog.cancel()
     watchdog.start(3)
     watchdog.start(1)  # is due already

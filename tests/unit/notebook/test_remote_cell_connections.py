@@ -10,7 +10,7 @@ from exec_server import sync
 from exec_server.cli.targets import AccessOptions, Target
 from exec_server.errors import ConnectionLost, StartupError
 from exec_server.notebook import remote_cell
-from exec_server.notebook.remote_cell import Connections, RemoteError
+from exec_server.notebook.remote_cell import NotebookConnections, RemoteError
 
 
 class MemoryEnvironment:
@@ -44,7 +44,7 @@ def _target(name: str, token: str | None = None) -> Target:
 
 
 def test_cells_share_the_connection_of_their_target() -> None:
-    opened = Connections()
+    opened = NotebookConnections()
     first = opened.get(_target("a"))
     assert opened.get(_target("a")) is first
     assert opened.get(_target("a", token="t")) is not first
@@ -55,7 +55,7 @@ def test_cells_share_the_connection_of_their_target() -> None:
 
 
 def test_a_lost_session_is_replaced_at_the_limit_too() -> None:
-    opened = Connections()
+    opened = NotebookConnections()
     lost = opened.get(_target("a"))
     opened.get(_target("b"))
     with pytest.raises(RemoteError, match="2 targets are connected"):
@@ -82,7 +82,7 @@ def test_a_target_that_cannot_be_opened_is_one_line(
 ) -> None:
     monkeypatch.setattr(in_memory, "failure", failure)
     with pytest.raises(RemoteError, match=text) as raised:
-        Connections().get(_target("a"))
+        NotebookConnections().get(_target("a"))
     assert "\n" not in str(raised.value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.patching.codex_patch import parse
-from exec_server.patching.hunks import FilePatch, Hunk, Line, PatchFailed
+from exec_server.patching.hunks import FilePatch, Hunk, HunkLine, PatchFailed
 
 pytestmark = pytest.mark.quick
 
@@ -30,9 +30,14 @@ def test_all_kinds_of_changes() -> None:
         "+added",
         "*** End of File",
     )
-    lines = (Line(" ", "kept"), Line(" ", ""), Line("-", "removed"), Line("+", "added"))
+    lines = (
+        HunkLine(" ", "kept"),
+        HunkLine(" ", ""),
+        HunkLine("-", "removed"),
+        HunkLine("+", "added"),
+    )
     assert parse(text) == [
-        FilePatch("add", "new", (Hunk((Line("+", "one"), Line("+", ""))),)),
+        FilePatch("add", "new", (Hunk((HunkLine("+", "one"), HunkLine("+", ""))),)),
         FilePatch("add", "empty"),
         FilePatch("delete", "gone"),
         FilePatch("update", "old", (Hunk(lines, ("def f():",), is_at_end=True),), "renamed"),

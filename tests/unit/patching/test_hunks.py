@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exec_server.patching import codex_patch, unified_diff
 from exec_server.patching import hunks as patching_hunks
-from exec_server.patching.hunks import Effort, Hunk, Line, PatchFailed, apply_hunks
+from exec_server.patching.hunks import Effort, Hunk, HunkLine, PatchFailed, apply_hunks
 
 pytestmark = pytest.mark.quick
 
@@ -58,7 +58,9 @@ def test_the_nearest_of_several_places_is_changed() -> None:
     old = "begin\nsame\nend\n" * 5
     lines = old.splitlines(keepends=True)
     lines[10] = "other\n"
-    hunk = Hunk((Line(" ", "begin"), Line("-", "same"), Line("+", "other")), first_line=10)
+    hunk = Hunk(
+        (HunkLine(" ", "begin"), HunkLine("-", "same"), HunkLine("+", "other")), first_line=10
+    )
     assert apply_hunks(old, [hunk], "f") == "".join(lines)
 
 
@@ -128,14 +130,14 @@ def test_repetitive_files_are_searched_in_one_pass() -> None:
 @pytest.mark.parametrize(("wanted", "found"), [(1, 2), (5, 5), (6, 5), (8, 9), (9, 9), (20, 9)])
 def test_the_nearest_place_before_or_after(wanted: int, found: int) -> None:
     lines = ["1", "a", "3", "4", "a", "6", "7", "8", "a"]
-    hunk = Hunk((Line("-", "a"), Line("+", "b")), first_line=wanted)
+    hunk = Hunk((HunkLine("-", "a"), HunkLine("+", "b")), first_line=wanted)
     changed = apply_hunks("\n".join(lines), [hunk], "f").split("\n")
     assert [number for number, line in enumerate(changed, 1) if line == "b"] == [found]
 
 
 def test_a_long_hunk_that_fits_nowhere_is_refused_soon() -> None:
     """A search backwards must not take the product of both lengths."""
-    hunk = Hunk((Line(" ", "b"), *[Line(" ", "a")] * 50_000), first_line=100_000)
+    hunk = Hunk((HunkLine(" ", "b"), *[HunkLine(" ", "a")] * 50_000), first_line=100_000)
     with pytest.raises(PatchFailed, match="does not fit f"):
         apply_hunks("a\n" * 200_000, [hunk], "f")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.patching.hunks import PatchFailed
-from exec_server.patching.patch import FileChange, parse_patch, plan
+from exec_server.patching.patch import PatchedFile, parse_patch, plan
 
 pytestmark = pytest.mark.quick
 
@@ -14,14 +14,14 @@ def codex(*lines: str) -> str:
     return "\n".join(["*** Begin Patch", *lines, "*** End Patch", ""])
 
 
-def planned(text: str, **files: bytes) -> list[FileChange]:
+def planned(text: str, **files: bytes) -> list[PatchedFile]:
     return plan(
         parse_patch(text), "/root", {f"/root/{name}": data for name, data in files.items()}.get
     )
 
 
 def test_both_formats_are_recognized() -> None:
-    change = [FileChange("/root/f", b"a\n", b"b\n")]
+    change = [PatchedFile("/root/f", b"a\n", b"b\n")]
     assert planned(codex("*** Update File: f", "@@", "-a", "+b"), f=b"a\n") == change
     assert planned("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n", f=b"a\n") == change
 
@@ -35,40 +35,40 @@ def test_files_are_added_deleted_and_renamed() -> None:
         "*** Move to: moved",
     )
     assert planned(text, gone=b"1", old=b"2") == [
-        FileChange("/root/new", None, b"x\n"),
-        FileChange("/root/gone", b"1", None),
-        FileChange("/root/old", b"2", None),
-        FileChange("/root/moved", None, b"2", renamed_from="/root/old"),
+        PatchedFile("/root/new", None, b"x\n"),
+        PatchedFile("/root/gone", b"1", None),
+        PatchedFile("/root/old", b"2", None),
+        PatchedFile("/root/moved", None, b"2", renamed_from="/root/old"),
     ]
 
 
 def test_a_renamed_file_keeps_its_origin() -> None:
     twice = codex("*** Update File: a", "*** Move to: b", "*** Update File: b", "*** Move to: c")
     changes = planned(twice, a=b"1")
-    assert changes[-1] == FileChange("/root/c", None, b"1", renamed_from="/root/a")
+    assert changes[-1] == PatchedFile("/root/c", None, b"1", renamed_from="/root/a")
     added = codex("*** Add File: a", "+x", "*** Update File: a", "*** Move to: b")
-    assert planned(added) == [FileChange("/root/b", None, b"x\n")]
+    assert planned(added) == [PatchedFile("/root/b", None, b"x\n")]
 
 
 def test_a_later_part_sees_the_changes_of_an_earlier_one() -> None:
     text = codex("*** Update File: f", "@@", "-a", "+b", "*** Update File: ./f", "@@", "-b", "+c")
-    assert planned(text, f=b"a\n") == [FileChange("/root/f", b"a\n", b"c\n")]
+    assert planned(text, f=b"a\n") == [PatchedFile("/root/f", b"a\n", b"c\n")]
 
 
 def test_an_added_file_replaces_an_existing_one() -> None:
     assert planned(codex("*** Add File: f", "+x"), f=b"old") == [
-        FileChange("/root/f", b"old", b"x\n")
+        PatchedFile("/root/f", b"old", b"x\n")
     ]
 
 
 def test_the_mode_of_git_is_kept() -> None:
     text = "diff --git a/f b/f\nold mode 100644\nnew mode 100755\n"
-    assert planned(text, f=b"x") == [FileChange("/root/f", b"x", b"x", 0o755)]
+    assert planned(text, f=b"x") == [PatchedFile("/root/f", b"x", b"x", 0o755)]
 
 
 def test_bytes_that_are_not_utf8_stay() -> None:
     text = codex("*** Update File: f", "@@", "-a", "+b")
-    assert planned(text, f=b"\xff\na\n") == [FileChange("/root/f", b"\xff\na\n", b"\xff\nb\n")]
+    assert planned(text, f=b"\xff\na\n") == [PatchedFile("/root/f", b"\xff\na\n", b"\xff\nb\n")]
 
 
 def test_a_missing_file_is_named() -> None:
@@ -77,7 +77,9 @@ def test_a_missing_file_is_named() -> None:
 
 
 def test_an_absolute_path_below_the_root_is_accepted() -> None:
-    assert planned(codex("*** Delete File: /root/f"), f=b"x") == [FileChange("/root/f", b"x", None)]
+    assert planned(codex("*** Delete File: /root/f"), f=b"x") == [
+        PatchedFile("/root/f", b"x", None)
+    ]
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "/rootless/x", "a/.", "..", "a/"])

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exec_server.patching.hunks import FilePatch, Hunk, Line, PatchFailed
+from exec_server.patching.hunks import FilePatch, Hunk, HunkLine, PatchFailed
 from exec_server.patching.unified_diff import parse
 
 pytestmark = pytest.mark.quick
 
 _HUNK = "@@ -1,2 +1,2 @@ def f():\n a\n-b\n+c\n"
-_PARSED = Hunk((Line(" ", "a"), Line("-", "b"), Line("+", "c")), first_line=1)
+_PARSED = Hunk((HunkLine(" ", "a"), HunkLine("-", "b"), HunkLine("+", "c")), first_line=1)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_files_are_added_deleted_and_renamed_without_hunks() -> None:
         "diff --git a/old b/moved\nsimilarity index 100%\nrename from old\nrename to moved\n"
         "diff --git a/script b/script\nold mode 100644\nnew mode 100755\n"
     )
-    added = Hunk((Line("+", "x"),), first_line=1)
-    removed = Hunk((Line("-", "x"),), first_line=1)
+    added = Hunk((HunkLine("+", "x"),), first_line=1)
+    removed = Hunk((HunkLine("-", "x"),), first_line=1)
     assert parse(text) == [
         FilePatch("add", "new", (added,), mode=0o755),
         FilePatch("delete", "gone", (removed,)),
@@ -72,7 +72,10 @@ def test_files_are_added_deleted_and_renamed_without_hunks() -> None:
 
 def test_a_missing_final_newline_is_marked() -> None:
     text = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+a\n"
-    assert parse(text)[0].hunks[0].lines == (Line("-", "a", has_newline=False), Line("+", "a"))
+    assert parse(text)[0].hunks[0].lines == (
+        HunkLine("-", "a", has_newline=False),
+        HunkLine("+", "a"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from exec_server.process.output import (
     OutputLog,
     RecentOutputBudget,
 )
-from exec_server.protocol.process import Chunk
+from exec_server.protocol.process import OutputChunk
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def log() -> OutputLog:
 
 
 _ONE, _TWO, _FOUR = (
-    Chunk(1, "stdout", b"abc"),
-    Chunk(2, "stderr", b"defg"),
-    Chunk(4, "stdout", b"h"),
+    OutputChunk(1, "stdout", b"abc"),
+    OutputChunk(2, "stderr", b"defg"),
+    OutputChunk(4, "stdout", b"h"),
 )
 
 
@@ -59,7 +59,7 @@ _ONE, _TWO, _FOUR = (
     ],
 )
 def test_read(
-    log: OutputLog, after: int, max_bytes: int | None, chunks: list[Chunk], next_seq: int
+    log: OutputLog, after: int, max_bytes: int | None, chunks: list[OutputChunk], next_seq: int
 ) -> None:
     assert log.read(after, max_bytes) == (chunks, next_seq)
 
@@ -81,7 +81,7 @@ def test_oldest_chunks_are_dropped_beyond_the_bytes() -> None:
     for _ in range(count):
         log.append("pty", bytes(CHUNK_BYTES))
     assert log.retained_bytes == RETAINED_BYTES
-    assert log.read(0, 0) == ([Chunk(1, "pty", bytes(CHUNK_BYTES))], 2)
+    assert log.read(0, 0) == ([OutputChunk(1, "pty", bytes(CHUNK_BYTES))], 2)
     log.append("pty", b"x")
     assert log.retained_bytes == RETAINED_BYTES - CHUNK_BYTES + 1
     chunks, next_seq = log.read(0, None)
@@ -96,7 +96,7 @@ def test_oldest_chunks_are_dropped_beyond_their_number() -> None:
     chunks, _ = log.read(0, None)
     assert (len(chunks), chunks[0].seq) == (RETAINED_CHUNKS, 6)
     assert log.retained_bytes == RETAINED_CHUNKS
-    assert log.read(3, 1) == ([Chunk(6, "stdout", b"x")], 7)
+    assert log.read(3, 1) == ([OutputChunk(6, "stdout", b"x")], 7)
 
 
 @pytest.fixture
@@ -344,7 +344,7 @@ def test_limited_read_from_either_end_is_that_of_all_chunks(after: int, max_byte
         (99, 10, []),
     ],
 )
-def test_next_chunks(log: OutputLog, after: int, count: int, chunks: list[Chunk]) -> None:
+def test_next_chunks(log: OutputLog, after: int, count: int, chunks: list[OutputChunk]) -> None:
     assert log.next_chunks(after, count) == chunks
 
 

@@ -20,10 +20,10 @@ from exec_server.process.process import PIPE_BYTES, READ_BYTES, DenialCheck, Pro
 from exec_server.process.spawn import Child
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (
-    Chunk,
     ClosedParams,
     ExitedParams,
     Listed,
+    OutputChunk,
     OutputParams,
     ProcessId,
     Signal,
@@ -189,7 +189,7 @@ def test_output_that_is_only_retained_is_numbered_and_can_be_read() -> None:
         os.write(world.stdout, b"quiet")
         await world.process.next_event()
         assert world.events == []
-        assert world.process.read(0, None).chunks == [Chunk(1, "stdout", b"quiet")]
+        assert world.process.read(0, None).chunks == [OutputChunk(1, "stdout", b"quiet")]
         world.process.set_flow("send")
         os.write(world.stdout, b"loud")
         assert await world.until(1) == [OutputParams(_ID, 2, "stdout", b"loud")]
@@ -342,7 +342,7 @@ def test_the_denial_check_sees_all_output() -> None:
     checked: list[tuple[int, bytes]] = []
 
     async def test() -> None:
-        def check(code: int, output: list[Chunk]) -> tuple[bool, Denial | None]:
+        def check(code: int, output: list[OutputChunk]) -> tuple[bool, Denial | None]:
             checked.append((code, b"".join(each.chunk for each in output)))
             return True, denial
 

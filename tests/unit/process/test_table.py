@@ -14,7 +14,13 @@ from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
 from exec_server.process.spawn import Child
 from exec_server.process.table import LaunchMode
-from exec_server.protocol.process import Chunk, ClosedParams, ExitedParams, OutputParams, ProcessId
+from exec_server.protocol.process import (
+    ClosedParams,
+    ExitedParams,
+    OutputChunk,
+    OutputParams,
+    ProcessId,
+)
 
 # ---- starting -------------------------------------------------------------------------
 
@@ -157,7 +163,7 @@ def test_the_denial_check_of_a_terminated_start_is_called(run: Run) -> None:
     async def test(world: World) -> None:
         checked: list[int] = []
 
-        def check(code: int, output: list[Chunk]) -> tuple[bool, None]:
+        def check(code: int, output: list[OutputChunk]) -> tuple[bool, None]:
             checked.append(code)
             return False, None
 

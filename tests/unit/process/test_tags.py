@@ -18,8 +18,8 @@ from exec_server.process.tags import (
     SERVER_TAG,
     SERVER_TAGS,
     UNLIMITED,
-    Carrier,
     Plan,
+    TagCarrier,
     choose_plan,
     tag_of,
 )
@@ -29,7 +29,7 @@ _NESTED = 1 << 50
 _LOW = 1000
 
 
-def _limits(locks: int, rss: int) -> Callable[[Carrier], int]:
+def _limits(locks: int, rss: int) -> Callable[[TagCarrier], int]:
     return lambda carrier: locks if carrier is LOCKS else rss
 
 

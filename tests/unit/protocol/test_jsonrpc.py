@@ -11,7 +11,7 @@ from exec_server.errors import InvalidRequest, MalformedMessage
 from exec_server.protocol import jsonrpc
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.json_text import MAX_DEPTH
-from exec_server.protocol.jsonrpc import Message, Notification, Request, Response
+from exec_server.protocol.jsonrpc import Message, Notification, Request, RpcResponse
 from exec_server.protocol.process import ClosedParams, ProcessId
 
 
@@ -28,8 +28,8 @@ from exec_server.protocol.process import ClosedParams, ProcessId
         ),
         (b'{"method":"initialized"}', Notification("initialized", None)),
         (b'{"method":"m","params":5,"unknown":true}', Notification("m", 5)),
-        (b'{"id":7,"result":null}', Response(7)),
-        (b'{"id":"x","error":{"code":-1,"message":"no","data":[1]}}', Response("x")),
+        (b'{"id":7,"result":null}', RpcResponse(7)),
+        (b'{"id":"x","error":{"code":-1,"message":"no","data":[1]}}', RpcResponse("x")),
     ],
 )
 def test_message(data: bytes, message: Message) -> None:

@@ -14,11 +14,11 @@ from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import (
     Confinable,
     Disabled,
-    Entry,
     ExactPath,
     FileUri,
     Managed,
     PolicyContext,
+    PolicyEntry,
     ProjectRoots,
     Restricted,
     Sandbox,
@@ -81,8 +81,8 @@ def test_entries_are_decoded() -> None:
     }
     decoded = decode(Sandbox, DISABLED | {"permissions": permissions})
     expected = [
-        Entry(ExactPath(FileUri.from_wire("file:///a")), "none"),
-        Entry(SpecialPath(ProjectRoots()), "write", "skip"),
+        PolicyEntry(ExactPath(FileUri.from_wire("file:///a")), "none"),
+        PolicyEntry(SpecialPath(ProjectRoots()), "write", "skip"),
     ]
     assert decoded.permissions == Managed(Restricted(expected), "enabled")
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.proxy.credentials import Destination, parse_destination
+from exec_server.proxy.credentials import CredentialDestination, parse_destination
 
 
 @pytest.mark.parametrize(
     ("prefix", "destination"),
     [
-        ("https://Api.Example/", Destination("https", "api.example", 443, "/")),
-        ("https://api.example", Destination("https", "api.example", 443, "/")),
-        ("https://api.example:8443/v1/", Destination("https", "api.example", 8443, "/v1/")),
-        ("https://*.a.example/v1", Destination("https", "*.a.example", 443, "/v1")),
-        ("http://127.0.0.1:99/", Destination("http", "127.0.0.1", 99, "/")),
-        ("http://[::1]/", Destination("http", "::1", 80, "/")),
-        ("http://localhost/x", Destination("http", "localhost", 80, "/x")),
+        ("https://Api.Example/", CredentialDestination("https", "api.example", 443, "/")),
+        ("https://api.example", CredentialDestination("https", "api.example", 443, "/")),
+        (
+            "https://api.example:8443/v1/",
+            CredentialDestination("https", "api.example", 8443, "/v1/"),
+        ),
+        ("https://*.a.example/v1", CredentialDestination("https", "*.a.example", 443, "/v1")),
+        ("http://127.0.0.1:99/", CredentialDestination("http", "127.0.0.1", 99, "/")),
+        ("http://[::1]/", CredentialDestination("http", "::1", 80, "/")),
+        ("http://localhost/x", CredentialDestination("http", "localhost", 80, "/x")),
     ],
 )
-def test_prefixes(prefix: str, destination: Destination) -> None:
+def test_prefixes(prefix: str, destination: CredentialDestination) -> None:
     assert parse_destination(prefix) == destination
 
 

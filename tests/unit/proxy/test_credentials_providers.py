@@ -13,7 +13,7 @@ from exec_server.proxy.credentials import (
     MAX_CHARACTERS,
     MAX_ITEMS,
     MAX_PROVIDERS,
-    Destination,
+    CredentialDestination,
     Provider,
     Usage,
     built_in_providers,
@@ -51,19 +51,19 @@ def test_a_prefix_that_a_variable_names() -> None:
     assert provider.usage_in({}).destinations == ()
     for value in ("http://a.example/", "https://", "https://a.example:x/"):
         assert provider.usage_in({"MY_URL": value}).destinations == ()
-    expected = (Destination("https", "a.example", 443, "/x"),)
+    expected = (CredentialDestination("https", "a.example", 443, "/x"),)
     assert provider.usage_in({"MY_URL": " https://a.example/x "}).destinations == expected
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("127.0.0.1:99/x", Destination("http", "127.0.0.1", 99, "/x")),
-        ("localhost", Destination("http", "localhost", 80)),
-        ("a.example:444", Destination("https", "a.example", 444)),
+        ("127.0.0.1:99/x", CredentialDestination("http", "127.0.0.1", 99, "/x")),
+        ("localhost", CredentialDestination("http", "localhost", 80)),
+        ("a.example:444", CredentialDestination("https", "a.example", 444)),
     ],
 )
-def test_a_prefix_without_a_scheme(value: str, expected: Destination) -> None:
+def test_a_prefix_without_a_scheme(value: str, expected: CredentialDestination) -> None:
     provider = _provider(url_prefixes=[], url_prefix_from_env="MY_URL")
     assert provider.usage_in({"MY_URL": value}).destinations == (expected,)
     _, enterprise, _ = built_in_providers()
@@ -73,10 +73,10 @@ def test_a_prefix_without_a_scheme(value: str, expected: Destination) -> None:
 
 def test_built_in_providers_of_ones_own_hosts() -> None:
     _, enterprise, openai = built_in_providers()
-    expected = (Destination("https", "git.example", 443, "/"),)
+    expected = (CredentialDestination("https", "git.example", 443, "/"),)
     assert enterprise.usage_in({"GH_HOST": "Git.example"}).destinations == expected
     further = openai.usage_in({"OPENAI_BASE_URL": "https://a.example/v1"}).destinations
-    assert further[1:] == (Destination("https", "a.example", 443, "/v1"),)
+    assert further[1:] == (CredentialDestination("https", "a.example", 443, "/v1"),)
 
 
 @pytest.mark.parametrize(

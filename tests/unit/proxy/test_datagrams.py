@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.proxy import datagrams as module
-from exec_server.proxy.datagrams import Datagram, Destinations, Place, decode, encode
+from exec_server.proxy.datagrams import Datagram, DatagramDestinations, Place, decode, encode
 
 _V4 = b"\0\0\0\x01\x08\x08\x08\x08\x00\x35"
 _A = Place("8.8.8.8", 53)
@@ -52,7 +52,7 @@ def test_answers() -> None:
 
 
 def test_the_first_datagram_waits_for_the_decision() -> None:
-    destinations = Destinations()
+    destinations = DatagramDestinations()
     assert destinations.add(Datagram(_A, b"1"))
     assert not destinations.add(Datagram(_A, b"2"))
     assert destinations.address(_A) is None
@@ -65,7 +65,7 @@ def test_the_first_datagram_waits_for_the_decision() -> None:
 
 
 def test_a_refusal_is_remembered() -> None:
-    destinations = Destinations()
+    destinations = DatagramDestinations()
     assert destinations.add(Datagram(_A, b"1"))
     assert destinations.decide(_A, None) == []
     assert not destinations.add(Datagram(_A, b"2"))
@@ -74,14 +74,14 @@ def test_a_refusal_is_remembered() -> None:
 
 
 def test_an_address_has_one_meaning_in_all_spellings() -> None:
-    destinations = Destinations()
+    destinations = DatagramDestinations()
     destinations.add(Datagram(_A, b""))
     destinations.decide(_A, "::ffff:102:304")
     assert destinations.is_peer("::ffff:1.2.3.4", 53)
 
 
 def test_waiting_datagrams_are_limited() -> None:
-    destinations = Destinations()
+    destinations = DatagramDestinations()
     for number in range(module.MAX_WAITING):
         assert destinations.add(Datagram(Place("a.test", number), b""))
     assert not destinations.add(Datagram(_A, b"dropped"))
@@ -91,7 +91,7 @@ def test_waiting_datagrams_are_limited() -> None:
 
 
 def test_the_oldest_destination_is_forgotten() -> None:
-    destinations = Destinations()
+    destinations = DatagramDestinations()
     places = [Place("a.test", number) for number in range(module.MAX_DESTINATIONS)]
     for place in places:
         destinations.add(Datagram(place, b""))

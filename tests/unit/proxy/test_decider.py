@@ -13,7 +13,7 @@ from tests.support.network import launch
 from exec_server.protocol.network import DecisionParams, Destination, PolicyParams
 from exec_server.proxy import decider as module
 from exec_server.proxy.decider import Decider, decode_answer
-from exec_server.proxy.policy import Decision, NetworkPolicy, Request
+from exec_server.proxy.policy import Decision, NetworkAccess, NetworkPolicy
 
 
 class FakeClient:
@@ -48,7 +48,7 @@ class FakeClient:
         protocol = members.pop("protocol", "http")
         members.setdefault("domains", {"*": "allow", "bad.test": "deny"})
         policy = NetworkPolicy(launch(**members))
-        request = Request(protocol, host, port, "127.0.0.1:5", method)
+        request = NetworkAccess(protocol, host, port, "127.0.0.1:5", method)
         return asyncio.run(Decider("p", policy, self, self.resolve).decide(request))
 
 

@@ -8,8 +8,8 @@ import h11
 import pytest
 
 from exec_server.proxy import http_messages as messages
-from exec_server.proxy.http_messages import BadRequest, Head, Target
-from exec_server.proxy.policy import Decision, Request
+from exec_server.proxy.http_messages import BadRequest, Head, RequestTarget
+from exec_server.proxy.policy import Decision, NetworkAccess
 
 _DATE = b"Mon, 16 Nov 2026 12:54:40 GMT"
 
@@ -29,24 +29,24 @@ def _request(target: str, host: str, method: str = "GET", more: str = "") -> h11
 @pytest.mark.parametrize(
     ("target", "host", "expected"),
     [
-        ("http://A.test/p?q=1", "a.TEST", Target("a.test", 80, b"/p?q=1")),
-        ("http://a.test:81", "a.test:81", Target("a.test", 81, b"/")),
-        ("http://a.test:80/", "a.test", Target("a.test", 80, b"/")),
-        ("http://u:p@a.test/", "a.test", Target("a.test", 80, b"/")),
-        ("HTTP://a.test./x", "a.test", Target("a.test", 80, b"/x")),
-        ("http://[::1]:8/", "[0::1]:8", Target("::1", 8, b"/")),
-        ("http://a.test/?", "", Target("a.test", 80, b"/")),
-        ("/origin/form", "a.test:9", Target("a.test", 9, b"/origin/form")),
+        ("http://A.test/p?q=1", "a.TEST", RequestTarget("a.test", 80, b"/p?q=1")),
+        ("http://a.test:81", "a.test:81", RequestTarget("a.test", 81, b"/")),
+        ("http://a.test:80/", "a.test", RequestTarget("a.test", 80, b"/")),
+        ("http://u:p@a.test/", "a.test", RequestTarget("a.test", 80, b"/")),
+        ("HTTP://a.test./x", "a.test", RequestTarget("a.test", 80, b"/x")),
+        ("http://[::1]:8/", "[0::1]:8", RequestTarget("::1", 8, b"/")),
+        ("http://a.test/?", "", RequestTarget("a.test", 80, b"/")),
+        ("/origin/form", "a.test:9", RequestTarget("a.test", 9, b"/origin/form")),
     ],
 )
-def test_targets(target: str, host: str, expected: Target) -> None:
+def test_targets(target: str, host: str, expected: RequestTarget) -> None:
     assert messages.find_target(_request(target, host)) == expected
 
 
 def test_target_of_a_whole_server() -> None:
     request = _request("*", "a.test:81", "OPTIONS")
     target = messages.find_target(request)
-    assert target == Target("a.test", 81, b"*")
+    assert target == RequestTarget("a.test", 81, b"*")
     assert messages.forwarded_request(request, target, absolute=False).start == (
         b"OPTIONS * HTTP/1.1"
     )
@@ -60,7 +60,7 @@ def test_target_of_a_whole_server() -> None:
 
 def test_target_of_connect() -> None:
     request = _request("a.test:443", "anything", "CONNECT")
-    assert messages.find_target(request) == Target("a.test", 443, b"")
+    assert messages.find_target(request) == RequestTarget("a.test", 443, b"")
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_encoded_answers() -> None:
 )
 def test_refusals(reason: str, error: str, message: str) -> None:
     decision = Decision("deny", "decider", reason)
-    request = Request("http", "a.test", 80, "127.0.0.1:1", "GET")
+    request = NetworkAccess("http", "a.test", 80, "127.0.0.1:1", "GET")
     head, body = messages.block_answer(request, decision, _DATE)
     assert head == Head(
         b"HTTP/1.1 403 Forbidden",
@@ -331,6 +331,6 @@ def test_refusals(reason: str, error: str, message: str) -> None:
         "port": 80,
         "message": message,
     }
-    tunnel = Request("https_connect", "a.test", 443, "127.0.0.1:1", "CONNECT")
+    tunnel = NetworkAccess("https_connect", "a.test", 443, "127.0.0.1:1", "CONNECT")
     head, body = messages.block_answer(tunnel, decision, _DATE)
     assert (head.start, body) == (b"HTTP/1.1 403 Forbidden", message.encode())

@@ -41,7 +41,7 @@ from exec_server.relay.noise import (
     Responder,
     prologue,
 )
-from exec_server.relay.records import Channel
+from exec_server.relay.records import RelayChannel
 
 _FILE = json.loads((Path(__file__).parents[2] / "vectors" / "relay_frames.json").read_text())
 
@@ -71,13 +71,13 @@ def test_handshake_asks_the_registry_and_opens_a_stream(link: FakeLink) -> None:
     assert len(link.streams) == 1
     (receiver,) = link.opened
     assert receiver.channel.stream_id == "stream-1"
-    check_alive(link, Channel("stream-1", initiator.read_second(answer.payload)), receiver)
+    check_alive(link, RelayChannel("stream-1", initiator.read_second(answer.payload)), receiver)
     assert link.failures() == 0
 
 
 def test_answer_is_sent_before_the_stream_can_say_anything() -> None:
     class Talker(FakeLink):
-        def stream_opened(self, channel: Channel) -> FakeReceiver:
+        def stream_opened(self, channel: RelayChannel) -> FakeReceiver:
             self.send_frame(channel.seal(b"hello"))
             return super().stream_opened(channel)
 
@@ -89,7 +89,7 @@ def test_answer_is_sent_before_the_stream_can_say_anything() -> None:
 
 def test_a_stream_that_cannot_be_opened_is_reset() -> None:
     class Full(FakeLink):
-        def stream_opened(self, channel: Channel) -> FakeReceiver:
+        def stream_opened(self, channel: RelayChannel) -> FakeReceiver:
             raise MemoryError
 
     link = Full()
@@ -269,7 +269,7 @@ def test_stream_id_used_again_while_the_old_attempt_is_judged(link: FakeLink) ->
     assert link.finish_handshake(old, is_valid=False) == []
     assert (link.opened, new.is_cancelled) == ([], False)
     (answer,) = link.finish_handshake(new, is_valid=True)
-    harness = Channel("s", initiator.read_second(answer.payload))
+    harness = RelayChannel("s", initiator.read_second(answer.payload))
     assert link.finish_handshake(old, is_valid=False) == []
     check_alive(link, harness, link.opened[0])
 
@@ -467,7 +467,7 @@ def test_prepared_response_is_sent_when_the_key_is_valid(link: FakeLink) -> None
     assert link.sent == []
     (answer,) = link.finish_handshake(handshake, is_valid=True)
     assert answer.payload == prepared[0]
-    check_alive(link, Channel("s", initiator.read_second(answer.payload)), link.opened[0])
+    check_alive(link, RelayChannel("s", initiator.read_second(answer.payload)), link.opened[0])
 
 
 def test_cancelled_handshake_is_not_prepared(

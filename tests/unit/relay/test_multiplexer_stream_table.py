@@ -15,7 +15,7 @@ from tests.support.relay_link import (
 
 from exec_server.relay.frames import Frame, Kind, decode
 from exec_server.relay.multiplexer import BURST_FAILURES
-from exec_server.relay.records import Channel
+from exec_server.relay.records import RelayChannel
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_receiver_hears_of_data_that_complete_no_message(link: FakeLink) -> None
     assert link.opened[0].batches == [[], [bytes(70_000)]]
 
 
-def _broken_data(harness: Channel) -> Iterator[Frame]:
+def _broken_data(harness: RelayChannel) -> Iterator[Frame]:
     """One frame for each way to break the rules of an active stream."""
     yield Frame(harness.stream_id, Kind.DATA, b"forged", seq=0)
     yield Frame(harness.stream_id, Kind.DATA, b"far", seq=65)
@@ -197,7 +197,7 @@ class _Defective(FakeReceiver):
 class _LinkWithDefect(FakeLink):
     """Its first stream has a receiver with a defect."""
 
-    def stream_opened(self, channel: Channel) -> FakeReceiver:
+    def stream_opened(self, channel: RelayChannel) -> FakeReceiver:
         made = FakeReceiver(channel) if self.opened else _Defective(channel)
         self.opened.append(made)
         return made

@@ -13,7 +13,7 @@ from exec_server.relay.noise import Cipher, Ciphers
 from exec_server.relay.records import (
     MESSAGE_BYTES,
     RECORD_BYTES,
-    Channel,
+    RelayChannel,
     length_prefix,
     with_length_prefix,
 )
@@ -27,18 +27,18 @@ _SEGMENTS: list[dict[str, Any]] = [
 ]
 
 
-def _pair() -> tuple[Channel, Channel]:
+def _pair() -> tuple[RelayChannel, RelayChannel]:
     """Both ends of one stream."""
-    ours = Channel("stream-1", Ciphers(Cipher(_THERE), Cipher(_BACK)))
-    theirs = Channel("stream-1", Ciphers(Cipher(_BACK), Cipher(_THERE)))
+    ours = RelayChannel("stream-1", Ciphers(Cipher(_THERE), Cipher(_BACK)))
+    theirs = RelayChannel("stream-1", Ciphers(Cipher(_BACK), Cipher(_THERE)))
     return ours, theirs
 
 
-def _frames(sender: Channel, message: bytes) -> list[Frame]:
+def _frames(sender: RelayChannel, message: bytes) -> list[Frame]:
     return [decode(sender.seal(piece)) for piece in sender.records(message)]
 
 
-def _refusal(receiver: Channel, frame: Frame) -> str:
+def _refusal(receiver: RelayChannel, frame: Frame) -> str:
     with pytest.raises(RelayError) as refused:
         receiver.receive(frame)
     return str(refused.value)

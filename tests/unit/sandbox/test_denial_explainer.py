@@ -13,7 +13,7 @@ from exec_server.errors import NotFound
 from exec_server.protocol import files
 from exec_server.protocol.files import ConfinableParams
 from exec_server.protocol.paths import PathUri
-from exec_server.protocol.process import Chunk
+from exec_server.protocol.process import OutputChunk
 from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.denial_explainer import CommandDenials, DenialExplainer
 from exec_server.sandbox.policy.model import Network, Policy, Rule
@@ -71,8 +71,8 @@ def test_an_error_without_a_rule_stays_as_it_is() -> None:
     assert failure.data is None
 
 
-def _output(text: str) -> list[Chunk]:
-    return [Chunk(1, "stderr", text.encode())]
+def _output(text: str) -> list[OutputChunk]:
+    return [OutputChunk(1, "stderr", text.encode())]
 
 
 READ_ONLY_ERROR = "touch: cannot touch '/etc/x': Read-only file system"
@@ -97,7 +97,7 @@ def test_a_successful_command_is_not_denied_but_its_denial_is_known() -> None:
 
 
 def test_words_spread_over_streams_are_a_denial_without_a_line() -> None:
-    chunks = [Chunk(1, "stdout", b"permission "), Chunk(2, "stderr", b"denied")]
+    chunks = [OutputChunk(1, "stdout", b"permission "), OutputChunk(2, "stderr", b"denied")]
     expected = (True, Denial(None, None, None, None))
     assert CommandDenials(_policy(), "/").check(1, chunks) == expected
 

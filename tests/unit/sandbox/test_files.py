@@ -20,7 +20,7 @@ from exec_server.sandbox.policy.model import Glob, Policy, Rule
 PARAMS = files.ReadFileParams(PathUri.from_wire("/secret"))
 
 
-def _sandbox(*entries: wire.Entry, **members: Any) -> wire.Sandbox:
+def _sandbox(*entries: wire.PolicyEntry, **members: Any) -> wire.Sandbox:
     return wire.Sandbox(
         permissions=wire.Managed(wire.Restricted(list(entries), None), "restricted"),
         windows_sandbox_level="disabled",
@@ -28,12 +28,12 @@ def _sandbox(*entries: wire.Entry, **members: Any) -> wire.Sandbox:
     )
 
 
-def _root(access: wire.Access) -> wire.Entry:
-    return wire.Entry(wire.SpecialPath(wire.Root()), access)
+def _root(access: wire.Access) -> wire.PolicyEntry:
+    return wire.PolicyEntry(wire.SpecialPath(wire.Root()), access)
 
 
-def _path(path: str, access: wire.Access) -> wire.Entry:
-    return wire.Entry(wire.ExactPath(wire.FileUri.from_wire("file://" + path)), access)
+def _path(path: str, access: wire.Access) -> wire.PolicyEntry:
+    return wire.PolicyEntry(wire.ExactPath(wire.FileUri.from_wire("file://" + path)), access)
 
 
 def _file_sandbox() -> FileSandbox:
@@ -56,7 +56,7 @@ def test_a_disabled_sandbox_has_no_policy() -> None:
     ],
 )
 def test_reads_are_trusted_if_every_read_is_allowed(
-    entries: list[wire.Entry], reading: bool, expected: bool
+    entries: list[wire.PolicyEntry], reading: bool, expected: bool
 ) -> None:
     policy = _file_sandbox().policy_for(_sandbox(*entries), reading=reading)
     assert policy is not None

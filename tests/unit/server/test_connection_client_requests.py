@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.protocol.jsonrpc import Response
+from exec_server.protocol.jsonrpc import RpcResponse
 from exec_server.protocol.network import POLICY_REQUEST, Destination, PolicyParams
 from exec_server.server import connection as module
 from exec_server.server.connection import ClientRequests
@@ -29,8 +29,8 @@ def test_answers_in_any_order() -> None:
     async def scenario(requests: ClientRequests, sent: list[Any]) -> None:
         first, second = (requests.ask(POLICY_REQUEST, _PARAMS) for _ in range(2))
         assert [message["id"] for message in sent] == [1, 2]
-        assert requests.answer(Response(2, "b"))
-        assert requests.answer(Response(1, "a"))
+        assert requests.answer(RpcResponse(2, "b"))
+        assert requests.answer(RpcResponse(1, "a"))
         assert (await first, await second) == ("a", "b")
 
     _run(scenario)
@@ -39,13 +39,13 @@ def test_answers_in_any_order() -> None:
 def test_answers_to_finished_requests_are_ignored() -> None:
     async def scenario(requests: ClientRequests, sent: list[Any]) -> None:
         first = requests.ask(POLICY_REQUEST, _PARAMS)
-        assert requests.answer(Response(1, "a"))
-        assert requests.answer(Response(1, "b"))
+        assert requests.answer(RpcResponse(1, "a"))
+        assert requests.answer(RpcResponse(1, "b"))
         assert await first == "a"
-        assert requests.answer(Response(1, "c"))
+        assert requests.answer(RpcResponse(1, "c"))
         given_up = requests.ask(POLICY_REQUEST, _PARAMS)
         given_up.cancel()
-        assert requests.answer(Response(2, "d"))
+        assert requests.answer(RpcResponse(2, "d"))
 
     _run(scenario)
 
@@ -54,7 +54,7 @@ def test_answers_to_finished_requests_are_ignored() -> None:
 def test_answers_without_a_request(number: int | str) -> None:
     async def scenario(requests: ClientRequests, sent: list[Any]) -> None:
         requests.ask(POLICY_REQUEST, _PARAMS)
-        assert not requests.answer(Response(number))
+        assert not requests.answer(RpcResponse(number))
 
     _run(scenario)
 
@@ -76,7 +76,7 @@ def test_open_requests_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_lost_connection_answers_nothing() -> None:
     async def scenario(requests: ClientRequests, sent: list[Any]) -> None:
         waiting, answered = (requests.ask(POLICY_REQUEST, _PARAMS) for _ in range(2))
-        requests.answer(Response(2, "a"))
+        requests.answer(RpcResponse(2, "a"))
         requests.close()
         assert (await waiting, await answered) == (None, "a")
         assert await requests.ask(POLICY_REQUEST, _PARAMS) is None

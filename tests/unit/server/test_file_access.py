@@ -120,7 +120,7 @@ def test_another_policy_needs_a_worker() -> None:
 
 def _long_sandbox(entries: int, roots: int) -> wire.Sandbox:
     root = wire.FileUri.from_wire("file:///r")
-    entry = wire.Entry(wire.SpecialPath(wire.ProjectRoots()), "write")
+    entry = wire.PolicyEntry(wire.SpecialPath(wire.ProjectRoots()), "write")
     return wire.Sandbox(
         permissions=wire.Managed(wire.Restricted([entry] * entries), "restricted"),
         workspace_roots=[root] * roots,

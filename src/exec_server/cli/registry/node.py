@@ -30,7 +30,7 @@ from exec_server.hosting.engines import open_database
 from exec_server.hosting.http_connection import SOCKETS, WANTED_DESCRIPTORS, Capacity, capacity_of
 from exec_server.hosting.http_messages import Networks
 from exec_server.hosting.rules import secret_hash
-from exec_server.hosting.service import Listening, MetricsAccess, Options, Signals, serve
+from exec_server.hosting.service import Listening, MetricsAccess, ServiceOptions, Signals, serve
 from exec_server.net.listen import BoundSocket, TcpAddress, parse_listen_url
 from exec_server.net.tls_acceptor import ServerCertificate
 from exec_server.protocol.urls import Url
@@ -59,7 +59,7 @@ def run_node(arguments: argparse.Namespace) -> int:
     _hide_memory()
     place = _bind(arguments, certificate)
     try:
-        options = Options(
+        options = ServiceOptions(
             place.public_url,
             place.node_url,
             arguments.ticket_seconds,

@@ -31,7 +31,7 @@ from exec_server.process.spawn import Child, Streams, encode, spawn_first
 from exec_server.protocol import decoding
 from exec_server.protocol import sandbox as protocol_sandbox
 from exec_server.protocol.paths import path_to_uri
-from exec_server.protocol.process import Chunk
+from exec_server.protocol.process import OutputChunk
 from exec_server.protocol.sandbox import Confinable, Sandbox
 from exec_server.sandbox.denial_explainer import CommandDenials
 from exec_server.sandbox.policy import compiler
@@ -327,7 +327,7 @@ def describe_denial(denials: CommandDenials, policy: Policy, code: int, stderr: 
             policy, os.path.realpath(path), operation
         )
 
-    denial = denials.find(code, [Chunk(1, "stderr", stderr)], explain)
+    denial = denials.find(code, [OutputChunk(1, "stderr", stderr)], explain)
     if denial is None or (denial.text is None and denial.rule is None):
         return ""
     if denial.rule is None:

@@ -32,7 +32,7 @@ from exec_server.registry.http import HttpClient
 from exec_server.relay.frames import FRAME_BYTES
 from exec_server.relay.noise import Identity, Initiator, prologue
 from exec_server.relay.plain import PlainChannel
-from exec_server.relay.records import Channel
+from exec_server.relay.records import RelayChannel
 
 # For the handshake on an open WebSocket.
 HANDSHAKE_SECONDS = 10.0
@@ -183,7 +183,7 @@ class RelayDialer:
         except BaseException:
             link.close(GOING_AWAY, "")
             raise
-        return link.open(Channel(link.stream_id, ciphers), make_receiver)
+        return link.open(RelayChannel(link.stream_id, ciphers), make_receiver)
 
 
 class PlainRelayDialer:

@@ -228,7 +228,7 @@ METHODS: Final = {
 # ---- probes ---------------------------------------------------------------------------
 
 
-class Probe(msgspec.Struct, frozen=True):
+class FeatureProbe(msgspec.Struct, frozen=True):
     """A request that changes nothing, and whether its answer shows a feature."""
 
     feature: str
@@ -287,27 +287,31 @@ _WRITE: Final = {"processId": "", "chunk": "", "writeId": 0}
 
 # A feature is there if one of its probes shows it.
 PROBES: Final = (
-    Probe("has_uri_paths", "fs/getMetadata", _ROOT_URI, _is_result),
-    Probe("has_uri_directories", process.START.name, _START | {"argv": ["/"]}, _is_directory),
-    Probe("has_file_sizes", "fs/getMetadata", _ROOT_URI, _has_size),
-    Probe("has_file_sizes", "fs/getMetadata", _ROOT, _has_size),
-    Probe(
+    FeatureProbe("has_uri_paths", "fs/getMetadata", _ROOT_URI, _is_result),
+    FeatureProbe(
+        "has_uri_directories", process.START.name, _START | {"argv": ["/"]}, _is_directory
+    ),
+    FeatureProbe("has_file_sizes", "fs/getMetadata", _ROOT_URI, _has_size),
+    FeatureProbe("has_file_sizes", "fs/getMetadata", _ROOT, _has_size),
+    FeatureProbe(
         "refuses_symlinks",
         "fs/getMetadata",
         _ROOT_URI | {"followSymlinks": "?"},
         _is_member,
     ),
-    Probe("confines_files", "fs/getMetadata", _ROOT_URI | _NO_POLICY, _is_sandbox),
-    Probe("confines_files", "fs/getMetadata", _ROOT | _NO_POLICY, _is_sandbox),
-    Probe("has_canonicalize", "fs/canonicalize", {}, _is_method),
-    Probe("has_walk", "fs/walk", {}, _is_method),
-    Probe("has_open_files", "fs/open", {}, _is_method),
-    Probe("has_interrupt", process.SIGNAL.name, {}, _is_method),
-    Probe("has_status", STATUS.name, None, _is_method),
-    Probe("has_stdin_pipes", process.START.name, _START | {"pipeStdin": "?"}, _is_member),
-    Probe("has_environment_policies", process.START.name, _START | {"envPolicy": "?"}, _is_member),
-    Probe("confines_commands", process.START.name, _START | {"sandbox": "?"}, _is_member),
-    Probe("repeats_writes_safely", process.WRITE.name, _WRITE, _is_member),
+    FeatureProbe("confines_files", "fs/getMetadata", _ROOT_URI | _NO_POLICY, _is_sandbox),
+    FeatureProbe("confines_files", "fs/getMetadata", _ROOT | _NO_POLICY, _is_sandbox),
+    FeatureProbe("has_canonicalize", "fs/canonicalize", {}, _is_method),
+    FeatureProbe("has_walk", "fs/walk", {}, _is_method),
+    FeatureProbe("has_open_files", "fs/open", {}, _is_method),
+    FeatureProbe("has_interrupt", process.SIGNAL.name, {}, _is_method),
+    FeatureProbe("has_status", STATUS.name, None, _is_method),
+    FeatureProbe("has_stdin_pipes", process.START.name, _START | {"pipeStdin": "?"}, _is_member),
+    FeatureProbe(
+        "has_environment_policies", process.START.name, _START | {"envPolicy": "?"}, _is_member
+    ),
+    FeatureProbe("confines_commands", process.START.name, _START | {"sandbox": "?"}, _is_member),
+    FeatureProbe("repeats_writes_safely", process.WRITE.name, _WRITE, _is_member),
 )
 
 

@@ -155,15 +155,15 @@ async def _settle(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> No
 class ConnectionOwner(Protocol):
     """What a connection reports; `session.ClientSession` implements it."""
 
-    def message_received(self, connection: Connection, envelope: Envelope) -> None:
+    def message_received(self, connection: ClientConnection, envelope: Envelope) -> None:
         """A message was received; raises MalformedMessage if its content is wrong."""
         ...
 
-    def message_malformed(self, connection: Connection, error: MalformedMessage) -> None:
+    def message_malformed(self, connection: ClientConnection, error: MalformedMessage) -> None:
         """A message was received that cannot be understood."""
         ...
 
-    def give_up(self, connection: Connection, reason: str) -> None:
+    def give_up(self, connection: ClientConnection, reason: str) -> None:
         """The server keeps the client busy with useless messages."""
         ...
 
@@ -171,12 +171,12 @@ class ConnectionOwner(Protocol):
         """The stream takes data again."""
         ...
 
-    def connection_ended(self, connection: Connection, reason: str) -> None:
+    def connection_ended(self, connection: ClientConnection, reason: str) -> None:
         """The stream has ended."""
         ...
 
 
-class Connection:
+class ClientConnection:
     """A stream, and the calls on it that are not answered."""
 
     __slots__ = (
@@ -369,7 +369,7 @@ class ClientSession:
         self._loop: asyncio.AbstractEventLoop | None = None  # from entering on
         self._is_closed = False
         self._recovery: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
+        self._connection: ClientConnection | None = None
         self._end_reason: str | None = None
         self._renewal_error: ExecServerError | None = None
         self._queue = CallQueue()
@@ -573,7 +573,7 @@ class ClientSession:
                 return
             self._send(connection, self._queue.pop())
 
-    def _send(self, connection: Connection, call: PendingCall) -> None:
+    def _send(self, connection: ClientConnection, call: PendingCall) -> None:
         connection.last_id += 1
         connection.pending[connection.last_id] = call
         call.send(connection.stream, connection.last_id)
@@ -604,10 +604,10 @@ class ClientSession:
 
     async def _attach(self, resume: SessionId | None) -> None:
         """Make one attempt to open a connection and complete the handshake."""
-        made: list[Connection] = []
+        made: list[ClientConnection] = []
 
-        def make_receiver(stream: MessageStream) -> Connection:
-            made.append(Connection(self, stream))
+        def make_receiver(stream: MessageStream) -> ClientConnection:
+            made.append(ClientConnection(self, stream))
             return made[0]
 
         await self._dialer.open(make_receiver)
@@ -638,7 +638,7 @@ class ClientSession:
                 self._drop(connection, "initialize failed")
             raise
 
-    def _accept(self, connection: Connection, resume: SessionId | None, answer: Raw) -> None:
+    def _accept(self, connection: ClientConnection, resume: SessionId | None, answer: Raw) -> None:
         """Take the answer to `initialize`; use the connection if the server describes itself."""
         initialized = decode_initialize_answer(answer)
         if resume is not None and initialized.session_id != resume:
@@ -654,7 +654,7 @@ class ClientSession:
         if resume is not None or initialized.environment_info is not UNSET:
             self._use(connection, resume)
 
-    async def _discover(self, connection: Connection) -> None:
+    async def _discover(self, connection: ClientConnection) -> None:
         """Ask a server that does not describe itself, before anything else uses the connection."""
 
         def ask(method: str, params: object) -> asyncio.Future[Raw]:
@@ -669,7 +669,7 @@ class ClientSession:
             raise ConnectFailed("timed out waiting for environment/info") from None
         self.environment_info, self.features = found
 
-    def _use(self, connection: Connection, resume: SessionId | None) -> None:
+    def _use(self, connection: ClientConnection, resume: SessionId | None) -> None:
         """Let the session use a connection past its handshake."""
         self._connection = connection
         if self._pauses:
@@ -683,28 +683,28 @@ class ClientSession:
             self.on_renewed()
         self.send_queued()
 
-    def message_malformed(self, connection: Connection, error: MalformedMessage) -> None:
+    def message_malformed(self, connection: ClientConnection, error: MalformedMessage) -> None:
         """End the session: its server is broken, and the content of the message is lost.
 
         A process whose output was in it would otherwise seem to have ended in order.
         """
         self.give_up(connection, f"malformed message from the server: {error}")
 
-    def give_up(self, connection: Connection, reason: str) -> None:
+    def give_up(self, connection: ClientConnection, reason: str) -> None:
         """End the session, or the connection before it is used."""
         if connection is self._connection:
             self._end(reason, _PROTOCOL_ERROR)
         else:
             self._drop(connection, reason, _PROTOCOL_ERROR)
 
-    def _drop(self, connection: Connection, reason: str, code: int = _NORMAL) -> None:
+    def _drop(self, connection: ClientConnection, reason: str, code: int = _NORMAL) -> None:
         """Close a connection; the answers to its requests are lost."""
         if connection.end_reason is None:
             log.info("connection ends: %s", printable(reason))
             self.connection_ended(connection, reason)
             connection.stream.close(code, reason[:100].encode("ascii", "replace").decode())
 
-    def connection_ended(self, connection: Connection, reason: str) -> None:
+    def connection_ended(self, connection: ClientConnection, reason: str) -> None:
         """Requeue or fail the calls of a connection, and reconnect; called once for each."""
         connection.end_reason = reason
         calls = [call for call in connection.pending.values() if not call.future.done()]
@@ -799,7 +799,7 @@ class ClientSession:
 
     # ---- received messages ------------------------------------------------------------
 
-    def message_received(self, connection: Connection, envelope: Envelope) -> None:
+    def message_received(self, connection: ClientConnection, envelope: Envelope) -> None:
         """Pass on an answer, a notification or a request; raises MalformedMessage."""
         if envelope.method is UNSET:
             self._answer_received(connection, envelope)
@@ -810,7 +810,7 @@ class ClientSession:
         else:
             self._request_received(connection, envelope)
 
-    def _answer_received(self, connection: Connection, envelope: Envelope) -> None:
+    def _answer_received(self, connection: ClientConnection, envelope: Envelope) -> None:
         request_id = envelope.id
         call = connection.pending.pop(request_id, None) if type(request_id) is int else None
         if call is not None:
@@ -831,7 +831,7 @@ class ClientSession:
             log.info("the server answered a request that was not made")
             connection.judge(is_useful=False)
 
-    def _request_received(self, connection: Connection, envelope: Envelope) -> None:
+    def _request_received(self, connection: ClientConnection, envelope: Envelope) -> None:
         assert envelope.id is not UNSET
         assert envelope.method is not UNSET
         if envelope.method == INITIALIZE.name and connection is not self._connection:

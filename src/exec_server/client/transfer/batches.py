@@ -56,16 +56,16 @@ _WRITE: Final[Call[Attached[WriteFilesParams], WriteFilesResult]] = Call(
 )
 
 
-class Batch(NamedTuple):
+class FileBatch(NamedTuple):
     """Small files of a tree, and where they are on the server."""
 
     items: list[Item]
     paths: list[PathUri]
 
 
-def batches_of(items: Sequence[Item], top: str) -> Iterator[Batch]:
+def batches_of(items: Sequence[Item], top: str) -> Iterator[FileBatch]:
     """The files among `items` that are small, in batches; `top` is the tree on the server."""
-    batch = Batch([], [])
+    batch = FileBatch([], [])
     size = text = 0
     for item in items:
         path = PathUri.from_text(join(top, item.path))
@@ -73,7 +73,7 @@ def batches_of(items: Sequence[Item], top: str) -> Iterator[Batch]:
         is_full = len(batch.items) == BATCH_FILES or size + item.size > BATCH_BYTES
         if batch.items and (is_full or text + text_bytes > BATCH_TEXT_BYTES):
             yield batch
-            batch = Batch([], [])
+            batch = FileBatch([], [])
             size = text = 0
         batch.items.append(item)
         batch.paths.append(path)
@@ -88,7 +88,7 @@ def is_small(item: Item) -> bool:
     return item.kind == "f" and item.size <= FILE_BYTES and len(item.path) < BATCH_TEXT_BYTES // 8
 
 
-async def write(session: ClientSession, batch: Batch, contents: list[bytes | None]) -> set[int]:
+async def write(session: ClientSession, batch: FileBatch, contents: list[bytes | None]) -> set[int]:
     """Write files that have a content; returns the positions of those that are written."""
     sent = [position for position, content in enumerate(contents) if content is not None]
     data = b"".join(content for content in contents if content is not None)
@@ -106,7 +106,7 @@ async def write(session: ClientSession, batch: Batch, contents: list[bytes | Non
     return {position for number, position in enumerate(sent) if number not in failed}
 
 
-async def read(session: ClientSession, batch: Batch) -> list[memoryview | None]:
+async def read(session: ClientSession, batch: FileBatch) -> list[memoryview | None]:
     """The contents of files; None for those that cannot be read so."""
     try:
         answer = await session.call(_READ, ReadFilesParams(batch.paths), is_retryable=True)
@@ -210,7 +210,7 @@ async def _read_batches(session: ClientSession, paths: Iterable[str]) -> dict[st
     """Read files together; returns the contents of those that could be read so."""
     found: dict[str, bytes] = {}
 
-    async def read_batch(batch: Batch) -> None:
+    async def read_batch(batch: FileBatch) -> None:
         contents = await read(session, batch)
         for item, content in zip(batch.items, contents, strict=True):
             if content is not None:
@@ -226,7 +226,7 @@ async def _write_batches(session: ClientSession, contents: Mapping[str, bytes]) 
     """Write small files together; returns the paths of those that are written."""
     written: set[str] = set()
 
-    async def write_batch(batch: Batch) -> None:
+    async def write_batch(batch: FileBatch) -> None:
         paths = [f"/{item.path}" for item in batch.items]
         data: list[bytes | None] = [contents[path] for path in paths]
         written.update(paths[each] for each in await write(session, batch, data))

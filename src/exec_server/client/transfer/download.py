@@ -23,7 +23,7 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from exec_server.client.results import Transfer
-from exec_server.client.transfer.batches import BATCHES_AT_ONCE, Batch, batches_of, is_small
+from exec_server.client.transfer.batches import BATCHES_AT_ONCE, FileBatch, batches_of, is_small
 from exec_server.client.transfer.batches import read as read_batch
 from exec_server.client.transfer.local_directory import Directory, pwrite, set_file_mode
 from exec_server.client.transfer.plan import (
@@ -669,7 +669,7 @@ class Download(TreeCopy):
         # One thread writes: several would wait for the interpreter more than for the disk.
         writing = asyncio.Lock()
 
-        async def fetch(batch: Batch) -> None:
+        async def fetch(batch: FileBatch) -> None:
             contents = await read_batch(session, batch)
             read = zip(batch.items, contents, strict=True)
             files = [(item, content) for item, content in read if content is not None]

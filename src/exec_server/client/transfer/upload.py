@@ -17,7 +17,7 @@ from exec_server.client.transfer.atomic_replace import replace
 from exec_server.client.transfer.batches import (
     BATCHES_AT_ONCE,
     FILE_BYTES,
-    Batch,
+    FileBatch,
     batches_of,
     is_small,
 )
@@ -159,7 +159,7 @@ class Upload(TreeUpload):
         if session is None:
             return copied
 
-        async def send(batch: Batch) -> None:
+        async def send(batch: FileBatch) -> None:
             paths = [join(source, item.path) for item in batch.items]
             contents = await asyncio.to_thread(_read_small, paths)
             for position in await write_batch(session, batch, contents):

@@ -21,7 +21,7 @@ from exec_server.net.auth import Authenticator
 from exec_server.net.http1 import HEAD_BYTES, TLS_HANDSHAKE
 from exec_server.net.inbox import ByteBudget, Reservation
 from exec_server.net.listen import BoundSocket
-from exec_server.net.liveness import Action, KeepAlive, Probe, Progress
+from exec_server.net.liveness import Action, KeepAlive, Probe, TransferProgress
 from exec_server.net.stream import MessageReceiver, ReceiverFactory
 from exec_server.net.tls_acceptor import ServerCertificate, TlsAcceptor
 from exec_server.net.unix_peer import peer_user
@@ -127,7 +127,7 @@ class BusyPoll:
             self._vain += 1
 
 
-class Settings(msgspec.Struct, frozen=True):
+class WebSocketSettings(msgspec.Struct, frozen=True):
     """The settings that all connections of a listener share."""
 
     receiver: ReceiverFactory
@@ -143,7 +143,7 @@ class WebSocketStream(asyncio.Protocol):
 
     is_strict = False
 
-    def __init__(self, settings: Settings, streams: set[WebSocketStream]) -> None:
+    def __init__(self, settings: WebSocketSettings, streams: set[WebSocketStream]) -> None:
         self._loop = asyncio.get_running_loop()
         self._settings = settings
         self._busy_poll = settings.busy_poll
@@ -155,7 +155,7 @@ class WebSocketStream(asyncio.Protocol):
         self._handshake_timer: asyncio.TimerHandle | None = None
         self._reservation = Reservation(settings.budget, self._budget_granted)
         self._reserved_at = 0.0
-        self._progress = Progress(STALL_SECONDS)  # of a large message
+        self._progress = TransferProgress(STALL_SECONDS)  # of a large message
         self._keep_alive = KeepAlive(self._loop.time(), PING_SECONDS, PING_SECONDS)
         self._heard_at = 0.0  # when the last bytes arrived, if they did so since the last tick
         self._probe = Probe(PROBE_SECONDS, self.abort)
@@ -492,7 +492,7 @@ class WebSocketListener:
     def __init__(
         self,
         bound: Sequence[BoundSocket],
-        settings: Settings,
+        settings: WebSocketSettings,
         tasks: GuardedTasks,
         certificate: ServerCertificate | None = None,
     ) -> None:

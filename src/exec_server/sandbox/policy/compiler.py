@@ -87,20 +87,20 @@ def compile_policy(
 # --- checks that come before resolving ---
 
 
-def _check_cwd_given(sandbox: wire.Sandbox, entries: Sequence[wire.Entry]) -> None:
+def _check_cwd_given(sandbox: wire.Sandbox, entries: Sequence[wire.PolicyEntry]) -> None:
     cwd = (sandbox.policy_context or sandbox).cwd
     if cwd is None and any(map(_is_dynamic, entries)):
         raise InvalidParams("file system sandbox context with dynamic permissions requires cwd")
 
 
-def _is_dynamic(entry: wire.Entry) -> bool:
+def _is_dynamic(entry: wire.PolicyEntry) -> bool:
     path = entry.path
     if isinstance(path, wire.GlobPattern):
         return path.pattern[:1] != "/"
     return isinstance(path, wire.SpecialPath) and isinstance(path.value, wire.ProjectRoots)
 
 
-def _check_paths(entries: Sequence[wire.Entry], *, for_process: bool) -> None:
+def _check_paths(entries: Sequence[wire.PolicyEntry], *, for_process: bool) -> None:
     error = InvalidParams if for_process else InvalidRequest
     for entry in entries:
         if isinstance(entry.path, wire.ExactPath):
@@ -114,7 +114,7 @@ def _native(uri: PathUri, prefix: str, error: type[RpcError]) -> str:
         raise error(prefix + reason.message) from None
 
 
-def _needs_no_context(entries: Sequence[wire.Entry], *, reading: bool) -> bool:
+def _needs_no_context(entries: Sequence[wire.PolicyEntry], *, reading: bool) -> bool:
     """Whether the server performs the operation itself for any cwd and workspace roots."""
     effective = [
         entry
@@ -196,12 +196,12 @@ def _compile_restricted(
     return Policy(rules=rules, globs=distinct, network=network)
 
 
-def _access(entry: wire.Entry) -> Access:
+def _access(entry: wire.PolicyEntry) -> Access:
     return "deny" if entry.access == "none" else entry.access
 
 
 def _resolve_entry(
-    entry: wire.Entry, context: _Context, host_paths: HostPaths
+    entry: wire.PolicyEntry, context: _Context, host_paths: HostPaths
 ) -> Iterator[tuple[str, Access]]:
     access = _access(entry)
     path = entry.path

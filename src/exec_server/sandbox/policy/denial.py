@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from exec_server.printable import lossy
-from exec_server.protocol.process import Chunk
+from exec_server.protocol.process import OutputChunk
 from exec_server.protocol.sandbox import Denial
 
 # Errors of the mounts of a view: EROFS for changes, EACCES for masked paths, EBUSY for renaming
@@ -195,7 +195,7 @@ def names_above(context: list[str]) -> list[str]:
     return []
 
 
-def is_likely_denied(exit_code: int, chunks: Iterable[Chunk]) -> bool:
+def is_likely_denied(exit_code: int, chunks: Iterable[OutputChunk]) -> bool:
     """Whether clients are told that the sandbox denied something to this command.
 
     Each stream is searched, and all streams as one text in the order of arrival, so a phrase
@@ -217,13 +217,13 @@ def _mentions_denial(data: bytes) -> bool:
     return any(phrase in lowered for phrase in _PHRASES)
 
 
-def _text(chunks: list[Chunk], stream: str) -> bytes:
+def _text(chunks: list[OutputChunk], stream: str) -> bytes:
     return b"".join([chunk.chunk for chunk in chunks if chunk.stream == stream])
 
 
 def find_denial(
     exit_code: int,
-    chunks: Iterable[Chunk],
+    chunks: Iterable[OutputChunk],
     explain: Explain,
     *,
     cwd: str,
@@ -261,7 +261,7 @@ def _is_denial_text(line: str) -> bool:
     return find_error(line) is None or _mentions_denial(line.encode("utf-8", "surrogateescape"))
 
 
-def _network_denial(chunks: list[Chunk]) -> Denial:
+def _network_denial(chunks: list[OutputChunk]) -> Denial:
     """The denial of a network call, with the line that reports it if the output ends with one."""
     output = _text(chunks, "stderr") or _text(chunks, "pty")
     for line in reversed(last_lines(output, NETWORK_LINES)):
@@ -273,7 +273,7 @@ def _network_denial(chunks: list[Chunk]) -> Denial:
     return Denial(None, None, "network", _NO_NETWORK)
 
 
-def _error_lines(exit_code: int, chunks: list[Chunk]) -> Iterator[tuple[str, list[str]]]:
+def _error_lines(exit_code: int, chunks: list[OutputChunk]) -> Iterator[tuple[str, list[str]]]:
     """The lines that may report a denial. The output of a successful command is not among them."""
     if exit_code == 0:
         for stream in ("stderr", "pty"):

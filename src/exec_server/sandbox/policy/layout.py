@@ -41,7 +41,7 @@ from exec_server.sandbox.policy.resolver import (
     CrossedLink,
     Disk,
     DiskResolver,
-    Node,
+    PathNode,
     ResolvedPath,
     Unexaminable,
 )
@@ -218,7 +218,7 @@ def _protected(
                     yield _Entry(Rule(place, "read"), resolver.resolve(target, root), "protected")
 
 
-def _is_fixed(entry: Node, directory: Node, user: int) -> bool:
+def _is_fixed(entry: PathNode, directory: PathNode, user: int) -> bool:
     """Whether no confined process can remove or rename an entry of a writable directory.
 
     Such an entry belongs to another user, who can aim a link or a `.git` file at any path.

@@ -18,7 +18,7 @@ Kind = Literal["directory", "file", "link", "other"]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PathNode:
     """The kind, identity and owner of a directory entry; only directories are sticky."""
 
     kind: Kind
@@ -38,7 +38,7 @@ class Disk(Protocol):
 
     user: int  # the uid of the server and of confined processes
 
-    def status(self, path: str) -> Node | None:
+    def status(self, path: str) -> PathNode | None:
         """The entry at the path, None if there is none."""
         ...
 
@@ -72,7 +72,7 @@ class ResolvedPath:
     """The existing part of a path, free of links, and the names in `absent` that follow it."""
 
     path: str
-    node: Node
+    node: PathNode
     absent: tuple[str, ...]
     links: tuple[CrossedLink, ...]
 
@@ -82,12 +82,12 @@ class DiskResolver:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._seen: dict[str, Node | None] = {}
+        self._seen: dict[str, PathNode | None] = {}
         self._depended_on: dict[str, None] = {}
         self._read: set[str] = set()
         self.user = disk.user
 
-    def status(self, path: str) -> Node | None:
+    def status(self, path: str) -> PathNode | None:
         """The entry at the path, None if there is none."""
         if path not in self._seen:
             self._seen[path] = self._disk.status(path)
@@ -98,12 +98,12 @@ class DiskResolver:
         self._read.add(path)
         return self._disk.head(path, limit)
 
-    def depend_on(self, path: str) -> Node | None:
+    def depend_on(self, path: str) -> PathNode | None:
         """The entry at the path, which the result then depends on."""
         self._depended_on[path] = None
         return self.status(path)
 
-    def node(self, path: str) -> Node:
+    def node(self, path: str) -> PathNode:
         """The entry at a path that exists."""
         node = self.status(path)
         if node is None:

@@ -14,7 +14,7 @@ from exec_server.filesystem.placeholder import is_placeholder
 from exec_server.sandbox.policy.access import matches_below
 from exec_server.sandbox.policy.layout import resolve_globs, resolve_writable
 from exec_server.sandbox.policy.model import Glob, Policy
-from exec_server.sandbox.policy.resolver import Disk, Kind, Node, Unexaminable
+from exec_server.sandbox.policy.resolver import Disk, Kind, PathNode, Unexaminable
 
 _KINDS: Final[dict[int, Kind]] = {
     stat.S_IFDIR: "directory",
@@ -42,7 +42,7 @@ class HostDisk:
         self.user = os.geteuid()
         self._sees_placeholders = sees_placeholders
 
-    def status(self, path: str) -> Node | None:
+    def status(self, path: str) -> PathNode | None:
         try:
             info = os.lstat(path)
             if not self._sees_placeholders and is_placeholder(info, path):
@@ -53,7 +53,7 @@ class HostDisk:
             raise self._unexaminable(path, error) from error
         kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
         is_sticky = kind == "directory" and bool(info.st_mode & stat.S_ISVTX)
-        return Node(
+        return PathNode(
             kind, info.st_dev, info.st_ino, info.st_uid, is_sticky, changed_ns=info.st_ctime_ns
         )
 

@@ -73,7 +73,7 @@ def test_the_list(
         assert printed.splitlines()[1].startswith("web   running")
 
 
-def _answer(*chunks: process.Chunk, **others: Any) -> process.ReadResult:
+def _answer(*chunks: process.OutputChunk, **others: Any) -> process.ReadResult:
     return process.ReadResult(list(chunks), 9, False, None, False, None, False, **others)
 
 
@@ -83,12 +83,12 @@ def test_the_retained_output_up_to_now(
     environment = FakeEnvironment(listed(next_seq=5)).open_in(monkeypatch, connection)
     environment.answers = [
         _answer(
-            process.Chunk(2, "stdout", b"one"),
-            process.Chunk(3, "stderr", b"two"),
+            process.OutputChunk(2, "stdout", b"one"),
+            process.OutputChunk(3, "stderr", b"two"),
             first_seq=2,
             lost_bytes=10,
         ),
-        _answer(process.Chunk(5, "stdout", b"more")),
+        _answer(process.OutputChunk(5, "stdout", b"more")),
     ]
     assert asyncio.run(detached.print_output(TARGET, "web", is_following=False)) == 0
     printed = capfd.readouterr()
@@ -121,7 +121,7 @@ def test_the_last_lines_and_what_follows(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     environment = FakeEnvironment(listed(next_seq=3)).open_in(monkeypatch, connection)
-    environment.answers = [_answer(process.Chunk(2, "stdout", b"one\ntwo\n"), lost_bytes=9)]
+    environment.answers = [_answer(process.OutputChunk(2, "stdout", b"one\ntwo\n"), lost_bytes=9)]
     environment.chunks = [Chunk("stdout", b"three\n")]
     code = asyncio.run(detached.print_output(TARGET, "web", is_following=True, lines=1))
     assert code == 0

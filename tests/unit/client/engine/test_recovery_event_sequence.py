@@ -14,9 +14,9 @@ from exec_server.client.engine.recovery import Event, EventSequence, Gap
 from exec_server.process import output as output_module
 from exec_server.process.output import OutputLog
 from exec_server.protocol.process import (
-    Chunk,
     ClosedParams,
     ExitedParams,
+    OutputChunk,
     OutputParams,
     ProcessId,
     ReadResult,
@@ -38,7 +38,7 @@ def closed(seq: int) -> ClosedParams:
 
 
 def answer(*seqs: int, next_seq: int, code: int | None = None, **others: Any) -> ReadResult:
-    chunks = [Chunk(seq, "stdout", b"x") for seq in seqs]
+    chunks = [OutputChunk(seq, "stdout", b"x") for seq in seqs]
     is_closed = others.pop("closed", False)
     return ReadResult(
         chunks, next_seq, code is not None, code, is_closed, None, False, None, **others
@@ -92,7 +92,7 @@ def test_early_ones_have_a_limit(by_bytes: bool, is_reading: bool) -> None:
     assert len(sequence.apply_read(answer(1, next_seq=2))) == count + 1
     assert sequence.needs_read
     sequence.begin_read()
-    chunks = [Chunk(count + 2, "stdout", data)]
+    chunks = [OutputChunk(count + 2, "stdout", data)]
     assert sequence.apply_read(ReadResult(chunks, count + 3, False, None, False, None, False)) == [
         out(count + 2, data)
     ]

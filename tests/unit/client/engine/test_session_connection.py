@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from exec_server.client.engine.messages import Envelope
-from exec_server.client.engine.session import Connection
+from exec_server.client.engine.session import ClientConnection
 from exec_server.errors import MalformedMessage
 from exec_server.net import liveness
 
@@ -19,28 +19,28 @@ class Owner:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def message_received(self, connection: Connection, envelope: Envelope) -> None:
+    def message_received(self, connection: ClientConnection, envelope: Envelope) -> None:
         if envelope.method == "bad":
             raise MalformedMessage("bad")
         self.told.append(envelope.method)
 
-    def message_malformed(self, connection: Connection, error: MalformedMessage) -> None:
+    def message_malformed(self, connection: ClientConnection, error: MalformedMessage) -> None:
         self.told.append(str(error))
 
-    def give_up(self, connection: Connection, reason: str) -> None:
+    def give_up(self, connection: ClientConnection, reason: str) -> None:
         self.told.append(reason)
 
     def send_queued(self) -> None:
         self.told.append("send")
 
-    def connection_ended(self, connection: Connection, reason: str) -> None:
+    def connection_ended(self, connection: ClientConnection, reason: str) -> None:
         connection.end_reason = reason
         self.told.append(reason)
 
 
 def test_everything_is_reported_until_the_end() -> None:
     owner = Owner()
-    connection = Connection(owner, cast(Any, None))
+    connection = ClientConnection(owner, cast(Any, None))
     connection.message_received(b'{"method":"a"}')
     connection.message_received(b'{"method":"bad"}')
     connection.message_received(b"{}")
@@ -65,7 +65,7 @@ def test_server_that_floods_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
 
     async def scene() -> list[Any]:
         owner = Owner()
-        connection = Connection(owner, cast(Any, None))
+        connection = ClientConnection(owner, cast(Any, None))
         connection.judge(is_useful=True)
         assert owner.told == []
         connection.judge(is_useful=False)

@@ -14,7 +14,7 @@ from exec_server.client.transfer.batches import (
     BATCH_FILES,
     BATCH_TEXT_BYTES,
     FILE_BYTES,
-    Batch,
+    FileBatch,
     batches_of,
     is_small,
 )
@@ -44,7 +44,7 @@ class Session:
         return self.answer
 
 
-BATCH = Batch([_item("a"), _item("b"), _item("c")], [PathUri.from_text(f"/{x}") for x in "abc"])
+BATCH = FileBatch([_item("a"), _item("b"), _item("c")], [PathUri.from_text(f"/{x}") for x in "abc"])
 
 
 def test_small_files_are_those_of_a_batch() -> None:

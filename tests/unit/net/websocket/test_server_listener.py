@@ -22,7 +22,7 @@ from exec_server.net.listen import BoundSocket, TcpAddress, UnixAddress
 from exec_server.net.tls_acceptor import ServerCertificate
 from exec_server.net.websocket import server as listener_module
 from exec_server.net.websocket.client import ClientSocket, connect
-from exec_server.net.websocket.server import Settings, WebSocketListener, WebSocketStream
+from exec_server.net.websocket.server import WebSocketListener, WebSocketSettings, WebSocketStream
 from exec_server.protocol.urls import Url, parse_url
 
 
@@ -37,7 +37,9 @@ async def _listening(directory: Path) -> AsyncIterator[tuple[list[Url], ssl.SSLC
     ]
     schemes = frozenset({"ws", "wss", "unix"})
     async with asyncio.timeout(scaled(DEFAULT_TIMEOUT)), asyncio.TaskGroup() as tasks:
-        listener = WebSocketListener(bound, Settings(Echo), GuardedTasks(tasks), certificate)
+        listener = WebSocketListener(
+            bound, WebSocketSettings(Echo), GuardedTasks(tasks), certificate
+        )
         await listener.open()
         try:
             yield [parse_url(each.url, schemes) for each in bound], tls_context(roots)

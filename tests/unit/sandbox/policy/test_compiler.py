@@ -20,19 +20,19 @@ HERE = HostPaths(tmpdir="/var/tmp", minimal=("/usr", "/etc"), slash_tmp=True, cw
 PROCESS = HostPaths(tmpdir=None, minimal=("/usr", "/etc"), slash_tmp=True, cwd="/cwd")
 
 
-def path(text: str, wanted: wire.Access) -> wire.Entry:
-    return wire.Entry(wire.ExactPath(wire.FileUri.from_wire("file://" + text)), wanted)
+def path(text: str, wanted: wire.Access) -> wire.PolicyEntry:
+    return wire.PolicyEntry(wire.ExactPath(wire.FileUri.from_wire("file://" + text)), wanted)
 
 
-def special(value: wire.SpecialKind, wanted: wire.Access) -> wire.Entry:
-    return wire.Entry(wire.SpecialPath(value), wanted)
+def special(value: wire.SpecialKind, wanted: wire.Access) -> wire.PolicyEntry:
+    return wire.PolicyEntry(wire.SpecialPath(value), wanted)
 
 
-def glob(pattern: str, wanted: wire.Access = "deny") -> wire.Entry:
-    return wire.Entry(wire.GlobPattern(pattern), wanted)
+def glob(pattern: str, wanted: wire.Access = "deny") -> wire.PolicyEntry:
+    return wire.PolicyEntry(wire.GlobPattern(pattern), wanted)
 
 
-def project(wanted: wire.Access, subpath: str | None = None) -> wire.Entry:
+def project(wanted: wire.Access, subpath: str | None = None) -> wire.PolicyEntry:
     return special(wire.ProjectRoots(subpath), wanted)
 
 
@@ -40,7 +40,7 @@ READ_ALL = special(wire.Root(), "read")
 WRITE_ALL = special(wire.Root(), "write")
 
 
-def sandbox(*entries: wire.Entry, depth: int | None = None, **context: Any) -> wire.Sandbox:
+def sandbox(*entries: wire.PolicyEntry, depth: int | None = None, **context: Any) -> wire.Sandbox:
     file_system = wire.Restricted(list(entries), depth)
     if "cwd" in context:
         context["cwd"] = _uri(context["cwd"])
@@ -58,7 +58,7 @@ def _uri(value: str | PathUri) -> PathUri:
 
 
 def compiled(
-    *entries: wire.Entry,
+    *entries: wire.PolicyEntry,
     host_paths: HostPaths = HERE,
     for_process: bool = False,
     **context: Any,
@@ -68,7 +68,7 @@ def compiled(
     return policy
 
 
-def rules(*entries: wire.Entry, **context: Any) -> list[tuple[str, str]]:
+def rules(*entries: wire.PolicyEntry, **context: Any) -> list[tuple[str, str]]:
     found = compiled(*entries, **context).rules
     assert found is not None
     return [(rule.path, rule.access) for rule in found]
@@ -101,12 +101,14 @@ def test_external_and_unrestricted_limit_the_network_only(
         [WRITE_ALL, special(wire.UnknownSpecial("x"), "deny")],
     ],
 )
-def test_writing_everywhere_with_nothing_narrowing_is_no_limit(entries: list[wire.Entry]) -> None:
+def test_writing_everywhere_with_nothing_narrowing_is_no_limit(
+    entries: list[wire.PolicyEntry],
+) -> None:
     assert compiled(*entries).rules is None
 
 
 @pytest.mark.parametrize("entry", [path("/out", "read"), path("/out", "deny"), glob("/ws/*.key")])
-def test_anything_narrower_than_writing_everywhere_is_a_limit(entry: wire.Entry) -> None:
+def test_anything_narrower_than_writing_everywhere_is_a_limit(entry: wire.PolicyEntry) -> None:
     assert compiled(WRITE_ALL, entry).rules is not None
 
 
@@ -226,15 +228,15 @@ def test_a_policy_context_replaces_the_outer_cwd_and_roots() -> None:
     "entry",
     [project("read"), glob("*.key"), glob("*.key", "read"), glob("codex-project-roots://*.key")],
 )
-def test_file_operations_need_a_cwd_for_what_depends_on_it(entry: wire.Entry) -> None:
+def test_file_operations_need_a_cwd_for_what_depends_on_it(entry: wire.PolicyEntry) -> None:
     # Even before the paths are checked.
     with pytest.raises(InvalidParams, match=NEEDS_CWD):
-        compiled(READ_ALL, entry, wire.Entry(wire.ExactPath(FOREIGN), "read"))
+        compiled(READ_ALL, entry, wire.PolicyEntry(wire.ExactPath(FOREIGN), "read"))
     compiled(READ_ALL, entry, host_paths=PROCESS, for_process=True)
 
 
 def test_a_foreign_entry_path_is_refused_before_cwd_and_roots() -> None:
-    entry = wire.Entry(wire.ExactPath(FOREIGN), "read")
+    entry = wire.PolicyEntry(wire.ExactPath(FOREIGN), "read")
     text = f"invalid sandbox permission path URI: {INVALID}"
     with pytest.raises(InvalidRequest) as fs:
         compiled(entry, cwd=FOREIGN)
@@ -294,7 +296,7 @@ def test_processes_refuse_a_foreign_cwd_even_when_nothing_is_limited() -> None:
     ],
 )
 def test_direct_operations_ignore_a_foreign_cwd_and_root(
-    entries: list[wire.Entry], reading: bool, is_direct: bool
+    entries: list[wire.PolicyEntry], reading: bool, is_direct: bool
 ) -> None:
     wanted = sandbox(*entries, cwd=FOREIGN, workspace_roots=[FOREIGN])
     if is_direct:

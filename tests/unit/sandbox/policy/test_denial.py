@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exec_server.protocol.process import Chunk, ExitedParams, ProcessId, ReadResult, Stream
+from exec_server.protocol.process import ExitedParams, OutputChunk, ProcessId, ReadResult, Stream
 from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.policy.denial import (
     SUCCESS_BYTES,
@@ -31,11 +31,11 @@ PHRASES = [
 ]
 
 
-def said(*parts: tuple[Stream, bytes]) -> list[Chunk]:
-    return [Chunk(seq, stream, data) for seq, (stream, data) in enumerate(parts, 1)]
+def said(*parts: tuple[Stream, bytes]) -> list[OutputChunk]:
+    return [OutputChunk(seq, stream, data) for seq, (stream, data) in enumerate(parts, 1)]
 
 
-def stdout(data: bytes) -> list[Chunk]:
+def stdout(data: bytes) -> list[OutputChunk]:
     return said(("stdout", data))
 
 
@@ -62,7 +62,7 @@ def test_exit_code_of_a_foreign_call_is_enough() -> None:
 
 
 # Observed on the reference.
-JOINED: list[tuple[bool, list[Chunk]]] = [
+JOINED: list[tuple[bool, list[OutputChunk]]] = [
     (True, said(("stdout", b"permission "), ("stderr", b"denied"))),
     (True, said(("stderr", b"permission "), ("stdout", b"denied"))),
     (False, said(("stderr", b"denied"), ("stdout", b"permission "))),
@@ -79,11 +79,13 @@ JOINED: list[tuple[bool, list[Chunk]]] = [
 
 
 @pytest.mark.parametrize(("denied", "chunks"), JOINED)
-def test_streams_are_joined_as_bytes_in_order_of_arrival(denied: bool, chunks: list[Chunk]) -> None:
+def test_streams_are_joined_as_bytes_in_order_of_arrival(
+    denied: bool, chunks: list[OutputChunk]
+) -> None:
     assert is_likely_denied(1, chunks) is denied
 
 
-def model(chunks: list[Chunk]) -> bool:
+def model(chunks: list[OutputChunk]) -> bool:
     """The rule in the words of the specification."""
     texts = [b"".join(chunk.chunk for chunk in chunks)]
     texts += [b"".join(c.chunk for c in chunks if c.stream == s) for s in ("stdout", "stderr")]
