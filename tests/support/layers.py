@@ -24,9 +24,7 @@ class Layer:
 
 
 _PURE = frozenset(_IO | {"websockets"})
-_BELOW_SANDBOX = (
-    *("errors", "protocol", "process", "filesystem", "portable", "host", "guarded tasks"),
-)
+_BELOW_SANDBOX = (*("errors", "protocol", "process", "filesystem", "portable", "host"),)
 
 LAYERS = [
     Layer(0, "errors", ("errors", "printable"), (), frozenset(_PURE | {"msgspec"})),
@@ -43,11 +41,9 @@ LAYERS = [
     Layer(
         2,
         "portable",
-        ("host.event_loop", "host.event_loop", "host.interpreter", "host.interpreter"),
+        ("host.event_loop", "host.interpreter"),
         (),
     ),
-    # Whatever serves several clients keeps their failures apart by it.
-    Layer(2, "guarded tasks", ("host.event_loop",), ()),
     Layer(
         2,
         "host",
@@ -59,14 +55,14 @@ LAYERS = [
         2,
         "process",
         ("process", "process.*"),
-        ("errors", "protocol", "output", "host", "guarded tasks"),
+        ("errors", "protocol", "output", "portable", "host"),
         frozenset({"websockets"}),
     ),
     Layer(
         2,
         "filesystem",
         ("filesystem", "filesystem.*"),
-        ("errors", "protocol", "portable", "host", "patching", "guarded tasks", "line patterns"),
+        ("errors", "protocol", "portable", "host", "patching", "line patterns"),
         frozenset({"websockets"}),
     ),
     # Reads the files of Codex; the server alone knows what they are for.
@@ -105,17 +101,13 @@ LAYERS = [
         4,
         "net",
         ("net", "net.*"),
-        ("errors", "urls", "relay", "stream", "http1", "guarded tasks"),
+        ("errors", "urls", "relay", "stream", "http1", "portable"),
     ),
     # The rules of a process's network are applied without looking at the machine.
     Layer(
         4,
         "network policy",
-        (
-            *("proxy.hosts", "proxy.policy", "proxy.policy", "proxy.process_proxy"),
-            *("proxy.credentials", "proxy.credentials", "proxy.datagrams"),
-            *("proxy.credentials", "proxy.credentials"),
-        ),
+        (*("proxy.credentials", "proxy.datagrams", "proxy.hosts", "proxy.policy"),),
         ("errors", "urls", "protocol"),
         _PURE,
     ),
@@ -123,7 +115,7 @@ LAYERS = [
         4,
         "proxy",
         ("proxy", "proxy.*"),
-        ("errors", "urls", "protocol", "host", "network policy", "http1", "guarded tasks"),
+        ("errors", "urls", "protocol", "host", "network policy", "http1", "portable"),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(4, "registry", ("registry", "registry.*"), ("errors", "urls", "relay", "net")),
@@ -131,7 +123,7 @@ LAYERS = [
         5,
         "remote",
         ("server.remote",),
-        ("errors", "relay", "stream", "net", "registry", "guarded tasks"),
+        ("errors", "relay", "stream", "net", "registry", "portable"),
     ),
     # Builds the parts of a server; the one module that knows both transports and connections.
     Layer(
@@ -180,7 +172,7 @@ LAYERS = [
         5,
         "hosting",
         ("hosting", "hosting.*"),
-        ("errors", "urls", "relay", "net", "http1", "hosting rules", "guarded tasks"),
+        ("errors", "urls", "relay", "net", "http1", "hosting rules", "portable"),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(5, "handle", ("client.handle",), ("portable",)),

@@ -35,13 +35,13 @@ STEPS = (
 _SERVER = """
 import ctypes, dataclasses, os, subprocess, sys
 import msgspec
-from exec_server.filesystem import mounts, placeholder
-from exec_server.host import module_path, programs
+from exec_server.filesystem import placeholder, syscalls
+from exec_server.host import interpreter
 from exec_server.proxy import certificate_file
-from exec_server.sandbox import builder, command_sandbox
+from exec_server.sandbox import builder, commands
 from exec_server.sandbox.policy import layout, resolver
-from exec_server.sandbox.runtime import capabilities, disk, glob_scan, kernel, launcher
-from exec_server.sandbox.runtime import placeholders, prebuilt, staleness
+from exec_server.sandbox.runtime import capabilities, disk, kernel, launcher
+from exec_server.sandbox.runtime import placeholders, staleness
 base = os.environ['EXEC_SERVER_TEST_BASE']
 def change_view(change):
     lay_out = builder.lay_out
@@ -92,23 +92,23 @@ def ignore_unclear_pointers():
             return []
     layout._git_file_targets = changed
 def ignore_unsearchable():
-    search = glob_scan._entries
+    search = disk._entries
     def changed(path):
         try:
             return list(search(path))
-        except glob_scan.InternalError:
+        except disk.InternalError:
             return []
-    glob_scan._entries = changed
+    disk._entries = changed
 def ignore_matching_directories():
     denied = layout._denied_paths
     def changed(paths, resolver_of_layout):
         return denied([path for path in paths if not os.path.isdir(path)], resolver_of_layout)
     layout._denied_paths = changed
 def forget_mounts():
-    is_proc = mounts.MountTable.is_proc
+    is_proc = syscalls.MountTable.is_proc
     def changed(self, device):
         return is_proc(self, device) and self._proc_devices is not None
-    mounts.MountTable.is_proc = changed
+    syscalls.MountTable.is_proc = changed
 def refuse_claims():
     def refuse(descriptor):
         raise BlockingIOError(11, 'locked')
@@ -138,7 +138,7 @@ IN_SERVER = {
     "protected names": "layout._protected = lambda *arguments: iter(())",
     "pins": "layout._pins = lambda *arguments: []",
     "refusal of writable links": "layout._writable_link = lambda *arguments: None",
-    "search for globs": "glob_scan.scan = lambda *arguments: []",
+    "search for globs": "disk.scan = lambda *arguments: []",
     "directories that match globs": "ignore_matching_directories()",
     "closed paths refused": "ignore_closed_paths()",
     "closed directories refused": "ignore_closed_directories()",
@@ -150,12 +150,12 @@ IN_SERVER = {
     "unclear pointers refused": "ignore_unclear_pointers()",
     "pointers as git reads them": "layout._literal = lambda target: target.strip()",
     "unsearchable directories refused": "ignore_unsearchable()",
-    "directories passed by name refused": "glob_scan._is_passable = lambda path: False",
+    "directories passed by name refused": "disk._is_passable = lambda path: False",
     "fixed entries left alone": "layout._is_fixed = lambda *arguments: False",
     "unknown mounts refused": "forget_mounts()",
     "view dependencies": "staleness.ViewDependencies.is_current = lambda self: True",
     "mount table": "staleness.MountChanges.count = lambda self: 0",
-    "procfs kept from direct reads": "mounts.MountTable.is_proc = lambda self, device: False",
+    "procfs kept from direct reads": "syscalls.MountTable.is_proc = lambda self, device: False",
     "user namespace": "change_confinement(user_namespace=False)",
     "pid namespace": (
         "capabilities._NAMESPACES &= ~kernel.CLONE_NEWPID; change_confinement(private_proc=False)"
@@ -166,12 +166,12 @@ IN_SERVER = {
     "refusal of shared processes": "ignore_shared_processes()",
     "clean environment": f"launcher._VARIABLES = ({MARKER!r},)",
     "no descriptors for the launcher": "subprocess.Popen = LeakingPopen",
-    "files of the server read-only": "command_sandbox._protect = lambda policy, paths: policy",
+    "files of the server read-only": "commands._protect = lambda policy, paths: policy",
     "verified certificates": "certificate_file.CertificateFile._is_intact = lambda *given: True",
-    "module path of helpers": "module_path.trusted = lambda: [base + '/ws', *sys.path]",
-    "programs of the system": "programs.find_system_program = lambda name: base + '/ws/bin/rg'",
+    "module path of helpers": "interpreter.trusted = lambda: [base + '/ws', *sys.path]",
+    "programs of the system": "interpreter.find_system_program = lambda name: base + '/ws/bin/rg'",
     "certificates in the view": (
-        "command_sandbox._with_certificates_in_view = lambda command, file: command"
+        "commands._with_certificates_in_view = lambda command, file: command"
     ),
 }
 
@@ -180,7 +180,7 @@ import os
 from exec_server.filesystem import path_guard
 from exec_server.filesystem.syscalls import OpenHow
 from exec_server.host import libc
-from exec_server.sandbox.policy import globs, seccomp
+from exec_server.sandbox.policy import access, seccomp
 from exec_server.sandbox.runtime import child, confine, kernel, view, worker
 def nothing(*arguments, **options):
     pass
@@ -219,7 +219,7 @@ def ignore_covered_host():
         return build(*arguments, **options)._replace(covers_host=False)
     view.build = changed
 def match_alone():
-    globs.deepest_match = lambda glob, path: path if globs.matches(glob, path) else None
+    access.deepest_match = lambda glob, path: path if access.matches(glob, path) else None
 def share_top():
     lower_root = kernel.lower_root
     def changed(path, name):

@@ -19,11 +19,11 @@ for number, name in enumerate(("stdin", "stdout", "stderr")):
 report = os.open(sys.argv[2], os.O_WRONLY)  # gets the first closed number
 os.dup2(report, 9)
 os.close(report)
-from exec_server.host import standard_streams
-standard_streams.open_missing()
+from exec_server.host import interpreter
+interpreter.open_missing()
 print("to stdout")
 print("to stderr", file=sys.stderr)
-assert standard_streams.flush()
+assert interpreter.flush()
 for number in range(3):
     text = os.readlink(f"/proc/self/fd/{number}")
     os.write(9, f"{text} {os.get_inheritable(number)}\\n".encode())
@@ -55,9 +55,9 @@ def test_closed_streams_are_opened_for_this_process_and_its_children(closed: str
 def test_a_full_stdout_is_reported() -> None:
     program = """
 import os, sys
-from exec_server.host import standard_streams
+from exec_server.host import interpreter
 print("text")
-os._exit(0 if standard_streams.flush() else 7)
+os._exit(0 if interpreter.flush() else 7)
 """
     with open("/dev/full", "wb") as full:
         ended = subprocess.run([sys.executable, "-E", "-c", program], stdout=full, check=False)

@@ -9,7 +9,7 @@ from exec_server.protocol.decoding import Call, Notice, Params, Result
 
 CALLS = [
     value
-    for module in (session, process, process, files, http)
+    for module in (session, process, files, http)
     for value in vars(module).values()
     if isinstance(value, Call)
 ]

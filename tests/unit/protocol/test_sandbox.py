@@ -102,5 +102,5 @@ def test_every_method_with_a_sandbox_looks_for_its_older_forms() -> None:
     }
     confinable = {kind for kind in _params() if issubclass(kind, Confinable)} - {Confinable}
     assert with_sandbox == confinable
-    assert len(confinable) == 11
+    assert len(confinable) == 25
     assert {kind.prepare for kind in confinable} == {legacy_sandbox.prepare}
