@@ -27,7 +27,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Final
 
-from exec_server.host import libc
+from exec_server.host import descriptor_limit
 
 # Bits of a tag, from the highest: the server (random), the command. A server has more tags than it
 # can start commands in a hundred years.
@@ -171,13 +171,13 @@ class Tagged:
         if self._has_lock and _PLAN is not None:
             try:
                 _set_own_limits(_PLAN, tag)
-                libc.lower_for_child()
+                descriptor_limit.lower_for_child()
             except BaseException:
                 _tagging_lock.release()
                 raise
         elif can_inherit:
             # The start that hangs has its child, and the server needs its descriptors.
-            libc.restore()
+            descriptor_limit.restore()
         return tag
 
     def __exit__(
@@ -187,7 +187,7 @@ class Tagged:
         traceback: TracebackType | None,
     ) -> None:
         if self._has_lock:
-            libc.restore()
+            descriptor_limit.restore()
             _tagging_lock.release()
 
 
@@ -217,7 +217,7 @@ def tag_running(pid: int, tag: int) -> None:
 
     Its limit of descriptors is that of a child from now on, also if it could not inherit it.
     """
-    libc.limit_child(pid)
+    descriptor_limit.limit_child(pid)
     if _PLAN is not None and _HAS_TAGS:
         try:
             resource.prlimit(pid, _PLAN.carrier.number, (tag, tag))

@@ -24,8 +24,8 @@ from exec_server.cli.registry.flags import (
 )
 from exec_server.cli.streams import print_status, print_text
 from exec_server.errors import StartupError
+from exec_server.host.descriptor_limit import raise_descriptor_limit
 from exec_server.host.event_loop import run as run_loop
-from exec_server.host.libc import raise_descriptor_limit
 from exec_server.hosting.engines import open_database
 from exec_server.hosting.http_connection import SOCKETS, WANTED_DESCRIPTORS, Capacity, capacity_of
 from exec_server.hosting.http_messages import Networks

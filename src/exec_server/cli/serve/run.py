@@ -18,8 +18,9 @@ import uvloop
 from exec_server.cli import logs
 from exec_server.cli.serve.watchdog import Watchdog
 from exec_server.host import libc
+from exec_server.host.descriptor_limit import raise_server_limit
 from exec_server.host.environment import REGISTRY_NAMES, STRIPPED_NAMES
-from exec_server.host.libc import ENDING, HANDLED, UNUSED, raise_server_limit
+from exec_server.host.libc import ENDING, HANDLED, UNUSED
 from exec_server.server.serve import Options, serve_stdio, serve_websocket
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import resource
 
 import pytest
 
-from exec_server.host import libc
-from exec_server.host.libc import raise_descriptor_limit
+from exec_server.host import descriptor_limit
+from exec_server.host.descriptor_limit import raise_descriptor_limit
 
 NO_LIMIT = resource.RLIM_INFINITY
 
@@ -75,52 +75,52 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> _Kernel:
     fake = _Kernel(1024, 4096)
     for name in ("getrlimit", "setrlimit", "prlimit"):
         monkeypatch.setattr(resource, name, getattr(fake, name))
-    monkeypatch.setattr(libc, "_limits", None)
+    monkeypatch.setattr(descriptor_limit, "_limits", None)
     return fake
 
 
 def test_children_inherit_the_former_limit(kernel: _Kernel) -> None:
-    libc.lower_for_child()
-    libc.restore()
-    libc.limit_child(5)
+    descriptor_limit.lower_for_child()
+    descriptor_limit.restore()
+    descriptor_limit.limit_child(5)
     assert kernel.own == (1024, 4096), "not a server yet"
-    libc.raise_server_limit()
+    descriptor_limit.raise_server_limit()
     assert kernel.own == (4096, 4096)
-    libc.lower_for_child()
+    descriptor_limit.lower_for_child()
     assert kernel.own == (1024, 4096)
-    libc.restore()
+    descriptor_limit.restore()
     assert kernel.own == (4096, 4096)
 
 
 def test_a_limit_that_cannot_be_raised(kernel: _Kernel) -> None:
     kernel.own = (4096, 4096)
-    libc.raise_server_limit()
-    libc.lower_for_child()
-    libc.restore()
+    descriptor_limit.raise_server_limit()
+    descriptor_limit.lower_for_child()
+    descriptor_limit.restore()
     assert kernel.own == (4096, 4096)
 
 
 def test_a_server_with_many_descriptors_limits_the_running_child(
     kernel: _Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    libc.raise_server_limit()
+    descriptor_limit.raise_server_limit()
     taken = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 960)
     try:
-        libc.lower_for_child()
+        descriptor_limit.lower_for_child()
         assert kernel.own == (4096, 4096)
     finally:
         os.close(taken)
     kernel.child = (4096, 4096)
-    libc.limit_child(5)
+    descriptor_limit.limit_child(5)
     assert kernel.child == (1024, 4096)
     kernel.child = (77, 4096)  # its own choice
-    libc.limit_child(5)
+    descriptor_limit.limit_child(5)
     assert kernel.child == (77, 4096)
-    libc.limit_child(6)  # has ended
+    descriptor_limit.limit_child(6)  # has ended
 
     def fail(*_: object) -> int:
         raise OSError(24, "no descriptor is left")
 
     monkeypatch.setattr(fcntl, "fcntl", fail)
-    libc.lower_for_child()
+    descriptor_limit.lower_for_child()
     assert kernel.own == (4096, 4096)
