@@ -35,6 +35,15 @@ UNIT_TESTS_OF_NO_MODULE = {
     "test_versions.py",
 }
 MAX_LINES = 900
+# A shorter module with a single user in its own folder belongs into that user.
+SMALL_LINES = 120
+SMALL_MODULES = {
+    "client.transfer.posix_directory": "one of two platforms; `local_directory` picks",
+    "hosting.envelope": "pure, with tests of its own",
+    "registry.sigv4": "imports botocore, on demand",
+}
+# Sync twins of the client, siblings of platforms, wire structs that their module qualifies.
+REPEATED_CLASS_NAMES = 30
 MAX_FUNCTION_LINES = 60  # with its signature and docstring; the guide says 40 of code
 
 
@@ -123,6 +132,39 @@ def test_modules_are_short_and_say_what_they_are(module: str) -> None:
     text = MODULES[module].read_text()
     assert len(text.splitlines()) <= MAX_LINES
     assert ast.get_docstring(ast.parse(text)), "it has no docstring"
+
+
+def test_small_modules_have_more_than_one_user_in_their_folder() -> None:
+    users: dict[str, set[str]] = {module: set() for module in MODULES}
+    for module in MODULES:
+        for other in _own_imports(module):
+            users[other].add(module)
+    small = {
+        module
+        for module, path in MODULES.items()
+        if len(path.read_text().splitlines()) < SMALL_LINES
+        and len(users[module]) == 1
+        and users[module].pop().rpartition(".")[0] == module.rpartition(".")[0]
+    }
+    assert small == set(SMALL_MODULES)
+
+
+def test_a_public_class_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    repeated = {name: modules for name, modules in places.items() if len(modules) > 1}
+    assert len(repeated) <= REPEATED_CLASS_NAMES, repeated
+
+
+def test_the_document_names_modules_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    paths = re.findall(r"(?<![\w/.])((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)\b", text)
+    assert len(paths) > 20
+    roots = (PACKAGE, ROOT)
+    assert [path for path in paths if not any((root / path).is_file() for root in roots)] == []
 
 
 def test_test_modules_are_short() -> None:
