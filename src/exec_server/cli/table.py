@@ -1,7 +1,7 @@
 """The table of all commands: each is one row here, and functions of a module imported on demand.
 
 The entry point, `--help`, completion scripts and suggestions are all made from this table, so a
-new command is its functions and its row. CONTRIBUTING.md describes them.
+new command is its functions and its row. docs/architecture.md describes them.
 """
 
 from __future__ import annotations
