@@ -154,6 +154,15 @@ def test_events_go_to_the_attached_connection() -> None:
     _run(scenario)
 
 
+def test_the_first_client_is_noticed() -> None:
+    async def scenario(bench: Bench) -> None:
+        assert not bench.registry.has_had_clients
+        bench.registry.detach(bench.registry.create(FakeConnection()))
+        assert bench.registry.has_had_clients
+
+    _run(scenario)
+
+
 def test_sessions_have_ids_of_their_own() -> None:
     async def scenario(bench: Bench) -> None:
         made = {bench.registry.create(FakeConnection()).id for _ in range(3)}
