@@ -144,3 +144,11 @@ def test_exit_codes(script: str, code: int) -> None:
     _, status = os.waitpid(child.pid, 0)
     child.returncode = 0
     assert exit_code(status) == code
+
+
+@in_own_process
+def test_a_signal_that_was_read_before_is_no_error() -> None:
+    async def test(reaper: Reaper) -> None:
+        reaper._on_signal()
+
+    _with_reaper(test)
