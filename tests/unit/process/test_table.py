@@ -151,6 +151,37 @@ def test_a_start_that_is_terminated_meanwhile_fails(run: Run) -> None:
     run(test)
 
 
+def test_a_terminate_wakes_a_start_that_waits(run: Run) -> None:
+    async def test(world: World) -> None:
+        name = ProcessId("p")
+        assert not world.table.can_cancel(name)
+        world.table.reserve(name)
+        cancellation = world.table.cancellation(name)
+        assert world.table.cancellation(name) is cancellation
+        assert world.table.can_cancel(name)
+        assert not cancellation.done()
+        assert world.table.terminate(name)
+        assert cancellation.done()
+        assert not world.table.can_cancel(name)
+        world.table.release(name)
+        assert world.table.is_empty
+
+    run(test)
+
+
+def test_a_start_that_no_longer_waits_cannot_be_cancelled(run: Run) -> None:
+    async def test(world: World) -> None:
+        for name in (ProcessId("started"), ProcessId("given up")):
+            world.table.reserve(name)
+            world.table.cancellation(name)
+        await world.table.start(ProcessId("started"), COMMAND, world.mode(ProcessId("started")))
+        world.table.release(ProcessId("given up"))
+        assert not world.table.can_cancel("started")
+        assert not world.table.can_cancel("given up")
+
+    run(test)
+
+
 def test_the_denial_check_of_a_terminated_start_is_called(run: Run) -> None:
     """It owns a descriptor until then."""
 
