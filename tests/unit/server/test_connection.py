@@ -19,6 +19,8 @@ from tests.support.connection_bench import (
     settle,
 )
 
+from exec_server.filesystem.handles import HandleTable
+from exec_server.filesystem.watch import MissingWatch
 from exec_server.protocol import binary, jsonrpc, process, session
 from exec_server.protocol.decoding import Params, Result
 from exec_server.protocol.method import Call
@@ -27,6 +29,7 @@ from exec_server.server import connection
 from exec_server.server.connection import Connection
 from exec_server.server.context import ConnectionContext, WithData
 from exec_server.server.methods import Method
+from exec_server.server.port_table import PortTable
 
 # ---- the handshake -------------------------------------------------------------------
 
@@ -314,22 +317,18 @@ def test_requests_that_yield_their_slot_do_not_outlive_the_input(
 def test_lost_link_closes_what_the_client_opened() -> None:
     async def scenario(bench: ConnectionBench) -> None:
         bench.ready()
-        context = _context(bench)
-        closed: list[str] = []
-        resources = {
-            "handles": SimpleNamespace(close_all=lambda: closed.append("handles")),
-            "watch": SimpleNamespace(close=lambda: closed.append("watch")),
-            "ports": SimpleNamespace(close=lambda: closed.append("ports")),
-        }
-        for name, resource in resources.items():
-            setattr(context, name, resource)
-        context.change_watches[1] = cast(
-            Any, SimpleNamespace(close=lambda: closed.append("change watch"))
-        )
-        bench.connection.connection_lost()
-        await settle()
-        assert closed == ["handles", "watch", "change watch", "ports"]
-        assert not context.change_watches
+        watch = mock.Mock()
+        _context(bench).change_watches[1] = watch
+        with (
+            mock.patch.object(HandleTable, "close_all") as close_handles,
+            mock.patch.object(MissingWatch, "close") as close_missing,
+            mock.patch.object(PortTable, "close") as close_ports,
+        ):
+            bench.connection.connection_lost()
+            await settle()
+        for close in (close_handles, close_missing, close_ports, watch.close):
+            close.assert_called_once_with()
+        assert not _context(bench).change_watches
 
     run_scenario(scenario)
 
@@ -470,6 +469,16 @@ class PieceStream(MemoryStream):
 
     def send_pieces(self, head: bytes, body: bytes, tail: bytes) -> None:
         self.pieces.append((head, body, tail))
+
+
+def test_handlers_notify_the_client_of_their_connection() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        _context(bench).notify(process.CLOSED, process.ClosedParams(process.ProcessId("p"), 3))
+        [notice] = bench.stream.sent
+        assert notice == {"method": "process/closed", "params": {"processId": "p", "seq": 3}}
+
+    run_scenario(scenario)
 
 
 def test_output_is_sent_in_pieces_where_the_stream_can() -> None:
