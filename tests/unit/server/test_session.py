@@ -133,6 +133,7 @@ def test_the_session_of_a_revoked_stream_ends_attached_or_not() -> None:
             registry.end_of_stream(stream_id)
         await _settle()
         assert [table.calls[-1:] for table in bench.tables] == [["ended"], ["ended"], []]
+        assert not registry._expiries
         registry.detach(attached)  # its connection notices later
         for session in (attached, away):
             with pytest.raises(InvalidRequest, match="unknown session id"):
