@@ -28,6 +28,7 @@ from exec_server.protocol.process import (
     StartParams,
     StartResult,
 )
+from exec_server.protocol.session import Capabilities
 from exec_server.server import process_launch
 from exec_server.server.context import ConnectionContext
 from exec_server.server.handlers import process
@@ -91,6 +92,7 @@ class World:
         self.commands = Commands()
         self.server = self.session = self.sandboxes = self
         self.proxies = None
+        self.environment = SimpleNamespace(capabilities=Capabilities())
         self.tasks = None
         self.shell_snapshots = self
 
@@ -181,6 +183,28 @@ def test_managed_network_means_nothing_without_a_sandbox(spawned: list[Command])
     assert _spawn(mode)(command, _OWNER) is _CHILD
 
 
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ({"argv": []}, "argv must not be empty"),
+        ({"ttySize": {"rows": 2, "columns": 3}}, "ttySize requires tty: true"),
+        ({"processId": "p" * 4097}, "processId must not exceed 4096 bytes"),
+    ],
+)
+def test_invalid_starts_reserve_nothing(members: dict[str, Any], text: str) -> None:
+    world = World()
+    with pytest.raises(InvalidParams, match=text):
+        world.start(**members)
+    assert world.processes.reserved == []
+
+
+def test_another_user_needs_the_rights_of_root() -> None:
+    world = World()
+    with pytest.raises(InvalidParams, match="does not have the rights of root"):
+        world.start(user="ann")
+    assert world.processes.reserved == []
+
+
 def test_an_id_is_free_again_after_a_failed_capture() -> None:
     async def scenario() -> None:
         world = World()
@@ -215,12 +239,14 @@ class FakeProcess:
         self.tty = tty
         self.has_stdin = has_stdin
         self.ends = 0
+        self.eof: asyncio.Future[None] | None = None
         self.reads: list[int] = []
         self.size: tuple[int, int] | None = None
         self.failure: OSError | None = None
 
-    def write_eof(self) -> None:
+    def write_eof(self) -> asyncio.Future[None] | None:
         self.ends += 1
+        return self.eof
 
     def resize(self, rows: int, columns: int) -> None:
         if self.failure is not None:
@@ -243,6 +269,16 @@ class FakeProcess:
         return cast(ConnectionContext, SimpleNamespace(session=session))
 
 
+@pytest.mark.parametrize(
+    ("is_starting", "text"), [(True, "process id p is starting"), (False, "unknown process id p")]
+)
+def test_a_process_that_does_not_run(is_starting: bool, text: str) -> None:
+    session = SimpleNamespace(process=lambda _: None, is_starting=lambda _: is_starting)
+    context = cast(ConnectionContext, SimpleNamespace(session=session))
+    with pytest.raises(InvalidRequest, match=text):
+        process.read(context, ReadParams(_ID))
+
+
 def test_only_a_pipe_is_closed() -> None:
     piped = FakeProcess()
     assert process.close_stdin(piped.context, CloseStdinParams(_ID)) == CloseStdinResult()
@@ -254,6 +290,21 @@ def test_only_a_pipe_is_closed() -> None:
         with pytest.raises(InvalidRequest, match=text):
             process.close_stdin(refused.context, CloseStdinParams(_ID))
         assert refused.ends == 0
+
+
+def test_an_end_of_input_waits_for_space() -> None:
+    async def scenario() -> None:
+        piped = FakeProcess()
+        piped.eof = asyncio.get_running_loop().create_future()
+        waiting = process.close_stdin(piped.context, CloseStdinParams(_ID))
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(cast(Any, waiting))
+            await asyncio.sleep(0)
+            assert not task.done()
+            piped.eof.set_result(None)
+        assert task.result() == CloseStdinResult()
+
+    asyncio.run(scenario())
 
 
 def test_only_a_terminal_is_resized() -> None:
