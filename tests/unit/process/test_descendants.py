@@ -26,6 +26,13 @@ while (time < $end) { if (fork()) { exit } POSIX::setsid(); }
 """
 
 
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = os.listdir("/proc/self/fd")
+    yield
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.fixture
 def subreaper() -> Iterator[None]:
     """Orphans of the test become children of this process, as they do of the server."""
@@ -97,6 +104,21 @@ def test_walk_has_parents_first() -> None:
 
 
 @pytest.mark.usefixtures("subreaper")
+def test_walk_finds_a_process_once_that_changes_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children = {1: [2, 3], 3: [4], 2: [4]}
+    monkeypatch.setattr(descendants, "children_of", lambda pid: children.get(pid, []))
+    assert list(descendants.walk([1])) == [(1, os.getpid()), (2, 1), (3, 1), (4, 3)]
+
+
+def test_only_later_attempts_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    before = [len(pauses) for _ in descendants.attempts()]
+    assert before == [max(0, number - 9) for number in range(descendants.MAX_ATTEMPTS)]
+
+
 def test_kill_tree_reaches_other_sessions_and_the_group() -> None:
     script = "setsid sleep 1000 & sleep 1000 & wait"
     child = subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True)
