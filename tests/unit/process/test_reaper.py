@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
@@ -147,8 +148,11 @@ def test_exit_codes(script: str, code: int) -> None:
 
 
 @in_own_process
-def test_a_signal_that_was_read_before_is_no_error() -> None:
+def test_a_signal_is_read_once() -> None:
     async def test(reaper: Reaper) -> None:
-        reaper._on_signal()
+        reaper.expect(owner := Owner(None))
+        assert await _exit_of(reaper, _start("exit 0"), owner) == 0
+        assert select.select([reaper._descriptor], [], [], 0) == ([], [], [])
+        reaper._on_signal()  # nothing to read is no error
 
     _with_reaper(test)
