@@ -10,7 +10,8 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from exec_server.errors import RegistryError, StartupError
+from exec_server.errors import InternalError, RegistryError, StartupError
+from exec_server.host import libc
 from exec_server.host.guarded_tasks import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.net.server_certificate import ServerCertificate
@@ -236,3 +237,26 @@ def test_the_http_client_is_made_once_and_closed(monkeypatch: pytest.MonkeyPatch
             assert first.closed == 1
 
     asyncio.run(scenario())
+
+
+def test_a_sweep_drops_idle_sandboxes_and_returns_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve, "SWEEP_SECONDS", 0)
+    monkeypatch.setattr(libc, "return_freed_memory", lambda: calls.append("return"))
+    calls: list[str] = []
+
+    def drop_idle() -> None:
+        calls.append("drop")
+        raise ValueError("a bug")
+
+    async def run(function: Callable[[], None]) -> None:
+        function()
+        if len(calls) == 4:
+            raise InternalError("enough")
+
+    sandboxes, threads = SimpleNamespace(drop_idle=drop_idle), SimpleNamespace(run=run)
+    with pytest.raises(InternalError, match="enough"):
+        asyncio.run(serve._sweep(cast(Any, sandboxes), cast(Any, threads)))
+    assert calls == ["drop", "return"] * 2
+    assert "a bug" in caplog.text
