@@ -29,6 +29,7 @@ from exec_server.process.tags import (
 _ALL = 1 << 62
 _NESTED = 1 << 50
 _LOW = 1000
+_RANGE = tags._RANGE_SIZE
 
 
 def _limits(locks: int, rss: int) -> Callable[[Carrier], int]:
@@ -44,6 +45,8 @@ def _limits(locks: int, rss: int) -> Callable[[Carrier], int]:
         (_LOW, UNLIMITED, Plan(RSS, _ALL, UNLIMITED)),
         (_NESTED, _NESTED, Plan(LOCKS, _NESTED, 0)),
         (_LOW, _NESTED, Plan(RSS, _NESTED, 0)),
+        (2 * _RANGE, 0, Plan(LOCKS, 2 * _RANGE, 0)),
+        (2 * _RANGE - 1, 0, Plan(LOCKS, 0, 2 * _RANGE - 1)),
         (_LOW, _LOW, Plan(LOCKS, 0, _LOW)),
         (0, _LOW, Plan(RSS, 0, _LOW)),
         (0, 0, None),
@@ -154,6 +157,9 @@ def test_helpers_are_told_from_commands() -> None:
             pass
     assert tags._helper_tags[-1] == tag
     assert len(tags._helper_tags) == 64
+    for _ in range(2):
+        tags.forget_helper(tag)
+        assert len(tags._helper_tags) == 63
 
 
 def test_limits_of_a_process_that_is_no_server_are_left_alone() -> None:
