@@ -71,6 +71,9 @@ class FakeTable:
     def resume_reading(self) -> None:
         self.calls.append("resume_reading")
 
+    def terminate_all(self) -> None:
+        self.calls.append("terminate_all")
+
     async def end(self) -> None:
         self.calls.append("end")
         await self.may_end.wait()
@@ -423,6 +426,21 @@ def test_a_resumed_session_stays_attached_and_an_ended_one_does_not() -> None:
         assert [each.process_id for each in broadcast.attachments] == ["theirs"]
         await bench.registry.end_all()
         assert not broadcast.attachments
+
+    _run(scenario)
+
+
+@pytest.mark.parametrize("has_captures", [False, True])
+def test_captures_end_with_the_processes(has_captures: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        session = bench.registry.create(FakeConnection())
+        if has_captures:
+            assert session.make_captures(lambda *_: None) is cast(ProcessTable, bench.tables[1])
+        session.terminate_all()
+        await session.end()
+        assert len(bench.tables) == 1 + has_captures
+        for table in bench.tables:
+            assert table.calls == ["terminate_all", "end", "ended"]
 
     _run(scenario)
 
