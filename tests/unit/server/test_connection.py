@@ -377,6 +377,28 @@ def session_notice(bench: ConnectionBench, session_id: str) -> dict[str, Any]:
     return {"method": "process/closed", "params": {"processId": "p", "seq": 3}}
 
 
+class IdentifiedStream(MemoryStream):
+    """A RelayedStream."""
+
+    stream_id = "stream 7"
+
+
+def test_a_session_knows_the_relayed_stream_of_its_client() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        stream = IdentifiedStream()
+        bench.connect(stream)
+        hello = request(0, "initialize", clientName="x")
+        for each in (bench.stream, stream):
+            each.say(hello)
+        ids = [
+            bench.sessions._sessions[each.sent[0]["result"]["sessionId"]].stream_id
+            for each in (bench.stream, stream)
+        ]
+        assert ids == [None, "stream 7"]
+
+    run_scenario(scenario)
+
+
 def test_notifications_are_compact() -> None:
     text = jsonrpc.encode_notification(
         process.CLOSED, process.ClosedParams(process.ProcessId("ü"), 3)
@@ -441,6 +463,21 @@ def test_binary_messages(size: int) -> None:
         assert stream.binary == [_with_data({"id": 2, "result": {}}, b"x" * size)]
         refusal = "failed to parse message from memory: no request of a method that takes data"
         assert [message["error"]["message"] for message in stream.sent[2:]] == [refusal] * 2
+
+    run_scenario(scenario)
+
+
+def test_binary_messages_stop_the_reading_like_others() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        stream = MixedStream()
+        congested = bench.connect(stream)
+        stream.say(request(0, "initialize", clientName="x"), {"method": "initialized"})
+        stream.unsent_bytes = connection.UNSENT_HARD_BYTES + 1
+        congested.pause_writing()
+        with mock.patch.object(connection, "METHODS", _data_methods()):
+            stream.say(_with_data(request(1, "load"), b""))
+        assert not stream.receiving
+        congested.resume_writing()
 
     run_scenario(scenario)
 
