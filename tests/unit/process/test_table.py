@@ -280,6 +280,21 @@ def test_terminate_kills_the_leader_and_its_orphans(run: Run) -> None:
     run(test)
 
 
+def test_terminate_all_kills_every_leader_and_orphan_and_later_ones_too(run: Run) -> None:
+    async def test(world: World) -> None:
+        first, second = [await world.start(name) for name in ("a", "b")]
+        world.table.terminate_all()
+        assert world.killed == [first.pid, second.pid]
+        while not world.reaper.orphans.killed:
+            await asyncio.sleep(0.001)
+        assert world.reaper.orphans.killed == [[first.owner, second.owner]]
+        late = await world.start("late")
+        assert world.killed == [first.pid, second.pid, late.pid]
+        assert world.ids() == ["a", "b", "late"]
+
+    run(test)
+
+
 def test_clean_up_precedes_the_exit(run: Run) -> None:
     async def test(world: World) -> None:
         process = await world.start("p", with_clean_up=True)
