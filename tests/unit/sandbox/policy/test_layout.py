@@ -16,6 +16,7 @@ from exec_server.sandbox.policy.layout import (
     is_visible,
     lay_out,
     resolve_globs,
+    resolve_writable,
     writable_paths,
 )
 from exec_server.sandbox.policy.model import Access, Dependency, Glob, Policy, SymbolicLink, View
@@ -379,6 +380,25 @@ def test_links_inside_granted_places_are_there_already() -> None:
     found = view(tree, ("/ws", "read"), ("/ws/sub/l", "read"))
     assert steps(found) == ["read /out/dir", "read /ws"]
     assert found.links == ()
+
+
+def test_no_link_is_made_for_a_granted_path_that_does_not_exist() -> None:
+    tree = workspace(("/x/l", "/ws"))
+    assert view(tree, ("/ws", "read"), ("/x/l/none", "read")).links == ()
+
+
+def test_a_file_in_the_way_of_a_denied_path_stays_a_file() -> None:
+    found = view(workspace(), READ_ALL, WS, ("/ws/a.txt/x", "deny"))
+    assert missing(found) == []
+    assert "pin /ws/a.txt" in steps(found)
+
+
+def test_existing_writable_paths_are_found_where_their_links_lead() -> None:
+    tree = workspace(("/lnk", "/ws"))
+    claims: list[tuple[str, Access]] = [("/lnk/sub", "write"), ("/lnk/none", "write"), READ_ALL]
+    policy = Policy(merge_rules(claims), (), "restricted")
+    assert resolve_writable(policy, tree) == ["/ws/sub"]
+    assert resolve_writable(Policy(None, (), "restricted"), tree) == []
 
 
 def test_a_loop_of_links_is_nothing() -> None:
