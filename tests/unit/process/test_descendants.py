@@ -89,7 +89,16 @@ def test_process_that_has_ended_is_like_a_zombie() -> None:
     assert descendants.parent_of(2**22 + 1) == 0
     assert descendants.start_of(2**22 + 1) == 0
     assert descendants.parent_of(os.getpid()) == os.getppid()
-    assert descendants.start_of(os.getpid()) > 0
+
+
+def test_the_start_of_a_process_is_in_ticks_since_the_boot() -> None:
+    def now() -> int:
+        return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+    before = now()
+    with subprocess.Popen(["/bin/sleep", "1000"]) as child:
+        assert before <= descendants.start_of(child.pid) <= now()
+        child.kill()
 
 
 @pytest.mark.usefixtures("subreaper")
