@@ -467,7 +467,8 @@ def test_binary_messages(size: int) -> None:
     run_scenario(scenario)
 
 
-def test_binary_messages_stop_the_reading_like_others() -> None:
+@pytest.mark.parametrize("size", [0, connection.INLINE_DECODE_BYTES + 1])
+def test_refused_binary_messages_stop_the_reading_like_others(size: int) -> None:
     async def scenario(bench: ConnectionBench) -> None:
         stream = MixedStream()
         congested = bench.connect(stream)
@@ -475,7 +476,7 @@ def test_binary_messages_stop_the_reading_like_others() -> None:
         stream.unsent_bytes = connection.UNSENT_HARD_BYTES + 1
         congested.pause_writing()
         with mock.patch.object(connection, "METHODS", _data_methods()):
-            stream.say(_with_data(request(1, "load"), b""))
+            stream.say(_with_data(request(1, "load"), bytes(size)))
         assert not stream.receiving
         congested.resume_writing()
 
