@@ -88,7 +88,8 @@ def test_a_search_takes_no_user() -> None:
     async def scene() -> None:
         params = wire.GrepParams(PathUri.from_wire("/"), "x", user="ann")
         with pytest.raises(InvalidParams, match="fs/grep takes no user"):
-            await searches.grep(Scene().connect("c"), params)
+            async with asyncio.timeout(5):
+                await searches.grep(Scene().connect("c"), params)
 
     asyncio.run(scene())
 
