@@ -130,6 +130,9 @@ class _Table:
     def resume_reading(self) -> None:
         self.calls.append("resume")
 
+    def terminate_all(self) -> None:
+        self.calls.append("terminate")
+
     async def end(self) -> None:
         self.calls.append("end")
 

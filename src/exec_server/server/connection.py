@@ -171,6 +171,8 @@ class Connection:
         if len(message) > SHORT_BYTES and _is_costly(message):
             if self._send_binary is not None and jsonrpc.is_binary(message):
                 self._binary_received(message)
+                if self._is_congested:
+                    self._update_reading()
                 return
             self._is_decoding = True
             self._update_reading()
@@ -215,8 +217,6 @@ class Connection:
         params = DecodedParams(method, request.params, self._server.environment.cwd)
         params.attach(data)
         self._accept(request, len(message), params)
-        if self._is_congested:
-            self._update_reading()
 
     async def _decode_in_thread(self, message: bytes) -> None:
         """Decode a large message; reading pauses meanwhile, which keeps messages in order."""

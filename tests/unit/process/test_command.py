@@ -141,6 +141,8 @@ def test_long_lists_of_patterns_are_matched_in_groups() -> None:
     policy = _policy(inherit="none", set={"a_7": "", "a_999": "", "a_": ""}, include_only=patterns)
     assert _inherited(policy) == {"a_7": "", "a_999": ""}
     assert len(command._expressions(patterns)) > 3
+    full = ["a" * (command.PATTERN_CHARACTERS // 2)] * 4
+    assert len(command._expressions(full)) == 2
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,21 @@ def test_patterns_that_would_take_long_to_compare_are_refused() -> None:
     patterns = [f"*{number:0999}" for number in range(1000)]
     with pytest.raises(InvalidParams, match="are too many to compare"):
         _inherited(_policy(set=names, include_only=patterns))
+
+
+@pytest.mark.parametrize(("steps", "is_refused"), [(2 * 8, False), (2 * 8 - 1, True)])
+def test_names_of_the_server_and_of_the_policy_are_compared(
+    steps: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "MATCH_STEPS", steps)
+    policy = _policy(set={"12345": ""}, exclude=["x"], include_only=["*"])
+    try:
+        env = child_environment({}, policy, None, {"123": ""})
+    except InvalidParams:
+        assert is_refused
+    else:
+        assert not is_refused
+        assert env == {"123": "", "12345": ""}
 
 
 def test_captured_variables_come_between_the_servers_and_those_of_the_request() -> None:

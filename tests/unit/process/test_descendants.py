@@ -26,6 +26,13 @@ while (time < $end) { if (fork()) { exit } POSIX::setsid(); }
 """
 
 
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = os.listdir("/proc/self/fd")
+    yield
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.fixture
 def subreaper() -> Iterator[None]:
     """Orphans of the test become children of this process, as they do of the server."""
@@ -82,7 +89,17 @@ def test_process_that_has_ended_is_like_a_zombie() -> None:
     assert descendants.parent_of(2**22 + 1) == 0
     assert descendants.start_of(2**22 + 1) == 0
     assert descendants.parent_of(os.getpid()) == os.getppid()
-    assert descendants.start_of(os.getpid()) > 0
+
+
+def test_the_start_of_a_process_is_in_ticks_since_the_boot() -> None:
+    def now() -> int:
+        return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+    before = now()
+    with subprocess.Popen(["/bin/sleep", "1000"]) as child:
+        start = descendants.start_of(child.pid)
+        child.kill()
+    assert before <= start <= now()
 
 
 @pytest.mark.usefixtures("subreaper")
@@ -94,6 +111,21 @@ def test_walk_has_parents_first() -> None:
     assert list(found.values()) == [os.getpid(), *list(found)[:2]]
     descendants.kill_tree(child.pid)
     child.wait()
+
+
+def test_walk_finds_a_process_once_that_changes_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children = {1: [2, 3], 3: [4], 2: [4]}
+    monkeypatch.setattr(descendants, "children_of", lambda pid: children.get(pid, []))
+    assert list(descendants.walk([1])) == [(1, os.getpid()), (2, 1), (3, 1), (4, 3)]
+
+
+def test_only_later_attempts_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    before = [len(pauses) for _ in descendants.attempts()]
+    assert before == [max(0, number - 9) for number in range(descendants.MAX_ATTEMPTS)]
 
 
 @pytest.mark.usefixtures("subreaper")

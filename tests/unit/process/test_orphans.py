@@ -9,7 +9,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
+import pytest
 from tests.support.forked import in_own_process
 
 from exec_server.host import libc
@@ -141,6 +143,19 @@ def test_earlier_command_without_processes_is_no_owner() -> None:
 
 
 @_in_own_world
+def test_later_command_is_no_owner() -> None:
+    world = World()
+    owner, leader, daemon = world.start(f"{_DAEMON} exec sleep 1000")
+    world.lose_tag(daemon)
+    time.sleep(0.02)  # a tick of the clock by which processes are ordered
+    world.start("echo 0; exec sleep 1000")
+    os.kill(leader, signal.SIGKILL)
+    world.reap(leader)
+    world.kill(owner)
+    assert not _is_alive(daemon)
+
+
+@_in_own_world
 def test_orphans_of_an_orphan_belong_to_its_owner() -> None:
     world = World()
     owner, leader, child = world.start(
@@ -225,3 +240,17 @@ def test_nothing_is_kept_of_the_dead() -> None:
     assert not world.orphans._starting
     assert not world.orphans._leaders
     assert not world.orphans._owners
+
+
+def test_without_proc_no_orphans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, flags: int) -> NoReturn:
+        raise FileNotFoundError(2, "no /proc")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        orphans = Orphans()
+    owner = Owner(None)
+    orphans.expect(owner)
+    orphans.ended(owner)
+    assert not orphans._owners
+    orphans.close()

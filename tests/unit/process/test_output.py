@@ -64,6 +64,13 @@ def test_read(
     assert log.read(after, max_bytes) == (chunks, next_seq)
 
 
+@pytest.mark.parametrize(("max_bytes", "count"), [(5, 1), (6, 2), (8, 2), (9, 3)])
+def test_chunks_of_equal_size_are_added_up(max_bytes: int, count: int) -> None:
+    log = OutputLog()
+    chunks = [OutputChunk(log.append("stdout", b"abc"), "stdout", b"abc") for _ in range(3)]
+    assert log.read(0, max_bytes) == (chunks[:count], count + 1)
+
+
 def test_all_chunks_are_retained_at_first(log: OutputLog) -> None:
     assert log.newest() == [_ONE, _TWO, _FOUR]
 
@@ -296,7 +303,9 @@ def test_log_without_recent_output_is_not_looked_at_again() -> None:
     first, second = OutputLog(budget), OutputLog(budget)
     _grow(first, 3 * _MIB)
     first.read(0, None)
+    assert list(budget._read_logs) == [first]
     first.release_recent()
+    assert not budget._read_logs  # which would keep the log of a forgotten process
     _grow(second, 4 * _MIB)
     assert (first.retained_bytes, second.retained_bytes) == (_MIB, 3 * _MIB)
 

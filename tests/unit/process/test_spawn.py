@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tests.support.forked import in_own_process
@@ -19,7 +19,13 @@ from exec_server.errors import InternalError
 from exec_server.process import tags
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.spawn import Child, resize_terminal, signal_foreground, spawn
+from exec_server.process.spawn import (
+    Child,
+    Streams,
+    resize_terminal,
+    signal_foreground,
+    spawn,
+)
 from exec_server.protocol.process import Stream
 
 _ENV = {"PATH": "/usr/bin:/bin"}
@@ -197,6 +203,30 @@ def test_refusals_of_the_kernel(changes: dict[str, Any], number: int, tty: bool)
     with pytest.raises(OSError) as caught:
         spawn(Command(**(values | changes)), Owner(None))
     assert caught.value.errno == number
+
+
+def test_a_program_that_is_named_by_its_path_fails_as_the_kernel_says(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError) as caught:
+        _start(str(loop))
+    assert caught.value.errno == errno.ELOOP
+
+
+def test_a_terminal_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> NoReturn:
+        raise OSError(errno.ENODEV, "no name")
+
+    monkeypatch.setattr(os, "ttyname", refuse)
+    with pytest.raises(OSError, match="no name"):
+        _start("/bin/true", tty=True)
+
+
+@pytest.mark.parametrize(("state", "actions"), [(None, []), (5, [(9, 5)])])
+def test_inherited_streams(state: int | None, actions: list[tuple[int, int]]) -> None:
+    streams = Streams.inherited(state)
+    assert (streams.actions, streams.own_session, streams.outputs) == (actions, False, ())
+    streams.release(started=False)  # closes nothing, not even the state
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import resource
 import subprocess
@@ -154,6 +155,32 @@ def test_a_proc_that_hides_processes_is_recognised() -> None:
     assert strays.hides_processes(_HIDING)
     assert strays.hides_processes(_USUAL + _HIDING)
     assert not strays.hides_processes(_USUAL + _ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    ("user", "mounts", "expected"),
+    [(0, _HIDING, True), (1000, _HIDING, False), (1000, _USUAL, True), (0, None, False)],
+)
+def test_who_sees_all_processes_in_proc(
+    user: int, mounts: bytes | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_mounts(path: str, mode: str) -> io.BytesIO:
+        if mounts is None:
+            raise FileNotFoundError(2, os.strerror(2), path)
+        return io.BytesIO(mounts)
+
+    monkeypatch.setattr(strays, "open", open_mounts, raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert strays._shows_all_processes() is expected
+
+
+def test_a_search_forgets_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strays, "_list_processes", list)
+    monkeypatch.setattr(strays, "_shows_all_processes", lambda: True)
+    found = Strays(os.getpid())
+    found._is_left[5], found._starts[5] = True, 7
+    assert list(found._find()) == []
+    assert (found._is_left, found._starts) == ({}, {})
 
 
 @pytest.mark.parametrize("has_proc", [True, False])

@@ -83,12 +83,21 @@ def test_cgroup_that_cannot_be_created_is_none(
 def test_cgroups_of_dead_servers_are_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    dead, living, other = f"exec-server.{2**22 + 1}.ab12", f"exec-server.{os.getpid()}.ab12", "x"
-    for name in (dead, living, other):
+    missing = 2**22 + 1  # above the largest pid
+    dead, living = f"exec-server.{missing}.ab12", f"exec-server.{os.getpid()}.ab12"
+    others = {
+        "x",
+        f"other.{missing}.ab12",
+        f"exec-server.{missing}",
+        f"exec-server.{missing}.",
+        f"exec-server.{missing}.wxyz",
+        "exec-server.missing.ab12",
+    }
+    for name in (dead, living, *others):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(strays, "own_directory", lambda *_: str(tmp_path))
     Cgroup.create_for(os.getpid())
-    assert {entry.name for entry in tmp_path.iterdir()} == {living, other}
+    assert {entry.name for entry in tmp_path.iterdir()} == {living, *others}
 
 
 def test_kill_waits_no_longer_than_its_limit(

@@ -157,6 +157,37 @@ def test_a_start_that_is_terminated_meanwhile_fails(run: Run) -> None:
     run(test)
 
 
+def test_a_terminate_wakes_a_start_that_waits(run: Run) -> None:
+    async def test(world: World) -> None:
+        name = ProcessId("p")
+        assert not world.table.can_cancel(name)
+        world.table.reserve(name)
+        cancellation = world.table.cancellation(name)
+        assert world.table.cancellation(name) is cancellation
+        assert world.table.can_cancel(name)
+        assert not cancellation.done()
+        assert world.table.terminate(name)
+        assert cancellation.done()
+        assert not world.table.can_cancel(name)
+        world.table.release(name)
+        assert world.table.is_empty
+
+    run(test)
+
+
+def test_a_start_that_no_longer_waits_cannot_be_cancelled(run: Run) -> None:
+    async def test(world: World) -> None:
+        for name in (ProcessId("started"), ProcessId("given up")):
+            world.table.reserve(name)
+            world.table.cancellation(name)
+        await world.table.start(ProcessId("started"), COMMAND, world.mode(ProcessId("started")))
+        world.table.release(ProcessId("given up"))
+        assert not world.table.can_cancel("started")
+        assert not world.table.can_cancel("given up")
+
+    run(test)
+
+
 def test_the_denial_check_of_a_terminated_start_is_called(run: Run) -> None:
     """It owns a descriptor until then."""
 
@@ -251,6 +282,21 @@ def test_terminate_kills_the_leader_and_its_orphans(run: Run) -> None:
         assert world.reaper.orphans.killed == [[world.owners[a]]]
         world.reaper.exit(world.pids[a], 137)
         assert not world.table.terminate(a)
+
+    run(test)
+
+
+def test_terminate_all_kills_every_leader_and_orphan_and_later_ones_too(run: Run) -> None:
+    async def test(world: World) -> None:
+        first, second = [await world.start(name) for name in ("a", "b")]
+        world.table.terminate_all()
+        assert world.killed == [first.pid, second.pid]
+        while not world.reaper.orphans.killed:
+            await asyncio.sleep(0.001)
+        assert world.reaper.orphans.killed == [[first.owner, second.owner]]
+        late = await world.start("late")
+        assert world.killed == [first.pid, second.pid, late.pid]
+        assert world.ids() == ["a", "b", "late"]
 
     run(test)
 

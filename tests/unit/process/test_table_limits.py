@@ -222,6 +222,19 @@ def test_forgotten_process_gives_the_space_of_its_recent_output_back(run: Run) -
     run(test)
 
 
+def test_no_recent_output_is_kept_for_a_client_that_is_away(run: Run) -> None:
+    async def test(world: World) -> None:
+        process = await world.start("a")
+        world.table.keep_recent_output(False)
+        await _print(world, process, 2 * _MIB)
+        assert process.log.reserved_bytes == 0
+        world.table.keep_recent_output(True)
+        await _print(world, process, _MIB)
+        assert process.log.reserved_bytes > 0
+
+    run(test)
+
+
 def test_end_of_a_session_gives_the_space_of_recent_output_back(run: Run) -> None:
     processes = []
 
@@ -243,6 +256,7 @@ def test_detached_processes_keep_no_recent_output(run: Run) -> None:
             session._cleanup_threads,
             limits=table.TableLimits(4, 4, _MIB, 1.0),
         )
+        world.table.keep_recent_output(True)
         process = await world.start("a")
         await _print(world, process, _MIB)
         os.write(world.stdout[process.id], b"x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
@@ -144,3 +145,14 @@ def test_exit_codes(script: str, code: int) -> None:
     _, status = os.waitpid(child.pid, 0)
     child.returncode = 0
     assert exit_code(status) == code
+
+
+@in_own_process
+def test_a_signal_is_read_once() -> None:
+    async def test(reaper: Reaper) -> None:
+        reaper.expect(owner := Owner(None))
+        assert await _exit_of(reaper, _start("exit 0"), owner) == 0
+        assert select.select([reaper._descriptor], [], [], 0) == ([], [], [])
+        reaper._on_signal()  # nothing to read is no error
+
+    _with_reaper(test)

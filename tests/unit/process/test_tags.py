@@ -6,10 +6,12 @@ import os
 import resource
 import subprocess
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 from tests.support.forked import in_own_process
 
+from exec_server.host import descriptor_limit
 from exec_server.process import tags
 from exec_server.process.tags import (
     LOCKS,
@@ -27,6 +29,7 @@ from exec_server.process.tags import (
 _ALL = 1 << 62
 _NESTED = 1 << 50
 _LOW = 1000
+_RANGE = tags._RANGE_SIZE
 
 
 def _limits(locks: int, rss: int) -> Callable[[TagCarrier], int]:
@@ -42,6 +45,8 @@ def _limits(locks: int, rss: int) -> Callable[[TagCarrier], int]:
         (_LOW, UNLIMITED, Plan(RSS, _ALL, UNLIMITED)),
         (_NESTED, _NESTED, Plan(LOCKS, _NESTED, 0)),
         (_LOW, _NESTED, Plan(RSS, _NESTED, 0)),
+        (2 * _RANGE, 0, Plan(LOCKS, 2 * _RANGE, 0)),
+        (2 * _RANGE - 1, 0, Plan(LOCKS, 0, 2 * _RANGE - 1)),
         (_LOW, _LOW, Plan(LOCKS, 0, _LOW)),
         (0, _LOW, Plan(RSS, 0, _LOW)),
         (0, 0, None),
@@ -108,7 +113,12 @@ def test_tag_is_the_hard_limit_if_the_soft_one_was_changed() -> None:
 def test_start_that_hangs_delays_the_tags_of_others_only_a_little() -> None:
     tags.mark_this_process()
     tags._TAGGING_SECONDS = 0.01
-    with tags.Tagged(), tags.Tagged() as tag:
+    with (
+        tags.Tagged(),
+        mock.patch.object(descriptor_limit, "restore") as restore,
+        tags.Tagged() as tag,
+    ):
+        restore.assert_called_once_with()  # the server needs its descriptors meanwhile
         child = subprocess.Popen(["/bin/sleep", "1000"])
         assert tag_of(child.pid) != tag
         tags.tag_running(child.pid, tag)
@@ -116,6 +126,18 @@ def test_start_that_hangs_delays_the_tags_of_others_only_a_little() -> None:
     child.kill()
     child.wait()
     tags.tag_running(child.pid, tag)  # ended
+
+
+@in_own_process
+def test_a_limit_that_cannot_be_set_fails_one_start_only() -> None:
+    tags.mark_this_process()
+    with (
+        mock.patch.object(tags, "_set_own_limits", side_effect=OSError(1, "no")),
+        pytest.raises(OSError, match="no"),
+        tags.Tagged(),
+    ):
+        raise AssertionError
+    assert not tags._tagging_lock.locked()
 
 
 @in_own_process
@@ -135,6 +157,9 @@ def test_helpers_are_told_from_commands() -> None:
             pass
     assert tags._helper_tags[-1] == tag
     assert len(tags._helper_tags) == 64
+    for _ in range(2):
+        tags.forget_helper(tag)
+        assert len(tags._helper_tags) == 63
 
 
 def test_limits_of_a_process_that_is_no_server_are_left_alone() -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 from tests.support.connection_bench import (
@@ -18,10 +19,16 @@ from tests.support.connection_bench import (
     settle,
 )
 
+from exec_server.filesystem.handles import HandleTable
+from exec_server.filesystem.watch import MissingWatch
 from exec_server.protocol import jsonrpc, process, session
+from exec_server.protocol.decoding import Call, Params, Result
 from exec_server.protocol.network import POLICY_REQUEST, Destination, PolicyParams
+from exec_server.server import connection
 from exec_server.server.connection import Connection
-from exec_server.server.context import ConnectionContext
+from exec_server.server.context import ConnectionContext, WithData
+from exec_server.server.methods import Method
+from exec_server.server.port_table import PortTable
 
 # ---- the handshake -------------------------------------------------------------------
 
@@ -261,6 +268,74 @@ def test_what_was_started_and_fails_ends_only_its_connection(
 # ---- end of the connection -----------------------------------------------------------
 
 
+def test_end_of_input_ends_an_idle_connection() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        bench.connection.eof_received()
+        assert bench.tables[0].calls == ["terminate"]
+        assert bench.stream.closed == (1000, "end of input")
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("method", ["slow", "parked"])
+def test_requests_are_answered_after_the_end_of_input(method: str) -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        bench.stream.say(named(1, method, "a"))
+        bench.connection.eof_received()
+        await settle()
+        assert bench.stream.closed is None
+        bench.open("a")
+        await settle()
+        assert bench.stream.answered == [1]
+        assert bench.stream.closed == (1000, "end of input")
+
+    run_scenario(scenario)
+
+
+def test_requests_that_yield_their_slot_do_not_outlive_the_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "EOF_GRACE_SECONDS", 0.0)
+
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        bench.stream.say(named(1, "parked", "a"), named(2, "slow", "b"))
+        bench.connection.eof_received()
+        await settle(20)
+        assert bench.stream.closed is None
+        bench.open("b")
+        await settle(20)
+        assert bench.stream.answered == [2]
+        assert bench.stream.closed == (1000, "end of input")
+
+    run_scenario(scenario)
+
+
+def test_lost_link_closes_what_the_client_opened() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        watch = mock.Mock()
+        context = _context(bench)
+        assert context.handles is not None  # made at their first use
+        assert context.watch is not None
+        assert context.ports is not None
+        context.change_watches[1] = watch
+        with (
+            mock.patch.object(HandleTable, "close_all") as close_handles,
+            mock.patch.object(MissingWatch, "close") as close_missing,
+            mock.patch.object(PortTable, "close") as close_ports,
+        ):
+            bench.connection.connection_lost()
+            await settle()
+        for close in (close_handles, close_missing, close_ports, watch.close):
+            close.assert_called_once_with()
+        assert not _context(bench).change_watches
+
+    run_scenario(scenario)
+
+
 def test_lost_link_abandons_requests_and_detaches() -> None:
     async def scenario(bench: ConnectionBench) -> None:
         bench.ready()
@@ -305,11 +380,125 @@ def session_notice(bench: ConnectionBench, session_id: str) -> dict[str, Any]:
     return {"method": "process/closed", "params": {"processId": "p", "seq": 3}}
 
 
+class IdentifiedStream(MemoryStream):
+    """A RelayedStream."""
+
+    stream_id = "stream 7"
+
+
+def test_a_session_knows_the_relayed_stream_of_its_client() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        stream = IdentifiedStream()
+        bench.connect(stream)
+        hello = request(0, "initialize", clientName="x")
+        for each in (bench.stream, stream):
+            each.say(hello)
+        ids = [
+            bench.sessions._sessions[each.sent[0]["result"]["sessionId"]].stream_id
+            for each in (bench.stream, stream)
+        ]
+        assert ids == [None, "stream 7"]
+
+    run_scenario(scenario)
+
+
 def test_notifications_are_compact() -> None:
     text = jsonrpc.encode_notification(
         process.CLOSED, process.ClosedParams(process.ProcessId("ü"), 3)
     )
     assert text == '{"method":"process/closed","params":{"processId":"ü","seq":3}}'.encode()
+
+
+class MixedStream(MemoryStream):
+    """A BinaryStream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.binary: list[bytes] = []
+
+    def send_binary(self, head: bytes, data: bytes) -> None:
+        self.binary.append(head + data)
+
+
+class StoreParams(Params, frozen=True):
+    wire_name = "Store"
+
+
+class StoreResult(Result, frozen=True):
+    pass
+
+
+def _data_methods() -> dict[str, Method]:
+    """`store` takes data, and `load` sends all of it back."""
+    stored: list[bytes] = []
+
+    async def store(context: ConnectionContext, params: Any) -> StoreResult:
+        stored.append(bytes(params.data))
+        return StoreResult()
+
+    async def load(context: ConnectionContext, params: StoreParams) -> WithData:
+        return WithData(StoreResult(), b"".join(stored))
+
+    return {
+        "store": Method(Call("store", StoreParams, StoreResult), store, "fake", takes_data=True),
+        "load": Method(Call("load", StoreParams, StoreResult), cast(Any, load), "fake"),
+    }
+
+
+def _with_data(message: object, data: bytes) -> bytes:
+    return jsonrpc.head(json.dumps(message, separators=(",", ":")).encode()) + data
+
+
+@pytest.mark.parametrize("size", [3, connection.INLINE_DECODE_BYTES + 1])
+def test_binary_messages(size: int) -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        stream = MixedStream()
+        bench.connect(stream)
+        stream.say(request(0, "initialize", clientName="x"), {"method": "initialized"})
+        assert stream.sent[0]["result"]["environmentInfo"]["capabilities"]["fsBinary"] is True
+        with mock.patch.object(connection, "METHODS", _data_methods()):
+            stream.say(_with_data(request(1, "store"), b"x" * size))
+            await settle()
+            stream.say(request(2, "load"))
+            await settle()
+            stream.say(_with_data(request(3, "load"), b""), _with_data(request(4, "no/such"), b""))
+        assert stream.sent[1] == {"id": 1, "result": {}}
+        assert stream.binary == [_with_data({"id": 2, "result": {}}, b"x" * size)]
+        refusal = "failed to parse message from memory: no request of a method that takes data"
+        assert [message["error"]["message"] for message in stream.sent[2:]] == [refusal] * 2
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("size", [0, connection.INLINE_DECODE_BYTES + 1])
+def test_refused_binary_messages_stop_the_reading_like_others(size: int) -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        stream = MixedStream()
+        congested = bench.connect(stream)
+        stream.say(request(0, "initialize", clientName="x"), {"method": "initialized"})
+        stream.unsent_bytes = connection.UNSENT_HARD_BYTES + 1
+        congested.pause_writing()
+        with mock.patch.object(connection, "METHODS", _data_methods()):
+            stream.say(_with_data(request(1, "load"), bytes(size)))
+        assert not stream.receiving
+        congested.resume_writing()
+
+    run_scenario(scenario)
+
+
+def test_binary_messages_need_a_stream_that_carries_them() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.stream.say(request(0, "initialize", clientName="x"), {"method": "initialized"})
+        info = bench.stream.sent[0]["result"]["environmentInfo"]
+        assert info["capabilities"]["fsBinary"] is False
+        with mock.patch.object(connection, "METHODS", _data_methods()):
+            bench.stream.say(_with_data(request(1, "store"), b"x"), request(2, "load"))
+            await settle()
+        malformed, refused = (message["error"]["message"] for message in bench.stream.sent[1:])
+        assert malformed.startswith("failed to parse message from memory: ")
+        assert refused == "binary messages need a WebSocket without a relay"
+
+    run_scenario(scenario)
 
 
 class PieceStream(MemoryStream):
@@ -321,6 +510,16 @@ class PieceStream(MemoryStream):
 
     def send_pieces(self, head: bytes, body: bytes, tail: bytes) -> None:
         self.pieces.append((head, body, tail))
+
+
+def test_handlers_notify_the_client_of_their_connection() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        _context(bench).notify(process.CLOSED, process.ClosedParams(process.ProcessId("p"), 3))
+        [notice] = bench.stream.sent
+        assert notice == {"method": "process/closed", "params": {"processId": "p", "seq": 3}}
+
+    run_scenario(scenario)
 
 
 def test_output_is_sent_in_pieces_where_the_stream_can() -> None:

@@ -168,6 +168,21 @@ def test_other_connections_get_their_turn(monkeypatch: pytest.MonkeyPatch) -> No
     run_scenario(scenario)
 
 
+def test_queued_requests_run_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BURST_SECONDS", 1000.0)
+
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        bench.stream.unsent_bytes = connection.UNSENT_BYTES + 1
+        bench.connection.pause_writing()
+        bench.stream.say(*(named(n, "quick", str(n)) for n in range(3)))
+        bench.stream.unsent_bytes = 0
+        bench.connection.resume_writing()
+        assert bench.stream.answered == [0, 1, 2]
+
+    run_scenario(scenario)
+
+
 # ---- limits --------------------------------------------------------------------------
 
 

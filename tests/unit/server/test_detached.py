@@ -243,6 +243,22 @@ def test_limits_that_no_timer_takes_are_refused(member: str, value: int) -> None
     _run(scenario)
 
 
+def test_limits_are_listed_as_they_were_given() -> None:
+    async def scenario(world: World) -> None:
+        await world.start("a", max_lifetime_ms=86_400_000, idle_timeout_ms=3_600_000)
+        await world.start("b")
+        limits = [(each.max_lifetime_ms, each.idle_timeout_ms) for each in world.detached.listed()]
+        assert limits == [(86_400_000, 3_600_000), (None, None)]
+        loop = asyncio.get_running_loop()
+        delays = [
+            cast(asyncio.TimerHandle, timer).when() - loop.time()
+            for timer in world.detached._by_name["a"].timers.values()
+        ]
+        assert [round(delay, -1) for delay in delays] == [86_400, 3_600]
+
+    _run(scenario)
+
+
 def test_the_end_of_a_lifetime_is_sigterm_and_then_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detached, "GRACE_SECONDS", 0.01)
 

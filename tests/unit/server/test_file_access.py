@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from exec_server.errors import InternalError
+from exec_server.errors import InternalError, InvalidParams
 from exec_server.filesystem import operations
-from exec_server.protocol import files
+from exec_server.host import users
+from exec_server.protocol import files, session
 from exec_server.protocol import sandbox as wire
 from exec_server.protocol.paths import PathUri
 from exec_server.sandbox.files import FilePolicy
 from exec_server.sandbox.sandboxes import Sandboxes
+from exec_server.server.context import check_user
 from exec_server.server.file_access import (
     INLINE_RULES,
     Confined,
@@ -211,6 +216,52 @@ def test_a_worker_performs_trusted_reads_that_the_server_must_not(
         Any, "by the worker"
     )
     assert policy.performed == ["fs/getMetadata"]
+
+
+# ---- other users ----------------------------------------------------------------------
+
+
+def test_a_user_needs_the_rights_of_root_and_no_sandbox() -> None:
+    def info(*, other_users: bool) -> session.EnvironmentInfo:
+        capabilities = session.Capabilities(other_users=other_users)
+        return cast(session.EnvironmentInfo, SimpleNamespace(capabilities=capabilities))
+
+    check_user(info(other_users=True), None)
+    with pytest.raises(InvalidParams, match="user and sandbox exclude each other"):
+        check_user(info(other_users=True), SANDBOX)
+    with pytest.raises(InvalidParams, match="does not have the rights of root"):
+        check_user(info(other_users=False), None)
+
+
+def test_requests_of_a_user_are_performed_with_its_rights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    acting: list[str] = []
+
+    @contextlib.contextmanager
+    def acting_as(name: str) -> Iterator[None]:
+        acting.append(name)
+        yield
+        acting.remove(name)
+
+    monkeypatch.setattr(users, "find_user", lambda name: name)
+    monkeypatch.setattr(users, "acting_as", acting_as)
+
+    def stat(params: files.GetMetadataParams) -> files.GetMetadataResult:
+        assert acting == ["ann"]
+        return METADATA
+
+    def open_file(params: files.ReadFileParams) -> int:
+        assert acting == ["ann"]
+        return -7
+
+    access = choose_access(cast(Sandboxes, FakeSandbox(None)), None, reading=True, user="ann")
+    operation = FileOperation(files.GET_METADATA, stat)
+    assert access.try_now(lambda params, *, confined: METADATA, _metadata()) is None
+    assert access.perform(operation, _metadata()) is METADATA
+    content = files.ReadFileParams(PathUri.from_wire("/"))
+    assert access.open(FileOpening(files.READ_FILE, open_file), content) == -7
+    assert acting == []
 
 
 # ---- open -----------------------------------------------------------------------------

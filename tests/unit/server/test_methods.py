@@ -11,8 +11,9 @@ import pytest
 from exec_server.errors import InvalidParams
 from exec_server.protocol import files, process
 from exec_server.protocol.decoding import U32, Call, Params, Result
+from exec_server.protocol.jsonrpc import Attached
 from exec_server.server.context import ConnectionContext, Encoded
-from exec_server.server.methods import Method, load_all
+from exec_server.server.methods import DecodedParams, Method, load_all
 
 CONTEXT = cast(
     ConnectionContext,
@@ -94,6 +95,18 @@ def test_errors_of_the_handler_are_passed_on() -> None:
         Method(Call("double", _Number, _Doubled), handler, "test").invoke(CONTEXT, {"number": 1})
 
 
+def test_params_that_were_decoded_earlier() -> None:
+    method = Method(Call("double", _Number, _Doubled), _double, "test")
+    assert DecodedParams(method, {"number": 4}, None).get() == _Number(4)
+    with_data = DecodedParams(method, {"number": 4}, None)
+    with_data.attach(memoryview(b"data"))
+    assert with_data.get() == Attached(_Number(4), memoryview(b"data"))
+    invalid = DecodedParams(method, {"number": "4"}, None)
+    invalid.attach(memoryview(b"data"))
+    with pytest.raises(InvalidParams):
+        invalid.get()
+
+
 # ---- the table ------------------------------------------------------------------------
 
 
@@ -105,6 +118,11 @@ def test_every_method_is_found_by_its_name() -> None:
 def test_control_requests_wait_for_the_methods_that_name_a_new_process() -> None:
     starting = [method.name for method in load_all().values() if method.starts_process]
     assert starting == [process.START.name, process.ATTACH.name]
+
+
+def test_methods_that_take_data() -> None:
+    taking = [method.name for method in load_all().values() if method.takes_data]
+    assert taking == ["fs/writeBinary", "fs/writeFiles"]
 
 
 def test_how_methods_are_scheduled() -> None:

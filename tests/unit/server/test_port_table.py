@@ -234,6 +234,24 @@ def test_the_number_of_streams_is_limited(
     scene(play)()
 
 
+@pytest.mark.parametrize("limit", ["MAX_STREAMS", "MAX_SERVER_STREAMS"])
+def test_probes_count_as_streams(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_table, limit, 1)
+
+    async def play(bench: Bench) -> None:
+        bench.sockets.gate = asyncio.Event()
+        probe = asyncio.get_running_loop().create_task(
+            _result(bench.table.probe(wire.ProbeParams(80)))
+        )
+        with pytest.raises(InvalidRequest, match="at most 1 streams may be open"):
+            await bench.open()
+        bench.sockets.gate.set()
+        assert await probe == wire.ProbeResult(accepts=True)
+        await bench.open()
+
+    scene(play)()
+
+
 @pytest.mark.parametrize("limit", ["MAX_LISTENERS", "MAX_SERVER_LISTENERS"])
 def test_the_number_of_listeners_is_limited(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_table, limit, 1)

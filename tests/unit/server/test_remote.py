@@ -1,14 +1,17 @@
-"""The pure parts of the executors: backoff, log texts, headers."""
+"""The parts of the executors without a network: backoff, log texts, headers, repetition."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from typing import Any, cast
 
 import pytest
 
-from exec_server.errors import ConnectFailed
+from exec_server.errors import ConnectFailed, RegistryError
+from exec_server.registry.api import Registration
 from exec_server.server import remote
-from exec_server.server.remote import Backoff, upgrade_headers
+from exec_server.server.remote import Backoff, DirectExecutor, upgrade_headers
 
 
 @pytest.mark.parametrize(("fraction", "first"), [(0.0, 0.5), (0.5, 0.75), (1.0, 1.0)])
@@ -58,3 +61,79 @@ def test_headers_name_the_place_of_the_executor() -> None:
     environ = {"OPENAI_CLUSTER": "c", "DD_SERVICE": "", "OTHER": "x"}
     assert upgrade_headers(environ) == [("x-cluster-name", "c")]
     assert upgrade_headers({}) == []
+
+
+# ---- the executor with one client ------------------------------------------------------
+
+
+class FakeRegistry:
+    """Registers again and again, each time at another address."""
+
+    def __init__(self) -> None:
+        self.registered = 0
+
+    async def register_direct(self) -> Registration:
+        self.registered += 1
+        return Registration(f"wss://h/{self.registered}?secret", "id")
+
+
+@pytest.mark.parametrize(
+    ("error", "registered"),
+    [
+        (TimeoutError(), 0),
+        (ConnectFailed("refused"), 0),
+        (ConnectFailed("refused", status=500), 0),
+        (ConnectFailed("refused", status=408), 0),
+        (ConnectFailed("refused", status=429), 0),
+        (ConnectFailed("refused", status=409), 1),
+    ],
+)
+def test_a_failure_that_may_pass_is_tried_again(
+    error: ConnectFailed | TimeoutError, registered: int
+) -> None:
+    registry = FakeRegistry()
+    executor = DirectExecutor(cast(Any, registry), cast(Any, None))
+    first = Registration("wss://h/0?secret", "id")
+    found = asyncio.run(executor._after_failure(first, error))
+    assert found.url == f"wss://h/{registered}?secret"
+
+
+@pytest.mark.parametrize("status", [400, 499])
+def test_a_refusal_ends_the_executor_without_its_secret(status: int) -> None:
+    executor = DirectExecutor(cast(Any, FakeRegistry()), cast(Any, None))
+    refusal = ConnectFailed("refused", status=status)
+    with pytest.raises(RegistryError, match="websocket `wss://h/0`: refused") as caught:
+        asyncio.run(executor._after_failure(Registration("wss://h/0?secret", "id"), refusal))
+    assert "secret" not in str(caught.value)
+
+
+def test_waits_grow_until_a_connection_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    outcomes = iter(["fails", "fails", "opens", "fails", "ends"])
+
+    class Credential:
+        async def ready(self) -> None:
+            steps.append("ready")
+
+    async def connect(self: DirectExecutor, url: str, make_receiver: object) -> object:
+        outcome = next(outcomes)
+        if outcome == "fails":
+            raise TimeoutError
+        if outcome == "ends":
+            raise RegistryError("enough")
+        return None
+
+    async def until_ended(link: object) -> str:
+        return "lost"
+
+    def delay(failures: int, uniform: object) -> float:
+        steps.append(f"wait {failures}")
+        return 0.0
+
+    monkeypatch.setattr(DirectExecutor, "_open", connect)
+    monkeypatch.setattr(remote, "_until_ended", until_ended)
+    monkeypatch.setattr(remote, "retry_delay", delay)
+    executor = DirectExecutor(cast(Any, FakeRegistry()), cast(Any, Credential()))
+    with pytest.raises(RegistryError, match="enough"):
+        asyncio.run(executor.serve(cast(Any, None), cast(Any, None), cast(Any, None)))
+    assert steps == ["ready", "wait 0", "wait 1", "wait 0", "wait 1"]

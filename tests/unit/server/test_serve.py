@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
 
-from exec_server.errors import RegistryError, StartupError
+from exec_server.errors import InternalError, RegistryError, StartupError
+from exec_server.host import libc
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.host.threads import ThreadPool
 from exec_server.net.stream import (
@@ -201,3 +204,59 @@ def test_sandboxes_that_cannot_be_loaded_do_not_end_the_server(
     asyncio.run(_load(sandboxes, sessions))
     assert (sandboxes.attempts, sandboxes.is_loaded) == (1, False)
     assert str(error) in caplog.text
+
+
+class FakeClient:
+    """An HTTP client that answers with itself."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    async def open(self, *_: object, repeatable: bool) -> FakeClient:
+        return self
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def test_the_http_client_is_made_once_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "import_module", lambda name: SimpleNamespace(Client=FakeClient))
+
+    async def scenario() -> None:
+        with closing(ThreadPool(1, "test")) as threads:
+            client = serve._LazyHttpClient(threads)
+            await client.close()  # was never used
+            async with asyncio.TaskGroup() as tasks:
+                opening = [
+                    tasks.create_task(client.open("GET", "http://h/", [], b"", repeatable=True))
+                    for _ in range(2)
+                ]
+            first, second = (cast(Any, task.result()) for task in opening)
+            assert first is second
+            await client.close()
+            assert first.closed == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_sweep_drops_idle_sandboxes_and_returns_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve, "SWEEP_SECONDS", 0)
+    monkeypatch.setattr(libc, "return_freed_memory", lambda: calls.append("return"))
+    calls: list[str] = []
+
+    def drop_idle() -> None:
+        calls.append("drop")
+        raise ValueError("a bug")
+
+    async def run(function: Callable[[], None]) -> None:
+        function()
+        if len(calls) == 4:
+            raise InternalError("enough")
+
+    sandboxes, threads = SimpleNamespace(drop_idle=drop_idle), SimpleNamespace(run=run)
+    with pytest.raises(InternalError, match="enough"):
+        asyncio.run(serve._sweep(cast(Any, sandboxes), cast(Any, threads)))
+    assert calls == ["drop", "return"] * 2
+    assert "a bug" in caplog.text

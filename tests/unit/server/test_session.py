@@ -71,6 +71,9 @@ class FakeTable:
     def resume_reading(self) -> None:
         self.calls.append("resume_reading")
 
+    def terminate_all(self) -> None:
+        self.calls.append("terminate_all")
+
     async def end(self) -> None:
         self.calls.append("end")
         await self.may_end.wait()
@@ -133,6 +136,7 @@ def test_the_session_of_a_revoked_stream_ends_attached_or_not() -> None:
             registry.end_of_stream(stream_id)
         await _settle()
         assert [table.calls[-1:] for table in bench.tables] == [["ended"], ["ended"], []]
+        assert not registry._expiries
         registry.detach(attached)  # its connection notices later
         for session in (attached, away):
             with pytest.raises(InvalidRequest, match="unknown session id"):
@@ -150,6 +154,15 @@ def test_events_go_to_the_attached_connection() -> None:
         bench.registry.detach(session)
         bench.tables[0].emit(cast(Any, CLOSED), EVENT)
         assert connection.notified == [EVENT]
+
+    _run(scenario)
+
+
+def test_the_first_client_is_noticed() -> None:
+    async def scenario(bench: Bench) -> None:
+        assert not bench.registry.has_had_clients
+        bench.registry.detach(bench.registry.create(FakeConnection()))
+        assert bench.registry.has_had_clients
 
     _run(scenario)
 
@@ -413,6 +426,21 @@ def test_a_resumed_session_stays_attached_and_an_ended_one_does_not() -> None:
         assert [each.process_id for each in broadcast.attachments] == ["theirs"]
         await bench.registry.end_all()
         assert not broadcast.attachments
+
+    _run(scenario)
+
+
+@pytest.mark.parametrize("has_captures", [False, True])
+def test_captures_end_with_the_processes(has_captures: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        session = bench.registry.create(FakeConnection())
+        if has_captures:
+            assert session.make_captures(lambda *_: None) is cast(ProcessTable, bench.tables[1])
+        session.terminate_all()
+        await session.end()
+        assert len(bench.tables) == 1 + has_captures
+        for table in bench.tables:
+            assert table.calls == ["terminate_all", "end", "ended"]
 
     _run(scenario)
 

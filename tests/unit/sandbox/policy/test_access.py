@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -84,6 +85,12 @@ def test_a_denial_names_its_rule(where: str, operation: Any, reason: str | None)
     assert explain_denial(found, where, operation) == reason
 
 
+def test_only_a_writable_entry_is_reopened_below_a_glob() -> None:
+    found = policy(READ_ALL, ("/ws/a.key/w", "write"), ("/ws/a.key/r", "read"), globs=(KEYS,))
+    assert explain_denial(found, "/ws/a.key/w/x", "write") is None
+    assert explain_denial(found, "/ws/a.key/r/x", "read") == "deny glob /ws/**/*.key"
+
+
 def test_a_path_without_an_entry_is_explained_so() -> None:
     assert (
         explain_denial(policy(("/ws", "read")), "/etc", "read")
@@ -98,3 +105,15 @@ def test_a_path_without_an_entry_is_explained_so() -> None:
 def test_rules_are_merged_in_any_order() -> None:
     expected = (Rule("/a", "deny"), Rule("/a/b", "write"))
     assert merge_rules([("/a/b", "write"), ("/a/c", "read"), ("/a", "deny")]) == expected
+
+
+@pytest.mark.parametrize("order", list(permutations(("read", "write", "deny"))))
+def test_the_strongest_of_several_entries_for_a_path_holds(order: tuple[Access, ...]) -> None:
+    assert merge_rules(("/a", access) for access in order) == (Rule("/a", "deny"),)
+    weaker = [access for access in order if access != "deny"]
+    assert merge_rules(("/a", access) for access in weaker) == (Rule("/a", "write"),)
+
+
+def test_a_deny_of_everything_removes_only_entries_for_everything() -> None:
+    stated: list[Pair] = [("/", "deny"), WRITE_ALL, ("/a", "read")]
+    assert merge_rules(stated) == (Rule("/a", "read"),)

@@ -95,6 +95,10 @@ def test_lines_are_found_with_the_lines_before_them() -> None:
     ]
 
 
+def test_an_empty_first_line_is_no_part_of_the_next_one() -> None:
+    assert list(lines_with(b"\ndenied", {b"denied"})) == [("denied", [""])]
+
+
 def test_of_a_long_line_the_part_around_the_phrase_is_taken() -> None:
     half = denial.LINE_BYTES // 2
     ((line, _),) = lines_with(b"a" * 100_000 + b"!" + b"b" * 100_000, {b"!"})

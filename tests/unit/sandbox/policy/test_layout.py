@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from tests.support.layout_model import Content, Tree
 
@@ -10,8 +12,12 @@ from exec_server.sandbox.policy.access import PROTECTED_NAMES, merge_rules
 from exec_server.sandbox.policy.layout import (
     MAX_GIT_FILE_BYTES,
     Unenforceable,
+    access_errno,
+    is_visible,
     lay_out,
     resolve_globs,
+    resolve_writable,
+    writable_paths,
 )
 from exec_server.sandbox.policy.model import Access, Dependency, Glob, Policy, SymbolicLink, View
 from exec_server.sandbox.policy.resolver import MAX_LINKS, Unexaminable
@@ -376,6 +382,25 @@ def test_links_inside_granted_places_are_there_already() -> None:
     assert found.links == ()
 
 
+def test_no_link_is_made_for_a_granted_path_that_does_not_exist() -> None:
+    tree = workspace(("/x/l", "/ws"))
+    assert view(tree, ("/ws", "read"), ("/x/l/none", "read")).links == ()
+
+
+def test_a_file_in_the_way_of_a_denied_path_stays_a_file() -> None:
+    found = view(workspace(), READ_ALL, WS, ("/ws/a.txt/x", "deny"))
+    assert missing(found) == []
+    assert "pin /ws/a.txt" in steps(found)
+
+
+def test_existing_writable_paths_are_found_where_their_links_lead() -> None:
+    tree = workspace(("/lnk", "/ws"))
+    claims: list[tuple[str, Access]] = [("/lnk/sub", "write"), ("/lnk/none", "write"), READ_ALL]
+    policy = Policy(merge_rules(claims), (), "restricted")
+    assert resolve_writable(policy, tree) == ["/ws/sub"]
+    assert resolve_writable(Policy(None, (), "restricted"), tree) == []
+
+
 def test_a_loop_of_links_is_nothing() -> None:
     tree = workspace(("/l1", "l2"), ("/l2", "l1"))
     found = view(tree, READ_ALL, ("/l1", "deny"), ("/l2/x", "write"))
@@ -451,3 +476,56 @@ def test_a_disk_without_a_root_cannot_be_laid_out() -> None:
     tree.remove("/")
     with pytest.raises(InternalError, match="/ cannot be examined"):
         view(tree, READ_ALL)
+
+
+# ---- access to a resolved path ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "reading", "writing"),
+    [
+        ("/etc/x", 0, errno.EROFS),
+        ("/ws/a.txt", 0, 0),
+        ("/ws/a/b/x", 0, 0),
+        ("/ws/ab", 0, 0),
+        ("/ws/sub/deep", 0, errno.EROFS),
+        ("/ws/.git", 0, errno.EROFS),
+        ("/ws/.git/x", 0, errno.EROFS),
+        ("/dev/null", 0, 0),
+        # A mask with something writable below is an empty directory otherwise.
+        ("/ws/a", errno.EACCES, errno.EACCES),
+        ("/ws/a/z", errno.ENOENT, errno.ENOENT),
+        ("/out/dir", errno.EACCES, errno.EACCES),
+        ("/out/dir/x", errno.EACCES, errno.EACCES),
+        # Nothing is there that could be masked.
+        ("/ws/later", errno.EACCES, errno.EACCES),
+        ("/ws/later/x", errno.EACCES, errno.EACCES),
+        ("/ws/later.txt", 0, 0),
+    ],
+)
+def test_the_access_to_a_path_in_a_view(path: str, reading: int, writing: int) -> None:
+    found = view(
+        workspace(("/ws/a/b", None), ("/ws/a/z", None)),
+        READ_ALL,
+        WS,
+        ("/ws/a", "deny"),
+        ("/ws/a/b", "write"),
+        ("/ws/sub", "read"),
+        ("/ws/later", "deny"),
+        ("/out/dir", "deny"),
+    )
+    assert access_errno(found, path, writing=False) == reading
+    assert access_errno(found, path, writing=True) == writing
+    assert is_visible(found, path) is (reading == 0)
+    assert writable_paths(found) == ["/ws", "/ws/a/b"]
+
+
+def test_what_is_writable_below_a_deny_is_reached() -> None:
+    found = view(workspace(), READ_ALL, ("/ws/sub", "deny"), ("/ws/sub/deep", "write"))
+    assert access_errno(found, "/ws/sub/deep/x", writing=True) == 0
+
+
+def test_an_empty_root_shows_only_what_is_granted() -> None:
+    found = view(workspace(), ("/ws", "read"))
+    assert is_visible(found, "/ws/a.txt")
+    assert not is_visible(found, "/out")

@@ -45,11 +45,11 @@ def _allows_nesting(*claims: tuple[str, Access], denied: tuple[str, ...] = ()) -
 
 @pytest.mark.parametrize("kernel", [_BEST, (False, False, 0)])
 def test_nothing_is_added_where_files_are_not_limited(kernel: tuple[bool, bool, int]) -> None:
-    assert _restrictions(None, "restricted", kernel) == Restrictions(True, False, True, True)
+    assert _restrictions(None, "restricted", kernel) == Restrictions(True, False, True, True, True)
 
 
 def test_a_command_with_proxies_nests_no_namespaces() -> None:
-    assert _restrictions(None, "proxied") == Restrictions(False, False, True, True)
+    assert _restrictions(None, "proxied") == Restrictions(False, False, True, True, True)
     assert not _restrictions(_view(_READ_ALL), "proxied").allow_nesting
     assert _restrictions(_view(_READ_ALL), "restricted").allow_nesting
 

@@ -45,8 +45,9 @@ def test_a_path_is_resolved(
     assert resolved.node == _TREE.status(reached)
 
 
-def test_a_relative_path_starts_at_its_base() -> None:
-    resolved = DiskResolver(_TREE).resolve("../link", "/ws/sub")
+@pytest.mark.parametrize(("path", "base"), [("../link", "/ws/sub"), ("/ws/link", "/out")])
+def test_only_a_relative_path_starts_at_its_base(path: str, base: str) -> None:
+    resolved = DiskResolver(_TREE).resolve(path, base)
     assert (resolved.path, resolved.links) == ("/ws/sub", (CrossedLink("/ws/link", "sub"),))
 
 

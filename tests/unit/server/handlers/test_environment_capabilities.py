@@ -54,9 +54,13 @@ def test_roots_are_answered_in_their_order(tmp_path: Path) -> None:
 
 def test_a_request_has_few_roots(tmp_path: Path) -> None:
     async def scene() -> None:
-        params = codex.DiscoverRootsParams([_root("/")] * (handlers.MAX_ROOTS + 1))
+        roots = [_root(tmp_path / "none")] * (handlers.MAX_ROOTS + 1)
         with pytest.raises(InvalidRequest, match="accepts at most 128 roots"):
-            await handlers.discover_roots(_context(tmp_path), params)
+            await handlers.discover_roots(_context(tmp_path), codex.DiscoverRootsParams(roots))
+        result = await handlers.discover_roots(
+            _context(tmp_path), codex.DiscoverRootsParams(roots[1:])
+        )
+        assert len(result.roots) == handlers.MAX_ROOTS
 
     asyncio.run(scene())
 
@@ -75,5 +79,17 @@ def test_an_answer_is_kept_until_something_changes(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="does not exist"):
             await handlers.discover(context, params)
         context.server.inotify().close()
+
+    asyncio.run(scene())
+
+
+def test_nothing_is_watched_for_a_discovery_that_failed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        context = _context(tmp_path / "none")
+        removed: list[object] = []
+        context.server.inotify().remove_listener_later = removed.append
+        with pytest.raises(Exception, match="does not exist"):
+            await handlers.discover(context, codex.DiscoverParams(PathUri.from_text("/")))
+        assert len(removed) == 1
 
     asyncio.run(scene())

@@ -6,10 +6,11 @@ import asyncio
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from exec_server.errors import InternalError, InvalidParams
 from exec_server.protocol import files as wire
 from exec_server.protocol.paths import PathUri
 from exec_server.server.context import CONCURRENT_SEARCHES, CONNECTION_SEARCHES
@@ -103,6 +104,33 @@ def test_a_search_of_a_client_that_has_gone_is_over(monkeypatch: pytest.MonkeyPa
         assert overs[0].is_set()
 
     asyncio.run(scene())
+
+
+def test_a_search_takes_no_user() -> None:
+    async def scene() -> None:
+        params = wire.GrepParams(PathUri.from_wire("/"), "x", user="ann")
+        with pytest.raises(InvalidParams, match="fs/grep takes no user"):
+            async with asyncio.timeout(5):
+                await files.grep(Scene().connect("c"), params)
+
+    asyncio.run(scene())
+
+
+def test_a_search_only_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def choose(*_: object, reading: bool) -> NoReturn:
+        asked.append(reading)
+        raise InternalError("refused")
+
+    monkeypatch.setattr(files, "choose_access", choose)
+
+    async def scene() -> None:
+        with pytest.raises(InternalError, match="refused"):
+            await _grep(Scene().connect("c"))
+
+    asyncio.run(scene())
+    assert asked == [True]
 
 
 def test_ripgrep_is_used_if_the_system_has_one(

@@ -266,6 +266,32 @@ def test_requests_under_way_are_limited() -> None:
     _run(job)
 
 
+def test_a_request_with_time_left_is_sent() -> None:
+    async def job(world: World) -> None:
+        await world.request(stream_response=True, timeout_ms=60_000)
+        assert world.fetch.asked == 1
+
+    _run(job)
+
+
+def test_a_request_without_time_is_not_sent() -> None:
+    async def job(world: World) -> None:
+        with pytest.raises(InternalError, match="route-aware request timed out"):
+            await world.request(timeout_ms=0)
+        assert world.fetch.asked == 0
+
+    _run(job)
+
+
+def test_a_stream_has_an_id_of_its_own() -> None:
+    async def job(world: World) -> None:
+        await world.request(stream_response=True)
+        with pytest.raises(InvalidParams, match="requestId `r` is already active"):
+            world.request(stream_response=True)
+
+    _run(job)
+
+
 def test_failed_stream_gives_its_id_back() -> None:
     async def job(world: World) -> None:
         world.fetch.go.clear()

@@ -128,6 +128,20 @@ def test_attaching_twice_is_one_attachment_that_begins_again() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("tty", "has_stdin", "is_piped"),
+    [(False, True, True), (False, False, False), (True, True, False)],
+)
+def test_only_a_piped_stdin_can_be_closed(tty: bool, has_stdin: bool, is_piped: bool) -> None:
+    async def scenario() -> None:
+        world = World()
+        world.process.tty, world.process.has_stdin = tty, has_stdin
+        result = world.attach()
+        assert (result.tty, result.pipe_stdin) == (tty, is_piped)
+
+    asyncio.run(scenario())
+
+
 def test_detaching_is_no_error_without_an_attachment() -> None:
     async def scenario() -> None:
         world = World()
