@@ -84,8 +84,8 @@ def _describe(error: Exception, command: CommandRow) -> tuple[str, int]:
         ExecServerError,
         RegistryError,
         SessionLost,
+        printable,
     )
-    from exec_server.printable import printable
 
     if isinstance(error, UsageError):
         text = f"{error}\n\nFor more information, try 'exec-server {command.name} -h'."

@@ -6,10 +6,16 @@ from typing import Annotated, Final, Generic, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 
-from exec_server.errors import InvalidParams, MalformedMessage, RpcError
-from exec_server.printable import lossy
-from exec_server.protocol.decoding import I64, Notice, decode_value
-from exec_server.protocol.json_text import MAX_DEPTH, describe, has_few_containers, parse
+from exec_server.errors import InvalidParams, MalformedMessage, RpcError, lossy
+from exec_server.protocol.decoding import (
+    I64,
+    MAX_DEPTH,
+    Notice,
+    decode_value,
+    has_few_containers,
+    invalid_type,
+    parse,
+)
 
 RequestId = int | str
 
@@ -140,7 +146,7 @@ def _check_member(name: str, member: object) -> None:
 
 def _check_trace(member: object) -> None:
     if type(member) is not dict:
-        raise InvalidParams(f"invalid type: {describe(member)}, expected struct W3cTraceContext")
+        raise invalid_type(member, "struct W3cTraceContext")
     for name in ("traceparent", "tracestate"):
         if member.get(name) is not None:
             decode_value(str, member[name])
@@ -156,9 +162,7 @@ def _response_id(value: dict[str, object]) -> RequestId:
 def _check_error(error: object) -> None:
     try:
         if type(error) is not dict:
-            raise InvalidParams(
-                f"invalid type: {describe(error)}, expected struct JSONRPCErrorError"
-            )
+            raise invalid_type(error, "struct JSONRPCErrorError")
         for name, member in error.items():
             if name == "code":
                 decode_value(I64, member)

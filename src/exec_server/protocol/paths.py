@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, Self
 
 from exec_server.errors import InvalidParams, InvalidRequest, RpcError
-from exec_server.protocol.json_text import describe
+from exec_server.protocol.decoding import invalid_type
 from exec_server.protocol.urls import parse_host
 
 # The longest text of a path that is not plain. The kernel takes 4,096 bytes, which may be three
@@ -75,7 +75,7 @@ class PathUri:
     def from_wire(cls, value: object) -> Self:
         """Parse the JSON value of a path from a client."""
         if not isinstance(value, str):
-            raise InvalidParams(f"invalid type: {describe(value)}, expected a string")
+            raise invalid_type(value, "a string")
         path: Self | None = cls._recent.get(value)
         if path is None:
             path = cls.from_text(value)

@@ -13,9 +13,14 @@ from typing import Protocol
 
 import msgspec
 
-from exec_server.errors import InternalError, InvalidParams, InvalidRequest, os_error_text
+from exec_server.errors import (
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    os_error_text,
+    printable,
+)
 from exec_server.net.port_stream import WINDOW_BYTES, PortStream, StreamSocket
-from exec_server.printable import printable
 from exec_server.protocol import port as wire
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.port import ListenerId, StreamId
