@@ -48,7 +48,7 @@ LAYERS = [
         2,
         "host",
         ("host", "host.*"),
-        ("errors", "urls", "protocol", "version"),
+        ("errors", "urls", "protocol", "portable", "version"),
         frozenset({"websockets"}),
     ),
     Layer(

@@ -20,22 +20,6 @@ EXECUTOR_VERSION = f"0.166.0+exec-server.{__version__}"
 _KNOWN_SHELLS = ("zsh", "bash", "sh", "pwsh", "powershell", "cmd")
 _FALLBACK_SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/zsh", "/usr/bin/zsh")
 
-# Credentials of the server or of its parent: kept from children and from HTTP requests.
-STRIPPED_NAMES = frozenset(
-    {
-        "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
-        "NODE_REPL_AUTH_TOKEN",
-        "OPENAI_FEDERATION_RULE_ID",
-        "OPENAI_IDENTITY_TOKEN_FILE",
-        "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
-        "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
-    }
-)
-# Credentials for a registry, which the environment of a machine may hold whether or not its server
-# uses a registry. Children do not inherit them and HTTP requests cannot name them. A client may
-# still pass such a variable of its own to a command.
-REGISTRY_NAMES = frozenset({"EXEC_SERVER_API_KEY", "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"})
-
 
 def login_shell() -> str:
     """The shell of the server's user in the user database; SHELL may be that of another user."""

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from exec_server.errors import ExecServerError, InternalError, InvalidParams
-from exec_server.host.environment import REGISTRY_NAMES, STRIPPED_NAMES
+from exec_server.host.interpreter import REGISTRY_NAMES, STRIPPED_NAMES
 from exec_server.protocol.http import Header, RequestParams, ResponseHeader
 from exec_server.protocol.urls import HttpUrl, InvalidUrl, OtherScheme, parse_http_url
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from exec_server.errors import InternalError, InvalidParams
-from exec_server.host.environment import STRIPPED_NAMES
+from exec_server.host.interpreter import STRIPPED_NAMES
 from exec_server.protocol.process import EnvPolicy, Metadata
 
 _THREAD_ID = "CODEX_THREAD_ID"
