@@ -228,9 +228,6 @@ class SessionLost(ExecServerError):
     """The session has ended or cannot be resumed; its processes and handles are gone."""
 
 
-# ---- raised by the client only ----------------------------------------------------------
-
-
 class ProcessLost(ExecServerError):
     """The server no longer knows a process; its output and exit code are lost."""
 

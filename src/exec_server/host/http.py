@@ -178,9 +178,6 @@ def response_headers(response: HttpResponse) -> list[ResponseHeader]:
     return [ResponseHeader(name, value) for name, values in grouped.items() for value in values]
 
 
-# ---- sending --------------------------------------------------------------------------
-
-
 class HttpResources(msgspec.Struct):
     """Shared by the requests of all clients: the transport and the budget of buffered bodies."""
 
@@ -270,8 +267,6 @@ def _referer(source: HttpUrl, target: HttpUrl) -> str | None:
         return source.resource
     return None if (source.scheme, target.scheme) == ("https", "http") else source.root
 
-
-# ---- bodies ---------------------------------------------------------------------------
 
 # The text of the reference for every body that ends early.
 BODY_ERROR = "error decoding response body"

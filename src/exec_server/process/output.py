@@ -157,8 +157,6 @@ class OutputLog:
             del self._dropped_sizes[: DROPPED_SIZES // 2]
             self._forgotten_sizes += DROPPED_SIZES // 2
 
-    # ---- recent output -----------------------------------------------------------------
-
     def _reserve(self) -> bool:
         budget = self._budget
         if budget is None or budget.is_read is False or not budget.is_open:
@@ -203,8 +201,6 @@ class OutputLog:
         self.reserved_bytes = kept
         if not kept:
             self._budget.remove_read_log(self)
-
-    # ---- reading ----------------------------------------------------------------------
 
     def read(self, after: int, max_bytes: int | None) -> tuple[list[OutputChunk], int]:
         """Chunks numbered above `after`, and the `nextSeq` that belongs to them.

@@ -243,8 +243,6 @@ class Process:
         self._flow: Flow = "send"
         self._reading = False
 
-    # ---- output -----------------------------------------------------------------------
-
     def resume_reading(self) -> None:
         """Let the loop read the output, unless the client has paused it."""
         self._may_read = True
@@ -326,8 +324,6 @@ class Process:
             self._publish_exit()
         self._close_if_done()
 
-    # ---- stdin ------------------------------------------------------------------------
-
     @property
     def has_stdin(self) -> bool:
         return self._stdin is not None
@@ -387,8 +383,6 @@ class Process:
             os.close(self._stdin_descriptor)
             self._stdin_descriptor = None
 
-    # ---- reading by request -----------------------------------------------------------
-
     def read(self, after: int, max_bytes: int | None) -> ReadResult:
         """The current result of process/read."""
         chunks, next_seq = self.log.read(after, max_bytes)
@@ -423,8 +417,6 @@ class Process:
                 else:
                     waiter.set_result(None)
 
-    # ---- the terminal and signals -----------------------------------------------------
-
     def resize(self, rows: int, columns: int) -> None:
         """Set the size of the terminal, unless the terminal is closed."""
         if self._stdin_descriptor is not None:
@@ -443,8 +435,6 @@ class Process:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             pass  # the leader is reaped; `on_exit` follows
-
-    # ---- exit and close ---------------------------------------------------------------
 
     def terminate(self) -> bool:
         """Kill the command and its descendants; False if it had exited before.

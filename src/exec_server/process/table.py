@@ -356,8 +356,6 @@ class ProcessTable:
         kept = [each.summary() for each in self._processes.values() if each not in left_out]
         return kept, bool(left_out)
 
-    # ---- back-pressure ----------------------------------------------------------------
-
     def pause_reading(self) -> None:
         """Leave all output in the pipes: the client does not read."""
         self._paused = True
@@ -374,8 +372,6 @@ class ProcessTable:
         """Keep recent output for a client that is there, or no more of it for one that is away."""
         if self._recent_budget is not None:
             self._recent_budget.is_open = wanted
-
-    # ---- termination and retention ----------------------------------------------------
 
     def terminate(self, process_id: ProcessId) -> bool:
         """Kill a process with all its descendants; True if it was running."""

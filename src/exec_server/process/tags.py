@@ -125,8 +125,6 @@ _HELPERS: Final = frozenset(
 )
 
 
-# ---- setting tags ---------------------------------------------------------------------
-
 # Children inherit the limit of the whole server process: only one start at a time may set it.
 _tagging_lock: Final = Lock()
 # A start that hangs on a dead disk delays other starts by no more than this.
@@ -223,9 +221,6 @@ def tag_running(pid: int, tag: int) -> None:
             resource.prlimit(pid, _PLAN.carrier.number, (tag, tag))
         except (OSError, ValueError):
             pass  # ended, or a program with other rights
-
-
-# ---- reading tags ---------------------------------------------------------------------
 
 
 def tag_of(pid: int) -> int:

@@ -77,9 +77,6 @@ def translate(sandbox: _Json, server_cwd: str | None, *, for_process: bool) -> _
     return _with_uris(_with_project_roots(sandbox, for_process=for_process))
 
 
-# ---- sandboxPolicy --------------------------------------------------------------------------
-
-
 def _with_policy_beside(params: _Json, server_cwd: str | None) -> _Json:
     """Translate the policy of a file operation of 0.120; raises InvalidParams for others."""
     policy = params["sandboxPolicy"]
@@ -162,9 +159,6 @@ def _workspace_entries(members: _Json) -> list[_Json]:
     return [{"path": path, "access": "write"} for path in paths]
 
 
-# ---- permissions without a type -------------------------------------------------------------
-
-
 def _from_untagged(permissions: _Json) -> _Json:
     rest = dict(permissions)
     file_system, network = rest.pop("file_system", None), rest.pop("network", None)
@@ -191,9 +185,6 @@ def _from_untagged(permissions: _Json) -> _Json:
     return _managed(translated, is_online=is_online)
 
 
-# ---- project roots --------------------------------------------------------------------------
-
-
 def _with_project_roots(sandbox: _Json, *, for_process: bool) -> _Json:
     """Name the project root of a client that knew no other one than `cwd`.
 
@@ -210,9 +201,6 @@ def _with_project_roots(sandbox: _Json, *, for_process: bool) -> _Json:
     if is_native:
         raise InvalidParams(f"a native `cwd` and `{later[0]}` exclude each other")
     return sandbox
-
-
-# ---- native paths ---------------------------------------------------------------------------
 
 
 def _with_uris(sandbox: _Json) -> _Json:
@@ -258,9 +246,6 @@ def _has_native_path(entry: object) -> bool:
 
 def _is_native(value: object) -> bool:
     return isinstance(value, str) and value[:1] == "/"
-
-
-# ---- members --------------------------------------------------------------------------------
 
 
 def _managed(file_system: _Json, *, is_online: bool) -> _Json:

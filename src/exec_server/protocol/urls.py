@@ -39,9 +39,6 @@ _has_delimiter = partial(re.search, r"[/?#@\\\t\n\r]|:(?!.*\])|\].")
 _has_scheme = partial(re.match, r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-# ---- hosts and ports ------------------------------------------------------------------
-
-
 @lru_cache(REMEMBERED_ADDRESSES)
 def parse_address(host: str) -> IPv4Address | IPv6Address | None:
     """The address that a host is in its usual spelling; None for names, `127.1` and `fe80::1%lo`.
@@ -132,9 +129,6 @@ def _checked_punycode(name: str) -> str:
     return name
 
 
-# ---- URLs of users --------------------------------------------------------------------
-
-
 class Url(NamedTuple):
     """The parts of a URL that a connection needs."""
 
@@ -206,9 +200,6 @@ def _checked_host(host: str) -> str:
     if not 0 < len(host) <= HOST_CHARACTERS or not _is_name(host):
         raise ValueError("invalid host")
     return host
-
-
-# ---- URLs as browsers read them -------------------------------------------------------
 
 
 class InvalidUrl(ValueError):

@@ -159,8 +159,6 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._client_requests = ClientRequests(stream.send)
 
-    # ---- received messages ------------------------------------------------------------
-
     def message_received(self, message: bytes) -> None:
         try:
             self._receive(message)
@@ -253,8 +251,6 @@ class Connection:
             self._state = _TRANSITIONS[self._state, "initialized"]
         else:
             self._stream.close(POLICY_VIOLATION, "initialized before initialize")
-
-    # ---- requests ---------------------------------------------------------------------
 
     def _is_unhindered(self) -> bool:
         """Whether any request may start at once: in each lane nothing is queued or runs."""
@@ -414,8 +410,6 @@ class Connection:
         if self._is_eof and not self._is_decoding and self._lanes.is_idle:
             self._stream.close(NORMAL_CLOSURE, "end of input")
 
-    # ---- tasks ------------------------------------------------------------------------
-
     def _create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._server.tasks.create_task(coroutine, self._close_broken)
         self._tasks.add(task)
@@ -429,8 +423,6 @@ class Connection:
         self._create_task(coroutine)
         return True
 
-    # ---- unexpected exceptions --------------------------------------------------------
-
     def _break_off(self, what: str) -> None:
         """End the connection because of the current exception, which must not reach its caller.
 
@@ -441,8 +433,6 @@ class Connection:
 
     def _close_broken(self) -> None:
         self._stream.close(INTERNAL_FAILURE, "internal error")
-
-    # ---- responses --------------------------------------------------------------------
 
     def _initialize(self, request: jsonrpc.Request) -> None:
         try:
@@ -507,8 +497,6 @@ class Connection:
 
     def ask(self, call: Call[Any, Any], params: msgspec.Struct) -> asyncio.Future[object]:
         return self._client_requests.ask(call, params)
-
-    # ---- events of the stream ---------------------------------------------------------
 
     def probe(self) -> None:
         self._stream.probe()

@@ -303,8 +303,6 @@ class DetachedProcesses:
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
 
-    # ---- starting ---------------------------------------------------------------------
-
     def reserve(self, detach: Detach, program: str) -> Broadcast:
         """Reserve the name for a start, or choose one; a closed process of this name is forgotten.
 
@@ -336,8 +334,6 @@ class DetachedProcesses:
         """Start a command under a reserved name; see ProcessTable.start."""
         await self._table.start(ProcessId(name), command, launch_mode)
 
-    # ---- events of the table ----------------------------------------------------------
-
     def started(self, process: Process) -> None:
         detached = self._by_name[process.id]
         detached.broadcast.process = process
@@ -361,8 +357,6 @@ class DetachedProcesses:
         if process is not None and process.closed:
             detached.cancel_timers()
 
-    # ---- clients ----------------------------------------------------------------------
-
     def find(self, name: str) -> Broadcast:
         """The events of a running or closed process; raises InvalidRequest."""
         detached = self._by_name.get(name)
@@ -380,8 +374,6 @@ class DetachedProcesses:
         """The processes in order of their start, without those that are still starting."""
         found = [(each, each.broadcast.process) for each in self._by_name.values()]
         return [each.listed(process) for each, process in found if process is not None]
-
-    # ---- the end ----------------------------------------------------------------------
 
     def _set_timer(
         self, detached: _Detached, delay: float, callback: Callable[[_Detached], None]

@@ -123,9 +123,6 @@ def _decode_nothing(value: object, server_cwd: str | None) -> None:
         decode_unit(value)
 
 
-# ---- rows -----------------------------------------------------------------------------
-
-
 def _environment_rows() -> list[Method]:
     from exec_server.protocol import codex, session
     from exec_server.server.handlers import environment as capability_handlers

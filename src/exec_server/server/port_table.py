@@ -114,8 +114,6 @@ class PortTable:
         self._is_paused = False
         self._is_closed = False
 
-    # ---- requests ---------------------------------------------------------------------
-
     def probe(self, params: wire.ProbeParams) -> Awaitable[wire.ProbeResult]:
         resources = self._usable()
         self._check_room(resources)
@@ -201,8 +199,6 @@ class PortTable:
     def stream(self, stream_id: StreamId) -> PortStream | None:
         """A stream that is open; None if it has ended, which the client may not know yet."""
         return self._streams.get(stream_id)
-
-    # ---- events -----------------------------------------------------------------------
 
     def _accept(self, listener_id: ListenerId, socket: TableSocket) -> None:
         """Take a connection of a listener, or reset it if there are too many."""

@@ -126,8 +126,6 @@ class ProcessLaunch:
         assert self._check_denial is not None
         return self._check_denial(code, output)
 
-    # ---- the managed network ----------------------------------------------------------
-
     def _open_network(self, env: dict[str, str]) -> tuple[int, ...]:
         """Prepare the proxies of the process, and set its variables.
 

@@ -84,9 +84,6 @@ def handler(
     return handle
 
 
-# ---- fs/readFile ----------------------------------------------------------------------
-
-
 def read_file(
     context: ConnectionContext, params: files.ReadFileParams
 ) -> Encoded | Awaitable[Encoded | Streamed]:
@@ -163,9 +160,6 @@ def _read_piece(file: _File, offset: int) -> tuple[bytes, int]:
     return pybase64.b64encode(data), len(data)
 
 
-# ---- metadata and directories ---------------------------------------------------------
-
-
 def _read_directory(params: files.ReadDirectoryParams) -> files.ReadDirectoryResult:
     result = operations.read_directory(params)
     nonblocking.directory_was_listed(params.path.native(), len(result.entries))
@@ -216,8 +210,6 @@ def walk(
         return context.in_thread(lambda: Encoded(walk_operation.walk_text(params)))
     return context.in_thread(access.perform, _WALK, params)
 
-
-# ---- open files -----------------------------------------------------------------------
 
 _OPEN = FileOpening(files.OPEN, handles.open_file)
 

@@ -98,9 +98,6 @@ def _timed_out() -> InternalError:
     return InternalError("http/request failed: route-aware request timed out")
 
 
-# ---- the response in one message ------------------------------------------------------
-
-
 async def _whole(
     context: ConnectionContext,
     resources: HttpResources,
@@ -130,9 +127,6 @@ async def _pieces(before: bytes, body: ResponseBody) -> AsyncIterator[bytes]:
         for start in range(0, len(data), PIECE_BYTES):
             yield pybase64.b64encode(data[start : start + PIECE_BYTES])
     yield b'"}'
-
-
-# ---- the body in notifications --------------------------------------------------------
 
 
 async def _head(
