@@ -355,10 +355,16 @@ def _fail_symbol(data: bytes, offset: int) -> NoReturn:
     raise InvalidParams(f"Invalid symbol {data[offset]}, offset {offset}.")
 
 
+# Called with the object before it is decoded, and with the `server_cwd` of `decode`; returns the
+# object to decode or raises InvalidParams.
+Prepare = Callable[[dict[str, Any], str | None], dict[str, Any]]
+
+
 class Params(msgspec.Struct, frozen=True, rename="camel"):
     """Params from a client; the order of the members is that of positional params."""
 
-    # The name in error texts; a variant of a tagged union is "Union::Variant".
+    # The name in error texts, if it is not that of the class; a variant of a tagged union is
+    # "Union::Variant".
     wire_name: ClassVar[str] = ""
     # Members with the default None that may be missing at the end of an array. Members with
     # other defaults always may.
@@ -367,13 +373,15 @@ class Params(msgspec.Struct, frozen=True, rename="camel"):
     named_only: ClassVar[tuple[str, ...]] = ()
     # Other values of the tag for this variant.
     tag_aliases: ClassVar[tuple[str, ...]] = ()
-    # Called with the object before it is decoded, and with the flag of `decode`; returns the
-    # object to decode or raises InvalidParams.
-    prepare: ClassVar[Callable[[dict[str, Any], str | None], dict[str, Any]] | None] = None
+    prepare: ClassVar[Prepare | None] = None
 
 
 class Result(msgspec.Struct, frozen=True, rename="camel"):
     """A result for a client; the members are encoded in this order."""
+
+
+class EmptyResult(Result, frozen=True):
+    """The result `{}`."""
 
 
 def _integer(word: str, low: int, high: int) -> msgspec.Meta:
@@ -582,6 +590,7 @@ def _struct_plan(kind: type[Params]) -> _Plan:
     required = [field for field in fields if field.required]
     positional = [field for field in fields if field.name not in kind.named_only]
     struct_kind = "struct variant" if "::" in kind.wire_name else "struct"
+    expected = f"{struct_kind} {kind.wire_name or kind.__name__}"
 
     def from_object(value: dict[str, object], buffered: bool) -> Params:
         members: dict[str, object] = {}
@@ -603,8 +612,8 @@ def _struct_plan(kind: type[Params]) -> _Plan:
             members[name] = plan(item, buffered)
         for index, field in enumerate(positional[len(value) :], len(value)):
             if field.required or (field.default is None and field.name not in kind.omissible):
-                expected = f"{struct_kind} {kind.wire_name} with {_elements(len(positional))}"
-                raise InvalidParams(f"invalid length {index}, expected {expected}")
+                described = f"{expected} with {_elements(len(positional))}"
+                raise InvalidParams(f"invalid length {index}, expected {described}")
         if len(value) > len(positional):
             # The two decoders of the reference have different texts for this.
             counted = f"{_elements(len(positional))} in sequence"
@@ -617,7 +626,7 @@ def _struct_plan(kind: type[Params]) -> _Plan:
             return from_object(value, buffered)
         if isinstance(value, list):
             return from_array(value, buffered)
-        raise invalid_type(value, f"{struct_kind} {kind.wire_name}", buffered)
+        raise invalid_type(value, expected, buffered)
 
     return plan
 

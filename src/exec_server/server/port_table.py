@@ -250,8 +250,6 @@ class PortTable:
             if stream is not None:
                 stream.abort()
 
-    # -----------------------------------------------------------------------------------
-
     def _usable(self) -> PortResources:
         if self._resources is None:
             raise InternalError("this exec-server forwards no ports")

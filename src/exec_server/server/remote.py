@@ -48,6 +48,18 @@ GOING_AWAY = 1001
 # another executor has registered since, and this one registers again.
 _TRANSIENT_STATUSES = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
+_SUPERSEDED = "unexpected_executor_registration_id"
+# The reasons for which a rendezvous refuses executors. Other texts of a peer are not logged.
+_REJECTIONS = frozenset(
+    {
+        *("expired", "extra_query_param", "invalid_expiry", "invalid_role", "invalid_secret"),
+        *("invalid_signature", "malformed_query", "missing_executor_registration_id"),
+        *("missing_expiry", "missing_role", "missing_signature", "missing_version"),
+        *("pod_draining", "route_unavailable", "unknown_route", "wrong_rendezvous_cluster"),
+        _SUPERSEDED,
+    }
+)
+
 Security = Literal["noise", "plain", "text"]
 
 
@@ -301,31 +313,6 @@ def _reason(error: ConnectFailed | TimeoutError) -> str:
     ]
     known = [value for value in rejection if value in _REJECTIONS]
     return f"{error} ({known[0]})" if known else str(error)
-
-
-_SUPERSEDED = "unexpected_executor_registration_id"
-# The reasons for which a rendezvous refuses executors. Other texts of a peer are not logged.
-_REJECTIONS = frozenset(
-    {
-        "expired",
-        "extra_query_param",
-        "invalid_expiry",
-        "invalid_role",
-        "invalid_secret",
-        "invalid_signature",
-        "malformed_query",
-        "missing_executor_registration_id",
-        "missing_expiry",
-        "missing_role",
-        "missing_signature",
-        "missing_version",
-        "pod_draining",
-        "route_unavailable",
-        _SUPERSEDED,
-        "unknown_route",
-        "wrong_rendezvous_cluster",
-    }
-)
 
 
 def upgrade_headers(environ: Mapping[str, str]) -> list[tuple[str, str]]:
