@@ -53,12 +53,9 @@ SYSTEM_DIRECTORIES: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 # Credentials of the server or of its parent: kept from children and from HTTP requests.
 STRIPPED_NAMES: Final = frozenset(
     {
-        "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
-        "NODE_REPL_AUTH_TOKEN",
-        "OPENAI_FEDERATION_RULE_ID",
-        "OPENAI_IDENTITY_TOKEN_FILE",
-        "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
-        "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
+        *("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", "NODE_REPL_AUTH_TOKEN"),
+        *("OPENAI_FEDERATION_RULE_ID", "OPENAI_IDENTITY_TOKEN_FILE"),
+        *("OPENAI_WORKLOAD_IDENTITY_CONTEXT", "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE"),
     }
 )
 # Credentials for a registry, which the environment of a machine may hold whether or not its server
@@ -68,13 +65,8 @@ REGISTRY_NAMES: Final = frozenset({"EXEC_SERVER_API_KEY", "CODEX_EXEC_SERVER_REM
 # Never passed on to children in remote mode. The server removes them from its own environment
 # after the credential is chosen, because botocore reads its keys there.
 SECRET_NAMES: Final = REGISTRY_NAMES | {
-    "CODEX_API_KEY",
-    "CODEX_ACCESS_TOKEN",
-    "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_SECURITY_TOKEN",
+    *("CODEX_API_KEY", "CODEX_ACCESS_TOKEN", "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN"),
 }
 
 

@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 from collections.abc import Collection, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
@@ -56,12 +56,16 @@ if _HAS_GLIBC:
     LIBC.malloc_trim.argtypes = [ctypes.c_size_t]
 
 
-def _prctl(option: int, value: int) -> int:
-    result: int = LIBC.prctl(option, value, 0, 0, 0)
+def checked(result: int) -> int:
+    """The result of a call; raises the OSError of one below 0."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+def _prctl(option: int, value: int) -> None:
+    checked(LIBC.prctl(option, value, 0, 0, 0))
 
 
 def become_subreaper() -> None:
@@ -126,11 +130,10 @@ def erase_argument(text: str) -> bool:
         return False
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
     secret = os.fsencode(text)
-    found = ctypes.string_at(start, end - start).find(secret)
-    is_found = found >= 0
-    while found >= 0:
-        ctypes.memset(start + found, ord("*"), len(secret))
-        found = ctypes.string_at(start, end - start).find(secret)
+    is_found = False
+    while (offset := ctypes.string_at(start, end - start).find(secret)) >= 0:
+        ctypes.memset(start + offset, ord("*"), len(secret))
+        is_found = True
     return is_found
 
 
@@ -146,11 +149,7 @@ def child_signal_descriptor() -> int:
     Must be called before other threads exist, since each thread has its own signal mask.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    descriptor: int = LIBC.signalfd(-1, sigset({signal.SIGCHLD}), _SFD_FLAGS)
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return descriptor
+    return checked(LIBC.signalfd(-1, sigset({signal.SIGCHLD}), _SFD_FLAGS))
 
 
 def exit_code(status: int) -> int:
@@ -203,13 +202,12 @@ def raise_descriptor_limit(wanted: int) -> int:
     return max(soft, limit)
 
 
-class _Limits:
+class _Limits(NamedTuple):
     """The limits of a server that has raised its own."""
 
-    def __init__(self, children: int, server: int, hard: int) -> None:
-        self.children = children
-        self.server = server
-        self.hard = hard
+    children: int
+    server: int
+    hard: int
 
 
 _limits: _Limits | None = None  # None: children have the limit of this process
@@ -255,14 +253,13 @@ def _has_unused(limit: int) -> bool:
     """Whether the last numbers below a limit are unused; the kernel takes the lowest ones first."""
     lowest = limit - min(UNUSED_DESCRIPTORS, limit // 4)
     try:
-        found = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, lowest)
+        unused = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, lowest)
     except OSError:
         return False
-    os.close(found)
-    return found == lowest
+    os.close(unused)
+    return unused == lowest
 
 
-# Signals of the server: those that end it, and those without an action in any of its processes.
 def ignore_unused() -> None:
     """Ignore the UNUSED signals, except those that a profiler handles. Children inherit this."""
     for number in UNUSED:

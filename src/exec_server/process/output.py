@@ -93,16 +93,8 @@ class OutputLog:
     """
 
     __slots__ = (
-        "_budget",
-        "_chunks",
-        "_dropped_sizes",
-        "_forgotten_sizes",
-        "_non_chunk_seqs",
-        "_old_seq",
-        "_read_seq",
-        "_total_bytes",
-        "next_seq",
-        "reserved_bytes",
+        *("_budget", "_chunks", "_dropped_sizes", "_forgotten_sizes", "_non_chunk_seqs"),
+        *("_old_seq", "_read_seq", "_total_bytes", "next_seq", "reserved_bytes"),
         "retained_bytes",
     )
 

@@ -63,6 +63,7 @@ _decode_any_float = msgspec.json.Decoder(float_hook=float).decode
 _encode_text = msgspec.json.Encoder().encode
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+_TOO_DEEP = "recursion limit exceeded"
 _SHORT_ESCAPES = {"\0": "\\0", "\t": "\\t", "\n": "\\n", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
 
 _ALPHABET = re.compile(rb"[A-Za-z0-9+/]*+")
@@ -114,12 +115,12 @@ def _decode_long(data: bytes) -> object:
     try:
         value = _decode_numbers(data)
     except RecursionError:
-        raise _too_deep() from None
+        raise MalformedMessage(_TOO_DEEP) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedMessage(str(error)) from None
     members = _members_within_depth(value)
     if members < 0:
-        raise _too_deep()
+        raise MalformedMessage(_TOO_DEEP)
     if members != outside.count(b":"):
         raise MalformedMessage(f"duplicate JSON object key `{_first_duplicate(data)}`")
     return value
@@ -184,10 +185,6 @@ def _has_too_many_values(outside: bytes) -> bool:
 
 def _too_many_values() -> MalformedMessage:
     return MalformedMessage(f"JSON-RPC message exceeds the limit of {MAX_VALUES} JSON values")
-
-
-def _too_deep() -> MalformedMessage:
-    return MalformedMessage("recursion limit exceeded")
 
 
 def _members_within_depth(value: object) -> int:
@@ -327,10 +324,10 @@ def decode_base64(text: str) -> bytes:
 
 def _fail_base64(data: bytes) -> NoReturn:
     """Raise the error of invalid base64, checked in the order of the reference's decoder."""
-    rest = len(data) % 4
-    if rest == 1 and data[-1] != 0x3D and not _symbols(data[-1:]):
+    remainder = len(data) % 4
+    if remainder == 1 and data[-1] != 0x3D and not _symbols(data[-1:]):
         _fail_symbol(data, len(data) - 1)
-    tail = max(len(data) - (rest or 4), 0)
+    tail = max(len(data) - (remainder or 4), 0)
     if (bad := _symbols(data[:tail])) < tail:
         _fail_symbol(data, bad)
     symbols = _symbols(data[tail:])
@@ -339,7 +336,7 @@ def _fail_base64(data: bytes) -> NoReturn:
         _fail_symbol(data, end)
     if symbols < 2:
         raise InvalidParams(f"Invalid input length: {end}")
-    if rest:
+    if remainder:
         raise InvalidParams("Invalid padding")
     raise InvalidParams(f"Invalid last symbol {data[end - 1]}, offset {end - 1}.")
 
@@ -460,26 +457,19 @@ def _plan(kind: Any) -> _Plan:
     if kind is object or kind is Any:
         return lambda value, buffered: value
     if hasattr(kind, "from_wire"):
-        return _custom_plan(kind)
+        return _exact_type_plan(str, "a string", kind.from_wire)
     if issubclass(kind, Params) and kind.__struct_config__.tag is None:
         return _struct_plan(kind)
     raise TypeError(f"{kind!r} cannot be decoded")
 
 
-def _exact_type_plan(kind: type, word: str) -> _Plan:
+def _exact_type_plan(
+    kind: type, word: str, convert: Callable[[Any], object] | None = None
+) -> _Plan:
     def plan(value: object, buffered: bool) -> object:
         if type(value) is not kind:
             raise invalid_type(value, word, buffered)
-        return value
-
-    return plan
-
-
-def _custom_plan(kind: Any) -> _Plan:
-    def plan(value: object, buffered: bool) -> object:
-        if not isinstance(value, str):
-            raise invalid_type(value, "a string", buffered)
-        return kind.from_wire(value)
+        return value if convert is None else convert(value)
 
     return plan
 
@@ -648,7 +638,6 @@ def _one_of(names: Iterable[str]) -> str:
     return f"one of {', '.join(quoted)}" if len(quoted) > 2 else " or ".join(quoted)
 
 
-# Descriptions of methods: the name, and the structs of both directions.
 class Call(msgspec.Struct, Generic[ParamsType, ResultType], frozen=True):
     """A request with a response; `params` is None for methods without params."""
 

@@ -31,11 +31,13 @@ _Json = dict[str, Any]
 _MARK: Final = "windowsSandboxPrivateDesktop"
 # Members that came with or after `workspaceRoots`, which made `cwd` cease to be a project root.
 _LATER_MEMBERS: Final = (
-    "workspaceRoots",
-    "policyContext",
-    "userHomeDir",
-    "temporaryDirectories",
+    *("workspaceRoots", "policyContext", "userHomeDir", "temporaryDirectories"),
     "windowsSandboxProxySettingsMode",
+)
+# Members that a `sandboxPolicy` excludes.
+_NEWER_FORMS: Final = (
+    *("permissions", "cwd", "workspaceRoots", "policyContext", "fileSystemSandboxPolicy"),
+    "additionalPermissions",
 )
 _ENTRIES_OF_ROOT: Final = [
     {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"}
@@ -90,18 +92,15 @@ def _with_policy_beside(params: _Json, server_cwd: str | None) -> _Json:
     if kind not in ("read-only", "workspace-write"):
         raise InvalidParams("`sandboxPolicy` beside the params must be one that confines")
     sandbox = _from_policy({"sandboxPolicy": policy}, server_cwd) | _NO_WINDOWS
-    rest = {name: value for name, value in params.items() if name != "sandboxPolicy"}
-    return rest | {"sandbox": _with_uris(sandbox)}
+    others = {name: value for name, value in params.items() if name != "sandboxPolicy"}
+    return others | {"sandbox": _with_uris(sandbox)}
 
 
 def _from_policy(sandbox: _Json, server_cwd: str | None) -> _Json:
     policy, cwd = sandbox.pop("sandboxPolicy"), sandbox.pop("sandboxPolicyCwd", None)
-    _exclude(
-        sandbox,
-        "sandboxPolicy",
-        *("permissions", "cwd", "workspaceRoots", "policyContext"),
-        *("fileSystemSandboxPolicy", "additionalPermissions"),
-    )
+    for other in _NEWER_FORMS:
+        if sandbox.get(other) is not None:
+            raise InvalidParams(f"`sandboxPolicy` and `{other}` exclude each other")
     if isinstance(policy, str):
         policy = {"type": policy}
     if not isinstance(policy, dict) or not isinstance(policy.get("type"), str):
@@ -164,10 +163,9 @@ def _from_untagged(permissions: _Json) -> _Json:
     file_system, network = rest.pop("file_system", None), rest.pop("network", None)
     if not isinstance(file_system, dict):
         raise InvalidParams("`permissions` without `type` need a `file_system`")
-    network = {} if network is None else network
-    if not isinstance(network, dict):
+    if network is not None and not isinstance(network, dict):
         raise InvalidParams("`network` of `permissions` without `type` must be an object")
-    network = dict(network)
+    network = dict(network or {})
     is_online = _flag(network, "enabled")
     translated = dict(file_system)
     if "entries" not in translated:
@@ -212,18 +210,13 @@ def _with_uris(sandbox: _Json) -> _Json:
         uri = path_to_uri(sandbox["cwd"])
         sandbox = sandbox | {"cwd": uri, "workspaceRoots": [uri]}
     permissions = sandbox.get("permissions")
-    if not isinstance(permissions, dict):
+    file_system = permissions.get("file_system") if isinstance(permissions, dict) else None
+    entries = file_system.get("entries") if isinstance(file_system, dict) else None
+    if not isinstance(permissions, dict) or not isinstance(file_system, dict):
         return sandbox
-    file_system = permissions.get("file_system")
-    if not isinstance(file_system, dict):
-        return sandbox
-    entries = file_system.get("entries")
     if not isinstance(entries, list):
         return sandbox
-    for entry in entries:
-        if _has_native_path(entry):
-            break
-    else:
+    if not any(map(_has_native_path, entries)):
         return sandbox
     file_system = file_system | {"entries": [_with_entry_uri(entry) for entry in entries]}
     return sandbox | {"permissions": permissions | {"file_system": file_system}}
@@ -236,9 +229,7 @@ def _with_entry_uri(entry: Any) -> Any:
 
 
 def _has_native_path(entry: object) -> bool:
-    if not isinstance(entry, dict):
-        return False
-    path = entry.get("path")
+    path = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(path, dict) or path.get("type") != "path":
         return False
     return _is_native(path.get("path"))
@@ -254,12 +245,6 @@ def _managed(file_system: _Json, *, is_online: bool) -> _Json:
         "file_system": {"type": "restricted"} | file_system,
         "network": "enabled" if is_online else "restricted",
     }
-
-
-def _exclude(sandbox: _Json, name: str, *others: str) -> None:
-    for other in others:
-        if sandbox.get(other) is not None:
-            raise InvalidParams(f"`{name}` and `{other}` exclude each other")
 
 
 def _flag(members: _Json, name: str) -> bool:

@@ -23,20 +23,10 @@ from exec_server.host.event_loop import guarded_call
 from exec_server.process.command import Command
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import LaunchMode, ProcessTable, TableLimits, TableObserver
+from exec_server.protocol import process as wire
 from exec_server.protocol.decoding import Notice
-from exec_server.protocol.process import (
-    CLOSED,
-    EXITED,
-    OUTPUT,
-    ClosedParams,
-    Detach,
-    EndedBy,
-    ExitedParams,
-    Flow,
-    ListedDetached,
-    OutputParams,
-    ProcessId,
-)
+
+log = logging.getLogger(__name__)
 
 # Attachments of one process. Each event is sent to all of them on the event loop, so this many
 # bound the time that a chunk takes. A further one is refused.
@@ -47,15 +37,12 @@ BATCH_CHUNKS = 32
 # the same limit for requests.
 BURST_SECONDS = 0.002
 
-Event = OutputParams | ExitedParams | ClosedParams
+Event = wire.OutputParams | wire.ExitedParams | wire.ClosedParams
 _NOTICES: dict[type[Event], Notice[msgspec.Struct]] = {
-    OutputParams: OUTPUT,
-    ExitedParams: EXITED,
-    ClosedParams: CLOSED,
+    wire.OutputParams: wire.OUTPUT,
+    wire.ExitedParams: wire.EXITED,
+    wire.ClosedParams: wire.CLOSED,
 }
-
-
-log = logging.getLogger(__name__)
 
 # Detached processes that have not closed. They outlive their clients, so only a limit of the server
 # itself bounds them; a start beyond it is refused.
@@ -82,13 +69,6 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 MakeTable = Callable[[Emit, TableLimits, TableObserver], ProcessTable]
 
 
-# Attachment: a session's view of a detached process, with a position of its own in its events.
-#
-# Theory of operation. An event is sent at once to an attachment that has all earlier ones. An
-# attachment whose connection does not take more falls behind; when the connection is writable
-# again, `push` continues from its position with the retained output. Output that was dropped
-# meanwhile leaves a gap in the numbers, by which the client learns that it has to ask process/read
-# how much is lost. So a slow client neither delays the process nor other clients.
 class Channel(Protocol):
     """The session of an attachment, as far as an attachment needs it."""
 
@@ -99,7 +79,7 @@ class Channel(Protocol):
 
     def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None: ...
 
-    def attachment_ended(self, process_id: ProcessId) -> None:
+    def attachment_ended(self, process_id: wire.ProcessId) -> None:
         """The process was not started, or is forgotten."""
         ...
 
@@ -112,7 +92,7 @@ class Broadcast:
         self.process: Process | None = None  # None while it starts
         self.attachments: dict[Attachment, None] = {}
         self.last_activity = 0.0  # output, or an attachment that came or went
-        self._ends: list[ExitedParams | ClosedParams] = []  # two at most, in order
+        self._ends: list[wire.ExitedParams | wire.ClosedParams] = []  # two at most, in order
         self._serials = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self.touch()
@@ -121,7 +101,7 @@ class Broadcast:
         """Count from now how long the process is idle."""
         self.last_activity = self._loop.time()
 
-    def attach(self, process_id: ProcessId, channel: Channel) -> Attachment:
+    def attach(self, process_id: wire.ProcessId, channel: Channel) -> Attachment:
         """Add an attachment, which sends nothing before its `begin` or the next event."""
         if len(self.attachments) >= MAX_ATTACHMENTS:
             raise InvalidRequest(
@@ -135,7 +115,7 @@ class Broadcast:
     def publish(self, event: Event) -> None:
         """Send an event that has just occurred; output is already in the log of the process."""
         self.touch()
-        if not isinstance(event, OutputParams):
+        if not isinstance(event, wire.OutputParams):
             self._ends.append(event)
         for attachment in tuple(self.attachments):
             guarded_call(attachment.receive, event)
@@ -163,7 +143,8 @@ class Broadcast:
             return []
         chunks = self.process.log.next_chunks(seq, BATCH_CHUNKS)
         events: list[Event] = [
-            OutputParams(self.process.id, chunk.seq, chunk.stream, chunk.chunk) for chunk in chunks
+            wire.OutputParams(self.process.id, chunk.seq, chunk.stream, chunk.chunk)
+            for chunk in chunks
         ]
         is_complete = len(chunks) < BATCH_CHUNKS
         for end in self._ends:
@@ -174,10 +155,17 @@ class Broadcast:
 
 
 class Attachment:
-    """One session's subscription to the events of a detached process, under an id of its own."""
+    """One session's subscription to the events of a detached process, under an id of its own.
+
+    An event is sent at once to an attachment that has all earlier ones. One whose connection does
+    not take more falls behind; when the connection is writable again, `push` continues from its
+    position with the retained output. Output that was dropped meanwhile leaves a gap in the
+    numbers, by which the client learns that it has to ask process/read how much is lost. So a slow
+    client neither delays the process nor other clients.
+    """
 
     def __init__(
-        self, process_id: ProcessId, broadcast: Broadcast, channel: Channel, serial: int
+        self, process_id: wire.ProcessId, broadcast: Broadcast, channel: Channel, serial: int
     ) -> None:
         self.process_id = process_id
         self.broadcast = broadcast
@@ -185,7 +173,7 @@ class Attachment:
         self.after_seq = 0  # where the client asked to begin
         self._serial = serial
         self._position = 0  # the last event that was sent, or left out by the flow `retain`
-        self._flow: Flow = "send"
+        self._flow: wire.Flow = "send"
         self._next_push: asyncio.Handle | None = None
 
     def begin(self, after: int) -> None:
@@ -202,7 +190,7 @@ class Attachment:
         if event.seq == self._position + 1 and self._may_send:
             self._send(event)
 
-    def set_flow(self, flow: Flow) -> None:
+    def set_flow(self, flow: wire.Flow) -> None:
         """Do with the events as the client wishes; the process itself is not paused."""
         self._flow = flow
         self._schedule_push()
@@ -251,7 +239,7 @@ class Attachment:
 
     def _send(self, event: Event) -> None:
         self._position = event.seq
-        if self._flow == "retain" and isinstance(event, OutputParams):
+        if self._flow == "retain" and isinstance(event, wire.OutputParams):
             return
         labelled = msgspec.structs.replace(event, process_id=self.process_id)
         self.channel.notify(_NOTICES[type(event)], labelled)
@@ -265,7 +253,7 @@ class _Detached:
         self.max_lifetime = max_lifetime
         self.idle_timeout = idle_timeout
         self.started_at_ms = int(time.time() * 1000)
-        self.ended_by: EndedBy | None = None
+        self.ended_by: wire.EndedBy | None = None
         # The last timer of each callback, so three at most; cancelling one that has fired is free.
         self.timers: dict[Callable[[_Detached], None], asyncio.Handle] = {}
 
@@ -274,17 +262,12 @@ class _Detached:
             timer.cancel()
         self.timers.clear()
 
-    def listed(self, process: Process) -> ListedDetached:
-        summary = process.summary()
-        return ListedDetached(
+    def listed(self, process: Process) -> wire.ListedDetached:
+        members = msgspec.structs.asdict(process.summary())
+        del members["process_id"]  # it is the name
+        return wire.ListedDetached(
+            **members,
             name=self.broadcast.name,
-            argv=summary.argv,
-            tty=summary.tty,
-            running=summary.running,
-            exit_code=summary.exit_code,
-            closed=summary.closed,
-            next_seq=summary.next_seq,
-            pid=process.pid,
             started_at_ms=self.started_at_ms,
             attached=len(self.broadcast.attachments),
             max_lifetime_ms=_milliseconds(self.max_lifetime),
@@ -303,7 +286,7 @@ class DetachedProcesses:
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
 
-    def reserve(self, detach: Detach, program: str) -> Broadcast:
+    def reserve(self, detach: wire.Detach, program: str) -> Broadcast:
         """Reserve the name for a start, or choose one; a closed process of this name is forgotten.
 
         Raises InvalidParams or InvalidRequest.
@@ -318,9 +301,9 @@ class DetachedProcesses:
             )
         if self._table.live_count >= MAX_RUNNING:
             raise InvalidRequest(f"at most {MAX_RUNNING} detached processes may run on a server")
-        if name in self._by_name and not self._table.forget(ProcessId(name)):
+        if name in self._by_name and not self._table.forget(wire.ProcessId(name)):
             raise InvalidRequest(f"the name {name} is in use by another detached process")
-        self._table.reserve(ProcessId(name))
+        self._table.reserve(wire.ProcessId(name))
         detached = self._by_name[name] = _Detached(name, max_lifetime, idle_timeout)
         return detached.broadcast
 
@@ -332,7 +315,7 @@ class DetachedProcesses:
 
     async def start(self, name: str, command: Command, launch_mode: LaunchMode) -> None:
         """Start a command under a reserved name; see ProcessTable.start."""
-        await self._table.start(ProcessId(name), command, launch_mode)
+        await self._table.start(wire.ProcessId(name), command, launch_mode)
 
     def started(self, process: Process) -> None:
         detached = self._by_name[process.id]
@@ -343,7 +326,7 @@ class DetachedProcesses:
         if detached.idle_timeout is not None:
             self._set_timer(detached, detached.idle_timeout, self._check_idle)
 
-    def start_failed(self, process_id: ProcessId) -> None:
+    def start_failed(self, process_id: wire.ProcessId) -> None:
         self._by_name.pop(process_id).broadcast.end()
 
     def forgotten(self, process: Process) -> None:
@@ -368,12 +351,12 @@ class DetachedProcesses:
 
     def terminate(self, name: str) -> bool:
         """Kill a process with all its descendants; True if it was running."""
-        return self._table.terminate(ProcessId(name))
+        return self._table.terminate(wire.ProcessId(name))
 
-    def listed(self) -> list[ListedDetached]:
+    def listed(self) -> list[wire.ListedDetached]:
         """The processes in order of their start, without those that are still starting."""
-        found = [(each, each.broadcast.process) for each in self._by_name.values()]
-        return [each.listed(process) for each, process in found if process is not None]
+        every = [(each, each.broadcast.process) for each in self._by_name.values()]
+        return [each.listed(process) for each, process in every if process is not None]
 
     def _set_timer(
         self, detached: _Detached, delay: float, callback: Callable[[_Detached], None]
@@ -394,7 +377,7 @@ class DetachedProcesses:
         else:
             self._end_by_limit(detached, "idleTimeout")
 
-    def _end_by_limit(self, detached: _Detached, limit: EndedBy) -> None:
+    def _end_by_limit(self, detached: _Detached, limit: wire.EndedBy) -> None:
         """Send SIGTERM, and kill the process with all its descendants after a grace."""
         process = detached.broadcast.process
         if process is None or detached.ended_by is not None:

@@ -8,8 +8,9 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from exec_server.server.port_table import PortResources
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # File operations that may block on a disk at the same time; further ones are queued.
 FILE_THREADS = 16
@@ -129,19 +128,6 @@ class _LazyHttpClient:
             await self._client.close()
 
 
-class _FirstUse(Generic[T]):
-    """Makes an object when it is called for the first time. For the event loop."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self.value: T | None = None
-
-    def __call__(self) -> T:
-        if self.value is None:
-            self.value = self._make()
-        return self.value
-
-
 def _make_inotify(threads: ThreadPool) -> Inotify:
     from exec_server.filesystem.inotify import Inotify
 
@@ -176,7 +162,7 @@ async def _server_context(
     file_threads = ThreadPool(FILE_THREADS, "files", started=STARTED_FILE_THREADS)
     decode_threads = ThreadPool(DECODE_THREADS, "decode", started=DECODE_THREADS)
     lookup_threads = ThreadPool(LOOKUP_THREADS, "lookup")
-    inotify = _FirstUse(lambda: _make_inotify(file_threads))
+    inotify = cache(lambda: _make_inotify(file_threads))
     lazy_client = _LazyHttpClient(file_threads)
 
     make_table = _table_maker(reaper, spawn_threads, cleanup_threads)
@@ -184,9 +170,10 @@ async def _server_context(
         async with asyncio.TaskGroup() as group:
             tasks = GuardedTasks(group)  # all of them: an exception of one client ends no other
             sessions = SessionRegistry(make_table, tasks, options.session_retention)
-            maintainer = tasks.create_task(
-                _maintain(sandboxes, sessions, decode_threads, cleanup_threads)
-            )
+            maintainers = [
+                tasks.create_task(_sweep(sandboxes, decode_threads)),
+                tasks.create_task(_load_when_idle(sandboxes, sessions, cleanup_threads)),
+            ]
             detached = DetachedProcesses(make_table)
             proxies = ProxyResources(tasks, lookup_threads, variables)
             try:
@@ -201,9 +188,9 @@ async def _server_context(
                     sessions=sessions,
                     detached=detached,
                     tasks=tasks,
-                    http=_FirstUse(lambda: _make_http(lazy_client)),
+                    http=cache(lambda: _make_http(lazy_client)),
                     proxies=proxies,
-                    ports=_FirstUse(lambda: _make_ports(options)),
+                    ports=cache(lambda: _make_ports(options)),
                     concurrent_requests=options.concurrent_requests,
                     ripgrep=interpreter.find_system_program("rg"),
                 )
@@ -211,13 +198,14 @@ async def _server_context(
                 async with asyncio.TaskGroup() as ending:
                     for end in (sessions.end_all, detached.end_all):
                         GuardedTasks(ending).create_task(end())
-                maintainer.cancel()
+                for maintainer in maintainers:
+                    maintainer.cancel()
                 proxies.close()
                 await tasks.finish(END_SECONDS)
         await lazy_client.close()
     finally:
-        if inotify.value is not None:
-            inotify.value.close()
+        if inotify.cache_info().currsize:
+            inotify().close()
         sandboxes.close()
         reaper.close()
         for pool in (spawn_threads, cleanup_threads, file_threads, decode_threads, lookup_threads):
@@ -237,16 +225,6 @@ def _table_maker(reaper: Reaper, spawning: ThreadPool, cleaning: ThreadPool) -> 
     return make_table
 
 
-async def _maintain(
-    sandboxes: Sandboxes, sessions: SessionRegistry, sweeping: ThreadPool, loading: ThreadPool
-) -> None:
-    """Load what is needed soon and release what is not, until cancelled."""
-    async with asyncio.TaskGroup() as group:
-        tasks = GuardedTasks(group)
-        tasks.create_task(_sweep(sandboxes, sweeping))
-        tasks.create_task(_load_when_idle(sandboxes, sessions, loading))
-
-
 async def _load_when_idle(
     sandboxes: Sandboxes, sessions: SessionRegistry, threads: ThreadPool
 ) -> None:
@@ -264,6 +242,7 @@ async def _load_when_idle(
 
 
 async def _sweep(sandboxes: Sandboxes, threads: ThreadPool) -> None:
+    """Release idle workers, unused sandboxes and free memory, until cancelled."""
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
         guarded_call(sandboxes.drop_idle)
@@ -284,10 +263,8 @@ async def serve_websocket(
     reload: asyncio.Event | None = None,
 ) -> None:
     """Serve bound sockets until `stop` is set; `reload` has the certificate read again."""
-    from exec_server.net.websocket.server import (
-        WebSocketListener,  # for this transport only
-        WebSocketSettings,
-    )
+    # For this transport only.
+    from exec_server.net.websocket.server import WebSocketListener, WebSocketSettings
 
     async with _server_context(options, variables) as server:
         settings = WebSocketSettings(
@@ -388,8 +365,7 @@ async def _run_executor(
             failures.append(error)
         stop.set()
 
-    runners = [tasks.create_task(run(serving))]
-    runners.append(tasks.create_task(run(watch())))
+    runners = [tasks.create_task(run(coroutine)) for coroutine in (serving, watch())]
     await stop.wait()
     for runner in runners:
         runner.cancel()

@@ -27,7 +27,6 @@ from exec_server.process.shell_state import (
     ShellState,
     StateReader,
     capture_argv,
-    new_mark,
     restoring_argv,
 )
 from exec_server.process.table import LaunchMode, ProcessTable
@@ -230,7 +229,7 @@ class _SessionStates:
         """The state, and whether another capture would have the same result."""
         assert params.shell_snapshot is not None
         shell = params.shell_snapshot.shell
-        mark = new_mark(os.urandom)
+        mark = f"exec-server-{os.urandom(16).hex()}"  # a text that nothing else prints
         params = _capture_params(params, capture_argv(shell.name, shell.path, mark))
         reader = StateReader(shell.name, mark)
         self._count += 1

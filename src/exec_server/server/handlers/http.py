@@ -65,8 +65,9 @@ async def _built(outgoing: _Outgoing) -> HttpRequest:
 
 def _check_stream(context: ConnectionContext, request_id: str) -> None:
     if request_id in context.http_streams:
-        text = f"http/request streamResponse requestId `{request_id}` is already active"
-        raise InvalidParams(text)
+        raise InvalidParams(
+            f"http/request streamResponse requestId `{request_id}` is already active"
+        )
     if len(context.http_streams) >= MAX_STREAMS:
         text = f"at most {MAX_STREAMS} http/request bodies may be streamed per connection"
         raise InvalidRequest(text)
