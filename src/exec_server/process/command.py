@@ -87,16 +87,16 @@ def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 def _expression(pattern: str) -> str:
     """A pattern as an expression whose cost is at most that of comparing each two characters."""
-    first, *rest = (
+    first, *others = (
         "".join("." if character == "?" else re.escape(character) for character in text)
         for text in pattern.split("*")
     )
-    if not rest:
+    if not others:
         return first
     # The first match of each text between two stars is as good as any later one, so the group
     # is atomic: without that, many stars take exponential time.
-    between = "".join(f"(?>.*?{text})" for text in rest[:-1])
-    return f"{first}{between}.*{rest[-1]}"
+    between = "".join(f"(?>.*?{text})" for text in others[:-1])
+    return f"{first}{between}.*{others[-1]}"
 
 
 def _check_cost(policy: EnvPolicy, server_env: Mapping[str, str]) -> None:

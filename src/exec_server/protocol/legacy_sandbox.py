@@ -159,8 +159,8 @@ def _workspace_entries(members: _Json) -> list[_Json]:
 
 
 def _from_untagged(permissions: _Json) -> _Json:
-    rest = dict(permissions)
-    file_system, network = rest.pop("file_system", None), rest.pop("network", None)
+    others = dict(permissions)
+    file_system, network = others.pop("file_system", None), others.pop("network", None)
     if not isinstance(file_system, dict):
         raise InvalidParams("`permissions` without `type` need a `file_system`")
     if network is not None and not isinstance(network, dict):
@@ -177,7 +177,7 @@ def _from_untagged(permissions: _Json) -> _Json:
             for access in accesses
             for path in _list(translated, access)
         ]
-    unknown = [*rest, *network, *translated.keys() - {"entries", "glob_scan_max_depth"}]
+    unknown = [*others, *network, *translated.keys() - {"entries", "glob_scan_max_depth"}]
     if unknown:
         raise InvalidParams(f"`permissions` have a member of unknown meaning: `{min(unknown)}`")
     return _managed(translated, is_online=is_online)

@@ -229,18 +229,18 @@ def _parse_file_uri(text: str) -> tuple[str, str]:
         raise InvalidParams("invalid URI: relative URL without a base")
     if scheme[1].lower() != "file":
         raise InvalidParams(f"unsupported path URI scheme `{scheme[1].lower()}`")
-    rest, mark = _split_at_mark(text[scheme.end() :])
-    rest = rest.replace("\\", "/")
+    remaining, mark = _split_at_mark(text[scheme.end() :])
+    remaining = remaining.replace("\\", "/")
     host = ""
     # The reference turns `C|` into `C:`, but not after an empty host.
     pipe_is_drive = True
-    if rest[:2] == "//":
-        rest = rest[2:]
-        if not _drive_at_start(rest):
-            slash = rest.find("/") % (len(rest) + 1)
-            host, rest = _host(rest[:slash]), rest[slash:]
+    if remaining[:2] == "//":
+        remaining = remaining[2:]
+        if not _drive_at_start(remaining):
+            slash = remaining.find("/") % (len(remaining) + 1)
+            host, remaining = _host(remaining[:slash]), remaining[slash:]
             pipe_is_drive = host != ""
-    path, is_drive = _normalised_path(rest, pipe_is_drive=pipe_is_drive)
+    path, is_drive = _normalised_path(remaining, pipe_is_drive=pipe_is_drive)
     if mark == "?":
         raise InvalidParams("query parameters are not allowed in path URIs")
     if mark == "#":

@@ -20,10 +20,7 @@ PresetName = Literal["read-only", "workspace-write"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
 
 # Writable directories: the workspace and those for temporary files.
-_WRITABLE: Final = {
-    "read-only": (),
-    "workspace-write": ("project_roots", "slash_tmp", "tmpdir"),
-}
+_WRITABLE: Final = {"read-only": (), "workspace-write": ("project_roots", "slash_tmp", "tmpdir")}
 
 
 class FileUri(PathUri):

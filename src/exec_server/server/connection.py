@@ -71,14 +71,12 @@ NORMAL_CLOSURE = 1000
 POLICY_VIOLATION = 1008
 INTERNAL_FAILURE = 1011
 
-
 # The outcomes of a handler that did not have to wait.
 _RESULTS = (Result, Encoded)
 
 
-# ClientRequests: the requests of the server to one client, until they are answered.
 class ClientRequests:
-    """The requests under way to one client, by their ids, which count from 1."""
+    """The requests of the server to one client, until they are answered, by ids from 1."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
@@ -362,11 +360,7 @@ class Connection:
         return InvalidRequest(text)
 
     async def _finish(
-        self,
-        lane: Lane,
-        occupied: Lane,
-        request: PendingRequest,
-        outcome: Awaitable[Waited],
+        self, lane: Lane, occupied: Lane, request: PendingRequest, outcome: Awaitable[Waited]
     ) -> None:
         try:
             # No await between the handler's result and its sending: see handlers.process._start.

@@ -15,12 +15,7 @@ from exec_server.process.orphans import Owner
 from exec_server.process.process import DenialCheck
 from exec_server.process.spawn import Child, spawn
 from exec_server.process.table import LaunchMode
-from exec_server.protocol.network import (
-    DECISION,
-    POLICY_REQUEST,
-    DecisionParams,
-    PolicyParams,
-)
+from exec_server.protocol.network import DECISION, POLICY_REQUEST, DecisionParams, PolicyParams
 from exec_server.protocol.process import OutputChunk, StartParams
 from exec_server.protocol.sandbox import Denial
 from exec_server.server.context import ServerContext
@@ -35,7 +30,6 @@ if TYPE_CHECKING:
 MAX_BRIDGED_PORTS = 8
 
 
-# NetworkController: the client of a session, as the proxies of its processes reach it.
 class NetworkController:
     """Reports decisions to the client of a session, and asks it."""
 
@@ -83,15 +77,12 @@ class ProcessLaunch:
     def mode(self) -> LaunchMode:
         """How a process table starts the command."""
         params = self._params
+        may_have_network = params.network_proxy is not None or params.enforce_managed_network
         return LaunchMode(
             self._spawn,
             None if params.sandbox is None else self._check,
-            self._close_network if self._may_have_network else None,
+            self._close_network if may_have_network else None,
         )
-
-    @property
-    def _may_have_network(self) -> bool:
-        return self._params.network_proxy is not None or self._params.enforce_managed_network
 
     def _spawn(self, command: Command, owner: Owner) -> Child:
         """Start the command. Blocking; raises RpcError for an invalid policy."""

@@ -110,10 +110,7 @@ class RelayExecutor:
         self._is_registered = False
 
     async def serve(
-        self,
-        make_receiver: ReceiverFactory,
-        stream_revoked: StreamRevoked,
-        tasks: GuardedTasks,
+        self, make_receiver: ReceiverFactory, stream_revoked: StreamRevoked, tasks: GuardedTasks
     ) -> NoReturn:
         await self._credential.ready()
         if self._security == "noise":
@@ -188,7 +185,7 @@ class RelayExecutor:
         settings: RelaySettings,
         headers: Sequence[tuple[str, str]],
     ) -> ExecutorRelayLink:
-        made: list[ExecutorRelayLink] = []
+        links: list[ExecutorRelayLink] = []
         encrypted = self._security == "noise"
 
         async def validate(handshake: PendingHandshake) -> bool:
@@ -207,8 +204,8 @@ class RelayExecutor:
                 if encrypted
                 else PlainMultiplexer
             )
-            made.append(ExecutorRelayLink(socket, settings, make, validate))
-            return made[0]
+            links.append(ExecutorRelayLink(socket, settings, make, validate))
+            return links[0]
 
         await connect(
             registration.url,
@@ -218,7 +215,7 @@ class RelayExecutor:
             # Without encryption each message is one frame.
             message_bytes=FRAME_BYTES if encrypted else MESSAGE_BYTES,
         )
-        return made[0]
+        return links[0]
 
 
 class DirectExecutor:
@@ -232,10 +229,7 @@ class DirectExecutor:
         self._tls = tls
 
     async def serve(
-        self,
-        make_receiver: ReceiverFactory,
-        stream_revoked: StreamRevoked,
-        tasks: GuardedTasks,
+        self, make_receiver: ReceiverFactory, stream_revoked: StreamRevoked, tasks: GuardedTasks
     ) -> NoReturn:
         await self._credential.ready()
         registration = await self._registry.register_direct()

@@ -75,10 +75,7 @@ class Executor(Protocol):
     """A source of connections other than a listening socket."""
 
     async def serve(
-        self,
-        make_receiver: ReceiverFactory,
-        stream_revoked: StreamRevoked,
-        tasks: GuardedTasks,
+        self, make_receiver: ReceiverFactory, stream_revoked: StreamRevoked, tasks: GuardedTasks
     ) -> NoReturn:
         """Serve until cancelled; raises RegistryError or StartupError if that is impossible."""
         ...
@@ -170,10 +167,8 @@ async def _server_context(
         async with asyncio.TaskGroup() as group:
             tasks = GuardedTasks(group)  # all of them: an exception of one client ends no other
             sessions = SessionRegistry(make_table, tasks, options.session_retention)
-            maintainers = [
-                tasks.create_task(_sweep(sandboxes, decode_threads)),
-                tasks.create_task(_load_when_idle(sandboxes, sessions, cleanup_threads)),
-            ]
+            sweeper = tasks.create_task(_sweep(sandboxes, decode_threads))
+            loader = tasks.create_task(_load_when_idle(sandboxes, sessions, cleanup_threads))
             detached = DetachedProcesses(make_table)
             proxies = ProxyResources(tasks, lookup_threads, variables)
             try:
@@ -198,8 +193,8 @@ async def _server_context(
                 async with asyncio.TaskGroup() as ending:
                     for end in (sessions.end_all, detached.end_all):
                         GuardedTasks(ending).create_task(end())
-                for maintainer in maintainers:
-                    maintainer.cancel()
+                sweeper.cancel()
+                loader.cancel()
                 proxies.close()
                 await tasks.finish(END_SECONDS)
         await lazy_client.close()

@@ -150,10 +150,7 @@ class SessionRegistry:
     """Creates, resumes and ends sessions."""
 
     def __init__(
-        self,
-        make_table: Callable[[Emit], ProcessTable],
-        tasks: GuardedTasks,
-        retention: float,
+        self, make_table: Callable[[Emit], ProcessTable], tasks: GuardedTasks, retention: float
     ) -> None:
         self._make_table = make_table
         self._tasks = tasks

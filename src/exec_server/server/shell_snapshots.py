@@ -184,12 +184,7 @@ class _SessionStates:
         return sum(each.size for each in self._states.values())
 
     def get(
-        self,
-        key: bytes,
-        params: StartParams,
-        tasks: GuardedTasks,
-        launch: Launch,
-        room: int,
+        self, key: bytes, params: StartParams, tasks: GuardedTasks, launch: Launch, room: int
     ) -> _KeptState:
         kept = self._states.get(key)
         if kept is None:

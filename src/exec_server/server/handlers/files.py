@@ -152,9 +152,7 @@ def _read_directory(params: files.ReadDirectoryParams) -> files.ReadDirectoryRes
     return result
 
 
-def _read_directory_trusted(
-    params: files.ReadDirectoryParams,
-) -> files.ReadDirectoryResult | None:
+def _read_directory_trusted(params: files.ReadDirectoryParams) -> files.ReadDirectoryResult | None:
     result = trusted_reads.read_directory(params)
     if result is not None:
         nonblocking.directory_was_listed(params.path.native(), len(result.entries))

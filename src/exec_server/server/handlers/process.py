@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from exec_server.errors import (
-    InternalError,
-    InvalidParams,
-    InvalidRequest,
-    RpcError,
-    os_error_text,
-)
+from exec_server.errors import InternalError, InvalidParams, InvalidRequest, RpcError, os_error_text
 from exec_server.process.command import Command
 from exec_server.process.process import Process
 from exec_server.process.table import LaunchMode
@@ -28,6 +24,8 @@ PROCESS_ID_BYTES = 4096
 WRITE_ID_BYTES = 256
 # A longer poll is answered empty after this time; the client polls again.
 MAX_WAIT_SECONDS = 3600.0
+
+R = TypeVar("R")
 
 _ACCEPTED = wire.WriteResult("accepted")
 _STDIN_CLOSED = wire.WriteResult("stdinClosed")
@@ -56,7 +54,11 @@ def start(context: ConnectionContext, params: wire.StartParams) -> Awaitable[wir
     )
     if params.tty_size is not None:
         command = replace(command, tty_size=(params.tty_size.rows, params.tty_size.columns))
-    snapshot = None if params.shell_snapshot is None else _checked_snapshot(params)
+    snapshot = None
+    if params.shell_snapshot is not None:
+        from exec_server.server import shell_snapshots  # few clients ask for one
+
+        snapshot = shell_snapshots.check(params)
     context.session.check_unused(params.process_id)
     if snapshot is not None:
         context.session.processes.reserve(params.process_id)
@@ -67,15 +69,13 @@ def start(context: ConnectionContext, params: wire.StartParams) -> Awaitable[wir
     if params.detach is not None:
         broadcast = context.server.detached.reserve(params.detach, params.argv[0])
         context.session.attach(params.process_id, broadcast)
-        return _start_detached(context, params, command, launch_mode, broadcast.name)
-    context.session.processes.reserve(params.process_id)
-    return _start(context, params, command, launch_mode)
-
-
-def _checked_snapshot(params: wire.StartParams) -> wire.ShellSnapshot | None:
-    from exec_server.server import shell_snapshots  # few clients ask for one
-
-    return shell_snapshots.check(params)
+        starting = partial(context.server.detached.start, broadcast.name, command, launch_mode)
+        return _start(context, params, starting, broadcast.name)
+    processes = context.session.processes
+    processes.reserve(params.process_id)
+    return _start(
+        context, params, partial(processes.start, params.process_id, command, launch_mode)
+    )
 
 
 def check_process_id(process_id: wire.ProcessId) -> None:
@@ -98,11 +98,19 @@ def _native_cwd(params: wire.StartParams) -> str:
 
 
 async def _start(
-    context: ConnectionContext, params: wire.StartParams, command: Command, launch_mode: LaunchMode
+    context: ConnectionContext,
+    params: wire.StartParams,
+    starting: Callable[[], Awaitable[None]],
+    name: str | None = None,  # of a detached process
 ) -> wire.StartResult:
-    await context.session.processes.start(params.process_id, command, launch_mode)
+    await starting()
     # No await from here to the response: the first output has to follow it.
-    return wire.StartResult(params.process_id, _sandbox_type(params), pid=_pid(context, params))
+    process = context.session.process(params.process_id) if params.report_pid else None
+    # The reference names its mechanism whenever there is a sandbox object, even one that does not
+    # confine, and clients show that name.
+    sandbox_type: wire.SandboxType = "none" if params.sandbox is None else "linuxSeccomp"
+    pid = None if process is None else process.pid
+    return wire.StartResult(params.process_id, sandbox_type, name, pid)
 
 
 async def _start_restored(
@@ -131,31 +139,8 @@ async def _start_restored(
     if state is not None:
         command, captured = shell_snapshots.restored(command, shell, state), state.variables
     launch_mode = ProcessLaunch(server, session, params, captured).mode
-    return await _start(context, params, command, launch_mode)
-
-
-async def _start_detached(
-    context: ConnectionContext,
-    params: wire.StartParams,
-    command: Command,
-    launch_mode: LaunchMode,
-    name: str,
-) -> wire.StartResult:
-    await context.server.detached.start(name, command, launch_mode)
-    # No await from here to the response: the first output has to follow it.
-    return wire.StartResult(params.process_id, _sandbox_type(params), name, _pid(context, params))
-
-
-def _pid(context: ConnectionContext, params: wire.StartParams) -> int | None:
-    """The pid, if the client has asked for it."""
-    process = context.session.process(params.process_id) if params.report_pid else None
-    return None if process is None else process.pid
-
-
-def _sandbox_type(params: wire.StartParams) -> wire.SandboxType:
-    # The reference names its mechanism whenever there is a sandbox object, even one that does not
-    # confine, and clients show that name.
-    return "none" if params.sandbox is None else "linuxSeccomp"
+    starting = partial(session.processes.start, params.process_id, command, launch_mode)
+    return await _start(context, params, starting)
 
 
 def read(
@@ -217,12 +202,12 @@ def write(
     if not process.accepts_write(write_id):
         return _STDIN_CLOSED
     accepted = process.write(params.chunk, write_id)
-    return _ACCEPTED if accepted is None else _accepted_after(accepted)
+    return _ACCEPTED if accepted is None else _after(accepted, _ACCEPTED)
 
 
-async def _accepted_after(accepted: asyncio.Future[None]) -> wire.WriteResult:
-    await accepted
-    return _ACCEPTED
+async def _after(future: asyncio.Future[None], result: R) -> R:
+    await future
+    return result
 
 
 def close_stdin(
@@ -236,12 +221,7 @@ def close_stdin(
     if not process.has_stdin:
         raise InvalidRequest(f"process {process.id} was started without pipeStdin")
     closed = process.write_eof()
-    return EmptyResult() if closed is None else _closed_after(closed)
-
-
-async def _closed_after(closed: asyncio.Future[None]) -> EmptyResult:
-    await closed
-    return EmptyResult()
+    return EmptyResult() if closed is None else _after(closed, EmptyResult())
 
 
 def resize(context: ConnectionContext, params: wire.ResizeParams) -> EmptyResult:
