@@ -129,8 +129,7 @@ class NotFound(RpcError):
 class ProgramNotFound(InternalError, NotFound):
     """A command cannot be started: its program or its directory does not exist.
 
-    Servers send it with the code of an internal error; the client recognises it by
-    the message.
+    Servers send it with the code of an internal error; the client recognises it by the message.
     """
 
 
@@ -145,10 +144,7 @@ class MalformedMessage(ExecServerError):
 
 
 class MalformedAnswer(MalformedMessage):
-    """A server sent an answer or a notification whose content cannot be right.
-
-    It is raised by the client only.
-    """
+    """A server sent an answer or a notification whose content cannot be right; only in clients."""
 
 
 class ProtocolError(ExecServerError):

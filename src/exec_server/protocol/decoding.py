@@ -66,8 +66,6 @@ _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TOO_DEEP = "recursion limit exceeded"
 _SHORT_ESCAPES = {"\0": "\\0", "\t": "\\t", "\n": "\\n", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
 
-_ALPHABET = re.compile(rb"[A-Za-z0-9+/]*+")
-
 # The last symbols whose unused bits are zero, by the padding after them.
 _LAST_BEFORE_ONE = frozenset("AEIMQUYcgkosw048")
 _LAST_BEFORE_TWO = frozenset("AQgw")
@@ -343,7 +341,7 @@ def _fail_base64(data: bytes) -> NoReturn:
 
 def _symbols(data: bytes) -> int:
     """The number of bytes at the start of `data` that are in the alphabet."""
-    match = _ALPHABET.match(data)
+    match = re.match(rb"[A-Za-z0-9+/]*+", data)
     assert match is not None
     return match.end()
 

@@ -23,6 +23,7 @@ _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
 _I64 = Annotated[int, msgspec.Meta(ge=_I64_MIN, le=_I64_MAX)]
 encode = msgspec.json.Encoder().encode
 _NO_ID = b"-1"
+_ERROR_MEMBERS: Final = {"code": I64, "message": str}
 # Messages up to this size are first decoded as a plain request. Longer ones are not, because their
 # decoding would take twice the time if they are something else.
 PLAIN_BYTES = 4096
@@ -164,11 +165,9 @@ def _check_error(error: object) -> None:
         if type(error) is not dict:
             raise invalid_type(error, "struct JSONRPCErrorError")
         for name, member in error.items():
-            if name == "code":
-                decode_value(I64, member)
-            elif name == "message":
-                decode_value(str, member)
-        for name in ("code", "message"):
+            if name in _ERROR_MEMBERS:
+                decode_value(_ERROR_MEMBERS[name], member)
+        for name in _ERROR_MEMBERS:
             if name not in error:
                 raise InvalidParams(f"missing field `{name}`")
     except InvalidParams as failure:

@@ -14,6 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 import msgspec
@@ -63,8 +64,8 @@ GRACE_SECONDS = 5.0
 # A kill is immediate, except for a child in an uninterruptible system call.
 END_SECONDS = 5.0
 
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS - 1}}}")
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+# Compiled at the first use: most servers have no detached process.
+_is_name = partial(re.fullmatch, rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS - 1}}}")
 
 MakeTable = Callable[[Emit, TableLimits, TableObserver], ProcessTable]
 
@@ -294,7 +295,7 @@ class DetachedProcesses:
         max_lifetime = _seconds("maxLifetimeMs", detach.max_lifetime_ms)
         idle_timeout = _seconds("idleTimeoutMs", detach.idle_timeout_ms)
         name = self._unused_name(program) if detach.name is None else detach.name
-        if not _NAME.fullmatch(name):
+        if not _is_name(name):
             raise InvalidParams(
                 f"the name of a detached process has 1 to {NAME_CHARACTERS} letters, digits, dots, "
                 "dashes and underscores, and begins with a letter or digit"
@@ -309,7 +310,7 @@ class DetachedProcesses:
 
     def _unused_name(self, program: str) -> str:
         word = program.rpartition("/")[2][:PROGRAM_CHARACTERS]
-        word = _NOT_IN_NAMES.sub("-", word).strip("-_") or "process"
+        word = re.sub(r"[^A-Za-z0-9_-]+", "-", word).strip("-_") or "process"
         names = (f"{word}-{number}" for number in self._numbers)
         return next(name for name in names if name not in self._by_name)
 
