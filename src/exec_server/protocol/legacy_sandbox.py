@@ -113,23 +113,18 @@ def _from_policy(sandbox: _Json, server_cwd: str | None) -> _Json:
     if members:
         raise InvalidParams(f"`sandboxPolicy` has a member of unknown meaning: `{min(members)}`")
     if name == _WORKSPACE_WRITE and cwd is None:
-        cwd = _server_workspace(server_cwd)
+        # The workspace of a client that names none is, in 0.121, the directory of its server. The
+        # root of the file system is refused: such a policy would confine nothing.
+        if server_cwd is None or server_cwd == "file:///":
+            raise InvalidParams(
+                "`sandboxPolicy` needs `sandboxPolicyCwd`, or a server that was started in a "
+                "workspace"
+            )
+        cwd = server_cwd
     if cwd is not None:
         sandbox["cwd"] = cwd
         sandbox["workspaceRoots"] = [cwd]
     return sandbox
-
-
-def _server_workspace(server_cwd: str | None) -> str:
-    """The workspace of a client that names none, in 0.121 the directory of its server.
-
-    The root of the file system is refused as a workspace: such a policy would confine nothing.
-    """
-    if server_cwd is None or server_cwd == "file:///":
-        raise InvalidParams(
-            "`sandboxPolicy` needs `sandboxPolicyCwd`, or a server that was started in a workspace"
-        )
-    return server_cwd
 
 
 def _permissions(name: str, spelling: str, members: _Json) -> _Json:

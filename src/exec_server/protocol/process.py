@@ -118,11 +118,7 @@ class Detach(Params, frozen=True):
 class StartParams(Confinable, frozen=True, kw_only=True):
     wire_name: ClassVar[str] = "WireExecParams"
     named_only: ClassVar[tuple[str, ...]] = (
-        "tty_size",
-        "detach",
-        "report_pid",
-        "merge_stderr",
-        "user",
+        *("tty_size", "detach", "report_pid", "merge_stderr", "user"),
     )
     process_id: ProcessId
     metadata: Metadata | None = None

@@ -137,10 +137,7 @@ class Sandbox(Params, frozen=True, kw_only=True):
 
     wire_name: ClassVar[str] = "WireFileSystemSandboxContext"
     omissible: ClassVar[tuple[str, ...]] = (
-        "cwd",
-        "policy_context",
-        "user_home_dir",
-        "temporary_directories",
+        *("cwd", "policy_context", "user_home_dir", "temporary_directories"),
         "windows_sandbox_proxy_settings_mode",
     )
     permissions: Managed | Disabled | External

@@ -22,8 +22,8 @@ import msgspec
 from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.host.event_loop import guarded_call
 from exec_server.process.command import Command
-from exec_server.process.process import Emit, Process
-from exec_server.process.table import LaunchMode, ProcessTable, TableLimits, TableObserver
+from exec_server.process.process import Process
+from exec_server.process.table import LaunchMode, ProcessTable, TableLimits
 from exec_server.protocol import process as wire
 from exec_server.protocol.decoding import Notice
 
@@ -67,7 +67,8 @@ END_SECONDS = 5.0
 # Compiled at the first use: most servers have no detached process.
 _is_name = partial(re.fullmatch, rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS - 1}}}")
 
-MakeTable = Callable[[Emit, TableLimits, TableObserver], ProcessTable]
+# A ProcessTable without its `emit`, `limits` and `observer`.
+MakeTable = Callable[..., ProcessTable]
 
 
 class Channel(Protocol):
@@ -282,7 +283,7 @@ class DetachedProcesses:
 
     def __init__(self, make_table: MakeTable) -> None:
         limits = TableLimits(MAX_RUNNING, MAX_CLOSED, CLOSED_BYTES, RETENTION_SECONDS)
-        self._table = make_table(self._emit, limits, self)
+        self._table = make_table(self._emit, limits=limits, observer=self)
         self._by_name: dict[str, _Detached] = {}
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()

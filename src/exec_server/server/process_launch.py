@@ -99,10 +99,11 @@ class ProcessLaunch:
             env |= _user_variables(user, params.env)
             launch_mode = LaunchMode(partial(server.sandboxes.user_commands.spawn, user))
         if params.sandbox is not None:
+            path = None if server.proxies is None else server.proxies.certificate_path
             launch_mode = server.sandboxes.commands.launch_mode(
                 *(params.sandbox, command.cwd, env),
                 is_proxied=bool(ports),
-                read_only=self._server_files(),
+                read_only=() if path is None else (path,),  # no confined command may change it
             )
         self._check_denial = launch_mode.check_denial
         completed = replace(command, env=env, proxy_ports=ports, certificates=self._certificates)
@@ -161,12 +162,6 @@ class ProcessLaunch:
                 "needs a networkProxy, or variables that name a port of managedNetwork"
             )
         return tuple(sorted(ports))
-
-    def _server_files(self) -> tuple[str, ...]:
-        """Files of the server that no confined command may change."""
-        proxies = self._server.proxies
-        path = None if proxies is None else proxies.certificate_path
-        return () if path is None else (path,)
 
     def _close_network(self) -> None:
         if self._network is not None:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -20,8 +20,7 @@ from exec_server.host.event_loop import GuardedTasks, guarded_call
 from exec_server.host.threads import ThreadPool, start_lookup_threads
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.process.output import SERVER_RECENT_BYTES, RecentOutputBudget
-from exec_server.process.process import Emit
-from exec_server.process.table import ProcessTable, Reaper, TableLimits, TableObserver
+from exec_server.process.table import ProcessTable, Reaper
 from exec_server.proxy.resources import ProxyResources
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.connection import Connection
@@ -91,14 +90,6 @@ class Options(msgspec.Struct, frozen=True):
     allow_port_hosts: bool = False  # forward connections to other hosts than this machine
 
 
-class _MakeTable(Protocol):
-    """Makes the table of the processes of a session, or that of the detached ones."""
-
-    def __call__(
-        self, emit: Emit, limits: TableLimits | None = None, observer: TableObserver | None = None
-    ) -> ProcessTable: ...
-
-
 class _LazyHttpClient:
     """The HTTP client, imported at its first use: most servers never need it."""
 
@@ -162,7 +153,13 @@ async def _server_context(
     inotify = cache(lambda: _make_inotify(file_threads))
     lazy_client = _LazyHttpClient(file_threads)
 
-    make_table = _table_maker(reaper, spawn_threads, cleanup_threads)
+    make_table = partial(
+        ProcessTable,
+        reaper=reaper,
+        spawn_threads=spawn_threads,
+        cleanup_threads=cleanup_threads,
+        recent_budget=RecentOutputBudget(SERVER_RECENT_BYTES),
+    )
     try:
         async with asyncio.TaskGroup() as group:
             tasks = GuardedTasks(group)  # all of them: an exception of one client ends no other
@@ -205,19 +202,6 @@ async def _server_context(
         reaper.close()
         for pool in (spawn_threads, cleanup_threads, file_threads, decode_threads, lookup_threads):
             pool.close()
-
-
-def _table_maker(reaper: Reaper, spawning: ThreadPool, cleaning: ThreadPool) -> _MakeTable:
-    budget = RecentOutputBudget(SERVER_RECENT_BYTES)
-
-    def make_table(
-        emit: Emit, limits: TableLimits | None = None, observer: TableObserver | None = None
-    ) -> ProcessTable:
-        return ProcessTable(
-            emit, reaper, spawning, cleaning, limits=limits, observer=observer, recent_budget=budget
-        )
-
-    return make_table
 
 
 async def _load_when_idle(
