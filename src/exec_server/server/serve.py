@@ -25,7 +25,7 @@ from exec_server.proxy.resources import ProxyResources
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.connection import Connection
 from exec_server.server.context import ServerContext
-from exec_server.server.detached import DetachedProcesses
+from exec_server.server.detached import DetachedProcesses, MakeTable
 from exec_server.server.methods import load_all
 from exec_server.server.session import SessionRegistry
 
@@ -153,13 +153,7 @@ async def _server_context(
     inotify = cache(lambda: _make_inotify(file_threads))
     lazy_client = _LazyHttpClient(file_threads)
 
-    make_table = partial(
-        ProcessTable,
-        reaper=reaper,
-        spawn_threads=spawn_threads,
-        cleanup_threads=cleanup_threads,
-        recent_budget=RecentOutputBudget(SERVER_RECENT_BYTES),
-    )
+    make_table = _table_maker(reaper, spawn_threads, cleanup_threads)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = GuardedTasks(group)  # all of them: an exception of one client ends no other
@@ -202,6 +196,16 @@ async def _server_context(
         reaper.close()
         for pool in (spawn_threads, cleanup_threads, file_threads, decode_threads, lookup_threads):
             pool.close()
+
+
+def _table_maker(reaper: Reaper, spawning: ThreadPool, cleaning: ThreadPool) -> MakeTable:
+    return partial(
+        ProcessTable,
+        reaper=reaper,
+        spawn_threads=spawning,
+        cleanup_threads=cleaning,
+        recent_budget=RecentOutputBudget(SERVER_RECENT_BYTES),
+    )
 
 
 async def _load_when_idle(
