@@ -23,7 +23,7 @@ from websockets.protocol import SERVER, Protocol
 from exec_server.host.threads import ThreadPool
 from exec_server.net import http_client
 from exec_server.net.websocket.frames import FrameReader, Opcode, masked_frame, text_frame
-from exec_server.protocol import json_text
+from exec_server.protocol import decoding
 from exec_server.relay import frames as relay_frames
 
 ROUNDS = 40
@@ -175,7 +175,7 @@ def json_rows() -> Iterator[Row]:
         return members
 
     decode = json.JSONDecoder(object_pairs_hook=unique).decode
-    ours = repeated(lambda: json_text.parse(REQUEST))
+    ours = repeated(lambda: decoding.parse(REQUEST))
     yield Row("JSON request", "json", ours, repeated(lambda: decode(REQUEST.decode())))
 
 

@@ -160,75 +160,36 @@ __all__ = [
     "serve",
 ]
 
-_FAILURES = (
-    "CommandDenied",
-    "CommandFailed",
-    "NotAllCopied",
-    "PatternNotFound",
-    "PortError",
-    "SandboxDenied",
-    "Timeout",
-)
-_FILE_ERRORS = (
-    "AlreadyExists",
-    "Busy",
-    "CrossDevice",
-    "FileError",
-    "IsADirectory",
-    "LinkLoop",
-    "NameTooLong",
-    "NoSpace",
-    "NotADirectory",
-    "NotAFile",
-    "NotEmpty",
-    "NotFound",
-    "PermissionDenied",
-    "ProgramNotFound",
-    "ReadOnly",
-    "WorkingDirectoryNotFound",
-)
-_RESULTS = (
-    "ChangedFile",
-    "Chunk",
-    "DiskUsage",
-    "Entry",
-    "FileChange",
-    "FileContent",
-    "Found",
-    "GrepMatch",
-    "Line",
-    "NotCopied",
-    "Progress",
-    "Response",
-    "Result",
-    "RunProgress",
-    "Stat",
-    "Transfer",
-)
+# Modules of names; the others are in `errors`.
 _MODULES = {
-    "connect": "client.connect",
-    "DetachedProcess": "client.process",
-    "Environment": "client.environment",
-    "FileWatch": "client.file_watch",
-    "Files": "client.files",
-    "OutputLimit": "client.output",
-    "NetworkRequest": "client.environment",
-    "PortForward": "client.port_forwarding",
-    "Process": "client.process",
-    "ReversePort": "client.port_forwarding",
-    "RunningServer": "client.local_server",
-    "serve": "client.local_server",
+    "client.connect": ("connect",),
+    "client.environment": ("Environment", "NetworkRequest"),
+    "client.exceptions": (
+        *("AlreadyExists", "Busy", "CommandDenied", "CommandFailed", "CrossDevice", "FileError"),
+        *("IsADirectory", "LinkLoop", "NameTooLong", "NoSpace", "NotADirectory", "NotAFile"),
+        *("NotAllCopied", "NotEmpty", "NotFound", "PatternNotFound", "PermissionDenied"),
+        *("PortError", "ProgramNotFound", "ReadOnly", "SandboxDenied", "Timeout"),
+        "WorkingDirectoryNotFound",
+    ),
+    "client.file_watch": ("FileWatch",),
+    "client.files": ("Files",),
+    "client.local_server": ("RunningServer", "serve"),
+    "client.output": ("OutputLimit",),
+    "client.port_forwarding": ("PortForward", "ReversePort"),
+    "client.process": ("DetachedProcess", "Process"),
+    "client.results": (
+        *("ChangedFile", "Chunk", "DiskUsage", "Entry", "FileChange", "FileContent", "Found"),
+        *("GrepMatch", "Line", "NotCopied", "Progress", "Response", "Result", "RunProgress"),
+        *("Stat", "Transfer"),
+    ),
 }
-_MODULES |= dict.fromkeys(_RESULTS, "client.results")
-_MODULES |= dict.fromkeys(_FAILURES, "client.exceptions")
-_MODULES |= dict.fromkeys(_FILE_ERRORS, "client.exceptions")
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
-    value: object = getattr(module, name)
+    module = next((module for module, names in _MODULES.items() if name in names), "errors")
+    value: object = getattr(import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 

@@ -1,11 +1,14 @@
-"""Every exception of the program, and the translation of OSError to wire errors."""
+"""Every exception, the translation of OSError to wire errors, and texts that are safe to print.
+
+The other end of a connection chooses names, error texts and versions. A terminal executes the
+control characters in them: they can move the cursor, set the title or the clipboard, and forge
+lines of output.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import Self
-
-from exec_server.printable import printable
 
 # The reference is a static musl build and its error texts are on the wire, so the texts are those
 # of musl where the C library of this machine has others. The numbers are those of Linux.
@@ -28,6 +31,39 @@ _MUSL_TEXTS = {
 
 _ENOENT = 2
 _INVALID_REQUEST_ERRNOS = frozenset({1, 13, 22})  # EPERM, EACCES, EINVAL
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Escape all characters that are not printable, except those in `keep`.
+
+    The escapes are those of Python (`\x1b`, `\n`, `\u202e`). A byte of a file name that is not
+    UTF-8 is shown as that byte (`\xff`).
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in keep else _escape(character)
+        for character in text
+    )
+
+
+def _escape(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) & 0xFF:02x}"
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def lossy(text: str) -> str:
+    """A text that UTF-8 can carry: U+FFFD for each byte of a file name that is not UTF-8.
+
+    Messages to clients have this form, as those of the reference do.
+    """
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:  # half of a surrogate pair, which stands for no byte
+        return text.encode("utf-8", "replace").decode()
 
 
 class ExecServerError(Exception):
@@ -93,8 +129,7 @@ class NotFound(RpcError):
 class ProgramNotFound(InternalError, NotFound):
     """A command cannot be started: its program or its directory does not exist.
 
-    Servers send it with the code of an internal error; the client recognises it by
-    the message.
+    Servers send it with the code of an internal error; the client recognises it by the message.
     """
 
 
@@ -109,10 +144,7 @@ class MalformedMessage(ExecServerError):
 
 
 class MalformedAnswer(MalformedMessage):
-    """A server sent an answer or a notification whose content cannot be right.
-
-    It is raised by the client only.
-    """
+    """A server sent an answer or a notification whose content cannot be right; only in clients."""
 
 
 class ProtocolError(ExecServerError):
@@ -190,9 +222,6 @@ class ConnectionLost(ExecServerError):
 
 class SessionLost(ExecServerError):
     """The session has ended or cannot be resumed; its processes and handles are gone."""
-
-
-# ---- raised by the client only ----------------------------------------------------------
 
 
 class ProcessLost(ExecServerError):

@@ -21,9 +21,9 @@ from exec_server.cli.targets import find_target, load_targets, parse_remote_path
 from exec_server.errors import (
     RegistryError,
     StartupError,
+    printable,
 )
 from exec_server.filesystem.syscalls import parse_mounts, slow_mount_points
-from exec_server.printable import printable
 from exec_server.protocol import process
 from exec_server.registry import api, executor_credential
 from exec_server.registry.http import CompleteResponse

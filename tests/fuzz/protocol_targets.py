@@ -23,7 +23,7 @@ from exec_server.filesystem.search import GlobPatterns
 from exec_server.patching.edits import Edit, apply_edits
 from exec_server.patching.hunks import PatchFailed
 from exec_server.patching.patch import parse_patch, plan
-from exec_server.protocol import files, http, json_text, jsonrpc, process, session
+from exec_server.protocol import decoding, files, http, jsonrpc, process, session
 from exec_server.protocol.decoding import decode as decode_params
 from exec_server.protocol.paths import PATH_CHARACTERS, PathUri
 from exec_server.sandbox.policy import access
@@ -35,11 +35,11 @@ from exec_server.server.methods import load_all
 
 def _json_text(data: bytes) -> None:
     try:
-        value = json_text.parse(data)
+        value = decoding.parse(data)
     except MalformedMessage:
         return
     text = json.dumps(value)
-    assert "Infinity" in text or json_text.parse(text.encode()) == value
+    assert "Infinity" in text or decoding.parse(text.encode()) == value
 
 
 def _message(data: bytes) -> None:
@@ -55,7 +55,7 @@ def _message(data: bytes) -> None:
 def _params(data: bytes) -> None:
     """The params of every method: an object with `method` and `params`."""
     try:
-        message = json_text.parse(data)
+        message = decoding.parse(data)
     except MalformedMessage:
         return
     if isinstance(message, dict):
@@ -127,7 +127,7 @@ _TREE: Final = Tree(
 def _policy(data: bytes) -> None:
     """A `sandbox` object: decoded, compiled and laid out on a disk in memory."""
     try:
-        value = json_text.parse(data)
+        value = decoding.parse(data)
         holder = decode_params(files.GetMetadataParams, {"path": "file:///w", "sandbox": value})
         assert isinstance(holder, files.GetMetadataParams)
         if holder.sandbox is None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exec_server.errors import MalformedMessage
-from exec_server.protocol import json_text
+from exec_server.protocol import decoding
 
 TEXTS = re.compile(
     r"JSON is malformed: .* \(byte \d+\)|Input data was truncated|'utf-8' codec can't decode .*"
@@ -55,7 +55,7 @@ JSON_VALUES = st.recursive(
 
 def outcome(data: bytes) -> tuple[str, Any]:
     try:
-        return ("value", json_text.parse(data))
+        return ("value", decoding.parse(data))
     except MalformedMessage as error:
         return ("error", str(error))
 
@@ -105,14 +105,14 @@ def test_the_standard_library_agrees(data: bytes) -> None:
 @given(JSON_VALUES, st.booleans(), st.sampled_from([None, 2]))
 def test_written_values_come_back(value: object, ascii_only: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
-    assert json_text.parse(text.encode()) == value
+    assert decoding.parse(text.encode()) == value
 
 
 @given(TEXT | JSON_VALUES.map(lambda value: json.dumps(value).encode()))
 def test_every_way_of_decoding_agrees(data: bytes) -> None:
     expected = outcome(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "_SHORT", -1)
+        patch.setattr(decoding, "_SHORT", -1)
         assert outcome(data) == expected
-        patch.setattr(json_text, "_FEW_QUOTES", 0)
+        patch.setattr(decoding, "_FEW_QUOTES", 0)
         assert outcome(data) == expected

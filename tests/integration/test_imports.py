@@ -23,11 +23,11 @@ _VARIABLES = server_environment(
 SERVER_NEEDS = {
     *("argparse", "gettext", "runpy"),  # the command line
     *("ctypes", "grp", "pwd", "resource", "termios"),  # processes
-    *("bisect", "hashlib", "json", "pybase64", "unicodedata"),  # the session and its messages
+    *("bisect", "hashlib", "pybase64"),  # the session and its messages
 }
 CLIENT_NEEDS = {
     *("argparse", "gettext", "runpy"),
-    *("json", "pybase64", "termios", "unicodedata"),
+    *("pybase64", "termios"),
 }
 # Subjects of our own that come later, or never. Each takes milliseconds.
 SERVER_NEEDS_NOT = (

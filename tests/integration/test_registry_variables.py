@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.client import Client, Server, start_server
 
-from exec_server.host.environment import REGISTRY_NAMES
+from exec_server.host.interpreter import REGISTRY_NAMES
 from exec_server.registry.credentials import BEARER_TOKEN, OWN_API_KEY
 
 _POLICY = {"inherit": "all", "ignoreDefaultExcludes": True, "exclude": [], "set": {}} | {

@@ -32,8 +32,7 @@ from tests.support.relay import (
 from tests.support.sandbox import workspace_write
 from tests.support.server_internals import eventually, own_processes
 
-from exec_server.host.environment import STRIPPED_NAMES
-from exec_server.registry.credentials import SECRET_NAMES
+from exec_server.host.interpreter import SECRET_NAMES, STRIPPED_NAMES
 
 CREDENTIAL = "--executor-credential-stdin"
 NO_KEY = {"CODEX_API_KEY": None}

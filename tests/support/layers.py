@@ -27,7 +27,7 @@ _PURE = frozenset(_IO | {"websockets"})
 _BELOW_SANDBOX = (*("errors", "protocol", "process", "filesystem", "portable", "host"),)
 
 LAYERS = [
-    Layer(0, "errors", ("errors", "printable"), (), frozenset(_PURE | {"msgspec"})),
+    Layer(0, "errors", ("errors",), (), frozenset(_PURE | {"msgspec"})),
     # Used by every layer that reads URLs, so that all of them name the same host.
     Layer(1, "urls", ("protocol.urls",), (), _PURE),
     Layer(1, "protocol", ("protocol", "protocol.*"), ("errors", "urls"), _PURE),
@@ -48,7 +48,7 @@ LAYERS = [
         2,
         "host",
         ("host", "host.*"),
-        ("errors", "urls", "protocol", "version"),
+        ("errors", "urls", "protocol", "portable", "version"),
         frozenset({"websockets"}),
     ),
     Layer(

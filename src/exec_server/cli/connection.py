@@ -27,10 +27,10 @@ from exec_server.errors import (
     RegistryUnavailable,
     SessionLost,
     StartupError,
+    printable,
 )
 from exec_server.host import event_loop
 from exec_server.net.client_tls import client_context
-from exec_server.printable import printable
 from exec_server.protocol.decoding import Notice
 
 if TYPE_CHECKING:

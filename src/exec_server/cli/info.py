@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from exec_server.cli.parser import TARGET_FORMS, CommandParser
 from exec_server.cli.streams import json_text, print_text
 from exec_server.cli.targets import Target, access_options, add_access_flags, find_target
-from exec_server.printable import printable
+from exec_server.errors import printable
 
 if TYPE_CHECKING:
     from exec_server.client.environment import Environment

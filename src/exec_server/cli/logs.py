@@ -9,7 +9,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from exec_server.printable import printable
+from exec_server.errors import printable
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -84,8 +84,8 @@ def _describe(error: Exception, command: CommandRow) -> tuple[str, int]:
         ExecServerError,
         RegistryError,
         SessionLost,
+        printable,
     )
-    from exec_server.printable import printable
 
     if isinstance(error, UsageError):
         text = f"{error}\n\nFor more information, try 'exec-server {command.name} -h'."
@@ -122,14 +122,12 @@ def _run_server(name: str, words: list[str]) -> NoReturn:
     interpreter.freeze()
     from exec_server.cli.serve.watchdog import start_watchdog
     from exec_server.host import libc
-    from exec_server.host.environment import STRIPPED_NAMES
     from exec_server.process import descendants
-    from exec_server.registry.credentials import SECRET_NAMES
 
     libc.hide_memory()  # before a child can look, for the watchdog too, which is forked below
     # Root may read the environment block of every process, so it must not hold a secret when the
     # first child is started.
-    libc.erase_environment_values(STRIPPED_NAMES | SECRET_NAMES)
+    libc.erase_environment_values(interpreter.STRIPPED_NAMES | interpreter.SECRET_NAMES)
     libc.close_inherited_descriptors_on_exec()
     # A SIGCHLD that the parent process ignores is inherited, and the kernel would reap children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from exec_server.cli.errors import UsageError
 from exec_server.client.arguments import AnySandbox, PathResolver
 from exec_server.errors import MalformedMessage, os_error_text
-from exec_server.protocol import json_text, sandbox
+from exec_server.protocol import decoding, sandbox
 from exec_server.protocol.session import EnvironmentInfo
 
 # A policy takes a few hundred bytes per entry. A larger file is not a policy.
@@ -32,7 +32,7 @@ def read_policy(flag: str, path: str) -> object:
     if len(data) > MAX_POLICY_BYTES:
         raise UsageError(f"{flag}: {path} has more than {MAX_POLICY_BYTES} bytes")
     try:
-        value = json_text.parse(data)
+        value = decoding.parse(data)
     except MalformedMessage as error:
         raise UsageError(f"{path}: {error}") from None
     if isinstance(value, dict) and "permissions" not in value and "sandbox" in value:

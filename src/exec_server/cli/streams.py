@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.errors import CommandError
-from exec_server.printable import printable
+from exec_server.errors import printable
 
 if TYPE_CHECKING:
     import asyncio

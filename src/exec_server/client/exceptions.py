@@ -13,8 +13,7 @@ from exec_server import errors
 from exec_server.client import linux_numbers
 from exec_server.client.arguments import AnyPath, path_text
 from exec_server.client.results import Result, Transfer
-from exec_server.errors import ExecServerError, RpcError
-from exec_server.printable import printable
+from exec_server.errors import ExecServerError, RpcError, printable
 from exec_server.protocol.sandbox import Denial
 
 _IS_A_DIRECTORY: Final = errors.InternalError("Is a directory (os error 21)")

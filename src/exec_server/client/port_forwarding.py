@@ -26,6 +26,7 @@ from exec_server.errors import (
     RpcError,
     SessionLost,
     Unsupported,
+    printable,
 )
 from exec_server.net.port_socket import (
     LOOPBACK,
@@ -36,7 +37,6 @@ from exec_server.net.port_socket import (
     listen,
 )
 from exec_server.net.port_stream import WINDOW_BYTES, PortStream
-from exec_server.printable import printable
 from exec_server.protocol import port as wire
 from exec_server.protocol.decoding import Base64, Notice
 from exec_server.protocol.port import ListenerId, StreamId

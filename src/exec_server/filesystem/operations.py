@@ -13,10 +13,9 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from exec_server.errors import InternalError, InvalidParams, InvalidRequest, RpcError
+from exec_server.errors import InternalError, InvalidParams, InvalidRequest, RpcError, lossy
 from exec_server.filesystem import nofollow, safe_write, tree
 from exec_server.filesystem.path_guard import GUARD
-from exec_server.printable import lossy
 from exec_server.protocol import files
 from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Base64, decode_base64

@@ -18,10 +18,9 @@ from typing import Final, NamedTuple
 import msgspec
 import regex
 
-from exec_server.errors import InvalidParams
+from exec_server.errors import InvalidParams, lossy
 from exec_server.filesystem.line_patterns import LinePattern
 from exec_server.filesystem.path_guard import GUARD
-from exec_server.printable import lossy
 from exec_server.protocol import files as wire
 
 # Alternatives of all `{a,b}` of a pattern, and names between its slashes. Each alternative is

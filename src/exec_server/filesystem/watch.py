@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from exec_server.errors import InvalidRequest, RpcError, os_error_text
+from exec_server.errors import InvalidRequest, RpcError, lossy, os_error_text
 from exec_server.filesystem.inotify import (
     DIRECTORY_MASK,
     FILE_MASK,
@@ -40,7 +40,6 @@ from exec_server.filesystem.inotify import (
     remove_below,
 )
 from exec_server.host.libc import LIBC
-from exec_server.printable import lossy
 from exec_server.protocol.files import Change, WatchEventKind, WatchMissingParams
 from exec_server.protocol.paths import PathUri
 

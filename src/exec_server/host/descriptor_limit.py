@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+from typing import NamedTuple
 
 # The soft limit of a server, unless the hard limit is lower: more than its own limits allow it.
 SERVER_DESCRIPTORS = 65_536
@@ -36,13 +37,12 @@ def raise_descriptor_limit(wanted: int) -> int:
     return max(soft, limit)
 
 
-class _Limits:
+class _Limits(NamedTuple):
     """The limits of a server that has raised its own."""
 
-    def __init__(self, children: int, server: int, hard: int) -> None:
-        self.children = children
-        self.server = server
-        self.hard = hard
+    children: int
+    server: int
+    hard: int
 
 
 _limits: _Limits | None = None  # None: children have the limit of this process
@@ -88,8 +88,8 @@ def _has_unused(limit: int) -> bool:
     """Whether the last numbers below a limit are unused; the kernel takes the lowest ones first."""
     lowest = limit - min(UNUSED_DESCRIPTORS, limit // 4)
     try:
-        found = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, lowest)
+        unused = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, lowest)
     except OSError:
         return False
-    os.close(found)
-    return found == lowest
+    os.close(unused)
+    return unused == lowest

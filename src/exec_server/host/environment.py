@@ -17,24 +17,15 @@ from exec_server.protocol.session import Capabilities, EnvironmentInfo, Shell
 # discovery, whatever the capabilities say. Our own version follows as build metadata.
 EXECUTOR_VERSION = f"0.166.0+exec-server.{__version__}"
 
+# All but those of another platform, of a connection, and of root.
+_CAPABILITIES = {
+    name: True
+    for name in Capabilities.__struct_fields__
+    if name not in ("windows_mxc", "fs_binary", "other_users")
+}
+
 _KNOWN_SHELLS = ("zsh", "bash", "sh", "pwsh", "powershell", "cmd")
 _FALLBACK_SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/zsh", "/usr/bin/zsh")
-
-# Credentials of the server or of its parent: kept from children and from HTTP requests.
-STRIPPED_NAMES = frozenset(
-    {
-        "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
-        "NODE_REPL_AUTH_TOKEN",
-        "OPENAI_FEDERATION_RULE_ID",
-        "OPENAI_IDENTITY_TOKEN_FILE",
-        "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
-        "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
-    }
-)
-# Credentials for a registry, which the environment of a machine may hold whether or not its server
-# uses a registry. Children do not inherit them and HTTP requests cannot name them. A client may
-# still pass such a variable of its own to a command.
-REGISTRY_NAMES = frozenset({"EXEC_SERVER_API_KEY", "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"})
 
 
 def login_shell() -> str:
@@ -70,48 +61,7 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
         prepend_path_dirs=[],
         temporary_directories=[path_to_uri(temporary)] if temporary else [],
         temp_dir=path_to_uri(temporary or "/tmp"),
-        capabilities=Capabilities(
-            network_proxy_launch=True,
-            network_proxy_review_domains=True,
-            credential_masking=True,
-            credential_masking_custom_providers=True,
-            fs_watch_missing=True,
-            sandboxed_file_streaming=True,
-            file_write_streaming=True,
-            capability_discovery_v2=True,
-            capability_discovery_sandbox=True,
-            environment_config_read=True,
-            shell_snapshot_v2=True,
-            linux_root_write_preserves_devices=True,
-            linux_approved_root_write_preserves_restrictions=True,
-            http_header_env_vars=True,
-            process_close_stdin=True,
-            process_resize=True,
-            process_signals=True,
-            process_list=True,
-            process_merge_stderr=True,
-            process_pid=True,
-            process_terminate_exited=True,
-            process_read_loss=True,
-            process_flow_control=True,
-            process_detach=True,
-            fs_append=True,
-            fs_apply_patch=True,
-            fs_chmod=True,
-            fs_create=True,
-            fs_disk_usage=True,
-            fs_edit=True,
-            fs_glob=True,
-            fs_grep=True,
-            fs_list=True,
-            fs_rename=True,
-            fs_resolve=True,
-            fs_set_times=True,
-            fs_symlink=True,
-            fs_watch=True,
-            port_forward=True,
-            other_users=users.can_switch(),
-        ),
+        capabilities=Capabilities(**_CAPABILITIES, other_users=users.can_switch()),
     )
 
 

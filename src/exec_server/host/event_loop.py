@@ -1,6 +1,7 @@
-"""The event loop of this platform: uvloop where it is installed, else that of asyncio.
+"""The event loop of this platform, tasks that cannot end each other, and the check for forks.
 
-pyproject.toml installs uvloop on Linux. It is imported on first use.
+The loop is that of uvloop where it is installed, as pyproject.toml does on Linux, else that of
+asyncio. uvloop is imported on first use.
 """
 
 from __future__ import annotations
@@ -70,17 +71,17 @@ def _loop_for_forks() -> type[asyncio.AbstractEventLoop]:
 
 def _look_up(*arguments: Any) -> futures.Future[Any]:
     """Call socket.getaddrinfo in a thread, which does not delay the exit of the program."""
-    found: futures.Future[Any] = futures.Future()
-    found.set_running_or_notify_cancel()
+    answer: futures.Future[Any] = futures.Future()
+    answer.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
-            found.set_result(socket.getaddrinfo(*arguments))
+            answer.set_result(socket.getaddrinfo(*arguments))
         except BaseException as error:  # an edge: the waiting task raises it
-            found.set_exception(error)
+            answer.set_exception(error)
 
     threading.Thread(target=work, name="lookup", daemon=True).start()
-    return found
+    return answer
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -89,13 +90,13 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-# GuardedTasks: tasks of one TaskGroup that cannot end each other.
-#
-# A TaskGroup cancels all its tasks when an exception leaves one of them. The tasks of a server
-# belong to different clients, so each of them runs behind a guard: an exception that leaves it is
-# logged with its traceback, and the owner of the task is told.
 class GuardedTasks:
-    """Creates tasks on a group, which its creator has entered and which nothing else uses."""
+    """Creates tasks on a group, which its creator has entered and which nothing else uses.
+
+    A TaskGroup cancels all its tasks when an exception leaves one of them. The tasks of a server
+    belong to different clients, so each of them runs behind a guard: an exception that leaves it is
+    logged with its traceback, and the owner of the task is told.
+    """
 
     __slots__ = ("_group", "_tasks")
 
@@ -154,11 +155,6 @@ def guarded_call(function: Callable[..., object], *arguments: object) -> bool:
     return True
 
 
-# ForkGuard: whether the process is another one than that in which an object was made.
-#
-# The child of a fork has copies of connections and event loops that its parent goes on using, and
-# no thread of its parent but the one that forked. Whatever it did with them would reach the
-# server, or wait for a thread that does not exist.
 def _count() -> None:
     _forks[0] += 1
 
@@ -168,7 +164,12 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 
 class ForkGuard:
-    """Remembers the process in which it was made."""
+    """Remembers the process in which it was made.
+
+    The child of a fork has copies of connections and event loops that its parent goes on using, and
+    no thread of its parent but the one that forked. Whatever it did with them would reach the
+    server, or wait for a thread that does not exist.
+    """
 
     def __init__(self) -> None:
         self._forks = _forks[0]

@@ -14,8 +14,8 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from exec_server.errors import ExecServerError, InternalError, InvalidParams
-from exec_server.host.environment import REGISTRY_NAMES, STRIPPED_NAMES
+from exec_server.errors import ExecServerError, InternalError, InvalidParams, lossy
+from exec_server.host.interpreter import REGISTRY_NAMES, STRIPPED_NAMES
 from exec_server.protocol.http import Header, RequestParams, ResponseHeader
 from exec_server.protocol.urls import HttpUrl, InvalidUrl, OtherScheme, parse_http_url
 
@@ -29,23 +29,15 @@ BODY_BYTES = 47 * 1_048_576
 # Buffered bodies of all clients together. Above this requests fail.
 BUFFERED_BYTES = 256 * 1_048_576
 
+# The text of the reference for every body that ends early.
+BODY_ERROR = "error decoding response body"
+
 # Credentials of the server's parent that no client may send.
-_FORBIDDEN_NAMES = (
-    STRIPPED_NAMES
-    | REGISTRY_NAMES
-    | {
-        "OPENAI_API_KEY",
-        "CODEX_API_KEY",
-        "CODEX_ACCESS_TOKEN",
-        "CODEX_CONNECTORS_TOKEN",
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AZURE_CLIENT_SECRET",
-        "AZURE_FEDERATED_TOKEN_FILE",
-        "GOOGLE_APPLICATION_CREDENTIALS",
-    }
-)
+_FORBIDDEN_NAMES = {
+    *(*STRIPPED_NAMES, *REGISTRY_NAMES, "OPENAI_API_KEY", "CODEX_API_KEY", "CODEX_ACCESS_TOKEN"),
+    *("CODEX_CONNECTORS_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    *("AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "GOOGLE_APPLICATION_CREDENTIALS"),
+}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _INVALID_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
@@ -154,19 +146,11 @@ def _variable(header: str, name: str, variables: Mapping[str, str]) -> str:
     if name.upper() in _FORBIDDEN_NAMES:
         raise InvalidParams(f"{text} cannot use executor environment variable {name}")
     value = variables.get(name)
-    if value is None or not _is_unicode(value):
+    if value is None or lossy(value) != value:  # one that is not Unicode counts as missing
         raise InvalidParams(f"{text} requires executor environment variable {name}")
     if not value:
         raise InvalidParams(f"{text} requires a non-empty executor environment variable {name}")
     return value
-
-
-def _is_unicode(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def response_headers(response: HttpResponse) -> list[ResponseHeader]:
@@ -176,9 +160,6 @@ def response_headers(response: HttpResponse) -> list[ResponseHeader]:
         if _TEXT.fullmatch(value):
             grouped.setdefault(name, []).append(value)
     return [ResponseHeader(name, value) for name, values in grouped.items() for value in values]
-
-
-# ---- sending --------------------------------------------------------------------------
 
 
 class HttpResources(msgspec.Struct):
@@ -269,12 +250,6 @@ def _referer(source: HttpUrl, target: HttpUrl) -> str | None:
     if source.root == target.root:
         return source.resource
     return None if (source.scheme, target.scheme) == ("https", "http") else source.root
-
-
-# ---- bodies ---------------------------------------------------------------------------
-
-# The text of the reference for every body that ends early.
-BODY_ERROR = "error decoding response body"
 
 
 class ResponseBody:

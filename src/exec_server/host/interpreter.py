@@ -1,7 +1,8 @@
-"""Where modules are imported from: never from a directory because the server was started in it.
+"""What this process takes from its surroundings: modules, streams, programs, secret variables.
 
-An agent's directory is its workspace, and a confined command may write there. Whatever the server
-imports runs without confinement, so a module of the workspace would be a way out of the sandbox.
+Modules are never imported from a directory because the server was started in it. An agent's
+directory is its workspace, and a confined command may write there. Whatever the server imports runs
+without confinement, so a module of the workspace would be a way out of the sandbox.
 
 A server imports from three kinds of directories: those of the interpreter (the standard library and
 site-packages), the one that holds this package, and others, which PYTHONPATH or a .pth file names,
@@ -47,6 +48,26 @@ COMMANDS_NEED_POSIX: Final = (
 
 # Where distributions and administrators put programs.
 SYSTEM_DIRECTORIES: Final = ("/usr/local/bin", "/usr/bin", "/bin")
+
+
+# Credentials of the server or of its parent: kept from children and from HTTP requests.
+STRIPPED_NAMES: Final = frozenset(
+    {
+        *("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", "NODE_REPL_AUTH_TOKEN"),
+        *("OPENAI_FEDERATION_RULE_ID", "OPENAI_IDENTITY_TOKEN_FILE"),
+        *("OPENAI_WORKLOAD_IDENTITY_CONTEXT", "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE"),
+    }
+)
+# Credentials for a registry, which the environment of a machine may hold whether or not its server
+# uses a registry. Children do not inherit them and HTTP requests cannot name them. A client may
+# still pass such a variable of its own to a command.
+REGISTRY_NAMES: Final = frozenset({"EXEC_SERVER_API_KEY", "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"})
+# Never passed on to children in remote mode. The server removes them from its own environment
+# after the credential is chosen, because botocore reads its keys there.
+SECRET_NAMES: Final = REGISTRY_NAMES | {
+    *("CODEX_API_KEY", "CODEX_ACCESS_TOKEN", "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN"),
+}
 
 
 def drop_script_directory() -> None:
@@ -102,9 +123,6 @@ def server_words(variables: Mapping[str, str]) -> list[str]:
     return [sys.executable, "-P", *ignored, "-m", _PACKAGE]
 
 
-# ---- kinds of directories -------------------------------------------------------------
-
-
 def _is_present(entry: str) -> bool:
     """Whether an entry names a directory or an archive, from any working directory."""
     return os.path.isabs(entry) and os.path.exists(entry)
@@ -117,19 +135,19 @@ def _interpreter_directories() -> set[str]:
         os.path.dirname(os.path.abspath(os.__file__)),
         os.path.join(sys.base_exec_prefix, sys.platlibdir, version),
     )
-    found = {*libraries, *(os.path.join(library, "lib-dynload") for library in libraries)}
+    directories = {*libraries, *(os.path.join(library, "lib-dynload") for library in libraries)}
     site = sys.modules.get("site")  # None with -S
     if site is not None:
-        found.update(site.getsitepackages())
+        directories.update(site.getsitepackages())
         if site.ENABLE_USER_SITE:
-            found.add(site.USER_SITE)
-    return found
+            directories.add(site.USER_SITE)
+    return directories
 
 
 def _is_open_to_others(entry: str) -> bool:
     """Whether other users can write there."""
-    found = os.stat(entry)
-    return bool(found.st_mode & S_IWOTH) or found.st_uid not in (0, os.geteuid(), _UNMAPPED_USER)
+    status = os.stat(entry)
+    return bool(status.st_mode & S_IWOTH) or status.st_uid not in (0, os.geteuid(), _UNMAPPED_USER)
 
 
 def _with_needed_modules(others: Sequence[str], own: Sequence[str]) -> set[str]:
@@ -143,32 +161,26 @@ def _with_needed_modules(others: Sequence[str], own: Sequence[str]) -> set[str]:
 def _holds(entries: Sequence[str], name: str) -> bool:
     from importlib.machinery import PathFinder
 
-    found = PathFinder.find_spec(name, entries)
-    return found is not None and found.origin is not None  # a mere directory has no origin
+    spec = PathFinder.find_spec(name, entries)
+    return spec is not None and spec.origin is not None  # a mere directory has no origin
 
 
-# Platform: which parts of the program run on this operating system.
-#
-# Servers need Linux: namespaces, Landlock, signalfd. The client needs Python alone; its commands
-# need a POSIX system, for terminals and signals.
 def has_server() -> bool:
-    """Whether a server can run here."""
+    """Whether a server can run here: it needs namespaces, Landlock and signalfd."""
     return sys.platform == "linux"
 
 
 def has_commands() -> bool:
-    """Whether the client commands can run here."""
+    """Whether the client commands can run here: they need terminals and signals of POSIX."""
     return sys.platform != "win32"
 
 
-# Standard streams that were closed when this process was started.
-#
-# Imports nothing that could open a descriptor: it would get the number of a closed stream.
 def open_missing() -> None:
     """Open /dev/null as 0, 1 and 2 where closed; raises OSError.
 
     Otherwise the next socket would be the stderr of every program that this process starts. A
-    started program inherits the descriptors, so it has all three too.
+    started program inherits the descriptors, so it has all three too. Nothing is imported that
+    could open a descriptor: it would get the number of a closed stream.
     """
     for descriptor in range(3):
         try:
@@ -194,13 +206,13 @@ def flush() -> bool:
     return is_flushed
 
 
-# Programs of the system, which are run without confinement.
-#
-# A PATH may begin with directories of a project, such as `.venv/bin`, where a confined command may
-# write. Where a server runs as root such a directory belongs to root as well, so that its owner
-# says nothing: the names of the directories do.
 def find_system_program(name: str) -> str | None:
-    """The path of a program that only root can replace; None if there is none."""
+    """The path of a program that only root can replace; None if there is none.
+
+    Such programs run without confinement. A PATH may begin with directories of a project, such as
+    `.venv/bin`, where a confined command may write. Where a server runs as root such a directory
+    belongs to root as well, so that its owner says nothing: the names of the directories do.
+    """
     for directory in SYSTEM_DIRECTORIES:
         path = os.path.realpath(os.path.join(directory, name))
         try:
@@ -215,9 +227,9 @@ def find_system_program(name: str) -> str | None:
 def _belongs_to_root(path: str) -> bool:
     """Whether only root can change a file and the directories above it. Raises OSError."""
     while True:
-        found = os.stat(path)
-        is_shared = found.st_mode & S_IWOTH or (found.st_mode & S_IWGRP and found.st_gid != 0)
-        if found.st_uid != 0 or is_shared:
+        status = os.stat(path)
+        is_shared = status.st_mode & S_IWOTH or (status.st_mode & S_IWGRP and status.st_gid != 0)
+        if status.st_uid != 0 or is_shared:
             return False
         if path == "/":
             return True

@@ -48,12 +48,16 @@ if _HAS_GLIBC:
     LIBC.malloc_trim.argtypes = [ctypes.c_size_t]
 
 
-def _prctl(option: int, value: int) -> int:
-    result: int = LIBC.prctl(option, value, 0, 0, 0)
+def checked(result: int) -> int:
+    """The result of a call; raises the OSError of one below 0."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+def _prctl(option: int, value: int) -> None:
+    checked(LIBC.prctl(option, value, 0, 0, 0))
 
 
 def become_subreaper() -> None:
@@ -118,11 +122,10 @@ def erase_argument(text: str) -> bool:
         return False
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
     secret = os.fsencode(text)
-    found = ctypes.string_at(start, end - start).find(secret)
-    is_found = found >= 0
-    while found >= 0:
-        ctypes.memset(start + found, ord("*"), len(secret))
-        found = ctypes.string_at(start, end - start).find(secret)
+    is_found = False
+    while (offset := ctypes.string_at(start, end - start).find(secret)) >= 0:
+        ctypes.memset(start + offset, ord("*"), len(secret))
+        is_found = True
     return is_found
 
 
@@ -138,11 +141,7 @@ def child_signal_descriptor() -> int:
     Must be called before other threads exist, since each thread has its own signal mask.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    descriptor: int = LIBC.signalfd(-1, sigset({signal.SIGCHLD}), _SFD_FLAGS)
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return descriptor
+    return checked(LIBC.signalfd(-1, sigset({signal.SIGCHLD}), _SFD_FLAGS))
 
 
 def exit_code(status: int) -> int:
@@ -171,7 +170,6 @@ def _possible_descriptors() -> Iterable[int]:
         return range(3, min(os.sysconf("SC_OPEN_MAX"), _USUAL_OPEN_MAX))
 
 
-# Signals of the server: those that end it, and those without an action in any of its processes.
 def ignore_unused() -> None:
     """Ignore the UNUSED signals, except those that a profiler handles. Children inherit this."""
     for number in UNUSED:

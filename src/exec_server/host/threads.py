@@ -135,13 +135,13 @@ async def start_lookup_threads() -> None:
             os.unsetenv(name)
 
 
-# BackgroundCloser: closes descriptors of removed files in a thread.
-#
-# The kernel deletes a removed file or directory when its last descriptor is closed. On ext4 the
-# call then waits for the disk, some milliseconds for each directory, and its caller learns nothing
-# from it.
 class BackgroundCloser:
-    """Closes descriptors in a thread, which is started by the first one. Thread-safe."""
+    """Closes descriptors of removed files in a thread, started by the first one. Thread-safe.
+
+    The kernel deletes a removed file or directory when its last descriptor is closed. On ext4 the
+    call then waits for the disk, some milliseconds for each directory, and its caller learns
+    nothing from it.
+    """
 
     def __init__(self) -> None:
         self._unclosed: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from exec_server.errors import InvalidParams
-from exec_server.host.libc import LIBC
+from exec_server.host.libc import LIBC, checked
 
 # setgroups(2), setresuid(2), setresgid(2).
 _CALLS: Final = {
@@ -62,18 +62,18 @@ def can_switch(status_file: str = "/proc/thread-self/status") -> bool:
 
 def find_user(text: str) -> User:
     """The user with a name or a number; raises InvalidParams. May block."""
-    found = None
+    entry = None
     if 0 < len(text) <= NAME_CHARACTERS and "\0" not in text:
         try:
             is_number = text.isascii() and text.isdecimal()
-            found = pwd.getpwuid(int(text)) if is_number else pwd.getpwnam(text)
+            entry = pwd.getpwuid(int(text)) if is_number else pwd.getpwnam(text)
         except (KeyError, OverflowError):
             pass
-    if found is None:
+    if entry is None:
         raise InvalidParams(f"unknown user {text[:NAME_CHARACTERS]}")
-    groups = tuple(os.getgrouplist(found.pw_name, found.pw_gid))
-    shell = found.pw_shell or "/bin/sh"
-    return User(found.pw_name, found.pw_uid, found.pw_gid, groups, found.pw_dir, shell)
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    shell = entry.pw_shell or "/bin/sh"
+    return User(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, shell)
 
 
 @contextmanager
@@ -125,6 +125,4 @@ def _array(groups: Sequence[int]) -> ctypes.Array[ctypes.c_uint32]:
 def _call(number: int, *arguments: int | ctypes.Array[ctypes.c_uint32]) -> None:
     """A system call for this thread alone; raises OSError."""
     words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    if LIBC.syscall(ctypes.c_long(number), *words) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    checked(LIBC.syscall(ctypes.c_long(number), *words))

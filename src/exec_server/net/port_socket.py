@@ -12,9 +12,8 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, cast
 
-from exec_server.errors import InternalError, InvalidRequest, os_error_text
+from exec_server.errors import InternalError, InvalidRequest, os_error_text, printable
 from exec_server.net.port_stream import CHUNK_BYTES, WINDOW_BYTES, PortStream
-from exec_server.printable import printable
 
 # The host of listeners, and the first one that connections to loopback try.
 LOOPBACK: Final = "127.0.0.1"

@@ -23,8 +23,7 @@ from exec_server.client.environment import Environment
 from exec_server.client.exceptions import CommandFailed, Timeout
 from exec_server.client.output import OutputLimit
 from exec_server.client.results import Chunk, Result
-from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, StartupError
-from exec_server.printable import printable
+from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, StartupError, printable
 from exec_server.sync.environment import run_streamed
 
 # Output that a cell shows from its beginning. A notebook stores what it shows, and a browser

@@ -11,24 +11,16 @@ from functools import lru_cache
 import msgspec
 
 from exec_server.errors import InternalError, InvalidParams
-from exec_server.host.environment import STRIPPED_NAMES
+from exec_server.host.interpreter import STRIPPED_NAMES
 from exec_server.protocol.process import EnvPolicy, Metadata
 
 _THREAD_ID = "CODEX_THREAD_ID"
 _TOOL_CALL_ID = "CODEX_TOOL_CALL_ID"
+_STRIPPED = STRIPPED_NAMES | {_TOOL_CALL_ID}
 _CORE_NAMES = frozenset(
     {
-        "PATH",
-        "SHELL",
-        "TMPDIR",
-        "TEMP",
-        "TMP",
-        "HOME",
-        "LANG",
-        "LC_ALL",
-        "LC_CTYPE",
-        "LOGNAME",
-        "USER",
+        *("PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE"),
+        *("LOGNAME", "USER"),
     }
 )
 # A name or a pattern of an `envPolicy`: real ones have a few dozen. Longer ones are refused.
@@ -41,8 +33,6 @@ MATCH_STEPS = 64 * 1_048_576
 STATE_DESCRIPTOR = 9
 
 _DEFAULT_EXCLUDES = ("*KEY*", "*SECRET*", "*TOKEN*")
-
-
 _DEFAULT_PATH = "/usr/local/bin:/bin:/usr/bin"
 
 
@@ -97,16 +87,16 @@ def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 def _expression(pattern: str) -> str:
     """A pattern as an expression whose cost is at most that of comparing each two characters."""
-    first, *rest = (
+    first, *others = (
         "".join("." if character == "?" else re.escape(character) for character in text)
         for text in pattern.split("*")
     )
-    if not rest:
+    if not others:
         return first
     # The first match of each text between two stars is as good as any later one, so the group
     # is atomic: without that, many stars take exponential time.
-    between = "".join(f"(?>.*?{text})" for text in rest[:-1])
-    return f"{first}{between}.*{rest[-1]}"
+    between = "".join(f"(?>.*?{text})" for text in others[:-1])
+    return f"{first}{between}.*{others[-1]}"
 
 
 def _check_cost(policy: EnvPolicy, server_env: Mapping[str, str]) -> None:
@@ -120,15 +110,10 @@ def _check_cost(policy: EnvPolicy, server_env: Mapping[str, str]) -> None:
         raise InvalidParams("the patterns and variables of an envPolicy are too many to compare")
 
 
-def _matching(env: Mapping[str, str], patterns: Sequence[str]) -> set[str]:
-    """The names that match one of the patterns."""
-    expressions = _expressions(patterns)
-    return {name for name in env if any(each.fullmatch(name) for each in expressions)}
-
-
-def _remove_matching(env: dict[str, str], patterns: Sequence[str]) -> dict[str, str]:
-    removed = _matching(env, patterns)
-    return {name: value for name, value in env.items() if name not in removed}
+def _matching(env: Mapping[str, str], patterns: Sequence[str]) -> list[str]:
+    """The names that match one of the patterns, in their order."""
+    expressions = _expressions(patterns) if patterns else []
+    return [name for name in env if any(each.fullmatch(name) for each in expressions)]
 
 
 def _inherited(policy: EnvPolicy, server_env: Mapping[str, str]) -> dict[str, str]:
@@ -138,14 +123,12 @@ def _inherited(policy: EnvPolicy, server_env: Mapping[str, str]) -> dict[str, st
         env = dict(server_env)
     elif policy.inherit == "core":
         env = {name: value for name, value in server_env.items() if name.upper() in _CORE_NAMES}
-    if not policy.ignore_default_excludes:
-        env = _remove_matching(env, _DEFAULT_EXCLUDES)
-    if policy.exclude:
-        env = _remove_matching(env, policy.exclude)
+    for patterns in (() if policy.ignore_default_excludes else _DEFAULT_EXCLUDES, policy.exclude):
+        for name in _matching(env, patterns):
+            del env[name]
     env.update(policy.set)
     if policy.include_only:
-        kept = _matching(env, policy.include_only)
-        env = {name: value for name, value in env.items() if name in kept}
+        env = {name: env[name] for name in _matching(env, policy.include_only)}
     return env
 
 
@@ -160,12 +143,12 @@ def child_environment(
 
     `captured` variables of a shell come before those of the request, filtered by the policy.
     """
-    result = _inherited(policy, server_env) if policy is not None else {}
-    if captured is not None:
-        everything = None if policy is None else msgspec.structs.replace(policy, inherit="all")
-        result.update(captured if everything is None else _inherited(everything, captured))
+    result = {} if policy is None else _inherited(policy, server_env)
+    if captured is not None and policy is not None:
+        captured = _inherited(msgspec.structs.replace(policy, inherit="all"), captured)
+    result.update(captured or {})
     result.update(env)
-    for name in [name for name in result if _is_stripped(name)]:
+    for name in [name for name in result if name.upper() in _STRIPPED]:
         del result[name]
     if metadata is not None:
         result.pop(_THREAD_ID, None)  # metadata without a thread id removes it too
@@ -176,15 +159,10 @@ def child_environment(
     return result
 
 
-def _is_stripped(name: str) -> bool:
-    upper = name.upper()
-    return upper in STRIPPED_NAMES or upper == _TOOL_CALL_ID
-
-
-# Finds the file of a program name on the PATH of the child, not on that of the server.
 def candidates(command: Command) -> list[str]:
-    """Paths to try in order; relative paths are relative to the child's directory.
+    """Paths of the program to try in order, by the PATH of the child, not of the server.
 
+    Relative paths are relative to the child's directory.
     Raises InternalError when the program of a terminal is not found: like the reference, that
     mode explains the failure itself.
     """

@@ -55,16 +55,15 @@ def children_of(pid: int) -> list[int]:
 
 def walk(roots: Collection[int]) -> Iterator[tuple[int, int]]:
     """Children of this process with all their descendants, parents first: pid and parent pid."""
-    found = set(roots)
-    queue = []
+    seen = set(roots)
+    queue = list(roots)
     for pid in roots:
         yield pid, os.getpid()
-        queue.append(pid)
     while queue:
         parent = queue.pop()
         for child in children_of(parent):
-            if child not in found:
-                found.add(child)
+            if child not in seen:
+                seen.add(child)
                 yield child, parent
                 queue.append(child)
 
@@ -84,14 +83,14 @@ def kill_tree(leader: int) -> None:
         pass  # the group is empty
 
 
-def kill_family(found: Mapping[int, int]) -> None:
+def kill_family(family: Mapping[int, int]) -> None:
     """Send SIGKILL to processes of a `walk` whose parent is still in it or this process.
 
     In a sandbox, a process whose parent was killed becomes a child of the sandbox's init, which is
     in the family. If it were skipped, it would run on without its killed children until the end
     of init kills it.
     """
-    _kill(found, _has_parent_in)
+    _kill(family, _has_parent_in)
 
 
 def kill_children(find_children: Callable[[], Collection[int]]) -> bool:
@@ -115,17 +114,17 @@ def kill_all(search: Search, is_member: Check) -> bool:
     was_empty = False
     for number in attempts():
         living = ((pid, parent) for pid, parent in search() if not is_zombie(pid))
-        found = dict(islice(living, SMALL_FAMILY + 1))
-        if not found:
+        family = dict(islice(living, SMALL_FAMILY + 1))
+        if not family:
             # A search can miss a process that is given another parent, or a pid, meanwhile.
             if was_empty:
                 return True
             was_empty = True
             continue
         was_empty = False
-        if number >= PLAIN_ATTEMPTS or len(found) > SMALL_FAMILY:
-            found = _stop(search, is_member)
-        _kill(found, is_member)
+        if number >= PLAIN_ATTEMPTS or len(family) > SMALL_FAMILY:
+            family = _stop(search, is_member)
+        _kill(family, is_member)
     return False
 
 
@@ -153,9 +152,9 @@ def _stop(search: Search, is_member: Check) -> dict[int, int]:
     return stopped
 
 
-def _kill(found: Mapping[int, int], is_member: Check) -> None:
-    family = {os.getpid(), *found, *found.values()}
-    for pid in found:
+def _kill(parents: Mapping[int, int], is_member: Check) -> None:
+    family = {os.getpid(), *parents, *parents.values()}
+    for pid in parents:
         _signal_member(pid, signal.SIGKILL, is_member, family)
 
 

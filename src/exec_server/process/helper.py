@@ -9,7 +9,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from exec_server.process import tags
 from exec_server.process.command import Command
@@ -27,31 +28,23 @@ def run_helper(
     The program is killed after this time, and if `feed` raises an exception. Raises OSError if it
     cannot be started.
     """
-    streams = Streams.open(Command([], "/", {}))
+    command = Command(list(argv), "/", dict(env))
+    words, variables = encode(command)
+    streams = Streams.open(command)
     tag = tags.NO_TAG
     try:
-        with tags.TaggedAsHelper() as tag:
-            pid = _start(argv, env, streams)
-        tags.tag_running(pid, tag)
-        pidfd = _open_process(pid)
         try:
-            _read(streams, time.monotonic() + seconds, feed)
+            with tags.TaggedAsHelper() as tag:
+                pid = spawn_first([argv[0]], words, variables, "/", streams)
         finally:
-            _kill(pidfd)
+            streams.release(started=True)  # the ends of the server are closed below
+        tags.tag_running(pid, tag)
+        with _killed_at_end(pid):
+            _read(streams, time.monotonic() + seconds, feed)
     finally:
         for descriptor in streams.server_ends:
             os.close(descriptor)
         tags.forget_helper(tag)
-
-
-def _start(argv: Sequence[str], env: Mapping[str, str], streams: Streams) -> int:
-    """Start the program; returns its pid."""
-    try:
-        words, variables = encode(Command(list(argv), "/", dict(env)))
-        return spawn_first([argv[0]], words, variables, "/", streams)
-    finally:
-        for descriptor in streams.child_ends:
-            os.close(descriptor)
 
 
 def _read(streams: Streams, deadline: float, feed: Callable[[bytes], None]) -> None:
@@ -69,17 +62,15 @@ def _read(streams: Streams, deadline: float, feed: Callable[[bytes], None]) -> N
                 feed(piece)
 
 
-def _open_process(pid: int) -> int | None:
+@contextmanager
+def _killed_at_end(pid: int) -> Iterator[None]:
+    pidfd = None
+    with suppress(OSError):  # it has ended
+        pidfd = os.pidfd_open(pid)
     try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None  # it has ended
-
-
-def _kill(pidfd: int | None) -> None:
-    if pidfd is not None:
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended
-        os.close(pidfd)
+        yield
+    finally:
+        if pidfd is not None:
+            with suppress(ProcessLookupError):  # it has ended
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)

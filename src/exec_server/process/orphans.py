@@ -59,8 +59,6 @@ class Orphans:
         if self._children is not None:
             os.close(self._children)
 
-    # ---- commands ---------------------------------------------------------------------
-
     def expect(self, owner: Owner) -> None:
         """The command is about to be started."""
         with self._lock:
@@ -104,8 +102,6 @@ class Orphans:
             if is_relevant:
                 self._look(owners)
             return reaped
-
-    # ---- orphans ----------------------------------------------------------------------
 
     def kill(self, has_ended: Callable[[Owner], bool]) -> None:
         """Kill the leaders of commands that have ended, and orphans that no other command may own.

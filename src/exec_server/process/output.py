@@ -93,16 +93,8 @@ class OutputLog:
     """
 
     __slots__ = (
-        "_budget",
-        "_chunks",
-        "_dropped_sizes",
-        "_forgotten_sizes",
-        "_non_chunk_seqs",
-        "_old_seq",
-        "_read_seq",
-        "_total_bytes",
-        "next_seq",
-        "reserved_bytes",
+        *("_budget", "_chunks", "_dropped_sizes", "_forgotten_sizes", "_non_chunk_seqs"),
+        *("_old_seq", "_read_seq", "_total_bytes", "next_seq", "reserved_bytes"),
         "retained_bytes",
     )
 
@@ -157,8 +149,6 @@ class OutputLog:
             del self._dropped_sizes[: DROPPED_SIZES // 2]
             self._forgotten_sizes += DROPPED_SIZES // 2
 
-    # ---- recent output -----------------------------------------------------------------
-
     def _reserve(self) -> bool:
         budget = self._budget
         if budget is None or budget.is_read is False or not budget.is_open:
@@ -203,8 +193,6 @@ class OutputLog:
         self.reserved_bytes = kept
         if not kept:
             self._budget.remove_read_log(self)
-
-    # ---- reading ----------------------------------------------------------------------
 
     def read(self, after: int, max_bytes: int | None) -> tuple[list[OutputChunk], int]:
         """Chunks numbered above `after`, and the `nextSeq` that belongs to them.

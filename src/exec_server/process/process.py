@@ -24,22 +24,8 @@ from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
 from exec_server.process.output import CHUNK_BYTES, OutputLog, RecentOutputBudget
 from exec_server.process.spawn import Child, resize_terminal, signal_foreground
+from exec_server.protocol import process as wire
 from exec_server.protocol.decoding import Notice
-from exec_server.protocol.process import (
-    CLOSED,
-    EXITED,
-    OUTPUT,
-    ClosedParams,
-    ExitedParams,
-    Flow,
-    Listed,
-    OutputChunk,
-    OutputParams,
-    ProcessId,
-    ReadResult,
-    Signal,
-    Stream,
-)
 from exec_server.protocol.sandbox import Denial
 
 # As many chunks as the reference queues; a further write waits for space.
@@ -49,7 +35,7 @@ QUEUED_BYTES = 1_048_576
 
 Emit = Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
 # Whether the sandbox denied something to a command, judging by its exit code and its output.
-DenialCheck = Callable[[int, list[OutputChunk]], tuple[bool, Denial | None]]
+DenialCheck = Callable[[int, list[wire.OutputChunk]], tuple[bool, Denial | None]]
 
 # The capacity of a new pipe, and of one that was found full. One read empties the pipe and
 # becomes several chunks.
@@ -72,7 +58,6 @@ LISTED_ARGV = 1024
 _KEYBOARD_SIGNALS = frozenset({"SIGINT", "SIGQUIT", "SIGTSTP"})
 
 
-# The input of a process, queued until the child reads it.
 class StdinQueue:
     """Writes chunks to a descriptor in order and completely, without blocking the loop.
 
@@ -82,15 +67,8 @@ class StdinQueue:
     """
 
     __slots__ = (
-        "_chunks",
-        "_descriptor",
-        "_eof",
-        "_loop",
-        "_on_eof",
-        "_open",
-        "_queued_bytes",
-        "_waiting",
-        "_writing",
+        *("_chunks", "_descriptor", "_eof", "_loop", "_on_eof", "_open", "_queued_bytes"),
+        *("_waiting", "_writing"),
     )
 
     def __init__(self, descriptor: int, on_eof: Callable[[], None]) -> None:
@@ -205,7 +183,7 @@ class Process:
 
     def __init__(
         self,
-        process_id: ProcessId,
+        process_id: wire.ProcessId,
         command: Command,
         child: Child,
         owner: Owner,
@@ -231,7 +209,7 @@ class Process:
         self.on_closed: Callable[[Process], None] | None = None
         self._emit = emit
         self._loop = asyncio.get_running_loop()
-        self._outputs: dict[int, Stream] = {fd: stream for stream, fd in child.outputs}
+        self._outputs: dict[int, wire.Stream] = {fd: stream for stream, fd in child.outputs}
         self._stdin_descriptor = child.stdin
         self._stdin = (
             StdinQueue(child.stdin, self._close_stdin) if child.stdin is not None else None
@@ -240,10 +218,8 @@ class Process:
         self._write_ids: dict[str, asyncio.Future[None] | None] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._may_read = False  # the link of the client has space
-        self._flow: Flow = "send"
+        self._flow: wire.Flow = "send"
         self._reading = False
-
-    # ---- output -----------------------------------------------------------------------
 
     def resume_reading(self) -> None:
         """Let the loop read the output, unless the client has paused it."""
@@ -255,7 +231,7 @@ class Process:
         self._may_read = False
         self._update_reading()
 
-    def set_flow(self, flow: Flow) -> None:
+    def set_flow(self, flow: wire.Flow) -> None:
         """Do with the output as the client wishes, until it changes its wish."""
         self._flow = flow
         self._update_reading()
@@ -271,7 +247,7 @@ class Process:
             else:
                 self._loop.remove_reader(descriptor)
 
-    def _read(self, descriptor: int, stream: Stream) -> int:
+    def _read(self, descriptor: int, stream: wire.Stream) -> int:
         """Read and publish the available output once; returns the number of bytes."""
         try:
             data = os.read(descriptor, READ_BYTES)
@@ -309,10 +285,10 @@ class Process:
             self._aging.cancel()
             self._aging = None
 
-    def _publish(self, stream: Stream, chunk: bytes) -> None:
+    def _publish(self, stream: wire.Stream, chunk: bytes) -> None:
         seq = self.log.append(stream, chunk)
         if self._flow != "retain":
-            self._emit(OUTPUT, OutputParams(self.id, seq, stream, chunk))
+            self._emit(wire.OUTPUT, wire.OutputParams(self.id, seq, stream, chunk))
 
     def _end_output(self, descriptor: int) -> None:
         del self._outputs[descriptor]
@@ -325,8 +301,6 @@ class Process:
         if not self._outputs and self._unpublished_exit is not None:
             self._publish_exit()
         self._close_if_done()
-
-    # ---- stdin ------------------------------------------------------------------------
 
     @property
     def has_stdin(self) -> bool:
@@ -387,22 +361,22 @@ class Process:
             os.close(self._stdin_descriptor)
             self._stdin_descriptor = None
 
-    # ---- reading by request -----------------------------------------------------------
-
-    def read(self, after: int, max_bytes: int | None) -> ReadResult:
+    def read(self, after: int, max_bytes: int | None) -> wire.ReadResult:
         """The current result of process/read."""
         chunks, next_seq = self.log.read(after, max_bytes)
         exited = self.exit_code is not None
         loss = self.log.loss(after) or (None, None)
-        return ReadResult(
+        return wire.ReadResult(
             chunks, next_seq, exited, self.exit_code, self.closed, None, *self._denial, *loss
         )
 
-    def summary(self) -> Listed:
+    def summary(self) -> wire.Listed:
         """The current entry of this process in process/list."""
         running, code = self.exit_code is None, self.exit_code
         next_seq = self.log.next_seq
-        return Listed(self.id, self._argv, self.tty, running, code, self.closed, next_seq, self.pid)
+        return wire.Listed(
+            self.id, self._argv, self.tty, running, code, self.closed, next_seq, self.pid
+        )
 
     async def next_event(self) -> None:
         """Wait for output, the exit or the close."""
@@ -423,14 +397,12 @@ class Process:
                 else:
                     waiter.set_result(None)
 
-    # ---- the terminal and signals -----------------------------------------------------
-
     def resize(self, rows: int, columns: int) -> None:
         """Set the size of the terminal, unless the terminal is closed."""
         if self._stdin_descriptor is not None:
             resize_terminal(self._stdin_descriptor, rows, columns)
 
-    def signal(self, name: Signal) -> None:
+    def signal(self, name: wire.Signal) -> None:
         """Signal the process group, unless the leader has ended."""
         if self.has_ended:
             return
@@ -443,8 +415,6 @@ class Process:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             pass  # the leader is reaped; `on_exit` follows
-
-    # ---- exit and close ---------------------------------------------------------------
 
     def terminate(self) -> bool:
         """Kill the command and its descendants; False if it had exited before.
@@ -481,13 +451,13 @@ class Process:
             self._denial = self._check_denial(code, self.log.newest())
         self.exit_code = code
         seq = self.log.number_event()
-        self._emit(EXITED, ExitedParams(self.id, seq, code, *self._denial))
+        self._emit(wire.EXITED, wire.ExitedParams(self.id, seq, code, *self._denial))
         self._wake_waiters()
         if self.terminated:
             self.abandon_output()
         self._close_if_done()
 
-    def _drain(self, descriptor: int, stream: Stream) -> None:
+    def _drain(self, descriptor: int, stream: wire.Stream) -> None:
         drained = 0
         while self._reading and drained < DRAINED_BYTES and descriptor in self._outputs:
             size = self._read(descriptor, stream)
@@ -505,7 +475,7 @@ class Process:
             return
         self.closed = True
         self._close_stdin()
-        self._emit(CLOSED, ClosedParams(self.id, self.log.number_event()))
+        self._emit(wire.CLOSED, wire.ClosedParams(self.id, self.log.number_event()))
         self._wake_waiters()
         if self.on_closed is not None:
             self.on_closed(self)

@@ -9,7 +9,6 @@ part of the environment instead, so that the request's own win.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -116,11 +115,11 @@ def capture_argv(shell: str, path: str, mark: str) -> list[str]:
 
 def restoring_argv(shell: str, argv: list[str]) -> list[str]:
     """The shell of a request `[shell, "-lc", text, …]` without its start-up files."""
-    path, _, text, *rest = argv
+    path, _, text, *arguments = argv
     dialect = _DIALECTS[shell]
     failed = "printf 'failed to restore shell snapshot\\n' >&2"
     restore = f"if ! . /dev/fd/{STATE_DESCRIPTOR} >/dev/null; then {failed}; fi"
-    return [path, dialect.flag, f"{dialect.prologue}\n{restore}\n{text}", *rest]
+    return [path, dialect.flag, f"{dialect.prologue}\n{restore}\n{text}", *arguments]
 
 
 class StateReader:
@@ -144,9 +143,9 @@ class StateReader:
             self.is_too_large = True
             self._output.clear()
             return
-        while (found := self._output.find(self._mark, self._searched)) >= 0:
+        while (offset := self._output.find(self._mark, self._searched)) >= 0:
             self._marks += 1
-            self._searched = found + len(self._mark)
+            self._searched = offset + len(self._mark)
         self._searched = max(self._searched, len(self._output) - len(self._mark) + 1)
         self.is_complete = self._marks > _SECTIONS
 
@@ -199,8 +198,3 @@ def _script(shell: str, texts: list[str], long: dict[str, str]) -> str:
 
 def _without_own(options: str) -> str:
     return "\n".join(line for line in options.split("\n") if not _is_own_option(line))
-
-
-def new_mark(random: Callable[[int], bytes]) -> str:
-    """A text that nothing else prints."""
-    return f"exec-server-{random(16).hex()}"

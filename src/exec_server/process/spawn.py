@@ -256,11 +256,7 @@ def _terminal(rows: int, columns: int) -> Streams:
 
 
 def spawn_first(
-    paths: list[str],
-    argv: list[bytes],
-    env: list[bytes],
-    cwd: str,
-    streams: Streams,
+    paths: list[str], argv: list[bytes], env: list[bytes], cwd: str, streams: Streams
 ) -> int:
     """Start the first path that the kernel accepts; raises OSError as execvp would."""
     error_number = errno.ENOENT
@@ -279,11 +275,7 @@ def spawn_first(
 
 
 def _posix_spawn(
-    path: bytes,
-    argv: list[bytes],
-    env: list[bytes],
-    cwd: bytes,
-    streams: Streams,
+    path: bytes, argv: list[bytes], env: list[bytes], cwd: bytes, streams: Streams
 ) -> tuple[int, int]:
     """Call posix_spawn; returns its error number and the pid."""
     actions = ctypes.create_string_buffer(_OPAQUE_BYTES)

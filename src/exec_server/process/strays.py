@@ -27,12 +27,6 @@ _KILL_POLL_SECONDS = 0.001
 _MAX_PID = 4_194_304  # of all kernels with 64 bits
 
 
-# A cgroup for a server and all its descendants, which the watchdog kills after the server's death.
-#
-# A process cannot leave its cgroup unless it may write to another one, and the kernel kills a
-# whole cgroup at once, however fast its processes fork. The server is moved before it starts its
-# first child; every child is then born in the cgroup, so commands cost nothing. Ordinary users
-# need a delegated cgroup (`Delegate=yes` in a systemd unit); where there is none, tags have to do.
 def own_directory(cgroups: str, mounts: str) -> str | None:
     """The directory of a process's cgroup v2, from the texts of /proc/PID/cgroup and mountinfo."""
     path = next((line[3:] for line in cgroups.splitlines() if line.startswith("0::")), None)
@@ -60,7 +54,13 @@ def _unescaped(field: str) -> str:
 
 
 class Cgroup:
-    """A cgroup that this process has created but is not in."""
+    """A cgroup for a server and all its descendants, which the watchdog kills after its death.
+
+    A process cannot leave its cgroup unless it may write to another one, and the kernel kills a
+    whole cgroup at once, however fast its processes fork. The server is moved before it starts its
+    first child; every child is then born in the cgroup, so commands cost nothing. Ordinary users
+    need a delegated cgroup (`Delegate=yes` in a systemd unit); where there is none, tags must do.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -105,17 +105,11 @@ class Cgroup:
 
 def _remove_abandoned(parent: str) -> None:
     """Remove the cgroups of servers that were killed together with their watchdog."""
-    for pid, directory in _siblings(parent):
-        if not os.path.exists(f"/proc/{pid}"):
-            _remove(directory)  # fails while there is a process in it
-
-
-def _siblings(parent: str) -> Iterator[tuple[str, str]]:
     for name in os.listdir(parent):
-        prefix, _, rest = name.partition(".")
-        pid, _, number = rest.partition(".")
-        if prefix == _PREFIX and pid.isdecimal() and number and not number.strip(_DIGITS):
-            yield pid, os.path.join(parent, name)
+        prefix, pid, number = (*name.split(".", 2), "", "")[:3]
+        is_ours = prefix == _PREFIX and pid.isdecimal() and number and not number.strip(_DIGITS)
+        if is_ours and not os.path.exists(f"/proc/{pid}"):
+            _remove(os.path.join(parent, name))  # fails while there is a process in it
 
 
 def _remove(directory: str) -> None:
@@ -162,7 +156,8 @@ class Strays:
     def _find(self) -> Iterator[tuple[int, int]]:
         self._is_left.clear()
         self._starts.clear()
-        for pid in _list_processes() if _shows_all_processes() else _try_all_pids():
+        shown = (int(name) for name in os.listdir("/proc") if name.isdigit())
+        for pid in shown if _shows_all_processes() else _try_all_pids():
             if self._is_stray(pid):
                 yield pid, 0
 
@@ -213,10 +208,6 @@ class Strays:
         )
 
 
-def _list_processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
 def _try_all_pids() -> Iterator[int]:
     """The processes and threads among all numbers; takes two seconds for 4 million numbers.
 
@@ -224,8 +215,7 @@ def _try_all_pids() -> Iterator[int]:
     and forks that fail afterwards are counted nowhere.
     """
     try:
-        with open("/proc/sys/kernel/pid_max", encoding="ascii") as file:
-            numbers = range(1, int(file.read()) + 1)
+        numbers = range(1, int(_read("/proc/sys/kernel/pid_max")) + 1)
     except OSError:
         numbers = range(1, _MAX_PID + 1)
     # Not os.getpgid: an exception for each unused number would take longer than the call.
@@ -250,8 +240,7 @@ def hides_processes(mounts: bytes) -> bool:
 def _cgroups_of(pid: int) -> dict[str, str]:
     """The path of a process's cgroup in each hierarchy, by the number of the hierarchy."""
     try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+        lines = _read(f"/proc/{pid}/cgroup").splitlines()
     except OSError:
         return {}
     return {number: path for number, _, path in (line.split(":", 2) for line in lines)}

@@ -39,11 +39,11 @@ CLOSED_BYTES = 64 * 1_048_576
 MAX_LISTED = 2 * MAX_LIVE
 
 
-# Reaper: reaps all children, own ones and inherited orphans, and reports exit codes.
-#
-# One signalfd reports every child, so a process needs no watcher of its own.
 class Reaper:
-    """Calls back with the exit code of each watched child."""
+    """Reaps all children, also inherited orphans, and reports the exit codes of watched ones.
+
+    One signalfd reports every child, so a process needs no watcher of its own.
+    """
 
     def __init__(self) -> None:
         self.orphans = Orphans()
@@ -277,6 +277,9 @@ class ProcessTable:
     ) -> None:
         self._reaper.unexpect(owner)
         del self._starting[process_id]
+        self._report_failed_start(process_id, launch_mode)
+
+    def _report_failed_start(self, process_id: ProcessId, launch_mode: LaunchMode) -> None:
         if launch_mode.on_closed is not None:
             launch_mode.on_closed()
         if self._observer is not None:
@@ -298,10 +301,7 @@ class ProcessTable:
             )
             self._watch(process, child)
             self._terminate(process)
-            if launch_mode.on_closed is not None:
-                launch_mode.on_closed()
-            if self._observer is not None:
-                self._observer.start_failed(process_id)
+            self._report_failed_start(process_id, launch_mode)
             raise InvalidRequest(f"process {process_id} start was cancelled")
         process = Process(
             process_id,
@@ -356,8 +356,6 @@ class ProcessTable:
         kept = [each.summary() for each in self._processes.values() if each not in left_out]
         return kept, bool(left_out)
 
-    # ---- back-pressure ----------------------------------------------------------------
-
     def pause_reading(self) -> None:
         """Leave all output in the pipes: the client does not read."""
         self._paused = True
@@ -374,8 +372,6 @@ class ProcessTable:
         """Keep recent output for a client that is there, or no more of it for one that is away."""
         if self._recent_budget is not None:
             self._recent_budget.is_open = wanted
-
-    # ---- termination and retention ----------------------------------------------------
 
     def terminate(self, process_id: ProcessId) -> bool:
         """Kill a process with all its descendants; True if it was running."""

@@ -24,8 +24,7 @@ import resource
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
-from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 from exec_server.host import descriptor_limit
 
@@ -45,26 +44,23 @@ NO_TAG: Final = -1
 Limits = tuple[int, int]
 
 
-class TagCarrier:
+class TagCarrier(NamedTuple):
     """The limit that holds the tags."""
 
-    def __init__(self, number: int, title: bytes) -> None:
-        self.number = number
-        self.title = title  # of its line in /proc/PID/limits
+    number: int
+    title: bytes  # of its line in /proc/PID/limits
 
 
 LOCKS: Final = TagCarrier(_RLIMIT_LOCKS, b"Max file locks ")
 RSS: Final = TagCarrier(resource.RLIMIT_RSS, b"Max resident set ")
 
 
-class Plan:
+class Plan(NamedTuple):
     """How processes are tagged and marked."""
 
-    def __init__(self, carrier: TagCarrier, tags_below: int, marks_below: int) -> None:
-        self.carrier = carrier
-        self.tags_below = tags_below  # 0: there is no room for tags
-        # 0: marks do not tell descendants of this server from other processes
-        self.marks_below = marks_below
+    carrier: TagCarrier
+    tags_below: int  # 0: there is no room for tags
+    marks_below: int  # 0: marks do not tell descendants of this server from other processes
 
 
 def choose_plan(
@@ -125,8 +121,6 @@ _HELPERS: Final = frozenset(
 )
 
 
-# ---- setting tags ---------------------------------------------------------------------
-
 # Children inherit the limit of the whole server process: only one start at a time may set it.
 _tagging_lock: Final = Lock()
 # A start that hangs on a dead disk delays other starts by no more than this.
@@ -143,7 +137,8 @@ def mark_this_process() -> None:
     global _is_server
     _is_server = True
     if _PLAN is not None:
-        _set_own_limits(_PLAN, SERVER_TAG if _HAS_TAGS else _PLAN.marks_below - 1)
+        value = SERVER_TAG if _HAS_TAGS else _PLAN.marks_below - 1
+        resource.setrlimit(_PLAN.carrier.number, (value, value))
 
 
 def tag_this_process() -> None:
@@ -170,7 +165,7 @@ class Tagged:
         tag = allocate()
         if self._has_lock and _PLAN is not None:
             try:
-                _set_own_limits(_PLAN, tag)
+                resource.setrlimit(_PLAN.carrier.number, (tag, tag))
                 descriptor_limit.lower_for_child()
             except BaseException:
                 _tagging_lock.release()
@@ -180,12 +175,7 @@ class Tagged:
             descriptor_limit.restore()
         return tag
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._has_lock:
             descriptor_limit.restore()
             _tagging_lock.release()
@@ -208,10 +198,6 @@ def forget_helper(tag: int) -> None:
         pass
 
 
-def _set_own_limits(plan: Plan, value: int) -> None:
-    resource.setrlimit(plan.carrier.number, (value, value))
-
-
 def tag_running(pid: int, tag: int) -> None:
     """Tag a running child for good; children that it has started before keep what they have.
 
@@ -223,9 +209,6 @@ def tag_running(pid: int, tag: int) -> None:
             resource.prlimit(pid, _PLAN.carrier.number, (tag, tag))
         except (OSError, ValueError):
             pass  # ended, or a program with other rights
-
-
-# ---- reading tags ---------------------------------------------------------------------
 
 
 def tag_of(pid: int) -> int:

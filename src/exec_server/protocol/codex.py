@@ -1,16 +1,14 @@
-"""capabilities/discoverV2: structs and the call."""
+"""Discovery of skills and plugins, and environmentConfig/read: structs and calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
-from exec_server.protocol.decoding import Call, Params, Result
+from exec_server.protocol.decoding import Call, Params, Prepare, Result
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Confinable, FileUri, Sandbox
 
 
-# capabilityRoots/discoverV1: structs and the call.
 class RootParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "WireCapabilityRootDiscoverRequest"
     id: str
@@ -33,9 +31,7 @@ def _prepare_roots(value: dict[str, Any], server_cwd: str | None) -> dict[str, A
 
 class DiscoverRootsParams(Params, frozen=True):
     wire_name: ClassVar[str] = "WireCapabilityRootsDiscoverParams"
-    prepare: ClassVar[Callable[[dict[str, Any], str | None], dict[str, Any]]] = staticmethod(
-        _prepare_roots
-    )
+    prepare: ClassVar[Prepare] = staticmethod(_prepare_roots)
     roots: list[RootParams]
 
 
@@ -149,7 +145,6 @@ class DiscoverResult(Result, frozen=True):
 DISCOVER = Call("capabilities/discoverV2", DiscoverParams, DiscoverResult)
 
 
-# environmentConfig/read: structs and the call.
 class ReadConfigParams(Params, frozen=True):
     """Each path is a list of keys of a TOML document, the outermost first."""
 

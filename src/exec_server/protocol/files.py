@@ -1,11 +1,10 @@
-"""fs/*: structs, calls and the notification.
+"""fs/*: structs, calls and notifications, those of the reference first, then extensions.
 
 A flag of type `bool | None` is true if it is absent or null, as in the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NewType
 
 from exec_server.errors import InvalidParams
@@ -16,8 +15,10 @@ from exec_server.protocol.decoding import (
     U64,
     Base64,
     Call,
+    EmptyResult,
     Notice,
     Params,
+    Prepare,
     Result,
     Usize,
 )
@@ -26,14 +27,11 @@ from exec_server.protocol.sandbox import Confinable, Sandbox
 
 HandleId = NewType("HandleId", str)
 EntryKind = Literal["directory", "file"]
-
 ChangeKind = Literal["added", "modified", "deleted"]
-
 WatchEventKind = Literal["created", "modified", "deleted"]
 
 
-class Done(Result, frozen=True):
-    """The result `{}`."""
+Done = EmptyResult
 
 
 class ReadFileParams(Confinable, frozen=True):
@@ -231,7 +229,6 @@ WATCH_MISSING = Call("fs/watchMissing", WatchMissingParams, WatchMissingResult)
 MISSING_CHANGED = Notice("fs/missingChanged", MissingChangedParams)
 
 
-# fs/* extensions: structs and calls of changes and searches that the reference does not have.
 class AppendParams(Confinable, frozen=True):
     """`data_base64` stays text, which a worker gets as it is."""
 
@@ -395,7 +392,6 @@ GREP = Call("fs/grep", GrepParams, GrepResult)
 DISK_USAGE = Call("fs/diskUsage", DiskUsageParams, DiskUsageResult)
 
 
-# fs/* extensions: entries of directories with all details, new files, and paths to be.
 class ListParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "FsListParams"
     path: PathUri
@@ -441,7 +437,6 @@ CREATE = Call("fs/create", CreateParams, Done)
 RESOLVE = Call("fs/resolve", ResolveParams, CanonicalizeResult)
 
 
-# fs/watch, fs/unwatch and fs/changed: structs, calls and the notification.
 class WatchParams(Confinable, frozen=True):
     """`path` is a file or a directory; `recursive` includes the directories below it."""
 
@@ -506,9 +501,7 @@ def _without_limits(params: dict[str, Any], _server_cwd: str | None) -> dict[str
 
 
 class ReadFilesParams(Params, frozen=True):
-    prepare: ClassVar[Callable[[dict[str, Any], str | None], dict[str, Any]]] = staticmethod(
-        _without_limits
-    )
+    prepare: ClassVar[Prepare] = staticmethod(_without_limits)
     wire_name: ClassVar[str] = "FsReadFilesParams"
     paths: list[PathUri]
 
@@ -530,9 +523,7 @@ class NewFile(Params, frozen=True):
 class WriteFilesParams(Params, frozen=True):
     """The data is the contents one after another."""
 
-    prepare: ClassVar[Callable[[dict[str, Any], str | None], dict[str, Any]]] = staticmethod(
-        _without_limits
-    )
+    prepare: ClassVar[Prepare] = staticmethod(_without_limits)
     wire_name: ClassVar[str] = "FsWriteFilesParams"
     files: list[NewFile]
 

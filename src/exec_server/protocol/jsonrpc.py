@@ -6,10 +6,16 @@ from typing import Annotated, Final, Generic, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 
-from exec_server.errors import InvalidParams, MalformedMessage, RpcError
-from exec_server.printable import lossy
-from exec_server.protocol.decoding import I64, Notice, decode_value
-from exec_server.protocol.json_text import MAX_DEPTH, describe, has_few_containers, parse
+from exec_server.errors import InvalidParams, MalformedMessage, RpcError, lossy
+from exec_server.protocol.decoding import (
+    I64,
+    MAX_DEPTH,
+    Notice,
+    decode_value,
+    has_few_containers,
+    invalid_type,
+    parse,
+)
 
 RequestId = int | str
 
@@ -17,6 +23,7 @@ _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
 _I64 = Annotated[int, msgspec.Meta(ge=_I64_MIN, le=_I64_MAX)]
 encode = msgspec.json.Encoder().encode
 _NO_ID = b"-1"
+_ERROR_MEMBERS: Final = {"code": I64, "message": str}
 # Messages up to this size are first decoded as a plain request. Longer ones are not, because their
 # decoding would take twice the time if they are something else.
 PLAIN_BYTES = 4096
@@ -140,7 +147,7 @@ def _check_member(name: str, member: object) -> None:
 
 def _check_trace(member: object) -> None:
     if type(member) is not dict:
-        raise InvalidParams(f"invalid type: {describe(member)}, expected struct W3cTraceContext")
+        raise invalid_type(member, "struct W3cTraceContext")
     for name in ("traceparent", "tracestate"):
         if member.get(name) is not None:
             decode_value(str, member[name])
@@ -156,15 +163,11 @@ def _response_id(value: dict[str, object]) -> RequestId:
 def _check_error(error: object) -> None:
     try:
         if type(error) is not dict:
-            raise InvalidParams(
-                f"invalid type: {describe(error)}, expected struct JSONRPCErrorError"
-            )
+            raise invalid_type(error, "struct JSONRPCErrorError")
         for name, member in error.items():
-            if name == "code":
-                decode_value(I64, member)
-            elif name == "message":
-                decode_value(str, member)
-        for name in ("code", "message"):
+            if name in _ERROR_MEMBERS:
+                decode_value(_ERROR_MEMBERS[name], member)
+        for name in _ERROR_MEMBERS:
             if name not in error:
                 raise InvalidParams(f"missing field `{name}`")
     except InvalidParams as failure:

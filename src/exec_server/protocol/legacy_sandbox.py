@@ -31,11 +31,13 @@ _Json = dict[str, Any]
 _MARK: Final = "windowsSandboxPrivateDesktop"
 # Members that came with or after `workspaceRoots`, which made `cwd` cease to be a project root.
 _LATER_MEMBERS: Final = (
-    "workspaceRoots",
-    "policyContext",
-    "userHomeDir",
-    "temporaryDirectories",
+    *("workspaceRoots", "policyContext", "userHomeDir", "temporaryDirectories"),
     "windowsSandboxProxySettingsMode",
+)
+# Members that a `sandboxPolicy` excludes.
+_NEWER_FORMS: Final = (
+    *("permissions", "cwd", "workspaceRoots", "policyContext", "fileSystemSandboxPolicy"),
+    "additionalPermissions",
 )
 _ENTRIES_OF_ROOT: Final = [
     {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"}
@@ -77,9 +79,6 @@ def translate(sandbox: _Json, server_cwd: str | None, *, for_process: bool) -> _
     return _with_uris(_with_project_roots(sandbox, for_process=for_process))
 
 
-# ---- sandboxPolicy --------------------------------------------------------------------------
-
-
 def _with_policy_beside(params: _Json, server_cwd: str | None) -> _Json:
     """Translate the policy of a file operation of 0.120; raises InvalidParams for others."""
     policy = params["sandboxPolicy"]
@@ -93,18 +92,15 @@ def _with_policy_beside(params: _Json, server_cwd: str | None) -> _Json:
     if kind not in ("read-only", "workspace-write"):
         raise InvalidParams("`sandboxPolicy` beside the params must be one that confines")
     sandbox = _from_policy({"sandboxPolicy": policy}, server_cwd) | _NO_WINDOWS
-    rest = {name: value for name, value in params.items() if name != "sandboxPolicy"}
-    return rest | {"sandbox": _with_uris(sandbox)}
+    others = {name: value for name, value in params.items() if name != "sandboxPolicy"}
+    return others | {"sandbox": _with_uris(sandbox)}
 
 
 def _from_policy(sandbox: _Json, server_cwd: str | None) -> _Json:
     policy, cwd = sandbox.pop("sandboxPolicy"), sandbox.pop("sandboxPolicyCwd", None)
-    _exclude(
-        sandbox,
-        "sandboxPolicy",
-        *("permissions", "cwd", "workspaceRoots", "policyContext"),
-        *("fileSystemSandboxPolicy", "additionalPermissions"),
-    )
+    for other in _NEWER_FORMS:
+        if sandbox.get(other) is not None:
+            raise InvalidParams(f"`sandboxPolicy` and `{other}` exclude each other")
     if isinstance(policy, str):
         policy = {"type": policy}
     if not isinstance(policy, dict) or not isinstance(policy.get("type"), str):
@@ -117,23 +113,18 @@ def _from_policy(sandbox: _Json, server_cwd: str | None) -> _Json:
     if members:
         raise InvalidParams(f"`sandboxPolicy` has a member of unknown meaning: `{min(members)}`")
     if name == _WORKSPACE_WRITE and cwd is None:
-        cwd = _server_workspace(server_cwd)
+        # The workspace of a client that names none is, in 0.121, the directory of its server. The
+        # root of the file system is refused: such a policy would confine nothing.
+        if server_cwd is None or server_cwd == "file:///":
+            raise InvalidParams(
+                "`sandboxPolicy` needs `sandboxPolicyCwd`, or a server that was started in a "
+                "workspace"
+            )
+        cwd = server_cwd
     if cwd is not None:
         sandbox["cwd"] = cwd
         sandbox["workspaceRoots"] = [cwd]
     return sandbox
-
-
-def _server_workspace(server_cwd: str | None) -> str:
-    """The workspace of a client that names none, in 0.121 the directory of its server.
-
-    The root of the file system is refused as a workspace: such a policy would confine nothing.
-    """
-    if server_cwd is None or server_cwd == "file:///":
-        raise InvalidParams(
-            "`sandboxPolicy` needs `sandboxPolicyCwd`, or a server that was started in a workspace"
-        )
-    return server_cwd
 
 
 def _permissions(name: str, spelling: str, members: _Json) -> _Json:
@@ -162,18 +153,14 @@ def _workspace_entries(members: _Json) -> list[_Json]:
     return [{"path": path, "access": "write"} for path in paths]
 
 
-# ---- permissions without a type -------------------------------------------------------------
-
-
 def _from_untagged(permissions: _Json) -> _Json:
-    rest = dict(permissions)
-    file_system, network = rest.pop("file_system", None), rest.pop("network", None)
+    others = dict(permissions)
+    file_system, network = others.pop("file_system", None), others.pop("network", None)
     if not isinstance(file_system, dict):
         raise InvalidParams("`permissions` without `type` need a `file_system`")
-    network = {} if network is None else network
-    if not isinstance(network, dict):
+    if network is not None and not isinstance(network, dict):
         raise InvalidParams("`network` of `permissions` without `type` must be an object")
-    network = dict(network)
+    network = dict(network or {})
     is_online = _flag(network, "enabled")
     translated = dict(file_system)
     if "entries" not in translated:
@@ -185,13 +172,10 @@ def _from_untagged(permissions: _Json) -> _Json:
             for access in accesses
             for path in _list(translated, access)
         ]
-    unknown = [*rest, *network, *translated.keys() - {"entries", "glob_scan_max_depth"}]
+    unknown = [*others, *network, *translated.keys() - {"entries", "glob_scan_max_depth"}]
     if unknown:
         raise InvalidParams(f"`permissions` have a member of unknown meaning: `{min(unknown)}`")
     return _managed(translated, is_online=is_online)
-
-
-# ---- project roots --------------------------------------------------------------------------
 
 
 def _with_project_roots(sandbox: _Json, *, for_process: bool) -> _Json:
@@ -212,9 +196,6 @@ def _with_project_roots(sandbox: _Json, *, for_process: bool) -> _Json:
     return sandbox
 
 
-# ---- native paths ---------------------------------------------------------------------------
-
-
 def _with_uris(sandbox: _Json) -> _Json:
     """Convert the native paths of `cwd`, of the project roots made from it and of the entries.
 
@@ -224,18 +205,13 @@ def _with_uris(sandbox: _Json) -> _Json:
         uri = path_to_uri(sandbox["cwd"])
         sandbox = sandbox | {"cwd": uri, "workspaceRoots": [uri]}
     permissions = sandbox.get("permissions")
-    if not isinstance(permissions, dict):
+    file_system = permissions.get("file_system") if isinstance(permissions, dict) else None
+    entries = file_system.get("entries") if isinstance(file_system, dict) else None
+    if not isinstance(permissions, dict) or not isinstance(file_system, dict):
         return sandbox
-    file_system = permissions.get("file_system")
-    if not isinstance(file_system, dict):
-        return sandbox
-    entries = file_system.get("entries")
     if not isinstance(entries, list):
         return sandbox
-    for entry in entries:
-        if _has_native_path(entry):
-            break
-    else:
+    if not any(map(_has_native_path, entries)):
         return sandbox
     file_system = file_system | {"entries": [_with_entry_uri(entry) for entry in entries]}
     return sandbox | {"permissions": permissions | {"file_system": file_system}}
@@ -248,9 +224,7 @@ def _with_entry_uri(entry: Any) -> Any:
 
 
 def _has_native_path(entry: object) -> bool:
-    if not isinstance(entry, dict):
-        return False
-    path = entry.get("path")
+    path = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(path, dict) or path.get("type") != "path":
         return False
     return _is_native(path.get("path"))
@@ -260,21 +234,12 @@ def _is_native(value: object) -> bool:
     return isinstance(value, str) and value[:1] == "/"
 
 
-# ---- members --------------------------------------------------------------------------------
-
-
 def _managed(file_system: _Json, *, is_online: bool) -> _Json:
     return {
         "type": "managed",
         "file_system": {"type": "restricted"} | file_system,
         "network": "enabled" if is_online else "restricted",
     }
-
-
-def _exclude(sandbox: _Json, name: str, *others: str) -> None:
-    for other in others:
-        if sandbox.get(other) is not None:
-            raise InvalidParams(f"`{name}` and `{other}` exclude each other")
 
 
 def _flag(members: _Json, name: str) -> bool:

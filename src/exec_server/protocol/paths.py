@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, Self
 
 from exec_server.errors import InvalidParams, InvalidRequest, RpcError
-from exec_server.protocol.json_text import describe
+from exec_server.protocol.decoding import invalid_type
 from exec_server.protocol.urls import parse_host
 
 # The longest text of a path that is not plain. The kernel takes 4,096 bytes, which may be three
@@ -75,7 +75,7 @@ class PathUri:
     def from_wire(cls, value: object) -> Self:
         """Parse the JSON value of a path from a client."""
         if not isinstance(value, str):
-            raise InvalidParams(f"invalid type: {describe(value)}, expected a string")
+            raise invalid_type(value, "a string")
         path: Self | None = cls._recent.get(value)
         if path is None:
             path = cls.from_text(value)
@@ -229,18 +229,18 @@ def _parse_file_uri(text: str) -> tuple[str, str]:
         raise InvalidParams("invalid URI: relative URL without a base")
     if scheme[1].lower() != "file":
         raise InvalidParams(f"unsupported path URI scheme `{scheme[1].lower()}`")
-    rest, mark = _split_at_mark(text[scheme.end() :])
-    rest = rest.replace("\\", "/")
+    remaining, mark = _split_at_mark(text[scheme.end() :])
+    remaining = remaining.replace("\\", "/")
     host = ""
     # The reference turns `C|` into `C:`, but not after an empty host.
     pipe_is_drive = True
-    if rest[:2] == "//":
-        rest = rest[2:]
-        if not _drive_at_start(rest):
-            slash = rest.find("/") % (len(rest) + 1)
-            host, rest = _host(rest[:slash]), rest[slash:]
+    if remaining[:2] == "//":
+        remaining = remaining[2:]
+        if not _drive_at_start(remaining):
+            slash = remaining.find("/") % (len(remaining) + 1)
+            host, remaining = _host(remaining[:slash]), remaining[slash:]
             pipe_is_drive = host != ""
-    path, is_drive = _normalised_path(rest, pipe_is_drive=pipe_is_drive)
+    path, is_drive = _normalised_path(remaining, pipe_is_drive=pipe_is_drive)
     if mark == "?":
         raise InvalidParams("query parameters are not allowed in path URIs")
     if mark == "#":

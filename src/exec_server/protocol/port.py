@@ -11,7 +11,17 @@ from typing import ClassVar, NewType
 import msgspec
 import pybase64
 
-from exec_server.protocol.decoding import U16, U32, Base64, Call, NonZeroU16, Notice, Params, Result
+from exec_server.protocol.decoding import (
+    U16,
+    U32,
+    Base64,
+    Call,
+    EmptyResult,
+    NonZeroU16,
+    Notice,
+    Params,
+    Result,
+)
 
 StreamId = NewType("StreamId", str)
 ListenerId = NewType("ListenerId", str)
@@ -56,10 +66,6 @@ class CloseListenerParams(Params, frozen=True):
     listener_id: ListenerId
 
 
-class CloseListenerResult(Result, frozen=True):
-    pass
-
-
 class DataParams(Params, frozen=True):
     wire_name: ClassVar[str] = "PortDataParams"
     stream_id: StreamId
@@ -80,10 +86,6 @@ class EndParams(Params, frozen=True):
 class ResetParams(Params, frozen=True):
     wire_name: ClassVar[str] = "PortResetParams"
     stream_id: StreamId
-
-
-class Taken(Result, frozen=True):
-    """The result of a message of a stream, whether or not the stream still exists."""
 
 
 class AcceptedNotice(Result, frozen=True):
@@ -122,11 +124,11 @@ def encode_data(params: DataNotice) -> bytes:
 PROBE = Call("port/probe", ProbeParams, ProbeResult)
 OPEN = Call("port/open", OpenParams, OpenResult)
 LISTEN = Call("port/listen", ListenParams, ListenResult)
-CLOSE_LISTENER = Call("port/closeListener", CloseListenerParams, CloseListenerResult)
-DATA = Call("port/data", DataParams, Taken)
-CREDIT = Call("port/credit", CreditParams, Taken)
-END = Call("port/end", EndParams, Taken)
-RESET = Call("port/reset", ResetParams, Taken)
+CLOSE_LISTENER = Call("port/closeListener", CloseListenerParams, EmptyResult)
+DATA = Call("port/data", DataParams, EmptyResult)
+CREDIT = Call("port/credit", CreditParams, EmptyResult)
+END = Call("port/end", EndParams, EmptyResult)
+RESET = Call("port/reset", ResetParams, EmptyResult)
 
 ACCEPTED = Notice("port/accepted", AcceptedNotice)
 DATA_NOTICE = Notice("port/data", DataNotice, encode_data)

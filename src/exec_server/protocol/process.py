@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, NewType
 
@@ -13,9 +12,11 @@ from exec_server.protocol.decoding import (
     U64,
     Base64,
     Call,
+    EmptyResult,
     NonZeroU16,
     Notice,
     Params,
+    Prepare,
     Result,
     Usize,
     Uuid,
@@ -101,7 +102,6 @@ class ShellSnapshot(Params, frozen=True):
 
 
 class TtySize(Params, frozen=True):
-    wire_name: ClassVar[str] = "TtySize"
     rows: NonZeroU16
     columns: NonZeroU16
 
@@ -109,7 +109,6 @@ class TtySize(Params, frozen=True):
 class Detach(Params, frozen=True):
     """Extension: the process outlives the session; see `protocol.detached`."""
 
-    wire_name: ClassVar[str] = "Detach"
     omissible: ClassVar[tuple[str, ...]] = ("name", "max_lifetime_ms", "idle_timeout_ms")
     name: str | None = None  # None: the server chooses one
     max_lifetime_ms: U64 | None = None
@@ -119,11 +118,7 @@ class Detach(Params, frozen=True):
 class StartParams(Confinable, frozen=True, kw_only=True):
     wire_name: ClassVar[str] = "WireExecParams"
     named_only: ClassVar[tuple[str, ...]] = (
-        "tty_size",
-        "detach",
-        "report_pid",
-        "merge_stderr",
-        "user",
+        *("tty_size", "detach", "report_pid", "merge_stderr", "user"),
     )
     process_id: ProcessId
     metadata: Metadata | None = None
@@ -154,7 +149,6 @@ class StartResult(Result, frozen=True, omit_defaults=True):
 
 
 class ReadParams(Params, frozen=True):
-    wire_name: ClassVar[str] = "ReadParams"
     process_id: ProcessId
     after_seq: U64 | None = None
     max_bytes: Usize | None = None
@@ -184,7 +178,6 @@ class ReadResult(Result, frozen=True, omit_defaults=True):
 
 
 class WriteParams(Params, frozen=True):
-    wire_name: ClassVar[str] = "WriteParams"
     process_id: ProcessId
     chunk: Base64
     write_id: str | None = None
@@ -195,23 +188,13 @@ class WriteResult(Result, frozen=True):
 
 
 class CloseStdinParams(Params, frozen=True):
-    wire_name: ClassVar[str] = "CloseStdinParams"
     process_id: ProcessId
-
-
-class CloseStdinResult(Result, frozen=True):
-    pass
 
 
 class ResizeParams(Params, frozen=True):
-    wire_name: ClassVar[str] = "ResizeParams"
     process_id: ProcessId
     rows: NonZeroU16
     columns: NonZeroU16
-
-
-class ResizeResult(Result, frozen=True):
-    pass
 
 
 class _InterruptParams(Params, frozen=True):
@@ -231,20 +214,12 @@ def _prepare_signal(value: dict[str, Any], _: str | None) -> dict[str, Any]:
 
 
 class SignalParams(Params, frozen=True):
-    wire_name: ClassVar[str] = "SignalParams"
-    prepare: ClassVar[Callable[[dict[str, Any], str | None], dict[str, Any]]] = staticmethod(
-        _prepare_signal
-    )
+    prepare: ClassVar[Prepare] = staticmethod(_prepare_signal)
     process_id: ProcessId
     signal: Signal
 
 
-class SignalResult(Result, frozen=True):
-    pass
-
-
 class TerminateParams(Params, frozen=True):
-    wire_name: ClassVar[str] = "TerminateParams"
     process_id: ProcessId
 
 
@@ -269,13 +244,8 @@ class ListResult(Result, frozen=True):
 
 
 class SetFlowParams(Params, frozen=True):
-    wire_name: ClassVar[str] = "SetFlowParams"
     process_id: ProcessId
     flow: Flow
-
-
-class SetFlowResult(Result, frozen=True):
-    pass
 
 
 class OutputParams(Result, frozen=True, gc=False):
@@ -319,12 +289,12 @@ def output_pieces(params: OutputParams) -> tuple[bytes, bytes, bytes]:
 START = Call("process/start", StartParams, StartResult)
 READ = Call("process/read", ReadParams, ReadResult)
 WRITE = Call("process/write", WriteParams, WriteResult)
-CLOSE_STDIN = Call("process/closeStdin", CloseStdinParams, CloseStdinResult)
-RESIZE = Call("process/resize", ResizeParams, ResizeResult)
-SIGNAL = Call("process/signal", SignalParams, SignalResult)
+CLOSE_STDIN = Call("process/closeStdin", CloseStdinParams, EmptyResult)
+RESIZE = Call("process/resize", ResizeParams, EmptyResult)
+SIGNAL = Call("process/signal", SignalParams, EmptyResult)
 TERMINATE = Call("process/terminate", TerminateParams, TerminateResult)
 LIST: Call[None, ListResult] = Call("process/list", None, ListResult)
-SET_FLOW = Call("process/setFlow", SetFlowParams, SetFlowResult)
+SET_FLOW = Call("process/setFlow", SetFlowParams, EmptyResult)
 
 OUTPUT = Notice("process/output", OutputParams)
 EXITED = Notice("process/exited", ExitedParams)
@@ -336,7 +306,6 @@ CLOSED = Notice("process/closed", ClosedParams)
 # A detached process belongs to the server and has a name. A session attaches to it under a process
 # id of its own, and from then on uses all methods and notifications of `protocol.process`.
 class AttachParams(Params, frozen=True):
-    wire_name: ClassVar[str] = "AttachParams"
     omissible: ClassVar[tuple[str, ...]] = ("after_seq",)
     process_id: ProcessId  # chosen by the client, for this session
     name: str
@@ -353,12 +322,7 @@ class AttachResult(Result, frozen=True):
 
 
 class DetachParams(Params, frozen=True):
-    wire_name: ClassVar[str] = "DetachParams"
     process_id: ProcessId
-
-
-class DetachResult(Result, frozen=True):
-    pass
 
 
 class ListedDetached(Result, frozen=True):
@@ -382,7 +346,7 @@ class ListDetachedResult(Result, frozen=True):
 
 
 ATTACH = Call("process/attach", AttachParams, AttachResult)
-DETACH = Call("process/detach", DetachParams, DetachResult)
+DETACH = Call("process/detach", DetachParams, EmptyResult)
 LIST_DETACHED: Call[None, ListDetachedResult] = Call(
     "process/listDetached", None, ListDetachedResult
 )

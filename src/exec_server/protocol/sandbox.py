@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 import msgspec
 
 from exec_server.errors import InvalidParams
 from exec_server.protocol import legacy_sandbox
-from exec_server.protocol.decoding import NonZeroUsize, Params, Result
+from exec_server.protocol.decoding import NonZeroUsize, Params, Prepare, Result
 from exec_server.protocol.paths import PathUri
 
 Access = Literal["read", "write", "deny", "none"]
@@ -20,10 +20,7 @@ PresetName = Literal["read-only", "workspace-write"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
 
 # Writable directories: the workspace and those for temporary files.
-_WRITABLE: Final = {
-    "read-only": (),
-    "workspace-write": ("project_roots", "slash_tmp", "tmpdir"),
-}
+_WRITABLE: Final = {"read-only": (), "workspace-write": ("project_roots", "slash_tmp", "tmpdir")}
 
 
 class FileUri(PathUri):
@@ -140,10 +137,7 @@ class Sandbox(Params, frozen=True, kw_only=True):
 
     wire_name: ClassVar[str] = "WireFileSystemSandboxContext"
     omissible: ClassVar[tuple[str, ...]] = (
-        "cwd",
-        "policy_context",
-        "user_home_dir",
-        "temporary_directories",
+        *("cwd", "policy_context", "user_home_dir", "temporary_directories"),
         "windows_sandbox_proxy_settings_mode",
     )
     permissions: Managed | Disabled | External
@@ -165,9 +159,7 @@ class Confinable(Params, frozen=True, kw_only=True):
 
     named_only: ClassVar[tuple[str, ...]] = ("user",)
 
-    prepare: ClassVar[Callable[[dict[str, Any], str | None], dict[str, Any]]] = staticmethod(
-        legacy_sandbox.prepare
-    )
+    prepare: ClassVar[Prepare] = staticmethod(legacy_sandbox.prepare)
     user: str | None = None  # extension: a name or a number
 
 

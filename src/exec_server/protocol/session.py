@@ -80,7 +80,6 @@ class EnvironmentStatus(Result, frozen=True):
 
 
 class InitializeParams(Params, frozen=True):
-    wire_name: ClassVar[str] = "InitializeParams"
     omissible: ClassVar[tuple[str, ...]] = ("resume_session_id",)
     client_name: str
     resume_session_id: str | None = None

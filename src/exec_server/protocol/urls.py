@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache, partial
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:  # a server on pipes needs no address
+    from ipaddress import IPv4Address, IPv6Address
 
 # The longest name that DNS can resolve.
 HOST_CHARACTERS: Final = 253
@@ -37,9 +39,6 @@ _has_delimiter = partial(re.search, r"[/?#@\\\t\n\r]|:(?!.*\])|\].")
 _has_scheme = partial(re.match, r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-# ---- hosts and ports ------------------------------------------------------------------
-
-
 @lru_cache(REMEMBERED_ADDRESSES)
 def parse_address(host: str) -> IPv4Address | IPv6Address | None:
     """The address that a host is in its usual spelling; None for names, `127.1` and `fe80::1%lo`.
@@ -48,6 +47,8 @@ def parse_address(host: str) -> IPv4Address | IPv6Address | None:
     """
     if "%" in host:
         return None
+    from ipaddress import ip_address
+
     try:
         return ip_address(host)
     except ValueError:
@@ -67,14 +68,16 @@ def split_authority(text: str) -> tuple[str, int | None]:
     The host is an address without its brackets, or a text that is to be checked.
     """
     if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
+        from ipaddress import IPv6Address
+
+        host, bracket, port = text[1:].partition("]")
         try:
-            if not bracket or rest[:1] not in ("", ":"):
+            if not bracket or port[:1] not in ("", ":"):
                 raise ValueError
             host = str(IPv6Address(host))
         except ValueError:
             raise ValueError("invalid host") from None
-        return host, parse_port(rest[1:]) if rest else None
+        return host, parse_port(port[1:]) if port else None
     host, colon, port = text.partition(":")
     return host, parse_port(port) if colon else None
 
@@ -124,9 +127,6 @@ def _checked_punycode(name: str) -> str:
     if not name or any(label.startswith(_ACE_PREFIX) for label in labels):
         raise ValueError(INVALID_NAME)
     return name
-
-
-# ---- URLs of users --------------------------------------------------------------------
 
 
 class Url(NamedTuple):
@@ -200,9 +200,6 @@ def _checked_host(host: str) -> str:
     if not 0 < len(host) <= HOST_CHARACTERS or not _is_name(host):
         raise ValueError("invalid host")
     return host
-
-
-# ---- URLs as browsers read them -------------------------------------------------------
 
 
 class InvalidUrl(ValueError):

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from exec_server.printable import printable
+from exec_server.errors import printable
 from exec_server.protocol.network import (
     Answer,
     DecisionParams,

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import h11
 
-from exec_server.printable import printable
+from exec_server.errors import printable
 from exec_server.proxy import http_messages as messages
 from exec_server.proxy.credentials import CredentialMask, Scheme
 from exec_server.proxy.http_exchange import HttpExchange, date

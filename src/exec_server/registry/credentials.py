@@ -16,23 +16,6 @@ API_KEY = "CODEX_API_KEY"
 ACCESS_TOKEN = "CODEX_ACCESS_TOKEN"
 BEARER_TOKEN = "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"
 
-# Never passed on to children in remote mode. The server removes them from its own environment
-# after the credential is chosen, because botocore reads its keys there.
-SECRET_NAMES = frozenset(
-    {
-        OWN_API_KEY,
-        API_KEY,
-        ACCESS_TOKEN,
-        BEARER_TOKEN,
-        "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_SECURITY_TOKEN",
-    }
-)
-
-
 _NO_CREDENTIAL = (
     "remote exec-server registration requires ChatGPT authentication or API key authentication; "
     "run `codex login` or set CODEX_API_KEY"

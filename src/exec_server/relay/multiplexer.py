@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from exec_server.errors import RelayError
-from exec_server.printable import printable
+from exec_server.errors import RelayError, printable
 from exec_server.relay.frames import Frame, Kind, decode, encode, usual_data
 from exec_server.relay.noise import (
     FIRST_BYTES,

@@ -8,8 +8,7 @@ import os
 from functools import partial
 from typing import Literal
 
-from exec_server.errors import RpcError, rpc_error_from_os
-from exec_server.printable import lossy
+from exec_server.errors import RpcError, lossy, rpc_error_from_os
 from exec_server.protocol import files
 from exec_server.protocol.files import ConfinableParams
 from exec_server.protocol.process import OutputChunk

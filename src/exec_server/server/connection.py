@@ -71,14 +71,12 @@ NORMAL_CLOSURE = 1000
 POLICY_VIOLATION = 1008
 INTERNAL_FAILURE = 1011
 
-
 # The outcomes of a handler that did not have to wait.
 _RESULTS = (Result, Encoded)
 
 
-# ClientRequests: the requests of the server to one client, until they are answered.
 class ClientRequests:
-    """The requests under way to one client, by their ids, which count from 1."""
+    """The requests of the server to one client, until they are answered, by ids from 1."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
@@ -158,8 +156,6 @@ class Connection:
         self._is_congested = False  # requests are queued or the send buffer is full
         self._tasks: set[asyncio.Task[None]] = set()
         self._client_requests = ClientRequests(stream.send)
-
-    # ---- received messages ------------------------------------------------------------
 
     def message_received(self, message: bytes) -> None:
         try:
@@ -253,8 +249,6 @@ class Connection:
             self._state = _TRANSITIONS[self._state, "initialized"]
         else:
             self._stream.close(POLICY_VIOLATION, "initialized before initialize")
-
-    # ---- requests ---------------------------------------------------------------------
 
     def _is_unhindered(self) -> bool:
         """Whether any request may start at once: in each lane nothing is queued or runs."""
@@ -366,11 +360,7 @@ class Connection:
         return InvalidRequest(text)
 
     async def _finish(
-        self,
-        lane: Lane,
-        occupied: Lane,
-        request: PendingRequest,
-        outcome: Awaitable[Waited],
+        self, lane: Lane, occupied: Lane, request: PendingRequest, outcome: Awaitable[Waited]
     ) -> None:
         try:
             # No await between the handler's result and its sending: see handlers.process._start.
@@ -414,8 +404,6 @@ class Connection:
         if self._is_eof and not self._is_decoding and self._lanes.is_idle:
             self._stream.close(NORMAL_CLOSURE, "end of input")
 
-    # ---- tasks ------------------------------------------------------------------------
-
     def _create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._server.tasks.create_task(coroutine, self._close_broken)
         self._tasks.add(task)
@@ -429,8 +417,6 @@ class Connection:
         self._create_task(coroutine)
         return True
 
-    # ---- unexpected exceptions --------------------------------------------------------
-
     def _break_off(self, what: str) -> None:
         """End the connection because of the current exception, which must not reach its caller.
 
@@ -441,8 +427,6 @@ class Connection:
 
     def _close_broken(self) -> None:
         self._stream.close(INTERNAL_FAILURE, "internal error")
-
-    # ---- responses --------------------------------------------------------------------
 
     def _initialize(self, request: jsonrpc.Request) -> None:
         try:
@@ -507,8 +491,6 @@ class Connection:
 
     def ask(self, call: Call[Any, Any], params: msgspec.Struct) -> asyncio.Future[object]:
         return self._client_requests.ask(call, params)
-
-    # ---- events of the stream ---------------------------------------------------------
 
     def probe(self) -> None:
         self._stream.probe()

@@ -44,7 +44,6 @@ CONCURRENT_SEARCHES = 4
 CONNECTION_SEARCHES = 3
 
 
-# LazyEvent: an asyncio.Event that takes little memory while no task waits for it.
 class LazyEvent:
     """An event that makes its asyncio.Event, whose queue takes 800 bytes, for the first waiter.
 
@@ -146,18 +145,8 @@ class ConnectionContext:
     """The session of a connection and the resources that end with the connection."""
 
     __slots__ = (
-        "_handles",
-        "_ports",
-        "_watch",
-        "change_watches",
-        "has_binary",
-        "http_slots",
-        "http_streams",
-        "notify",
-        "search_slots",
-        "server",
-        "session",
-        "start_task",
+        *("_handles", "_ports", "_watch", "change_watches", "has_binary", "http_slots"),
+        *("http_streams", "notify", "search_slots", "server", "session", "start_task"),
         "writable",
     )
 

@@ -14,6 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 import msgspec
@@ -21,22 +22,12 @@ import msgspec
 from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.host.event_loop import guarded_call
 from exec_server.process.command import Command
-from exec_server.process.process import Emit, Process
-from exec_server.process.table import LaunchMode, ProcessTable, TableLimits, TableObserver
+from exec_server.process.process import Process
+from exec_server.process.table import LaunchMode, ProcessTable, TableLimits
+from exec_server.protocol import process as wire
 from exec_server.protocol.decoding import Notice
-from exec_server.protocol.process import (
-    CLOSED,
-    EXITED,
-    OUTPUT,
-    ClosedParams,
-    Detach,
-    EndedBy,
-    ExitedParams,
-    Flow,
-    ListedDetached,
-    OutputParams,
-    ProcessId,
-)
+
+log = logging.getLogger(__name__)
 
 # Attachments of one process. Each event is sent to all of them on the event loop, so this many
 # bound the time that a chunk takes. A further one is refused.
@@ -47,15 +38,12 @@ BATCH_CHUNKS = 32
 # the same limit for requests.
 BURST_SECONDS = 0.002
 
-Event = OutputParams | ExitedParams | ClosedParams
+Event = wire.OutputParams | wire.ExitedParams | wire.ClosedParams
 _NOTICES: dict[type[Event], Notice[msgspec.Struct]] = {
-    OutputParams: OUTPUT,
-    ExitedParams: EXITED,
-    ClosedParams: CLOSED,
+    wire.OutputParams: wire.OUTPUT,
+    wire.ExitedParams: wire.EXITED,
+    wire.ClosedParams: wire.CLOSED,
 }
-
-
-log = logging.getLogger(__name__)
 
 # Detached processes that have not closed. They outlive their clients, so only a limit of the server
 # itself bounds them; a start beyond it is refused.
@@ -76,19 +64,13 @@ GRACE_SECONDS = 5.0
 # A kill is immediate, except for a child in an uninterruptible system call.
 END_SECONDS = 5.0
 
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS - 1}}}")
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+# Compiled at the first use: most servers have no detached process.
+_is_name = partial(re.fullmatch, rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS - 1}}}")
 
-MakeTable = Callable[[Emit, TableLimits, TableObserver], ProcessTable]
+# A ProcessTable without its `emit`, `limits` and `observer`.
+MakeTable = Callable[..., ProcessTable]
 
 
-# Attachment: a session's view of a detached process, with a position of its own in its events.
-#
-# Theory of operation. An event is sent at once to an attachment that has all earlier ones. An
-# attachment whose connection does not take more falls behind; when the connection is writable
-# again, `push` continues from its position with the retained output. Output that was dropped
-# meanwhile leaves a gap in the numbers, by which the client learns that it has to ask process/read
-# how much is lost. So a slow client neither delays the process nor other clients.
 class Channel(Protocol):
     """The session of an attachment, as far as an attachment needs it."""
 
@@ -99,7 +81,7 @@ class Channel(Protocol):
 
     def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None: ...
 
-    def attachment_ended(self, process_id: ProcessId) -> None:
+    def attachment_ended(self, process_id: wire.ProcessId) -> None:
         """The process was not started, or is forgotten."""
         ...
 
@@ -112,7 +94,7 @@ class Broadcast:
         self.process: Process | None = None  # None while it starts
         self.attachments: dict[Attachment, None] = {}
         self.last_activity = 0.0  # output, or an attachment that came or went
-        self._ends: list[ExitedParams | ClosedParams] = []  # two at most, in order
+        self._ends: list[wire.ExitedParams | wire.ClosedParams] = []  # two at most, in order
         self._serials = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self.touch()
@@ -121,7 +103,7 @@ class Broadcast:
         """Count from now how long the process is idle."""
         self.last_activity = self._loop.time()
 
-    def attach(self, process_id: ProcessId, channel: Channel) -> Attachment:
+    def attach(self, process_id: wire.ProcessId, channel: Channel) -> Attachment:
         """Add an attachment, which sends nothing before its `begin` or the next event."""
         if len(self.attachments) >= MAX_ATTACHMENTS:
             raise InvalidRequest(
@@ -135,7 +117,7 @@ class Broadcast:
     def publish(self, event: Event) -> None:
         """Send an event that has just occurred; output is already in the log of the process."""
         self.touch()
-        if not isinstance(event, OutputParams):
+        if not isinstance(event, wire.OutputParams):
             self._ends.append(event)
         for attachment in tuple(self.attachments):
             guarded_call(attachment.receive, event)
@@ -163,7 +145,8 @@ class Broadcast:
             return []
         chunks = self.process.log.next_chunks(seq, BATCH_CHUNKS)
         events: list[Event] = [
-            OutputParams(self.process.id, chunk.seq, chunk.stream, chunk.chunk) for chunk in chunks
+            wire.OutputParams(self.process.id, chunk.seq, chunk.stream, chunk.chunk)
+            for chunk in chunks
         ]
         is_complete = len(chunks) < BATCH_CHUNKS
         for end in self._ends:
@@ -174,10 +157,17 @@ class Broadcast:
 
 
 class Attachment:
-    """One session's subscription to the events of a detached process, under an id of its own."""
+    """One session's subscription to the events of a detached process, under an id of its own.
+
+    An event is sent at once to an attachment that has all earlier ones. One whose connection does
+    not take more falls behind; when the connection is writable again, `push` continues from its
+    position with the retained output. Output that was dropped meanwhile leaves a gap in the
+    numbers, by which the client learns that it has to ask process/read how much is lost. So a slow
+    client neither delays the process nor other clients.
+    """
 
     def __init__(
-        self, process_id: ProcessId, broadcast: Broadcast, channel: Channel, serial: int
+        self, process_id: wire.ProcessId, broadcast: Broadcast, channel: Channel, serial: int
     ) -> None:
         self.process_id = process_id
         self.broadcast = broadcast
@@ -185,7 +175,7 @@ class Attachment:
         self.after_seq = 0  # where the client asked to begin
         self._serial = serial
         self._position = 0  # the last event that was sent, or left out by the flow `retain`
-        self._flow: Flow = "send"
+        self._flow: wire.Flow = "send"
         self._next_push: asyncio.Handle | None = None
 
     def begin(self, after: int) -> None:
@@ -202,7 +192,7 @@ class Attachment:
         if event.seq == self._position + 1 and self._may_send:
             self._send(event)
 
-    def set_flow(self, flow: Flow) -> None:
+    def set_flow(self, flow: wire.Flow) -> None:
         """Do with the events as the client wishes; the process itself is not paused."""
         self._flow = flow
         self._schedule_push()
@@ -251,7 +241,7 @@ class Attachment:
 
     def _send(self, event: Event) -> None:
         self._position = event.seq
-        if self._flow == "retain" and isinstance(event, OutputParams):
+        if self._flow == "retain" and isinstance(event, wire.OutputParams):
             return
         labelled = msgspec.structs.replace(event, process_id=self.process_id)
         self.channel.notify(_NOTICES[type(event)], labelled)
@@ -265,7 +255,7 @@ class _Detached:
         self.max_lifetime = max_lifetime
         self.idle_timeout = idle_timeout
         self.started_at_ms = int(time.time() * 1000)
-        self.ended_by: EndedBy | None = None
+        self.ended_by: wire.EndedBy | None = None
         # The last timer of each callback, so three at most; cancelling one that has fired is free.
         self.timers: dict[Callable[[_Detached], None], asyncio.Handle] = {}
 
@@ -274,17 +264,12 @@ class _Detached:
             timer.cancel()
         self.timers.clear()
 
-    def listed(self, process: Process) -> ListedDetached:
-        summary = process.summary()
-        return ListedDetached(
+    def listed(self, process: Process) -> wire.ListedDetached:
+        members = msgspec.structs.asdict(process.summary())
+        del members["process_id"]  # it is the name
+        return wire.ListedDetached(
+            **members,
             name=self.broadcast.name,
-            argv=summary.argv,
-            tty=summary.tty,
-            running=summary.running,
-            exit_code=summary.exit_code,
-            closed=summary.closed,
-            next_seq=summary.next_seq,
-            pid=process.pid,
             started_at_ms=self.started_at_ms,
             attached=len(self.broadcast.attachments),
             max_lifetime_ms=_milliseconds(self.max_lifetime),
@@ -298,14 +283,12 @@ class DetachedProcesses:
 
     def __init__(self, make_table: MakeTable) -> None:
         limits = TableLimits(MAX_RUNNING, MAX_CLOSED, CLOSED_BYTES, RETENTION_SECONDS)
-        self._table = make_table(self._emit, limits, self)
+        self._table = make_table(self._emit, limits=limits, observer=self)
         self._by_name: dict[str, _Detached] = {}
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
 
-    # ---- starting ---------------------------------------------------------------------
-
-    def reserve(self, detach: Detach, program: str) -> Broadcast:
+    def reserve(self, detach: wire.Detach, program: str) -> Broadcast:
         """Reserve the name for a start, or choose one; a closed process of this name is forgotten.
 
         Raises InvalidParams or InvalidRequest.
@@ -313,30 +296,28 @@ class DetachedProcesses:
         max_lifetime = _seconds("maxLifetimeMs", detach.max_lifetime_ms)
         idle_timeout = _seconds("idleTimeoutMs", detach.idle_timeout_ms)
         name = self._unused_name(program) if detach.name is None else detach.name
-        if not _NAME.fullmatch(name):
+        if not _is_name(name):
             raise InvalidParams(
                 f"the name of a detached process has 1 to {NAME_CHARACTERS} letters, digits, dots, "
                 "dashes and underscores, and begins with a letter or digit"
             )
         if self._table.live_count >= MAX_RUNNING:
             raise InvalidRequest(f"at most {MAX_RUNNING} detached processes may run on a server")
-        if name in self._by_name and not self._table.forget(ProcessId(name)):
+        if name in self._by_name and not self._table.forget(wire.ProcessId(name)):
             raise InvalidRequest(f"the name {name} is in use by another detached process")
-        self._table.reserve(ProcessId(name))
+        self._table.reserve(wire.ProcessId(name))
         detached = self._by_name[name] = _Detached(name, max_lifetime, idle_timeout)
         return detached.broadcast
 
     def _unused_name(self, program: str) -> str:
         word = program.rpartition("/")[2][:PROGRAM_CHARACTERS]
-        word = _NOT_IN_NAMES.sub("-", word).strip("-_") or "process"
+        word = re.sub(r"[^A-Za-z0-9_-]+", "-", word).strip("-_") or "process"
         names = (f"{word}-{number}" for number in self._numbers)
         return next(name for name in names if name not in self._by_name)
 
     async def start(self, name: str, command: Command, launch_mode: LaunchMode) -> None:
         """Start a command under a reserved name; see ProcessTable.start."""
-        await self._table.start(ProcessId(name), command, launch_mode)
-
-    # ---- events of the table ----------------------------------------------------------
+        await self._table.start(wire.ProcessId(name), command, launch_mode)
 
     def started(self, process: Process) -> None:
         detached = self._by_name[process.id]
@@ -347,7 +328,7 @@ class DetachedProcesses:
         if detached.idle_timeout is not None:
             self._set_timer(detached, detached.idle_timeout, self._check_idle)
 
-    def start_failed(self, process_id: ProcessId) -> None:
+    def start_failed(self, process_id: wire.ProcessId) -> None:
         self._by_name.pop(process_id).broadcast.end()
 
     def forgotten(self, process: Process) -> None:
@@ -361,8 +342,6 @@ class DetachedProcesses:
         if process is not None and process.closed:
             detached.cancel_timers()
 
-    # ---- clients ----------------------------------------------------------------------
-
     def find(self, name: str) -> Broadcast:
         """The events of a running or closed process; raises InvalidRequest."""
         detached = self._by_name.get(name)
@@ -374,14 +353,12 @@ class DetachedProcesses:
 
     def terminate(self, name: str) -> bool:
         """Kill a process with all its descendants; True if it was running."""
-        return self._table.terminate(ProcessId(name))
+        return self._table.terminate(wire.ProcessId(name))
 
-    def listed(self) -> list[ListedDetached]:
+    def listed(self) -> list[wire.ListedDetached]:
         """The processes in order of their start, without those that are still starting."""
-        found = [(each, each.broadcast.process) for each in self._by_name.values()]
-        return [each.listed(process) for each, process in found if process is not None]
-
-    # ---- the end ----------------------------------------------------------------------
+        every = [(each, each.broadcast.process) for each in self._by_name.values()]
+        return [each.listed(process) for each, process in every if process is not None]
 
     def _set_timer(
         self, detached: _Detached, delay: float, callback: Callable[[_Detached], None]
@@ -402,7 +379,7 @@ class DetachedProcesses:
         else:
             self._end_by_limit(detached, "idleTimeout")
 
-    def _end_by_limit(self, detached: _Detached, limit: EndedBy) -> None:
+    def _end_by_limit(self, detached: _Detached, limit: wire.EndedBy) -> None:
         """Send SIGTERM, and kill the process with all its descendants after a grace."""
         process = detached.broadcast.process
         if process is None or detached.ended_by is not None:

@@ -33,16 +33,8 @@ class Method:
     """
 
     __slots__ = (
-        "cancels_start",
-        "control",
-        "decode_params",
-        "family",
-        "handle",
-        "invoke",
-        "name",
-        "starts_process",
-        "takes_data",
-        "yields_slot",
+        *("cancels_start", "control", "decode_params", "family", "handle", "invoke", "name"),
+        *("starts_process", "takes_data", "yields_slot"),
     )
 
     def __init__(
@@ -123,100 +115,72 @@ def _decode_nothing(value: object, server_cwd: str | None) -> None:
         decode_unit(value)
 
 
-# ---- rows -----------------------------------------------------------------------------
-
-
 def _environment_rows() -> list[Method]:
     from exec_server.protocol import codex, session
-    from exec_server.server.handlers import environment as capability_handlers
-    from exec_server.server.handlers import environment as config_handlers
-    from exec_server.server.handlers import environment as environment_handlers
+    from exec_server.server.handlers import environment as handlers
 
+    discovery = "capability discovery"
     return [
-        Method(session.INFO, environment_handlers.info, "environment info", control=True),
-        Method(session.STATUS, environment_handlers.status, "environment status", control=True),
-        Method(codex.READ_CONFIG, config_handlers.read, "environment config"),
-        Method(
-            codex.DISCOVER,
-            capability_handlers.discover,
-            "capability discovery",
-            yields_slot=True,
-        ),
-        Method(
-            codex.DISCOVER_ROOTS,
-            capability_handlers.discover_roots,
-            "capability discovery",
-            yields_slot=True,
-        ),
+        Method(session.INFO, handlers.info, "environment info", control=True),
+        Method(session.STATUS, handlers.status, "environment status", control=True),
+        Method(codex.READ_CONFIG, handlers.read, "environment config"),
+        Method(codex.DISCOVER, handlers.discover, discovery, yields_slot=True),
+        Method(codex.DISCOVER_ROOTS, handlers.discover_roots, discovery, yields_slot=True),
     ]
 
 
 def _process_rows() -> list[Method]:
-    from exec_server.server.handlers import process as detached_handlers
-    from exec_server.server.handlers import process as process_handlers
+    from exec_server.server.handlers import process as handlers
 
     return [
-        Method(process.START, process_handlers.start, "exec"),
-        Method(process.READ, process_handlers.read, "exec", yields_slot=True),
-        Method(process.WRITE, process_handlers.write, "exec", yields_slot=True),
-        Method(process.CLOSE_STDIN, process_handlers.close_stdin, "exec", yields_slot=True),
-        Method(process.RESIZE, process_handlers.resize, "exec", control=True),
-        Method(process.SIGNAL, process_handlers.signal, "exec", control=True),
-        Method(process.TERMINATE, process_handlers.terminate, "exec", control=True),
-        Method(process.LIST, process_handlers.list_, "exec"),
-        Method(process.SET_FLOW, process_handlers.set_flow, "exec", control=True),
-        Method(process.ATTACH, detached_handlers.attach, "exec"),
-        Method(process.DETACH, detached_handlers.detach, "exec"),
-        Method(process.LIST_DETACHED, detached_handlers.list_detached, "exec"),
+        Method(process.START, handlers.start, "exec"),
+        Method(process.READ, handlers.read, "exec", yields_slot=True),
+        Method(process.WRITE, handlers.write, "exec", yields_slot=True),
+        Method(process.CLOSE_STDIN, handlers.close_stdin, "exec", yields_slot=True),
+        Method(process.RESIZE, handlers.resize, "exec", control=True),
+        Method(process.SIGNAL, handlers.signal, "exec", control=True),
+        Method(process.TERMINATE, handlers.terminate, "exec", control=True),
+        Method(process.LIST, handlers.list_, "exec"),
+        Method(process.SET_FLOW, handlers.set_flow, "exec", control=True),
+        Method(process.ATTACH, handlers.attach, "exec"),
+        Method(process.DETACH, handlers.detach, "exec"),
+        Method(process.LIST_DETACHED, handlers.list_detached, "exec"),
     ]
 
 
 def _file_rows() -> list[Method]:
     from exec_server.filesystem.operation_table import OPERATIONS
     from exec_server.protocol import files
-    from exec_server.protocol import files as protocol_files
     from exec_server.server.file_access import FileOperation
-    from exec_server.server.handlers import files as binary_handlers
-    from exec_server.server.handlers import files as file_handlers
-    from exec_server.server.handlers import files as search_handlers
-    from exec_server.server.handlers import files as watch_handlers
+    from exec_server.server.handlers import files as handlers
 
+    family = "filesystem"
     rows = [
-        Method(files.READ_FILE, file_handlers.read_file, "filesystem"),
-        Method(files.WRITE_FILE, file_handlers.write_file, "filesystem"),
-        Method(files.OPEN, file_handlers.open_, "filesystem"),
-        Method(files.READ_BLOCK, file_handlers.read_block, "filesystem"),
-        Method(files.WRITE_BLOCK, file_handlers.write_block, "filesystem"),
-        Method(files.CLOSE, file_handlers.close, "filesystem", control=True),
-        Method(protocol_files.READ_BINARY, binary_handlers.read_binary, "filesystem"),
-        Method(
-            protocol_files.WRITE_BINARY,
-            _with_data(binary_handlers.write_binary),
-            "filesystem",
-            takes_data=True,
-        ),
-        Method(protocol_files.READ_FILES, binary_handlers.read_files, "filesystem"),
-        Method(
-            protocol_files.WRITE_FILES,
-            _with_data(binary_handlers.write_files),
-            "filesystem",
-            takes_data=True,
-        ),
-        Method(files.GET_METADATA, file_handlers.get_metadata, "filesystem"),
-        Method(files.CANONICALIZE, file_handlers.canonicalize, "filesystem"),
-        Method(files.READ_DIRECTORY, file_handlers.read_directory, "filesystem"),
-        Method(protocol_files.LIST, file_handlers.list_, "filesystem"),
-        Method(protocol_files.RESOLVE, file_handlers.resolve, "filesystem"),
-        Method(files.WALK, file_handlers.walk, "filesystem"),
-        Method(files.WATCH_MISSING, file_handlers.watch_missing, "filesystem"),
-        Method(protocol_files.GREP, search_handlers.grep, "filesystem", yields_slot=True),
-        Method(protocol_files.WATCH, watch_handlers.watch, "filesystem"),
-        Method(protocol_files.UNWATCH, watch_handlers.unwatch, "filesystem", control=True),
+        Method(files.READ_FILE, handlers.read_file, family),
+        Method(files.WRITE_FILE, handlers.write_file, family),
+        Method(files.OPEN, handlers.open_, family),
+        Method(files.READ_BLOCK, handlers.read_block, family),
+        Method(files.WRITE_BLOCK, handlers.write_block, family),
+        Method(files.CLOSE, handlers.close, family, control=True),
+        Method(files.READ_BINARY, handlers.read_binary, family),
+        Method(files.WRITE_BINARY, _with_data(handlers.write_binary), family, takes_data=True),
+        Method(files.READ_FILES, handlers.read_files, family),
+        Method(files.WRITE_FILES, _with_data(handlers.write_files), family, takes_data=True),
+        Method(files.GET_METADATA, handlers.get_metadata, family),
+        Method(files.CANONICALIZE, handlers.canonicalize, family),
+        Method(files.READ_DIRECTORY, handlers.read_directory, family),
+        Method(files.LIST, handlers.list_, family),
+        Method(files.RESOLVE, handlers.resolve, family),
+        Method(files.WALK, handlers.walk, family),
+        Method(files.WATCH_MISSING, handlers.watch_missing, family),
+        Method(files.GREP, handlers.grep, family, yields_slot=True),
+        Method(files.WATCH, handlers.watch, family),
+        Method(files.UNWATCH, handlers.unwatch, family, control=True),
     ]
     # Operations that always run in a thread need no handler of their own.
     names = {row.name for row in rows}
     return rows + [
-        Method(call, file_handlers.handler(FileOperation(call, function)), "filesystem")
+        Method(call, handlers.handler(FileOperation(call, function)), family)
         for call, function in OPERATIONS.items()
         if call.name not in names
     ]
@@ -224,25 +188,25 @@ def _file_rows() -> list[Method]:
 
 def _http_rows() -> list[Method]:
     from exec_server.protocol import http
-    from exec_server.server.handlers import http as http_handlers
+    from exec_server.server.handlers import http as handlers
 
-    return [Method(http.REQUEST, http_handlers.request, "http", yields_slot=True)]
+    return [Method(http.REQUEST, handlers.request, "http", yields_slot=True)]
 
 
 def _port_rows() -> list[Method]:
     from exec_server.protocol import port
-    from exec_server.server.handlers import port as port_handlers
+    from exec_server.server.handlers import port as handlers
 
     # Control methods: a forwarded connection does not wait for the copy of a file.
     return [
-        Method(port.PROBE, port_handlers.probe, "port", control=True, yields_slot=True),
-        Method(port.OPEN, port_handlers.open_, "port", control=True, yields_slot=True),
-        Method(port.LISTEN, port_handlers.listen, "port", control=True, yields_slot=True),
-        Method(port.CLOSE_LISTENER, port_handlers.close_listener, "port", control=True),
-        Method(port.DATA, port_handlers.data, "port", control=True),
-        Method(port.CREDIT, port_handlers.credit, "port", control=True),
-        Method(port.END, port_handlers.end, "port", control=True),
-        Method(port.RESET, port_handlers.reset, "port", control=True),
+        Method(port.PROBE, handlers.probe, "port", control=True, yields_slot=True),
+        Method(port.OPEN, handlers.open_, "port", control=True, yields_slot=True),
+        Method(port.LISTEN, handlers.listen, "port", control=True, yields_slot=True),
+        Method(port.CLOSE_LISTENER, handlers.close_listener, "port", control=True),
+        Method(port.DATA, handlers.data, "port", control=True),
+        Method(port.CREDIT, handlers.credit, "port", control=True),
+        Method(port.END, handlers.end, "port", control=True),
+        Method(port.RESET, handlers.reset, "port", control=True),
     ]
 
 

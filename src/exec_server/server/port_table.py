@@ -13,9 +13,14 @@ from typing import Protocol
 
 import msgspec
 
-from exec_server.errors import InternalError, InvalidParams, InvalidRequest, os_error_text
+from exec_server.errors import (
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    os_error_text,
+    printable,
+)
 from exec_server.net.port_stream import WINDOW_BYTES, PortStream, StreamSocket
-from exec_server.printable import printable
 from exec_server.protocol import port as wire
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.port import ListenerId, StreamId
@@ -109,8 +114,6 @@ class PortTable:
         self._is_paused = False
         self._is_closed = False
 
-    # ---- requests ---------------------------------------------------------------------
-
     def probe(self, params: wire.ProbeParams) -> Awaitable[wire.ProbeResult]:
         resources = self._usable()
         self._check_room(resources)
@@ -197,8 +200,6 @@ class PortTable:
         """A stream that is open; None if it has ended, which the client may not know yet."""
         return self._streams.get(stream_id)
 
-    # ---- events -----------------------------------------------------------------------
-
     def _accept(self, listener_id: ListenerId, socket: TableSocket) -> None:
         """Take a connection of a listener, or reset it if there are too many."""
         self._accepted += 1
@@ -248,8 +249,6 @@ class PortTable:
         for stream in tuple(self._streams.values()):
             if stream is not None:
                 stream.abort()
-
-    # -----------------------------------------------------------------------------------
 
     def _usable(self) -> PortResources:
         if self._resources is None:

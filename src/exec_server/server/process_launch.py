@@ -15,12 +15,7 @@ from exec_server.process.orphans import Owner
 from exec_server.process.process import DenialCheck
 from exec_server.process.spawn import Child, spawn
 from exec_server.process.table import LaunchMode
-from exec_server.protocol.network import (
-    DECISION,
-    POLICY_REQUEST,
-    DecisionParams,
-    PolicyParams,
-)
+from exec_server.protocol.network import DECISION, POLICY_REQUEST, DecisionParams, PolicyParams
 from exec_server.protocol.process import OutputChunk, StartParams
 from exec_server.protocol.sandbox import Denial
 from exec_server.server.context import ServerContext
@@ -35,7 +30,6 @@ if TYPE_CHECKING:
 MAX_BRIDGED_PORTS = 8
 
 
-# NetworkController: the client of a session, as the proxies of its processes reach it.
 class NetworkController:
     """Reports decisions to the client of a session, and asks it."""
 
@@ -83,15 +77,12 @@ class ProcessLaunch:
     def mode(self) -> LaunchMode:
         """How a process table starts the command."""
         params = self._params
+        may_have_network = params.network_proxy is not None or params.enforce_managed_network
         return LaunchMode(
             self._spawn,
             None if params.sandbox is None else self._check,
-            self._close_network if self._may_have_network else None,
+            self._close_network if may_have_network else None,
         )
-
-    @property
-    def _may_have_network(self) -> bool:
-        return self._params.network_proxy is not None or self._params.enforce_managed_network
 
     def _spawn(self, command: Command, owner: Owner) -> Child:
         """Start the command. Blocking; raises RpcError for an invalid policy."""
@@ -108,10 +99,11 @@ class ProcessLaunch:
             env |= _user_variables(user, params.env)
             launch_mode = LaunchMode(partial(server.sandboxes.user_commands.spawn, user))
         if params.sandbox is not None:
+            path = None if server.proxies is None else server.proxies.certificate_path
             launch_mode = server.sandboxes.commands.launch_mode(
                 *(params.sandbox, command.cwd, env),
                 is_proxied=bool(ports),
-                read_only=self._server_files(),
+                read_only=() if path is None else (path,),  # no confined command may change it
             )
         self._check_denial = launch_mode.check_denial
         completed = replace(command, env=env, proxy_ports=ports, certificates=self._certificates)
@@ -125,8 +117,6 @@ class ProcessLaunch:
         """The check of the sandbox; only after `_spawn`."""
         assert self._check_denial is not None
         return self._check_denial(code, output)
-
-    # ---- the managed network ----------------------------------------------------------
 
     def _open_network(self, env: dict[str, str]) -> tuple[int, ...]:
         """Prepare the proxies of the process, and set its variables.
@@ -172,12 +162,6 @@ class ProcessLaunch:
                 "needs a networkProxy, or variables that name a port of managedNetwork"
             )
         return tuple(sorted(ports))
-
-    def _server_files(self) -> tuple[str, ...]:
-        """Files of the server that no confined command may change."""
-        proxies = self._server.proxies
-        path = None if proxies is None else proxies.certificate_path
-        return () if path is None else (path,)
 
     def _close_network(self) -> None:
         if self._network is not None:

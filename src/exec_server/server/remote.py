@@ -48,6 +48,18 @@ GOING_AWAY = 1001
 # another executor has registered since, and this one registers again.
 _TRANSIENT_STATUSES = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
+_SUPERSEDED = "unexpected_executor_registration_id"
+# The reasons for which a rendezvous refuses executors. Other texts of a peer are not logged.
+_REJECTIONS = frozenset(
+    {
+        *("expired", "extra_query_param", "invalid_expiry", "invalid_role", "invalid_secret"),
+        *("invalid_signature", "malformed_query", "missing_executor_registration_id"),
+        *("missing_expiry", "missing_role", "missing_signature", "missing_version"),
+        *("pod_draining", "route_unavailable", "unknown_route", "wrong_rendezvous_cluster"),
+        _SUPERSEDED,
+    }
+)
+
 Security = Literal["noise", "plain", "text"]
 
 
@@ -98,10 +110,7 @@ class RelayExecutor:
         self._is_registered = False
 
     async def serve(
-        self,
-        make_receiver: ReceiverFactory,
-        stream_revoked: StreamRevoked,
-        tasks: GuardedTasks,
+        self, make_receiver: ReceiverFactory, stream_revoked: StreamRevoked, tasks: GuardedTasks
     ) -> NoReturn:
         await self._credential.ready()
         if self._security == "noise":
@@ -176,7 +185,7 @@ class RelayExecutor:
         settings: RelaySettings,
         headers: Sequence[tuple[str, str]],
     ) -> ExecutorRelayLink:
-        made: list[ExecutorRelayLink] = []
+        links: list[ExecutorRelayLink] = []
         encrypted = self._security == "noise"
 
         async def validate(handshake: PendingHandshake) -> bool:
@@ -195,8 +204,8 @@ class RelayExecutor:
                 if encrypted
                 else PlainMultiplexer
             )
-            made.append(ExecutorRelayLink(socket, settings, make, validate))
-            return made[0]
+            links.append(ExecutorRelayLink(socket, settings, make, validate))
+            return links[0]
 
         await connect(
             registration.url,
@@ -206,7 +215,7 @@ class RelayExecutor:
             # Without encryption each message is one frame.
             message_bytes=FRAME_BYTES if encrypted else MESSAGE_BYTES,
         )
-        return made[0]
+        return links[0]
 
 
 class DirectExecutor:
@@ -220,10 +229,7 @@ class DirectExecutor:
         self._tls = tls
 
     async def serve(
-        self,
-        make_receiver: ReceiverFactory,
-        stream_revoked: StreamRevoked,
-        tasks: GuardedTasks,
+        self, make_receiver: ReceiverFactory, stream_revoked: StreamRevoked, tasks: GuardedTasks
     ) -> NoReturn:
         await self._credential.ready()
         registration = await self._registry.register_direct()
@@ -301,31 +307,6 @@ def _reason(error: ConnectFailed | TimeoutError) -> str:
     ]
     known = [value for value in rejection if value in _REJECTIONS]
     return f"{error} ({known[0]})" if known else str(error)
-
-
-_SUPERSEDED = "unexpected_executor_registration_id"
-# The reasons for which a rendezvous refuses executors. Other texts of a peer are not logged.
-_REJECTIONS = frozenset(
-    {
-        "expired",
-        "extra_query_param",
-        "invalid_expiry",
-        "invalid_role",
-        "invalid_secret",
-        "invalid_signature",
-        "malformed_query",
-        "missing_executor_registration_id",
-        "missing_expiry",
-        "missing_role",
-        "missing_signature",
-        "missing_version",
-        "pod_draining",
-        "route_unavailable",
-        _SUPERSEDED,
-        "unknown_route",
-        "wrong_rendezvous_cluster",
-    }
-)
 
 
 def upgrade_headers(environ: Mapping[str, str]) -> list[tuple[str, str]]:

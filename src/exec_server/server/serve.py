@@ -8,8 +8,9 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
@@ -19,13 +20,12 @@ from exec_server.host.event_loop import GuardedTasks, guarded_call
 from exec_server.host.threads import ThreadPool, start_lookup_threads
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.process.output import SERVER_RECENT_BYTES, RecentOutputBudget
-from exec_server.process.process import Emit
-from exec_server.process.table import ProcessTable, Reaper, TableLimits, TableObserver
+from exec_server.process.table import ProcessTable, Reaper
 from exec_server.proxy.resources import ProxyResources
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.connection import Connection
 from exec_server.server.context import ServerContext
-from exec_server.server.detached import DetachedProcesses
+from exec_server.server.detached import DetachedProcesses, MakeTable
 from exec_server.server.methods import load_all
 from exec_server.server.session import SessionRegistry
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from exec_server.server.port_table import PortResources
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # File operations that may block on a disk at the same time; further ones are queued.
 FILE_THREADS = 16
@@ -76,10 +74,7 @@ class Executor(Protocol):
     """A source of connections other than a listening socket."""
 
     async def serve(
-        self,
-        make_receiver: ReceiverFactory,
-        stream_revoked: StreamRevoked,
-        tasks: GuardedTasks,
+        self, make_receiver: ReceiverFactory, stream_revoked: StreamRevoked, tasks: GuardedTasks
     ) -> NoReturn:
         """Serve until cancelled; raises RegistryError or StartupError if that is impossible."""
         ...
@@ -93,14 +88,6 @@ class Options(msgspec.Struct, frozen=True):
     # Called with a path that must be removed if the server is killed, and whether it exists.
     register_cleanup: Callable[[str, bool], None] = lambda path, exists: None
     allow_port_hosts: bool = False  # forward connections to other hosts than this machine
-
-
-class _MakeTable(Protocol):
-    """Makes the table of the processes of a session, or that of the detached ones."""
-
-    def __call__(
-        self, emit: Emit, limits: TableLimits | None = None, observer: TableObserver | None = None
-    ) -> ProcessTable: ...
 
 
 class _LazyHttpClient:
@@ -127,19 +114,6 @@ class _LazyHttpClient:
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
-
-
-class _FirstUse(Generic[T]):
-    """Makes an object when it is called for the first time. For the event loop."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self.value: T | None = None
-
-    def __call__(self) -> T:
-        if self.value is None:
-            self.value = self._make()
-        return self.value
 
 
 def _make_inotify(threads: ThreadPool) -> Inotify:
@@ -176,7 +150,7 @@ async def _server_context(
     file_threads = ThreadPool(FILE_THREADS, "files", started=STARTED_FILE_THREADS)
     decode_threads = ThreadPool(DECODE_THREADS, "decode", started=DECODE_THREADS)
     lookup_threads = ThreadPool(LOOKUP_THREADS, "lookup")
-    inotify = _FirstUse(lambda: _make_inotify(file_threads))
+    inotify = cache(lambda: _make_inotify(file_threads))
     lazy_client = _LazyHttpClient(file_threads)
 
     make_table = _table_maker(reaper, spawn_threads, cleanup_threads)
@@ -184,9 +158,8 @@ async def _server_context(
         async with asyncio.TaskGroup() as group:
             tasks = GuardedTasks(group)  # all of them: an exception of one client ends no other
             sessions = SessionRegistry(make_table, tasks, options.session_retention)
-            maintainer = tasks.create_task(
-                _maintain(sandboxes, sessions, decode_threads, cleanup_threads)
-            )
+            sweeper = tasks.create_task(_sweep(sandboxes, decode_threads))
+            loader = tasks.create_task(_load_when_idle(sandboxes, sessions, cleanup_threads))
             detached = DetachedProcesses(make_table)
             proxies = ProxyResources(tasks, lookup_threads, variables)
             try:
@@ -201,9 +174,9 @@ async def _server_context(
                     sessions=sessions,
                     detached=detached,
                     tasks=tasks,
-                    http=_FirstUse(lambda: _make_http(lazy_client)),
+                    http=cache(lambda: _make_http(lazy_client)),
                     proxies=proxies,
-                    ports=_FirstUse(lambda: _make_ports(options)),
+                    ports=cache(lambda: _make_ports(options)),
                     concurrent_requests=options.concurrent_requests,
                     ripgrep=interpreter.find_system_program("rg"),
                 )
@@ -211,40 +184,28 @@ async def _server_context(
                 async with asyncio.TaskGroup() as ending:
                     for end in (sessions.end_all, detached.end_all):
                         GuardedTasks(ending).create_task(end())
-                maintainer.cancel()
+                sweeper.cancel()
+                loader.cancel()
                 proxies.close()
                 await tasks.finish(END_SECONDS)
         await lazy_client.close()
     finally:
-        if inotify.value is not None:
-            inotify.value.close()
+        if inotify.cache_info().currsize:
+            inotify().close()
         sandboxes.close()
         reaper.close()
         for pool in (spawn_threads, cleanup_threads, file_threads, decode_threads, lookup_threads):
             pool.close()
 
 
-def _table_maker(reaper: Reaper, spawning: ThreadPool, cleaning: ThreadPool) -> _MakeTable:
-    budget = RecentOutputBudget(SERVER_RECENT_BYTES)
-
-    def make_table(
-        emit: Emit, limits: TableLimits | None = None, observer: TableObserver | None = None
-    ) -> ProcessTable:
-        return ProcessTable(
-            emit, reaper, spawning, cleaning, limits=limits, observer=observer, recent_budget=budget
-        )
-
-    return make_table
-
-
-async def _maintain(
-    sandboxes: Sandboxes, sessions: SessionRegistry, sweeping: ThreadPool, loading: ThreadPool
-) -> None:
-    """Load what is needed soon and release what is not, until cancelled."""
-    async with asyncio.TaskGroup() as group:
-        tasks = GuardedTasks(group)
-        tasks.create_task(_sweep(sandboxes, sweeping))
-        tasks.create_task(_load_when_idle(sandboxes, sessions, loading))
+def _table_maker(reaper: Reaper, spawning: ThreadPool, cleaning: ThreadPool) -> MakeTable:
+    return partial(
+        ProcessTable,
+        reaper=reaper,
+        spawn_threads=spawning,
+        cleanup_threads=cleaning,
+        recent_budget=RecentOutputBudget(SERVER_RECENT_BYTES),
+    )
 
 
 async def _load_when_idle(
@@ -264,6 +225,7 @@ async def _load_when_idle(
 
 
 async def _sweep(sandboxes: Sandboxes, threads: ThreadPool) -> None:
+    """Release idle workers, unused sandboxes and free memory, until cancelled."""
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
         guarded_call(sandboxes.drop_idle)
@@ -284,10 +246,8 @@ async def serve_websocket(
     reload: asyncio.Event | None = None,
 ) -> None:
     """Serve bound sockets until `stop` is set; `reload` has the certificate read again."""
-    from exec_server.net.websocket.server import (
-        WebSocketListener,  # for this transport only
-        WebSocketSettings,
-    )
+    # For this transport only.
+    from exec_server.net.websocket.server import WebSocketListener, WebSocketSettings
 
     async with _server_context(options, variables) as server:
         settings = WebSocketSettings(
@@ -388,8 +348,7 @@ async def _run_executor(
             failures.append(error)
         stop.set()
 
-    runners = [tasks.create_task(run(serving))]
-    runners.append(tasks.create_task(run(watch())))
+    runners = [tasks.create_task(run(coroutine)) for coroutine in (serving, watch())]
     await stop.wait()
     for runner in runners:
         runner.cancel()

@@ -99,8 +99,6 @@ class Session:
             return attachment.broadcast.process is None
         return self.processes.is_starting(process_id)
 
-    # ---- attachments ------------------------------------------------------------------
-
     def attach(self, process_id: ProcessId, broadcast: Broadcast) -> Attachment:
         """Attach to a detached process under an unused id; raises InvalidRequest."""
         self.check_unused(process_id)
@@ -116,8 +114,6 @@ class Session:
         for attachment in self.attachments.values():
             attachment.close()
         self.attachments.clear()
-
-    # ---- back-pressure ----------------------------------------------------------------
 
     @property
     def is_writable(self) -> bool:
@@ -154,10 +150,7 @@ class SessionRegistry:
     """Creates, resumes and ends sessions."""
 
     def __init__(
-        self,
-        make_table: Callable[[Emit], ProcessTable],
-        tasks: GuardedTasks,
-        retention: float,
+        self, make_table: Callable[[Emit], ProcessTable], tasks: GuardedTasks, retention: float
     ) -> None:
         self._make_table = make_table
         self._tasks = tasks

@@ -27,7 +27,6 @@ from exec_server.process.shell_state import (
     ShellState,
     StateReader,
     capture_argv,
-    new_mark,
     restoring_argv,
 )
 from exec_server.process.table import LaunchMode, ProcessTable
@@ -65,13 +64,13 @@ def check(params: StartParams) -> ShellSnapshot | None:
     if snapshot is None:
         return None
     if not 0 < len(snapshot.scope_id.encode("utf-8", "surrogatepass")) <= SCOPE_BYTES:
-        text = f"shell snapshot scope must be non-empty and at most {SCOPE_BYTES} bytes"
-        raise InvalidParams(text)
+        raise InvalidParams(
+            f"shell snapshot scope must be non-empty and at most {SCOPE_BYTES} bytes"
+        )
     if len(params.argv) < 3 or params.argv[:2] != [snapshot.shell.path, "-lc"]:
         return None
     if snapshot.shell.name not in SHELLS:
-        name = snapshot.shell.name
-        raise InvalidParams(f"shell snapshots are unsupported for shell `{name}`")
+        raise InvalidParams(f"shell snapshots are unsupported for shell `{snapshot.shell.name}`")
     # A detached process outlives its session, and another user has another shell. Functions and
     # aliases of a state may contain secrets that are masked in the environment.
     proxy = None if params.network_proxy is None else params.network_proxy.proxy
@@ -139,7 +138,6 @@ class _KeptState:
         self.waiting = 0  # starts
         self._attempts = 0
         self._failed_at = 0.0
-        self.begin()
 
     def begin(self) -> None:
         """Begin a capture, the first one or another."""
@@ -156,8 +154,10 @@ class _KeptState:
         self.state.set_result(state)
 
     @property
-    def may_be_retried(self) -> bool:
-        """Whether the next start captures the state again."""
+    def is_due(self) -> bool:
+        """Whether the next start captures the state, for the first time or again."""
+        if not self._attempts:
+            return True
         if not self.state.done() or self.state.result() is not None:
             return False
         passed = asyncio.get_running_loop().time() - self._failed_at
@@ -174,7 +174,8 @@ class _SessionStates:
 
     def __init__(self, session: Session) -> None:
         self._states: OrderedDict[bytes, _KeptState] = OrderedDict()
-        self._captures: dict[ProcessId, _Capture] = {}
+        # Each is ended by the last mark, its exit, its size, or because no start waits for it.
+        self._captures: dict[ProcessId, tuple[StateReader, asyncio.Event]] = {}
         self._table: ProcessTable = session.make_captures(self._on_event)
         self._count = 0
 
@@ -183,20 +184,14 @@ class _SessionStates:
         return sum(each.size for each in self._states.values())
 
     def get(
-        self,
-        key: bytes,
-        params: StartParams,
-        tasks: GuardedTasks,
-        launch: Launch,
-        room: int,
+        self, key: bytes, params: StartParams, tasks: GuardedTasks, launch: Launch, room: int
     ) -> _KeptState:
         kept = self._states.get(key)
         if kept is None:
             kept = self._states[key] = _KeptState(key)
-            tasks.create_task(self._capture(kept, params, launch, room))
             if len(self._states) > MAX_STATES:
                 self._states.popitem(last=False)
-        elif kept.may_be_retried:
+        if kept.is_due:
             kept.begin()
             tasks.create_task(self._capture(kept, params, launch, room))
         self._states.move_to_end(key)
@@ -229,52 +224,40 @@ class _SessionStates:
         """The state, and whether another capture would have the same result."""
         assert params.shell_snapshot is not None
         shell = params.shell_snapshot.shell
-        mark = new_mark(os.urandom)
+        mark = f"exec-server-{os.urandom(16).hex()}"  # a text that nothing else prints
         params = _capture_params(params, capture_argv(shell.name, shell.path, mark))
-        capture = _Capture(StateReader(shell.name, mark), kept.ended)
+        reader = StateReader(shell.name, mark)
         self._count += 1
         process_id = ProcessId(str(self._count))
-        self._captures[process_id] = capture
+        self._captures[process_id] = reader, kept.ended
         command = Command(params.argv, params.cwd.native(), {}, arg0=params.arg0)
         try:
             self._table.reserve(process_id)
             await self._table.start(process_id, command, launch(params))
             async with asyncio.timeout(CAPTURE_SECONDS):
-                await capture.ended.wait()
+                await kept.ended.wait()
         except TimeoutError:
             log.info("the start-up files of %s take more than %d s", shell.path, CAPTURE_SECONDS)
         except ExecServerError as error:
             log.info("the state of %s cannot be captured: %s", shell.path, error)
         finally:
             del self._captures[process_id]
-        if not capture.reader.is_complete:
+        if not reader.is_complete:
             self._table.terminate(process_id)
-            return None, capture.reader.is_too_large
-        return capture.reader.state(), True
+            return None, reader.is_too_large
+        return reader.state(), True
 
     def _on_event(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
         """An event of a capture; later output of its children has no meaning."""
-        if isinstance(params, OutputParams):
-            capture = self._captures.get(params.process_id)
-            if capture is not None and params.stream == "stdout":
-                capture.feed(params.chunk)
-        elif isinstance(params, ExitedParams):
-            capture = self._captures.get(params.process_id)
-            if capture is not None:
-                capture.ended.set()
-
-
-class _Capture:
-    """A shell that prints its state; ended by the last mark, its exit, its size, or abandoned."""
-
-    def __init__(self, reader: StateReader, ended: asyncio.Event) -> None:
-        self.reader = reader
-        self.ended = ended
-
-    def feed(self, chunk: bytes) -> None:
-        self.reader.feed(chunk)
-        if self.reader.is_complete or self.reader.is_too_large:
-            self.ended.set()
+        if not isinstance(params, OutputParams | ExitedParams):
+            return
+        reader, ended = self._captures.get(params.process_id, (None, None))
+        if reader is None or ended is None:
+            return
+        if isinstance(params, OutputParams) and params.stream == "stdout":
+            reader.feed(params.chunk)
+        if isinstance(params, ExitedParams) or reader.is_complete or reader.is_too_large:
+            ended.set()
 
 
 def _capture_params(params: StartParams, argv: list[str]) -> StartParams:
@@ -284,14 +267,11 @@ def _capture_params(params: StartParams, argv: list[str]) -> StartParams:
     """
     sandbox = params.sandbox
     if params.enforce_managed_network and sandbox is not None:
-        permissions = sandbox.permissions
-        if isinstance(permissions, Managed):
-            restricted: Managed | External
-            restricted = msgspec.structs.replace(permissions, network="restricted")
-        else:
-            restricted = External(network="restricted")
-        sandbox = msgspec.structs.replace(sandbox, permissions=restricted)
-    return msgspec.structs.replace(
+        restricted: Managed | External = External(network="restricted")
+        if isinstance(sandbox.permissions, Managed):
+            restricted = replace(sandbox.permissions, network="restricted")
+        sandbox = replace(sandbox, permissions=restricted)
+    return replace(
         params,
         argv=argv,
         tty=False,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.host.environment import STRIPPED_NAMES
+from exec_server.host.interpreter import STRIPPED_NAMES
 from exec_server.process import command
 from exec_server.process.command import child_environment
 from exec_server.protocol.decoding import Uuid

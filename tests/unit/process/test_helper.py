@@ -57,15 +57,14 @@ def test_a_program_that_does_not_exist() -> None:
         run_helper(["/missing/program"], 1.0, lambda data: None, {})
 
 
-def test_a_program_that_was_reaped() -> None:
-    helper._kill(None)
+def test_a_program_that_was_reaped_before() -> None:
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(pid, 0)
-    assert helper._open_process(pid) is None
+    with helper._killed_at_end(pid):
+        pass
 
 
-def test_a_program_that_has_ended() -> None:
+def test_a_program_that_was_reaped_meanwhile() -> None:
     pid = os.posix_spawn("/bin/true", ["true"], {})
-    descriptor = helper._open_process(pid)
-    os.waitpid(pid, 0)
-    helper._kill(descriptor)
+    with helper._killed_at_end(pid):
+        os.waitpid(pid, 0)

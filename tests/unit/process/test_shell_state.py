@@ -9,7 +9,6 @@ from exec_server.process.shell_state import (
     ShellState,
     StateReader,
     capture_argv,
-    new_mark,
     restoring_argv,
 )
 
@@ -22,10 +21,6 @@ def _state(shell: str, *sections: str) -> ShellState:
     reader = StateReader(shell, "m")
     reader.feed(_output(*sections))
     return reader.state()
-
-
-def test_marks_are_random() -> None:
-    assert new_mark(lambda size: b"\xab" * size) == "exec-server-" + "ab" * 16
 
 
 @pytest.mark.parametrize("shell", sorted(shell_state.SHELLS))

@@ -33,12 +33,5 @@ def test_params_and_result_of_a_call(call: Call[object, object]) -> None:
     assert issubclass(call.result, Result)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
-def test_params_have_a_name_for_error_texts(call: Call[object, object]) -> None:
-    if call.params is not None:
-        assert issubclass(call.params, Params)
-        assert call.params.wire_name
-
-
 def test_default_encoding_of_a_notification() -> None:
     assert files.MISSING_CHANGED.encode(files.MissingChangedParams(4)) == b'{"watchId":4}'

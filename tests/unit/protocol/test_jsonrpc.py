@@ -9,8 +9,7 @@ import pytest
 
 from exec_server.errors import InvalidRequest, MalformedMessage
 from exec_server.protocol import jsonrpc
-from exec_server.protocol.decoding import Notice
-from exec_server.protocol.json_text import MAX_DEPTH
+from exec_server.protocol.decoding import MAX_DEPTH, Notice
 from exec_server.protocol.jsonrpc import Message, Notification, Request, RpcResponse
 from exec_server.protocol.process import ClosedParams, ProcessId
 

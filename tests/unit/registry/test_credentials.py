@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from exec_server.errors import StartupError
+from exec_server.host.interpreter import SECRET_NAMES
 from exec_server.registry.agent_identity import AgentIdentity
 from exec_server.registry.credentials import (
-    SECRET_NAMES,
     ApiKey,
     AuthOptions,
     Bearer,

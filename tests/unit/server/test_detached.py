@@ -49,7 +49,7 @@ class FakeProcess:
     def summary(self) -> Listed:
         running = self.exit_code is None
         seq = self.log.next_seq
-        return Listed(self.id, ["x"], False, running, self.exit_code, self.closed, seq)
+        return Listed(self.id, ["x"], False, running, self.exit_code, self.closed, seq, self.pid)
 
 
 class FakeTable:

@@ -9,7 +9,7 @@ from typing import Final
 from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import TARGET_FORMS, ArgumentParser, CommandParser, positive_seconds
 from exec_server.cli.targets import access_options, add_access_flags, find_target
-from exec_server.printable import printable
+from exec_server.errors import printable
 
 # The names that servers accept.
 DETACHED_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -20,7 +20,7 @@ from exec_server.cli.streams import (
     print_text,
 )
 from exec_server.cli.targets import Target, access_options, add_access_flags, find_target
-from exec_server.printable import printable
+from exec_server.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

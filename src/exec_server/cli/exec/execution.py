@@ -56,8 +56,14 @@ from exec_server.cli.targets import Target
 from exec_server.client.commands import REST_SECONDS
 from exec_server.client.environment import Environment
 from exec_server.client.process import Process
-from exec_server.errors import ConnectionLost, ExecServerError, RpcError, SessionLost, Unsupported
-from exec_server.printable import printable
+from exec_server.errors import (
+    ConnectionLost,
+    ExecServerError,
+    RpcError,
+    SessionLost,
+    Unsupported,
+    printable,
+)
 from exec_server.protocol.process import TERMINATE, TerminateParams
 
 # Time for the server to terminate an abandoned command; the server may be unreachable.

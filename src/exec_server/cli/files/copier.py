@@ -23,8 +23,7 @@ from exec_server.client.environment import Environment
 from exec_server.client.files import Files
 from exec_server.client.results import Progress, Stat, Transfer
 from exec_server.client.transfer.plan import TIME_TOLERANCE, for_each, is_final
-from exec_server.errors import ExecServerError, NotFound, RpcError
-from exec_server.printable import printable
+from exec_server.errors import ExecServerError, NotFound, RpcError, printable
 
 
 def copy(

@@ -137,7 +137,7 @@ def _text_lines(paths: list[str], matches: list[GrepMatch], *, has_groups: bool)
 
     Each line is printed once, and with `has_groups` a line `--` is between those that are apart.
     """
-    from exec_server.printable import printable
+    from exec_server.errors import printable
 
     lines: dict[tuple[str, int], tuple[str, str]] = {}
     for path, match in zip(paths, matches, strict=True):

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from exec_server.cli.parser import PATH_FORMS, CommandParser
 from exec_server.cli.streams import json_text, local_time, print_text
 from exec_server.cli.targets import access_options, add_access_flags
-from exec_server.errors import NotFound, RpcError
-from exec_server.printable import printable
+from exec_server.errors import NotFound, RpcError, printable
 
 if TYPE_CHECKING:
     from exec_server.cli.files.operands import Operand

@@ -13,7 +13,7 @@ from typing import Final
 
 from exec_server.cli.streams import write_all
 from exec_server.client.results import Progress
-from exec_server.printable import printable
+from exec_server.errors import printable
 
 # Faster updates cannot be read.
 REDRAW_SECONDS: Final = 0.1

@@ -10,7 +10,7 @@ from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import PATH_FORMS, CommandParser
 from exec_server.cli.streams import describe_stdout_errors, print_status
 from exec_server.cli.targets import access_options, add_access_flags
-from exec_server.printable import printable
+from exec_server.errors import printable
 
 if TYPE_CHECKING:
     from exec_server.cli.files.operands import Operand
@@ -306,7 +306,7 @@ def run_watch(arguments: argparse.Namespace) -> int:
 
     from exec_server.cli.files.operands import for_each_operand
     from exec_server.cli.streams import print_text
-    from exec_server.printable import printable
+    from exec_server.errors import printable
 
     async def watch(operand: Operand) -> None:
         files = operand.environment.files

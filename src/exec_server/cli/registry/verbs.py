@@ -22,6 +22,7 @@ from exec_server.cli.registry.flags import (
     normalised_url,
 )
 from exec_server.cli.streams import json_text, local_time, print_text
+from exec_server.errors import printable
 from exec_server.host.event_loop import run as run_loop
 from exec_server.hosting.database import DatabaseUnavailable
 from exec_server.hosting.engines import open_database
@@ -51,7 +52,6 @@ from exec_server.hosting.store import (
     Store,
     TenantFacts,
 )
-from exec_server.printable import printable
 
 _CLEAR_SCREEN: Final = "\x1b[H\x1b[2J"
 T = TypeVar("T")

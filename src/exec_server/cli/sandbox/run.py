@@ -23,7 +23,7 @@ from exec_server.cli.start_options import needs_surroundings, read_policy, with_
 from exec_server.cli.streams import denial_lines, write_all
 from exec_server.errors import RpcError, os_error_text
 from exec_server.host import libc
-from exec_server.host.environment import REGISTRY_NAMES, STRIPPED_NAMES
+from exec_server.host.interpreter import REGISTRY_NAMES, STRIPPED_NAMES
 from exec_server.process import descendants, tags
 from exec_server.process.command import Command, candidates
 from exec_server.process.orphans import Orphans, Owner

@@ -19,7 +19,7 @@ from exec_server.cli import logs
 from exec_server.cli.serve.watchdog import Watchdog
 from exec_server.host import libc
 from exec_server.host.descriptor_limit import raise_server_limit
-from exec_server.host.environment import REGISTRY_NAMES, STRIPPED_NAMES
+from exec_server.host.interpreter import REGISTRY_NAMES, SECRET_NAMES, STRIPPED_NAMES
 from exec_server.host.libc import ENDING, HANDLED, UNUSED
 from exec_server.server.serve import Options, serve_stdio, serve_websocket
 
@@ -68,7 +68,6 @@ def run_remote(arguments: argparse.Namespace, watchdog: Watchdog) -> None:
     """Serve clients through a relay until a signal."""
     # Imported only here: a listening server does not need the registry client.
     from exec_server.cli.serve.remote import RemoteMode
-    from exec_server.registry.credentials import SECRET_NAMES
 
     options = _prepare(arguments, watchdog)
     libc.become_subreaper()

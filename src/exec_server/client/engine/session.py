@@ -55,11 +55,11 @@ from exec_server.errors import (
     RpcError,
     SessionLost,
     Unsupported,
+    printable,
 )
 from exec_server.host.event_loop import ForkGuard
 from exec_server.net.liveness import UselessMessages, flood_text
 from exec_server.net.stream import MessageStream
-from exec_server.printable import printable
 from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.jsonrpc import RequestId, encode_error, encode_result
 from exec_server.protocol.session import (

@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from exec_server.client.engine.dialers import CALLS_IN_FLIGHT
-from exec_server.errors import ConnectFailed, StartupError, os_error_text
+from exec_server.errors import ConnectFailed, StartupError, os_error_text, printable
+from exec_server.host.interpreter import SECRET_NAMES
 from exec_server.net.lines import SEND_HIGH_BYTES, SEND_LOW_BYTES, LineStream
 from exec_server.net.stream import MessageStream, ReceiverFactory
-from exec_server.printable import printable
-from exec_server.registry.credentials import SECRET_NAMES
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from typing import Final, Literal
 
-from exec_server.printable import lossy
+from exec_server.errors import lossy
 from exec_server.protocol.process import OutputChunk
 from exec_server.protocol.sandbox import Denial
 

@@ -18,8 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from exec_server.errors import ExecServerError
-from exec_server.printable import printable
+from exec_server.errors import ExecServerError, printable
 from exec_server.sandbox.policy.model import Glob, Network, Step, View
 from exec_server.sandbox.runtime.view import ProcMount
 

@@ -1,4 +1,4 @@
-"""environment/*: a description of the server and its host."""
+"""environment/*, environmentConfig/read, capabilities/* and capabilityRoots/*: this machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from exec_server.codex.installed import TreeListener
 from exec_server.errors import InvalidParams, InvalidRequest
 from exec_server.filesystem import operations, walk
 from exec_server.protocol import codex, files
-from exec_server.protocol.codex import (
-    DiscoveredRoot,
-    ReadConfigParams,
-    ReadConfigResult,
-    RootParams,
-)
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Sandbox
 from exec_server.protocol.session import EnvironmentInfo, EnvironmentStatus
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.context import ConnectionContext, Encoded
 from exec_server.server.file_access import FileOpening, FileOperation, choose_access
+
+# The reference's limit of one request.
+MAX_ROOTS = 128
 
 _READY = EnvironmentStatus("ready")
 
@@ -41,8 +38,9 @@ def status(_context: ConnectionContext, _params: None) -> EnvironmentStatus:
     return _READY
 
 
-# environmentConfig/read: the configuration of Codex on this machine.
-def read(context: ConnectionContext, params: ReadConfigParams) -> Awaitable[ReadConfigResult]:
+def read(
+    context: ConnectionContext, params: codex.ReadConfigParams
+) -> Awaitable[codex.ReadConfigResult]:
     params.cwd.native(InvalidParams)  # raises for a path of another platform
     if not params.config_paths and not params.requirements_paths:
         raise InvalidParams("at least one config or requirements path is required")
@@ -51,13 +49,12 @@ def read(context: ConnectionContext, params: ReadConfigParams) -> Awaitable[Read
     return context.in_thread(_read, params, context.server.variables)
 
 
-def _read(params: ReadConfigParams, variables: Mapping[str, str]) -> ReadConfigResult:
+def _read(params: codex.ReadConfigParams, variables: Mapping[str, str]) -> codex.ReadConfigResult:
     from exec_server.codex import config  # slow imports stay out of start-up
 
     return config.read(params, variables)
 
 
-# SandboxedFiles: the looks of discovery at the disk, which its sandbox decides.
 class SandboxedFiles:
     """A `codex.capability_files.Files`: each look is an fs request with the client's sandbox."""
 
@@ -76,7 +73,6 @@ class SandboxedFiles:
             return file.read(limit)
 
 
-# capabilityRoots/discoverV1 and capabilities/discoverV2: skills and plugins of this machine.
 async def discover(context: ConnectionContext, params: codex.DiscoverParams) -> Encoded:
     """All that is installed for the user; the cwd has no influence, as in the reference."""
     server, cache = context.server, context.server.capability_cache()
@@ -101,27 +97,22 @@ async def discover(context: ConnectionContext, params: codex.DiscoverParams) -> 
     return Encoded(text)
 
 
-# The reference's limit of one request.
-MAX_ROOTS = 128
-
-
 async def discover_roots(
     context: ConnectionContext, params: codex.DiscoverRootsParams
 ) -> codex.DiscoverRootsResult:
     """The roots in their order; several at a time, as many as a connection may search."""
     if len(params.roots) > MAX_ROOTS:
-        text = f"capability root discovery accepts at most {MAX_ROOTS} roots"
-        raise InvalidRequest(text)
+        raise InvalidRequest(f"capability root discovery accepts at most {MAX_ROOTS} roots")
 
     from exec_server.codex.bundle import ResponseBudget, discover_root
 
     budget = ResponseBudget()
 
-    async def discover(root: RootParams) -> DiscoveredRoot:
+    async def discover(root: codex.RootParams) -> codex.DiscoveredRoot:
         files = SandboxedFiles(context.server.sandboxes, root.sandbox)
         async with context.search_slots, context.server.search_slots:
             return await context.in_thread(discover_root, root, files, budget)
 
     async with asyncio.TaskGroup() as tasks:
-        found = [tasks.create_task(discover(root)) for root in params.roots]
-    return codex.DiscoverRootsResult([task.result() for task in found])
+        running = [tasks.create_task(discover(root)) for root in params.roots]
+    return codex.DiscoverRootsResult([task.result() for task in running])

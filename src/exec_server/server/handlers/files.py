@@ -17,21 +17,7 @@ from exec_server.filesystem import walk as walk_operation
 from exec_server.filesystem.watch import ChangeWatch
 from exec_server.process.helper import run_helper
 from exec_server.protocol import files
-from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Base64
-from exec_server.protocol.files import (
-    CANONICALIZE,
-    CanonicalizeParams,
-    ConfinableParams,
-    Done,
-    ReadBinaryResult,
-    ReadBlockParams,
-    ReadFilesParams,
-    WriteBinaryParams,
-    WriteBlockParams,
-    WriteFilesParams,
-    WriteFilesResult,
-)
 from exec_server.protocol.jsonrpc import Attached
 from exec_server.protocol.paths import PathUri
 from exec_server.server.context import ConnectionContext, Encoded, Streamed, WithData, check_user
@@ -48,18 +34,18 @@ from exec_server.server.file_access import (
 WHOLE_BYTES = 4 * 1_048_576
 # One piece of such a file. A multiple of three, so that the base64 texts of pieces can be joined.
 PIECE_BYTES = 3 * 262_144
-
-
-P = TypeVar("P", bound=ConfinableParams)
-R = TypeVar("R")
-
 # Watches of a connection, each with a task: far more than the directories that a client shows.
 MAX_WATCHES = 64
 # Changes of a burst, such as a checkout, are gathered for this long before they are sent.
 GATHER_SECONDS = 0.02
 
+P = TypeVar("P", bound=files.ConfinableParams)
+R = TypeVar("R")
 
-def _access(context: ConnectionContext, params: ConfinableParams, *, reading: bool) -> FileAccess:
+
+def _access(
+    context: ConnectionContext, params: files.ConfinableParams, *, reading: bool
+) -> FileAccess:
     if params.sandbox is None and params.user is None:
         return UNCONFINED
     server = context.server
@@ -82,9 +68,6 @@ def handler(
         return context.in_thread(access.perform, operation, params)
 
     return handle
-
-
-# ---- fs/readFile ----------------------------------------------------------------------
 
 
 def read_file(
@@ -163,18 +146,13 @@ def _read_piece(file: _File, offset: int) -> tuple[bytes, int]:
     return pybase64.b64encode(data), len(data)
 
 
-# ---- metadata and directories ---------------------------------------------------------
-
-
 def _read_directory(params: files.ReadDirectoryParams) -> files.ReadDirectoryResult:
     result = operations.read_directory(params)
     nonblocking.directory_was_listed(params.path.native(), len(result.entries))
     return result
 
 
-def _read_directory_trusted(
-    params: files.ReadDirectoryParams,
-) -> files.ReadDirectoryResult | None:
+def _read_directory_trusted(params: files.ReadDirectoryParams) -> files.ReadDirectoryResult | None:
     result = trusted_reads.read_directory(params)
     if result is not None:
         nonblocking.directory_was_listed(params.path.native(), len(result.entries))
@@ -216,8 +194,6 @@ def walk(
         return context.in_thread(lambda: Encoded(walk_operation.walk_text(params)))
     return context.in_thread(access.perform, _WALK, params)
 
-
-# ---- open files -----------------------------------------------------------------------
 
 _OPEN = FileOpening(files.OPEN, handles.open_file)
 
@@ -261,38 +237,36 @@ async def watch_missing(
     return files.WatchMissingResult(await context.watch.start(params, changed, context.in_thread))
 
 
-# fs/* with binary messages: blocks of open files, and many small files at once.
-def read_binary(context: ConnectionContext, params: ReadBlockParams) -> Awaitable[WithData]:
+def read_binary(context: ConnectionContext, params: files.ReadBlockParams) -> Awaitable[WithData]:
     handles = context.handles
 
     def read() -> WithData:
         block = handles.read_block(params)
-        return WithData(ReadBinaryResult(block.eof), block.chunk)
+        return WithData(files.ReadBinaryResult(block.eof), block.chunk)
 
     return context.in_thread(read)
 
 
 def write_binary(
-    context: ConnectionContext, request: Attached[WriteBinaryParams]
-) -> Awaitable[Done]:
+    context: ConnectionContext, request: Attached[files.WriteBinaryParams]
+) -> Awaitable[files.Done]:
     params, data = request
     # A view of the message: the bytes of a block are not copied.
-    block = WriteBlockParams(params.handle_id, params.offset, cast(Base64, data))
+    block = files.WriteBlockParams(params.handle_id, params.offset, cast(Base64, data))
     return context.in_thread(context.handles.write_block, block)
 
 
-def read_files(context: ConnectionContext, params: ReadFilesParams) -> Awaitable[WithData]:
+def read_files(context: ConnectionContext, params: files.ReadFilesParams) -> Awaitable[WithData]:
     return context.in_thread(lambda: WithData(*operations.read_files(params)))
 
 
 def write_files(
-    context: ConnectionContext, request: Attached[WriteFilesParams]
-) -> Awaitable[WriteFilesResult]:
+    context: ConnectionContext, request: Attached[files.WriteFilesParams]
+) -> Awaitable[files.WriteFilesResult]:
     return context.in_thread(operations.write_files, *request)
 
 
-# fs/grep: searches in a thread of the server, or by confined workers.
-async def grep(context: ConnectionContext, params: wire.GrepParams) -> wire.GrepResult:
+async def grep(context: ConnectionContext, params: files.GrepParams) -> files.GrepResult:
     if params.user is not None:
         raise InvalidParams("fs/grep takes no user: run a program as the user")
     server = context.server
@@ -301,14 +275,16 @@ async def grep(context: ConnectionContext, params: wire.GrepParams) -> wire.Grep
     access = choose_access(server.sandboxes, params.sandbox, reading=True)
     try:
         async with context.search_slots, server.search_slots:
-            return await context.in_thread(access.perform, FileOperation(wire.GREP, search), params)
+            return await context.in_thread(
+                access.perform, FileOperation(files.GREP, search), params
+            )
     finally:
         is_over.set()  # a search of a client that has gone ends with the current match
 
 
 def _search(
-    ripgrep: str | None, is_over: threading.Event, params: wire.GrepParams
-) -> wire.GrepResult:
+    ripgrep: str | None, is_over: threading.Event, params: files.GrepParams
+) -> files.GrepResult:
     """Search without a sandbox. Blocking."""
     # Imported only here: most servers never search.
     from exec_server.filesystem.search import Ripgrep, grep
@@ -317,8 +293,7 @@ def _search(
     return grep(params, None if ripgrep is None else Ripgrep(ripgrep, run), is_over.is_set)
 
 
-# fs/watch and fs/unwatch: changes of files, as notifications of a connection.
-async def watch(context: ConnectionContext, params: wire.WatchParams) -> Done:
+async def watch(context: ConnectionContext, params: files.WatchParams) -> files.Done:
     if params.user is not None:
         raise InvalidParams("fs/watch takes no user")
     watches = context.change_watches
@@ -335,13 +310,13 @@ async def watch(context: ConnectionContext, params: wire.WatchParams) -> Done:
         raise
     if params.watch_id in watches:  # not ended meanwhile
         context.start_task(_follow(context, params.watch_id, opened))
-    return Done()
+    return files.Done()
 
 
-def unwatch(context: ConnectionContext, params: wire.UnwatchParams) -> Done:
+def unwatch(context: ConnectionContext, params: files.UnwatchParams) -> files.Done:
     """End a watch; one that has ended or never existed is not an error."""
     _end(context, params.watch_id)
-    return Done()
+    return files.Done()
 
 
 def _end(context: ConnectionContext, watch_id: int) -> None:
@@ -351,7 +326,7 @@ def _end(context: ConnectionContext, watch_id: int) -> None:
         ended.wake.set()  # its task ends
 
 
-def _open(context: ConnectionContext, params: wire.WatchParams, opened: ChangeWatch) -> None:
+def _open(context: ConnectionContext, params: files.WatchParams, opened: ChangeWatch) -> None:
     """Begin to watch under the policy of the request. Blocking."""
     path, sandbox = params.path, params.sandbox
     policy = None
@@ -361,9 +336,9 @@ def _open(context: ConnectionContext, params: wire.WatchParams, opened: ChangeWa
         opened.open(path.native(), None)
         return
     # A worker finds the path: the server would tell a hidden path from a missing one.
-    found = policy.perform(CANONICALIZE, CanonicalizeParams(path, sandbox=sandbox))
+    canonical = policy.perform(files.CANONICALIZE, files.CanonicalizeParams(path, sandbox=sandbox))
     try:
-        opened.open(PathUri.from_text(found.path).native(), policy.visible)
+        opened.open(PathUri.from_text(canonical.path).native(), policy.visible)
     except OSError as error:
         raise policy.explain(params, error) from error
 
@@ -382,9 +357,9 @@ async def _follow(context: ConnectionContext, watch_id: int, watched: ChangeWatc
         if context.change_watches.get(watch_id) is not watched:
             return
         if batch.changes or batch.overflow or watched.has_ended:
-            changed = wire.ChangedParams(
+            changed = files.ChangedParams(
                 watch_id, batch.on_wire(), batch.overflow, watched.has_ended, watched.error
             )
-            context.notify(wire.CHANGED, changed)
+            context.notify(files.CHANGED, changed)
         if watched.has_ended:
             _end(context, watch_id)

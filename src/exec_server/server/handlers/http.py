@@ -65,8 +65,9 @@ async def _built(outgoing: _Outgoing) -> HttpRequest:
 
 def _check_stream(context: ConnectionContext, request_id: str) -> None:
     if request_id in context.http_streams:
-        text = f"http/request streamResponse requestId `{request_id}` is already active"
-        raise InvalidParams(text)
+        raise InvalidParams(
+            f"http/request streamResponse requestId `{request_id}` is already active"
+        )
     if len(context.http_streams) >= MAX_STREAMS:
         text = f"at most {MAX_STREAMS} http/request bodies may be streamed per connection"
         raise InvalidRequest(text)
@@ -98,9 +99,6 @@ def _timed_out() -> InternalError:
     return InternalError("http/request failed: route-aware request timed out")
 
 
-# ---- the response in one message ------------------------------------------------------
-
-
 async def _whole(
     context: ConnectionContext,
     resources: HttpResources,
@@ -130,9 +128,6 @@ async def _pieces(before: bytes, body: ResponseBody) -> AsyncIterator[bytes]:
         for start in range(0, len(data), PIECE_BYTES):
             yield pybase64.b64encode(data[start : start + PIECE_BYTES])
     yield b'"}'
-
-
-# ---- the body in notifications --------------------------------------------------------
 
 
 async def _head(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from exec_server.protocol import port
+from exec_server.protocol.decoding import EmptyResult
 from exec_server.server.context import ConnectionContext
 
-_TAKEN = port.Taken()
+_EMPTY = EmptyResult()
 
 
 def probe(context: ConnectionContext, params: port.ProbeParams) -> Awaitable[port.ProbeResult]:
@@ -22,35 +23,33 @@ def listen(context: ConnectionContext, params: port.ListenParams) -> Awaitable[p
     return context.ports.listen(params)
 
 
-def close_listener(
-    context: ConnectionContext, params: port.CloseListenerParams
-) -> port.CloseListenerResult:
+def close_listener(context: ConnectionContext, params: port.CloseListenerParams) -> EmptyResult:
     context.ports.close_listener(params.listener_id)
-    return port.CloseListenerResult()
+    return _EMPTY
 
 
 # A stream may have ended while the message was on its way, so a missing one is not an error.
 
 
-def data(context: ConnectionContext, params: port.DataParams) -> port.Taken:
+def data(context: ConnectionContext, params: port.DataParams) -> EmptyResult:
     if (stream := context.ports.stream(params.stream_id)) is not None:
         stream.data_received(params.chunk)
-    return _TAKEN
+    return _EMPTY
 
 
-def credit(context: ConnectionContext, params: port.CreditParams) -> port.Taken:
+def credit(context: ConnectionContext, params: port.CreditParams) -> EmptyResult:
     if (stream := context.ports.stream(params.stream_id)) is not None:
         stream.credit_received(params.bytes)
-    return _TAKEN
+    return _EMPTY
 
 
-def end(context: ConnectionContext, params: port.EndParams) -> port.Taken:
+def end(context: ConnectionContext, params: port.EndParams) -> EmptyResult:
     if (stream := context.ports.stream(params.stream_id)) is not None:
         stream.end_received()
-    return _TAKEN
+    return _EMPTY
 
 
-def reset(context: ConnectionContext, params: port.ResetParams) -> port.Taken:
+def reset(context: ConnectionContext, params: port.ResetParams) -> EmptyResult:
     if (stream := context.ports.stream(params.stream_id)) is not None:
         stream.reset_received()
-    return _TAKEN
+    return _EMPTY

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from exec_server.errors import (
-    InternalError,
-    InvalidParams,
-    InvalidRequest,
-    RpcError,
-    os_error_text,
-)
+from exec_server.errors import InternalError, InvalidParams, InvalidRequest, RpcError, os_error_text
 from exec_server.process.command import Command
 from exec_server.process.process import Process
 from exec_server.process.table import LaunchMode
-from exec_server.protocol.process import (
-    AttachParams,
-    AttachResult,
-    CloseStdinParams,
-    CloseStdinResult,
-    DetachParams,
-    DetachResult,
-    ListDetachedResult,
-    ListResult,
-    ProcessId,
-    ReadParams,
-    ReadResult,
-    ResizeParams,
-    ResizeResult,
-    SandboxType,
-    SetFlowParams,
-    SetFlowResult,
-    ShellSnapshot,
-    SignalParams,
-    SignalResult,
-    StartParams,
-    StartResult,
-    TerminateParams,
-    TerminateResult,
-    WriteParams,
-    WriteResult,
-)
+from exec_server.protocol import process as wire
+from exec_server.protocol.decoding import EmptyResult
 from exec_server.server.context import ConnectionContext, check_user
 from exec_server.server.process_launch import ProcessLaunch
 
@@ -54,11 +25,13 @@ WRITE_ID_BYTES = 256
 # A longer poll is answered empty after this time; the client polls again.
 MAX_WAIT_SECONDS = 3600.0
 
-_ACCEPTED = WriteResult("accepted")
-_STDIN_CLOSED = WriteResult("stdinClosed")
+R = TypeVar("R")
+
+_ACCEPTED = wire.WriteResult("accepted")
+_STDIN_CLOSED = wire.WriteResult("stdinClosed")
 
 
-def start(context: ConnectionContext, params: StartParams) -> Awaitable[StartResult]:
+def start(context: ConnectionContext, params: wire.StartParams) -> Awaitable[wire.StartResult]:
     cwd = _native_cwd(params)
     if not params.argv:
         raise InvalidParams("argv must not be empty")
@@ -81,7 +54,11 @@ def start(context: ConnectionContext, params: StartParams) -> Awaitable[StartRes
     )
     if params.tty_size is not None:
         command = replace(command, tty_size=(params.tty_size.rows, params.tty_size.columns))
-    snapshot = None if params.shell_snapshot is None else _checked_snapshot(params)
+    snapshot = None
+    if params.shell_snapshot is not None:
+        from exec_server.server import shell_snapshots  # few clients ask for one
+
+        snapshot = shell_snapshots.check(params)
     context.session.check_unused(params.process_id)
     if snapshot is not None:
         context.session.processes.reserve(params.process_id)
@@ -92,18 +69,16 @@ def start(context: ConnectionContext, params: StartParams) -> Awaitable[StartRes
     if params.detach is not None:
         broadcast = context.server.detached.reserve(params.detach, params.argv[0])
         context.session.attach(params.process_id, broadcast)
-        return _start_detached(context, params, command, launch_mode, broadcast.name)
-    context.session.processes.reserve(params.process_id)
-    return _start(context, params, command, launch_mode)
+        starting = partial(context.server.detached.start, broadcast.name, command, launch_mode)
+        return _start(context, params, starting, broadcast.name)
+    processes = context.session.processes
+    processes.reserve(params.process_id)
+    return _start(
+        context, params, partial(processes.start, params.process_id, command, launch_mode)
+    )
 
 
-def _checked_snapshot(params: StartParams) -> ShellSnapshot | None:
-    from exec_server.server import shell_snapshots  # few clients ask for one
-
-    return shell_snapshots.check(params)
-
-
-def check_process_id(process_id: ProcessId) -> None:
+def check_process_id(process_id: wire.ProcessId) -> None:
     """Raise InvalidParams for an id that is too long."""
     _check_length("processId", process_id, PROCESS_ID_BYTES)
 
@@ -113,7 +88,7 @@ def _check_length(name: str, value: str, limit: int) -> None:
         raise InvalidParams(f"{name} must not exceed {limit} bytes")
 
 
-def _native_cwd(params: StartParams) -> str:
+def _native_cwd(params: wire.StartParams) -> str:
     try:
         return params.cwd.native()
     except RpcError as error:
@@ -123,26 +98,34 @@ def _native_cwd(params: StartParams) -> str:
 
 
 async def _start(
-    context: ConnectionContext, params: StartParams, command: Command, launch_mode: LaunchMode
-) -> StartResult:
-    await context.session.processes.start(params.process_id, command, launch_mode)
+    context: ConnectionContext,
+    params: wire.StartParams,
+    starting: Callable[[], Awaitable[None]],
+    name: str | None = None,  # of a detached process
+) -> wire.StartResult:
+    await starting()
     # No await from here to the response: the first output has to follow it.
-    return StartResult(params.process_id, _sandbox_type(params), pid=_pid(context, params))
+    process = context.session.process(params.process_id) if params.report_pid else None
+    # The reference names its mechanism whenever there is a sandbox object, even one that does not
+    # confine, and clients show that name.
+    sandbox_type: wire.SandboxType = "none" if params.sandbox is None else "linuxSeccomp"
+    pid = None if process is None else process.pid
+    return wire.StartResult(params.process_id, sandbox_type, name, pid)
 
 
 async def _start_restored(
     context: ConnectionContext,
-    params: StartParams,
+    params: wire.StartParams,
     command: Command,
     shell: str,
     cancellation: asyncio.Future[None],
-) -> StartResult:
+) -> wire.StartResult:
     """Start a shell with the state that its start-up files lead to."""
     from exec_server.server import shell_snapshots
 
     server, session = context.server, context.session
 
-    def launch(capture: StartParams) -> LaunchMode:
+    def launch(capture: wire.StartParams) -> LaunchMode:
         return ProcessLaunch(server, session, capture).mode
 
     try:
@@ -156,34 +139,13 @@ async def _start_restored(
     if state is not None:
         command, captured = shell_snapshots.restored(command, shell, state), state.variables
     launch_mode = ProcessLaunch(server, session, params, captured).mode
-    return await _start(context, params, command, launch_mode)
+    starting = partial(session.processes.start, params.process_id, command, launch_mode)
+    return await _start(context, params, starting)
 
 
-async def _start_detached(
-    context: ConnectionContext,
-    params: StartParams,
-    command: Command,
-    launch_mode: LaunchMode,
-    name: str,
-) -> StartResult:
-    await context.server.detached.start(name, command, launch_mode)
-    # No await from here to the response: the first output has to follow it.
-    return StartResult(params.process_id, _sandbox_type(params), name, _pid(context, params))
-
-
-def _pid(context: ConnectionContext, params: StartParams) -> int | None:
-    """The pid, if the client has asked for it."""
-    process = context.session.process(params.process_id) if params.report_pid else None
-    return None if process is None else process.pid
-
-
-def _sandbox_type(params: StartParams) -> SandboxType:
-    # The reference names its mechanism whenever there is a sandbox object, even one that does not
-    # confine, and clients show that name.
-    return "none" if params.sandbox is None else "linuxSeccomp"
-
-
-def read(context: ConnectionContext, params: ReadParams) -> ReadResult | Awaitable[ReadResult]:
+def read(
+    context: ConnectionContext, params: wire.ReadParams
+) -> wire.ReadResult | Awaitable[wire.ReadResult]:
     process = _existing(context, params.process_id)
     result = process.read(params.after_seq or 0, params.max_bytes)
     if not params.wait_ms or _has_news(result, params):
@@ -191,7 +153,7 @@ def read(context: ConnectionContext, params: ReadParams) -> ReadResult | Awaitab
     return _long_poll(process, params)
 
 
-def _existing(context: ConnectionContext, process_id: ProcessId) -> Process:
+def _existing(context: ConnectionContext, process_id: wire.ProcessId) -> Process:
     process = context.session.process(process_id)
     if process is None:
         if context.session.is_starting(process_id):
@@ -200,13 +162,13 @@ def _existing(context: ConnectionContext, process_id: ProcessId) -> Process:
     return process
 
 
-def _has_news(result: ReadResult, params: ReadParams) -> bool:
+def _has_news(result: wire.ReadResult, params: wire.ReadParams) -> bool:
     """Whether the result contains anything that the client has not seen."""
     unseen_exit = result.exited and (params.after_seq or 0) < result.next_seq - 1
     return bool(result.chunks) or result.closed or unseen_exit
 
 
-async def _long_poll(process: Process, params: ReadParams) -> ReadResult:
+async def _long_poll(process: Process, params: wire.ReadParams) -> wire.ReadResult:
     assert params.wait_ms is not None
     after = params.after_seq or 0
     try:
@@ -221,7 +183,9 @@ async def _long_poll(process: Process, params: ReadParams) -> ReadResult:
         return process.read(after, params.max_bytes)
 
 
-def write(context: ConnectionContext, params: WriteParams) -> WriteResult | Awaitable[WriteResult]:
+def write(
+    context: ConnectionContext, params: wire.WriteParams
+) -> wire.WriteResult | Awaitable[wire.WriteResult]:
     if params.write_id == "":
         raise InvalidParams("writeId must not be empty")
     if params.write_id is not None:
@@ -230,7 +194,7 @@ def write(context: ConnectionContext, params: WriteParams) -> WriteResult | Awai
     process = session.process(params.process_id)
     if process is None:
         starting = session.is_starting(params.process_id)
-        return WriteResult("starting" if starting else "unknownProcess")
+        return wire.WriteResult("starting" if starting else "unknownProcess")
     write_id = params.write_id
     attachment = session.attachments.get(params.process_id)
     if attachment is not None:
@@ -238,17 +202,17 @@ def write(context: ConnectionContext, params: WriteParams) -> WriteResult | Awai
     if not process.accepts_write(write_id):
         return _STDIN_CLOSED
     accepted = process.write(params.chunk, write_id)
-    return _ACCEPTED if accepted is None else _accepted_after(accepted)
+    return _ACCEPTED if accepted is None else _after(accepted, _ACCEPTED)
 
 
-async def _accepted_after(accepted: asyncio.Future[None]) -> WriteResult:
-    await accepted
-    return _ACCEPTED
+async def _after(future: asyncio.Future[None], result: R) -> R:
+    await future
+    return result
 
 
 def close_stdin(
-    context: ConnectionContext, params: CloseStdinParams
-) -> CloseStdinResult | Awaitable[CloseStdinResult]:
+    context: ConnectionContext, params: wire.CloseStdinParams
+) -> EmptyResult | Awaitable[EmptyResult]:
     process = _existing(context, params.process_id)
     if process.tty:
         raise InvalidRequest(
@@ -257,15 +221,10 @@ def close_stdin(
     if not process.has_stdin:
         raise InvalidRequest(f"process {process.id} was started without pipeStdin")
     closed = process.write_eof()
-    return CloseStdinResult() if closed is None else _closed_after(closed)
+    return EmptyResult() if closed is None else _after(closed, EmptyResult())
 
 
-async def _closed_after(closed: asyncio.Future[None]) -> CloseStdinResult:
-    await closed
-    return CloseStdinResult()
-
-
-def resize(context: ConnectionContext, params: ResizeParams) -> ResizeResult:
+def resize(context: ConnectionContext, params: wire.ResizeParams) -> EmptyResult:
     process = _existing(context, params.process_id)
     if not process.tty:
         raise InvalidRequest(f"process {process.id} has no terminal")
@@ -273,40 +232,39 @@ def resize(context: ConnectionContext, params: ResizeParams) -> ResizeResult:
         process.resize(params.rows, params.columns)
     except OSError as error:
         raise InternalError(f"failed to resize terminal: {os_error_text(error)}") from error
-    return ResizeResult()
+    return EmptyResult()
 
 
-def signal(context: ConnectionContext, params: SignalParams) -> SignalResult:
+def signal(context: ConnectionContext, params: wire.SignalParams) -> EmptyResult:
     process = context.session.process(params.process_id)
     if process is not None:
         try:
             process.signal(params.signal)
         except OSError as error:
             raise InternalError(f"failed to signal process: {os_error_text(error)}") from error
-    return SignalResult()
+    return EmptyResult()
 
 
-def terminate(context: ConnectionContext, params: TerminateParams) -> TerminateResult:
+def terminate(context: ConnectionContext, params: wire.TerminateParams) -> wire.TerminateResult:
     attachment = context.session.attachments.get(params.process_id)
     if attachment is not None:
-        return TerminateResult(context.server.detached.terminate(attachment.broadcast.name))
-    return TerminateResult(context.session.processes.terminate(params.process_id))
+        return wire.TerminateResult(context.server.detached.terminate(attachment.broadcast.name))
+    return wire.TerminateResult(context.session.processes.terminate(params.process_id))
 
 
-def list_(context: ConnectionContext, params: None) -> ListResult:
+def list_(context: ConnectionContext, params: None) -> wire.ListResult:
     summaries, truncated = context.session.processes.summaries()
-    return ListResult(summaries, truncated)
+    return wire.ListResult(summaries, truncated)
 
 
-def set_flow(context: ConnectionContext, params: SetFlowParams) -> SetFlowResult:
+def set_flow(context: ConnectionContext, params: wire.SetFlowParams) -> EmptyResult:
     process = _existing(context, params.process_id)
     attachment = context.session.attachments.get(params.process_id)
     (attachment or process).set_flow(params.flow)
-    return SetFlowResult()
+    return EmptyResult()
 
 
-# process/attach, process/detach, process/listDetached: the use of detached processes.
-def attach(context: ConnectionContext, params: AttachParams) -> AttachResult:
+def attach(context: ConnectionContext, params: wire.AttachParams) -> wire.AttachResult:
     """Attach the session; a repeated request sends the events once more."""
     check_process_id(params.process_id)
     broadcast = context.server.detached.find(params.name)
@@ -316,7 +274,7 @@ def attach(context: ConnectionContext, params: AttachParams) -> AttachResult:
     attachment.begin(params.after_seq or 0)
     process = broadcast.process
     assert process is not None
-    return AttachResult(
+    return wire.AttachResult(
         params.process_id,
         attachment.after_seq,
         process.summary().argv,
@@ -326,14 +284,14 @@ def attach(context: ConnectionContext, params: AttachParams) -> AttachResult:
     )
 
 
-def detach(context: ConnectionContext, params: DetachParams) -> DetachResult:
+def detach(context: ConnectionContext, params: wire.DetachParams) -> EmptyResult:
     """End an attachment; one that does not exist is no error, as the answer may have been lost."""
     attachment = context.session.attachments.get(params.process_id)
     if attachment is not None:
         attachment.close()
         context.session.attachment_ended(params.process_id)
-    return DetachResult()
+    return EmptyResult()
 
 
-def list_detached(context: ConnectionContext, params: None) -> ListDetachedResult:
-    return ListDetachedResult(context.server.detached.listed())
+def list_detached(context: ConnectionContext, params: None) -> wire.ListDetachedResult:
+    return wire.ListDetachedResult(context.server.detached.listed())

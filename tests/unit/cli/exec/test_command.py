@@ -17,7 +17,7 @@ from exec_server.server import detached
 
 
 def test_names_are_those_of_the_server() -> None:
-    assert DETACHED_NAME.pattern == detached._NAME.pattern
+    assert DETACHED_NAME.pattern == detached._is_name.args[0]
 
 
 def test_the_command_is_what_comes_after_the_first_dashes() -> None:

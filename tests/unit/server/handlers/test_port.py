@@ -10,14 +10,14 @@ from tests.support.memory_ports import MemorySockets
 
 from exec_server.net.port_stream import WINDOW_BYTES
 from exec_server.protocol import port as wire
-from exec_server.protocol.decoding import Base64
+from exec_server.protocol.decoding import Base64, EmptyResult
 from exec_server.protocol.port import ListenerId, StreamId
 from exec_server.server.context import ConnectionContext
 from exec_server.server.handlers import port
 from exec_server.server.port_table import PortResources, PortTable
 
 NAME = StreamId("s")
-TAKEN = wire.Taken()
+TAKEN = EmptyResult()
 
 
 def test_every_method_reaches_the_stream() -> None:

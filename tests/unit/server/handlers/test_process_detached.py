@@ -12,13 +12,12 @@ from exec_server.process.command import Command
 from exec_server.process.output import OutputLog
 from exec_server.process.process import Process
 from exec_server.process.table import LaunchMode, ProcessTable
-from exec_server.protocol.decoding import decode
+from exec_server.protocol.decoding import EmptyResult, decode
 from exec_server.protocol.process import (
     AttachParams,
     AttachResult,
     Detach,
     DetachParams,
-    DetachResult,
     Listed,
     ProcessId,
     SignalParams,
@@ -147,7 +146,7 @@ def test_detaching_is_no_error_without_an_attachment() -> None:
         world = World()
         world.attach()
         for _ in range(2):
-            assert process.detach(world.context, DetachParams(_MINE)) == DetachResult()
+            assert process.detach(world.context, DetachParams(_MINE)) == EmptyResult()
         assert not world.session.attachments
         assert not world.broadcast.attachments
         assert process.list_detached(world.context, None).processes == []

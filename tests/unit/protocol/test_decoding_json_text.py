@@ -7,8 +7,8 @@ import json
 import pytest
 
 from exec_server.errors import MalformedMessage
-from exec_server.protocol import json_text
-from exec_server.protocol.json_text import (
+from exec_server.protocol import decoding
+from exec_server.protocol.decoding import (
     MAX_DEPTH,
     MAX_VALUES,
     describe,
@@ -67,11 +67,11 @@ def test_malformed_text_is_refused_in_every_way(
 ) -> None:
     text = failure(data)
     assert text
-    monkeypatch.setattr(json_text, "_SHORT", -1)
+    monkeypatch.setattr(decoding, "_SHORT", -1)
     assert failure(data) == text
-    monkeypatch.setattr(json_text, "_FEW_QUOTES", 0)
+    monkeypatch.setattr(decoding, "_FEW_QUOTES", 0)
     assert failure(data) == text
-    monkeypatch.setattr(json_text, "_STEP", 1)
+    monkeypatch.setattr(decoding, "_STEP", 1)
     assert failure(data) == text
 
 
@@ -143,24 +143,24 @@ def test_value_is_decoded(data: bytes, value: object) -> None:
 def test_every_way_of_decoding_agrees(
     data: bytes, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_text, "_SHORT", -1)
+    monkeypatch.setattr(decoding, "_SHORT", -1)
     assert parse(data) == value
-    monkeypatch.setattr(json_text, "_FEW_QUOTES", 0)
+    monkeypatch.setattr(decoding, "_FEW_QUOTES", 0)
     assert parse(data) == value
-    monkeypatch.setattr(json_text, "_STEP", 1)
+    monkeypatch.setattr(decoding, "_STEP", 1)
     assert parse(data) == value
 
 
 def test_decoding_stops_at_the_first_duplicate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of all members are looked through once, in C, and again only up to this one."""
     seen: list[int] = []
-    refuse = json_text._refuse_duplicate
+    refuse = decoding._refuse_duplicate
 
     def count(pairs: list[tuple[str, object]]) -> None:
         seen.append(len(pairs))
         refuse(pairs)
 
-    monkeypatch.setattr(json_text, "_refuse_duplicate", count)
+    monkeypatch.setattr(decoding, "_refuse_duplicate", count)
     text = failure(b'[{},{"a":0,"a":0},' + b'{"b":0,"b":0},' * 10_000 + b"0]")
     assert text == "duplicate JSON object key `a`"
     assert seen == [0, 2]
@@ -201,8 +201,8 @@ FULL_OBJECT = b'{"a":{' + b",".join(b'"%d":0' % i for i in range(FEW - 2))
 @pytest.fixture
 def few_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """A smaller limit, which keeps the texts readable."""
-    monkeypatch.setattr(json_text, "MAX_VALUES", FEW)
-    monkeypatch.setattr(json_text, "_SHORT", -1)
+    monkeypatch.setattr(decoding, "MAX_VALUES", FEW)
+    monkeypatch.setattr(decoding, "_SHORT", -1)
 
 
 @pytest.mark.usefixtures("few_values")

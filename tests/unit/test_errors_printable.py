@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exec_server.printable import lossy, printable
+from exec_server.errors import lossy, printable
 
 
 @pytest.mark.parametrize(
