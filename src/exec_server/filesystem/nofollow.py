@@ -21,7 +21,7 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def open_regular(path: str) -> tuple[int, os.stat_result]:
+def open_regular_nofollow(path: str) -> tuple[int, os.stat_result]:
     """Open a regular file for reading; the caller closes it."""
     with _parent(path) as (directory, name):
         fd = os.open(name, _OPEN_READ, dir_fd=directory)
@@ -36,13 +36,13 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     return fd, info
 
 
-def write(path: str, data: safe_write.Content) -> None:
+def write_nofollow(path: str, data: safe_write.Content) -> None:
     """Create a file or replace its content."""
     with _parent(path) as (directory, name):
         safe_write.write_entry(directory, name, data)
 
 
-def create_directory(path: str, *, recursive: bool) -> None:
+def create_directory_nofollow(path: str, *, recursive: bool) -> None:
     """Create a directory, with its parents if `recursive`."""
     components = _components(path)
     if not recursive:
@@ -66,7 +66,7 @@ def create_directory(path: str, *, recursive: bool) -> None:
         os.close(directory)
 
 
-def metadata(path: str) -> GetMetadataResult:
+def metadata_nofollow(path: str) -> GetMetadataResult:
     """Type, size and times, with the birth time where the file system keeps it."""
     if path == "/":
         directory = os.open("/", _DIRECTORY)
@@ -90,7 +90,7 @@ def metadata(path: str) -> GetMetadataResult:
     )
 
 
-def remove(path: str, *, recursive: bool) -> None:
+def remove_nofollow(path: str, *, recursive: bool) -> None:
     """Remove a file or an empty directory."""
     if recursive:
         raise InternalError("recursive no-follow removal is unsupported")

@@ -60,7 +60,7 @@ def open_for_read(params: files.ReadFileParams) -> tuple[int, int]:
     """
     path = params.path.native()
     if params.follow_symlinks is False:
-        fd, info = nofollow.open_regular(path)
+        fd, info = nofollow.open_regular_nofollow(path)
     else:
         fd, info = open_regular(path)
     if info.st_size > safe_write.READ_LIMIT:
@@ -93,7 +93,7 @@ def write_file(params: files.WriteFileParams) -> files.Done:
     data = content_to_write(params)
     path = params.path.native()
     if params.follow_symlinks is False:
-        nofollow.write(path, data)
+        nofollow.write_nofollow(path, data)
     else:
         safe_write.write(path, data)
     return _DONE
@@ -113,7 +113,7 @@ def create_directory(params: files.CreateDirectoryParams) -> files.Done:
     path = params.path.native()
     recursive = params.recursive is not False
     if params.follow_symlinks is False:
-        nofollow.create_directory(path, recursive=recursive)
+        nofollow.create_directory_nofollow(path, recursive=recursive)
     elif recursive:
         tree.make_directories(path)
     else:
@@ -125,7 +125,7 @@ def get_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult:
     """Type, size and times of the file or directory that the path leads to."""
     path = params.path.native()
     if params.follow_symlinks is False:
-        return nofollow.metadata(path)
+        return nofollow.metadata_nofollow(path)
     GUARD.check_readable(path)
     info = os.lstat(path)
     if stat.S_ISLNK(info.st_mode):
@@ -213,7 +213,7 @@ def remove(params: files.RemoveParams) -> files.Done:
     recursive = params.recursive is not False
     try:
         if params.follow_symlinks is False:
-            nofollow.remove(path, recursive=recursive)
+            nofollow.remove_nofollow(path, recursive=recursive)
         elif path == "/":
             # The reference would begin to delete everything.
             raise InvalidRequest("path must name an entry")
