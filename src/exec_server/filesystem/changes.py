@@ -16,10 +16,9 @@ from typing import Final, Self
 from exec_server.errors import InvalidParams
 from exec_server.filesystem import safe_write, syscalls
 from exec_server.filesystem.operations import not_a_file, open_regular
-from exec_server.filesystem.path_guard import GUARD
-from exec_server.patching.edits import Edit, apply_edits
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.patching.hunks import Effort, PatchFailed
-from exec_server.patching.patch import PatchedFile, parse_patch, plan
+from exec_server.patching.patch import Edit, PatchedFile, apply_edits, parse_patch, plan
 from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Base64
 from exec_server.protocol.files import Done

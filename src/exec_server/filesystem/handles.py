@@ -18,7 +18,7 @@ from typing import Final
 from exec_server.errors import InvalidRequest, NotFound
 from exec_server.filesystem import safe_write
 from exec_server.filesystem.operations import not_a_file, open_regular
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.protocol import files
 
 # The reference's limits; above them a client gets an error.

@@ -10,19 +10,22 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Final
 
 from exec_server.errors import InternalError, InvalidParams, InvalidRequest, RpcError
-from exec_server.filesystem import nofollow, safe_write, tree
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem import safe_write, syscalls, tree, walk
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.printable import lossy
 from exec_server.protocol import files
 from exec_server.protocol import files as wire
-from exec_server.protocol.decoding import Base64, decode_base64
+from exec_server.protocol.decoding import Base64, Call, decode_base64
 from exec_server.protocol.files import (
     CanonicalizeResult,
     Done,
+    GetMetadataResult,
     ReadFilesParams,
     ReadFilesResult,
     WriteFilesParams,
@@ -30,17 +33,139 @@ from exec_server.protocol.files import (
 )
 from exec_server.protocol.paths import path_to_uri
 
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+
 # The reference's limit: above it the request fails, because the response would be
 # too large for a client.
 READ_DIRECTORY_LIMIT: Final = 50_000
 
-_OPEN_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_OPERATIONS_OPEN_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DONE: Final = files.Done()
 
 # One request takes some milliseconds of a thread. The bytes are those of one message of a client
 # that reads slowly.
 MAX_FILES: Final = 256
 MAX_BYTES: Final = 2 * 1_048_576
+
+Operation = Callable[[Any], Any]
+
+
+# File operations with `followSymlinks: false`: no component of the path may be a link.
+#
+# Paths are opened component by component, each relative to the one before, so a link that is put
+# in the way meanwhile is refused as well. A link before the last component is ENOTDIR.
+def open_regular_nofollow(path: str) -> tuple[int, os.stat_result]:
+    """Open a regular file for reading; the caller closes it."""
+    with _parent(path) as (directory, name):
+        fd = os.open(name, _OPEN_READ, dir_fd=directory)
+    try:
+        GUARD.check_opened(fd, writing=False)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise InvalidRequest("path is not a regular file")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, info
+
+
+def write_nofollow(path: str, data: safe_write.Content) -> None:
+    """Create a file or replace its content."""
+    with _parent(path) as (directory, name):
+        safe_write.write_entry(directory, name, data)
+
+
+def create_directory_nofollow(path: str, *, recursive: bool) -> None:
+    """Create a directory, with its parents if `recursive`."""
+    components = _components(path)
+    if not recursive:
+        if not components:
+            raise InternalError("directory already exists")
+        with _parent(path) as (directory, name):
+            GUARD.check_creation(directory, name)
+            os.mkdir(name, dir_fd=directory)
+        return
+    directory = os.open("/", _DIRECTORY)
+    try:
+        for name in components:
+            try:
+                child = os.open(name, _DIRECTORY, dir_fd=directory)
+            except FileNotFoundError:
+                _make_directory(directory, name)
+                child = os.open(name, _DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = child
+    finally:
+        os.close(directory)
+
+
+def metadata_nofollow(path: str) -> GetMetadataResult:
+    """Type, size and times, with the birth time where the file system keeps it."""
+    if path == "/":
+        directory = os.open("/", _DIRECTORY)
+        try:
+            found = syscalls.statx(directory, "")
+        finally:
+            os.close(directory)
+    else:
+        with _parent(path) as (directory, name):
+            GUARD.check_opened(directory, writing=False)
+            found = syscalls.statx(directory, name)
+    if stat.S_ISLNK(found.mode):
+        raise InvalidRequest("path contains a symbolic link")
+    return GetMetadataResult(
+        stat.S_ISDIR(found.mode),
+        stat.S_ISREG(found.mode),
+        False,
+        found.size,
+        found.created_ms,
+        found.modified_ms,
+    )
+
+
+def remove_nofollow(path: str, *, recursive: bool) -> None:
+    """Remove a file or an empty directory."""
+    if recursive:
+        raise InternalError("recursive no-follow removal is unsupported")
+    with _parent(path) as (directory, name):
+        GUARD.check_removal(directory, name)
+        mode = os.lstat(name, dir_fd=directory).st_mode
+        if stat.S_ISLNK(mode):
+            raise InvalidRequest("path contains a symbolic link")
+        if stat.S_ISDIR(mode):
+            os.rmdir(name, dir_fd=directory)
+        else:
+            os.unlink(name, dir_fd=directory)
+
+
+@contextmanager
+def _parent(path: str) -> Iterator[tuple[int, str]]:
+    """The open directory of the path's last component, and that component."""
+    components = _components(path)
+    if not components:
+        raise InvalidRequest("path must name an entry")
+    directory = os.open("/", _DIRECTORY)
+    try:
+        for name in components[:-1]:
+            child = os.open(name, _DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = child
+        yield directory, components[-1]
+    finally:
+        os.close(directory)
+
+
+def _components(path: str) -> list[str]:
+    return path.split("/")[1:] if path != "/" else []
+
+
+def _make_directory(directory: int, name: str) -> None:
+    GUARD.check_creation(directory, name)
+    try:
+        os.mkdir(name, dir_fd=directory)
+    except FileExistsError:
+        pass  # created meanwhile: opening it tells whether it is a directory
 
 
 def read_file(params: files.ReadFileParams) -> files.ReadFileResult:
@@ -60,7 +185,7 @@ def open_for_read(params: files.ReadFileParams) -> tuple[int, int]:
     """
     path = params.path.native()
     if params.follow_symlinks is False:
-        fd, info = nofollow.open_regular_nofollow(path)
+        fd, info = open_regular_nofollow(path)
     else:
         fd, info = open_regular(path)
     if info.st_size > safe_write.READ_LIMIT:
@@ -71,7 +196,7 @@ def open_for_read(params: files.ReadFileParams) -> tuple[int, int]:
 
 def open_regular(path: str) -> tuple[int, os.stat_result]:
     """Open a regular file for reading, refusing every other type; the caller closes it."""
-    fd = os.open(path, _OPEN_READ)
+    fd = os.open(path, _OPERATIONS_OPEN_READ)
     try:
         GUARD.check_opened(fd, writing=False)
         info = os.fstat(fd)
@@ -93,7 +218,7 @@ def write_file(params: files.WriteFileParams) -> files.Done:
     data = content_to_write(params)
     path = params.path.native()
     if params.follow_symlinks is False:
-        nofollow.write_nofollow(path, data)
+        write_nofollow(path, data)
     else:
         safe_write.write(path, data)
     return _DONE
@@ -113,7 +238,7 @@ def create_directory(params: files.CreateDirectoryParams) -> files.Done:
     path = params.path.native()
     recursive = params.recursive is not False
     if params.follow_symlinks is False:
-        nofollow.create_directory_nofollow(path, recursive=recursive)
+        create_directory_nofollow(path, recursive=recursive)
     elif recursive:
         tree.make_directories(path)
     else:
@@ -125,7 +250,7 @@ def get_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult:
     """Type, size and times of the file or directory that the path leads to."""
     path = params.path.native()
     if params.follow_symlinks is False:
-        return nofollow.metadata_nofollow(path)
+        return metadata_nofollow(path)
     GUARD.check_readable(path)
     info = os.lstat(path)
     if stat.S_ISLNK(info.st_mode):
@@ -213,7 +338,7 @@ def remove(params: files.RemoveParams) -> files.Done:
     recursive = params.recursive is not False
     try:
         if params.follow_symlinks is False:
-            nofollow.remove_nofollow(path, recursive=recursive)
+            remove_nofollow(path, recursive=recursive)
         elif path == "/":
             # The reference would begin to delete everything.
             raise InvalidRequest("path must name an entry")
@@ -355,3 +480,56 @@ def write_files(params: WriteFilesParams, data: bytes | memoryview) -> WriteFile
 def _check_count(count: int) -> None:
     if count > MAX_FILES:
         raise InvalidParams(f"a request names at most {MAX_FILES} files, not {count}")
+
+
+# OPERATIONS: the blocking function of each fs call that runs in a thread or in a sandbox worker.
+#
+# Handles and watches are not listed because they belong to a connection. The modules of the larger
+# extensions are imported by the thread that first needs them, or by `load_all`; most servers never
+# need them.
+class OnDemand:
+    """A function of a module of this package, which is imported by the first call."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module = f"exec_server.filesystem.{module}"
+        self._name = name
+
+    def load(self) -> Operation:
+        function: Operation = getattr(import_module(self._module), self._name)
+        return function
+
+    def __call__(self, params: object) -> object:
+        return self.load()(params)
+
+
+OPERATIONS: Final[dict[Call[Any, Any], Operation]] = {
+    files.READ_FILE: read_file,
+    files.WRITE_FILE: write_file,
+    files.CREATE_DIRECTORY: create_directory,
+    files.GET_METADATA: get_metadata,
+    files.CANONICALIZE: canonicalize,
+    files.READ_DIRECTORY: read_directory,
+    files.WALK: walk.walk,
+    files.REMOVE: remove,
+    files.COPY: tree.copy,
+    files.APPEND: OnDemand("changes", "append"),
+    files.RENAME: OnDemand("changes", "rename"),
+    files.CHMOD: OnDemand("changes", "chmod"),
+    files.SYMLINK: OnDemand("changes", "symlink"),
+    files.SET_TIMES: OnDemand("changes", "set_times"),
+    files.EDIT: OnDemand("changes", "edit"),
+    files.APPLY_PATCH: OnDemand("changes", "apply_patch"),
+    files.GLOB: OnDemand("search", "glob"),
+    files.GREP: OnDemand("search", "grep"),
+    files.DISK_USAGE: OnDemand("search", "disk_usage"),
+    files.LIST: list_,
+    files.CREATE: create,
+    files.RESOLVE: resolve,
+}
+
+
+def load_all() -> None:
+    """Import the modules of all operations: processes that are forked later share them."""
+    for operation in OPERATIONS.values():
+        if isinstance(operation, OnDemand):
+            operation.load()

@@ -20,7 +20,7 @@ import regex
 
 from exec_server.errors import InvalidParams
 from exec_server.filesystem.line_patterns import LinePattern
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.printable import lossy
 from exec_server.protocol import files as wire
 

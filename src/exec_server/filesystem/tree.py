@@ -13,7 +13,7 @@ from typing import Final
 
 from exec_server.errors import InternalError, InvalidRequest
 from exec_server.filesystem import safe_write
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.protocol import files
 
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from exec_server.errors import InvalidRequest, os_error_text
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.printable import lossy
 from exec_server.protocol import files
 from exec_server.protocol.paths import PLAIN_IN_NAME, child_uri, path_to_uri

@@ -25,6 +25,7 @@ from exec_server.protocol.sandbox import Sandbox
 from exec_server.sandbox.builder import (
     LEGACY_LANDLOCK,
     SandboxBuilder,
+    ViewDependencies,
     build_view,
     host_paths,
     retry_while_stale,
@@ -37,18 +38,17 @@ from exec_server.sandbox.policy.model import MissingName, Policy
 from exec_server.sandbox.runtime import disk as runtime_disk
 from exec_server.sandbox.runtime import messages
 from exec_server.sandbox.runtime.capabilities import Confinement
-from exec_server.sandbox.runtime.control import launch, request
 from exec_server.sandbox.runtime.disk import HostDisk
+from exec_server.sandbox.runtime.launcher import launch, request
 from exec_server.sandbox.runtime.messages import (
     BuildRequest,
+    CommandReports,
     ControlSocket,
     ExecRequest,
     Status,
     UserRequest,
 )
 from exec_server.sandbox.runtime.placeholders import Placeholder, Placeholders
-from exec_server.sandbox.runtime.reports import CommandReports
-from exec_server.sandbox.runtime.staleness import ViewDependencies
 from exec_server.sandbox.runtime.view import CERTIFICATES, ProcMount, StaleView
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.policy.access import explain_denial
 from exec_server.sandbox.policy.denial import Explain, find_denial, is_likely_denied
 from exec_server.sandbox.policy.model import Policy
-from exec_server.sandbox.runtime.reports import CommandReports
+from exec_server.sandbox.runtime.messages import CommandReports
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from exec_server.protocol.sandbox import Sandbox
 from exec_server.sandbox.builder import (
     LEGACY_LANDLOCK,
     SandboxBuilder,
+    ViewDependencies,
     build_view,
     host_paths,
     retry_while_stale,
@@ -29,7 +30,6 @@ from exec_server.sandbox.policy.model import Policy
 from exec_server.sandbox.runtime.capabilities import Confinement
 from exec_server.sandbox.runtime.disk import HostDisk
 from exec_server.sandbox.runtime.messages import BuildRequest
-from exec_server.sandbox.runtime.staleness import ViewDependencies
 from exec_server.sandbox.runtime.view import ProcMount
 from exec_server.sandbox.runtime.worker import Worker
 

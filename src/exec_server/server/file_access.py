@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import msgspec
 
 from exec_server.filesystem import trusted_reads
-from exec_server.filesystem.operation_table import OnDemand
+from exec_server.filesystem.operations import OnDemand
 from exec_server.host import users
 from exec_server.protocol import files
 from exec_server.protocol.decoding import Call

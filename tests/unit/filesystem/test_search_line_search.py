@@ -13,7 +13,7 @@ import pytest
 from exec_server.errors import InvalidParams
 from exec_server.filesystem import search
 from exec_server.filesystem.line_patterns import LinePattern
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.filesystem.search import LineSearch, PathFilter, SearchOptions
 
 

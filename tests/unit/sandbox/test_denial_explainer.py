@@ -17,7 +17,7 @@ from exec_server.protocol.process import OutputChunk
 from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.denial_explainer import CommandDenials, DenialExplainer
 from exec_server.sandbox.policy.model import Network, Policy, Rule
-from exec_server.sandbox.runtime.reports import CommandReports
+from exec_server.sandbox.runtime.messages import CommandReports
 
 DENIED = PermissionError(errno.EACCES, "Permission denied")
 READ_ONLY = "no policy entry allows writing here; the closest one is: read /"

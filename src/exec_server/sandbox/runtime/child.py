@@ -30,8 +30,14 @@ from exec_server.process.command import STATE_DESCRIPTOR, Command
 from exec_server.process.spawn import Streams, encode, spawn_first
 from exec_server.sandbox.policy.model import Restrictions, Step, View, choose_restrictions
 from exec_server.sandbox.runtime import confine, kernel, messages, view, worker
-from exec_server.sandbox.runtime.messages import BuildRequest, ExecRequest, Status, UserRequest
-from exec_server.sandbox.runtime.reports import Reporter, end_namespace
+from exec_server.sandbox.runtime.messages import (
+    BuildRequest,
+    ExecRequest,
+    Reporter,
+    Status,
+    UserRequest,
+    end_namespace,
+)
 
 # The ioctl that sets the flags of an interface, and struct ifreq for it.
 _SET_FLAGS: Final = 0x8914

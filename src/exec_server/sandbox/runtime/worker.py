@@ -21,8 +21,8 @@ import msgspec
 
 from exec_server.errors import InternalError, RpcError
 from exec_server.filesystem import handles, operations
-from exec_server.filesystem.operation_table import OPERATIONS, load_all
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.operations import OPERATIONS, load_all
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.protocol import decoding, files
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.paths import PathUri
