@@ -115,13 +115,11 @@ class _OpenModes:
     def open(self, how: OpenHow, path: str) -> int | None:
         """A descriptor; None if a thread or worker may succeed without restrictions."""
         fd = how.open(path.encode("utf-8", "surrogateescape"))
-        if fd < 0 and self.is_certain(-fd):
-            raise OSError(-fd, os.strerror(-fd))
-        return fd if fd >= 0 else None
-
-    def is_certain(self, number: int) -> bool:
-        is_refused_link = number == errno.ELOOP and not self.follows_all_links
-        return number not in _NOT_CERTAIN and not is_refused_link
+        if fd >= 0:
+            return fd
+        if -fd in _NOT_CERTAIN or (fd == -errno.ELOOP and not self.follows_all_links):
+            return None
+        raise OSError(-fd, os.strerror(-fd))
 
     def status(self, how: OpenHow, path: str) -> os.stat_result | None:
         fd = self.open(how, path)
@@ -288,10 +286,10 @@ def _list(fd: int, modes: _OpenModes, *, confined: bool) -> files.ReadDirectoryR
 
     def target_mode(entry: os.DirEntry[str]) -> int | None:
         target = modes.target.open(os.fsencode(entry.name), ctypes.c_long(fd))
-        if target < 0:
-            if modes.is_certain(-target):
-                return None
+        if -target in _NOT_CERTAIN or target == -errno.ELOOP:
             raise _NotCertainError
+        if target < 0:
+            return None
         info = os.fstat(target)
         os.close(target)
         if confined and MOUNTS.is_proc(info.st_dev):
