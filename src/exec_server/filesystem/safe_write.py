@@ -12,6 +12,8 @@
 
 Readers and writers of this server lock the inode, so no reader sees a partial write. The creator of
 a file of at most one page does not: it writes once more if another one may have overtaken it.
+
+GUARD has the checks that the mounts of a confined worker cannot make.
 """
 
 from __future__ import annotations
@@ -28,14 +30,6 @@ from typing import Final, Protocol
 
 from exec_server.errors import InternalError, InvalidRequest
 from exec_server.filesystem import syscalls
-
-# The error number that an operation on a path gets, 0 for none; `writing` is any change.
-PathCheck = Callable[[str, bool], int]
-# The error number for renaming a directory, 0 for none.
-TreeCheck = Callable[[str], int]
-# The kernel appends this to the path of a removed file.
-_DELETED: Final = " (deleted)"
-
 
 # A FIFO whose reader takes nothing for this long is given up; a thread of the pool waits
 # meanwhile, so the time has to be short.
@@ -56,9 +50,16 @@ _NO_UNNAMED_FILES: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINV
 _CANNOT_COPY_RANGE: Final = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EPERM}
 )
+# The kernel appends this to the path of a removed file.
+_DELETED: Final = " (deleted)"
+
+# The error number that an operation on a path gets, 0 for none; `writing` is any change.
+PathCheck = Callable[[str, bool], int]
+# The error number for renaming a directory, 0 for none.
+TreeCheck = Callable[[str], int]
 
 
-# PathGuard: the checks of a confined file worker that its mounts cannot make.
+# The checks of a confined file worker that its mounts cannot make.
 #
 # Mounts cannot keep a name missing, nor deny files by pattern as they come and go, and replacing a
 # directory on the host detaches the mounts on it. So the functions of this package that create,
@@ -90,8 +91,7 @@ class PathGuard:
         if self._tree_checks:
             path = f"{_path_of(directory).rstrip('/')}/{name}"
             for check in self._tree_checks:
-                if number := check(path):
-                    raise OSError(number, os.strerror(number))
+                _raise_if(check(path))
 
     @property
     def has_rules(self) -> bool:
@@ -140,17 +140,12 @@ class PathGuard:
     def check_readable(self, path: str) -> None:
         """Check the file or directory that a path leads to."""
         if self._path_checks:
-            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            try:
+            with syscalls.opened(path, os.O_PATH) as descriptor:
                 self.check_opened(descriptor, writing=False)
-            finally:
-                os.close(descriptor)
 
     def _check_path(self, path: str, *, writing: bool) -> None:
         for check in self._path_checks:
-            number = check(path, writing)
-            if number:
-                raise OSError(number, os.strerror(number))
+            _raise_if(check(path, writing))
 
     @contextmanager
     def creating(self, path: str) -> Iterator[tuple[int, str]]:
@@ -167,6 +162,11 @@ class PathGuard:
             yield directory, name
 
 
+def _raise_if(number: int) -> None:
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
 def _path_of(descriptor: int) -> str:
     return os.readlink(f"/proc/self/fd/{descriptor}")
 
@@ -174,11 +174,8 @@ def _path_of(descriptor: int) -> str:
 @contextmanager
 def _parent_of(path: str) -> Iterator[tuple[int, str]]:
     parent, name = os.path.split(path)
-    directory = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with syscalls.opened(parent, os.O_PATH | os.O_DIRECTORY) as directory:
         yield directory, name
-    finally:
-        os.close(directory)
 
 
 # The guard of this process. A worker serves one policy, adds its rules once, and ends with it.
@@ -347,7 +344,7 @@ def write(path: str, content: Content, *, mode: int | None = None) -> None:
     try:
         fd = os.open(path, _OPEN_EXISTING)
     except FileNotFoundError:
-        if _create_at(path, content, mode):
+        if create(path, content, mode):
             return
         fd = open_or_create(path, 0o666 if mode is None else mode)
     try:
@@ -374,12 +371,8 @@ def open_or_create(path: str, permissions: int) -> int:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
-def create(path: str, content: Content) -> bool:
+def create(path: str, content: Content, mode: int | None = None) -> bool:
     """Create the complete file; False if the name exists, even as a dangling link."""
-    return _create_at(path, content, None)
-
-
-def _create_at(path: str, content: Content, mode: int | None) -> bool:
     if content.size <= PAGE_BYTES and not GUARD.has_rules:
         return create_named(None, path, content, mode)
     with GUARD.creating(path) as (directory, name):

@@ -17,7 +17,7 @@ import socket
 import struct
 import termios
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
@@ -56,7 +56,6 @@ _RESPONSE: Final = struct.Struct("=QqiI")  # id, value, negated error number, fl
 _SIGNAL_BYTES: Final = 128
 
 _SKIPPED_IN_SEARCH: Final = (FileNotFoundError, NotADirectoryError, PermissionError)
-_FAILED: Final = 70
 
 _STREAMS: Final = (0, 1, 2)
 # The exit code of the reference if the command cannot be executed in the sandbox.
@@ -102,10 +101,7 @@ def listen(ports: Sequence[int]) -> list[socket.socket]:
 # calls do not reach the listener, neither allowed nor refused ones: a refused `connect` to a unix
 # socket, for instance, is part of every look-up of a user name.
 class RefusalListener:
-    """Answers refused calls, and reports them.
-
-    Only the first one is reported: a command gains nothing by repeating them.
-    """
+    """Answers refused calls, and reports the first one: a command gains nothing by repeating."""
 
     def __init__(self, descriptor: int, reporter: Reporter) -> None:
         self._descriptor = descriptor
@@ -131,14 +127,12 @@ class RefusalListener:
     def _answer(self) -> None:
         """Refuse the call that has waited longest."""
         notification = bytearray(_NOTIFICATION_BYTES)
-        try:
+        with suppress(OSError):  # the caller was killed, or a signal has interrupted its call
             fcntl.ioctl(self._descriptor, _RECEIVE, notification)
             # Before the answer, so that the server knows it before the command can end.
             self._reporter.report_refusal()
             (number,) = _ID.unpack_from(notification)
             fcntl.ioctl(self._descriptor, _SEND, _RESPONSE.pack(number, 0, -errno.EPERM, 0))
-        except OSError:
-            pass  # the caller was killed, or a signal has interrupted its call
 
 
 # A command of another user, in a process that the launcher has forked.
@@ -159,34 +153,39 @@ def run(control: socket.socket) -> NoReturn:
         _execute(request)
     except OSError as error:
         messages.send(control, Status("failed", str(error.errno)), [])
-        os._exit(_FAILED)
+        os._exit(_BROKEN)
 
 
 def _prepare(request: UserRequest, descriptors: list[int]) -> None:
-    os.setsid()
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    _begin_session(descriptors)
     user = users.User("", request.uid, request.gid, request.groups, "", "")
     if request.has_terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         users.own_terminal(0, user)
-    for number in range(1, 65):
-        try:
-            signal.signal(number, signal.SIG_DFL)
-        except (OSError, ValueError):
-            pass  # SIGKILL, SIGSTOP, and signals that libc reserves
+    _reset_signals()
     users.become(user)
     os.chdir(request.cwd)
 
 
+def _begin_session(descriptors: list[int]) -> None:
+    """Begin a session with these standard streams."""
+    os.setsid()
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _reset_signals() -> None:
+    for number in range(1, 65):
+        with suppress(OSError, ValueError):  # SIGKILL, SIGSTOP, and signals that libc reserves
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _execute(request: UserRequest) -> NoReturn:
     """Execute the first candidate that the kernel accepts; raises OSError as execvp would."""
-    command = Command(request.argv, request.cwd, request.env, False, False, request.arg0)
-    argv, env = encode(command)
+    argv, env, paths = _resolve(request, request.cwd)
     variables = dict(item.split(b"=", 1) for item in env)
     failure: OSError = FileNotFoundError(2, os.strerror(2))
-    paths = process_command.candidates(command)
     for path in paths:
         if len(paths) > 1 and not os.path.exists(path):
             continue  # also what lies in a directory of PATH that the user may not enter
@@ -216,14 +215,17 @@ def warm_up() -> None:
     for sample in samples:
         messages.warm_up(sample)
     worker.warm_up()
-    _resolve(ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, ()))
+    _resolve(ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, ()), "/")
 
 
 def main(descriptor: int, namespaces: int) -> NoReturn:
     """Receive a BuildRequest from the socket and serve in its role; never returns."""
     try:
-        _close_all_but(descriptor)
-        _leave_log()
+        os.closerange(3, descriptor)
+        os.closerange(descriptor + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        # Replace stderr, the log of the server, with the /dev/null that is stdout: /proc/self/fd
+        # leads to an open file whatever the view of this process is.
+        os.dup2(1, 2)
         with socket.socket(fileno=descriptor) as control:
             request, _ = messages.receive(control, BuildRequest)
             if request.role == "user":
@@ -260,19 +262,6 @@ def _report_status(
         return result
     messages.send(control, status, [])
     os._exit(_BROKEN)
-
-
-def _close_all_but(kept: int) -> None:
-    os.closerange(3, kept)
-    os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-def _leave_log() -> None:
-    """Replace stderr, the log of the server, with the /dev/null that is stdout.
-
-    /proc/self/fd leads to an open file whatever the view of this process is.
-    """
-    os.dup2(1, 2)
 
 
 class _Built(NamedTuple):
@@ -319,10 +308,8 @@ def _build(request: BuildRequest, namespaces: int) -> _Built:
                 ruleset = confine.command_ruleset(request.network, request.view, top)
         if top is not None:
             os.close(top)
-    try:
+    with suppress(OSError):  # a kernel without keys, or an outer filter that refuses the call
         kernel.leave_keyring()
-    except OSError:
-        pass  # a kernel without keys, or an outer filter that refuses the call
     if request.role == "worker":
         assert request.view is not None
         worker.install_checks(request.view, request.globs)
@@ -412,10 +399,7 @@ def _confine(
     build: BuildRequest, request: ExecRequest, descriptors: list[int], built: _Built
 ) -> int | None:
     """The last steps of confinement, which depend on the command; returns the listener."""
-    os.setsid()
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    _begin_session(descriptors)
     if request.terminal is not None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         if built.terminals is not None:
@@ -453,7 +437,7 @@ def _wait_for(leader: int) -> int:
 def _spawn(request: ExecRequest, state: int | None) -> int | OSError | InternalError:
     """The pid of the command, or the error of executing it, which is the command's failure."""
     try:
-        argv, env, paths = _resolve(request)
+        argv, env, paths = _resolve(request, os.getcwd())
         return spawn_first(paths, argv, env, ".", Streams.inherited(state))
     except (OSError, InternalError) as error:
         return error
@@ -464,13 +448,9 @@ def _replace_self(request: ExecRequest, state: int | None) -> NoReturn:
     if state is not None:
         os.dup2(state, STATE_DESCRIPTOR)
         os.set_inheritable(STATE_DESCRIPTOR, True)  # also if the numbers are the same
-    for number in range(1, 65):
-        try:
-            signal.signal(number, signal.SIG_DFL)
-        except (OSError, ValueError):
-            pass  # SIGKILL, SIGSTOP, and signals that libc reserves
+    _reset_signals()
     try:
-        argv, env, paths = _resolve(request)
+        argv, env, paths = _resolve(request, os.getcwd())
         failure: OSError = FileNotFoundError(2, os.strerror(2))
         variables = dict(item.split(b"=", 1) for item in env)
         for path in paths:
@@ -485,8 +465,11 @@ def _replace_self(request: ExecRequest, state: int | None) -> NoReturn:
         _exit_not_executable(request, error)
 
 
-def _resolve(request: ExecRequest) -> tuple[list[bytes], list[bytes], list[str]]:
-    command = Command(request.argv, os.getcwd(), request.env, False, False, request.arg0)
+def _resolve(
+    request: ExecRequest | UserRequest, cwd: str
+) -> tuple[list[bytes], list[bytes], list[str]]:
+    """The arguments and the environment of a command, and the paths of its program to try."""
+    command = Command(request.argv, cwd, request.env, False, False, request.arg0)
     argv, env = encode(command)
     return argv, env, process_command.candidates(command)
 

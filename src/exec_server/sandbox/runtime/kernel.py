@@ -75,20 +75,13 @@ _ENTRY = OpenHow(os.O_PATH | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS)
 
 
 class _MountAttributes(ctypes.Structure):
-    _fields_ = (
-        ("set", ctypes.c_uint64),
-        ("clear", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("user_namespace", ctypes.c_uint64),
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user_namespace")
     )
 
 
 class _RulesetAttributes(ctypes.Structure):
-    _fields_ = (
-        ("files", ctypes.c_uint64),
-        ("network", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("files", "network", "scoped"))
 
 
 class _PathBeneath(ctypes.Structure):

@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, NoReturn
 
 import msgspec
@@ -157,10 +158,8 @@ class Launcher:
         """Kill the launcher: a stopped one would not notice that its socket is closed."""
         self._socket.close()
         if self._pidfd is not None:
-            try:
+            with suppress(OSError):  # it has ended
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            except OSError:
-                pass  # it has ended
             os.close(self._pidfd)
             self._pidfd = None
 
@@ -234,8 +233,7 @@ def request(
         messages.log_defect(status.defect)
     if status.state == "ready" and len(extra) == expected:
         return tuple(extra)
-    for descriptor in extra:
-        os.close(descriptor)
+    messages.close_all(extra)
     if status.state == "ready" and expected:
         raise InternalError(f"{NOT_BUILT}{len(extra)} of {expected} sockets")
     if status.state == "ready":

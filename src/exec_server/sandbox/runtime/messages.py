@@ -14,7 +14,7 @@ import signal
 import socket
 import struct
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -24,13 +24,12 @@ from exec_server.printable import printable
 from exec_server.sandbox.policy.model import Glob, Network, Step, View
 from exec_server.sandbox.runtime.view import ProcMount
 
-# Reported without waiting, and reported again to the next caller.
-_STOPPED: Final = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Reported without waiting, and reported again to the next caller.
+_STOPPED: Final = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
 _LENGTH: Final = struct.Struct("<I")
 _PLAIN: Final = b"p"
 _ESCAPED: Final = b"e"
@@ -43,7 +42,6 @@ MAX_DEFECT: Final = 2000
 # The server waits this long for a silent process before it looks whether the process is stopped.
 CHECK_SECONDS: Final = 0.5
 _TIMEVAL: Final = struct.Struct("@ll")
-
 _REFUSED: Final = b"r"
 _EXITED: Final = b"x"  # followed by one byte, the exit code
 _READ_BYTES: Final = 16  # longer than all reports of one command
@@ -60,10 +58,8 @@ def is_stopped(pidfd: int) -> bool:
 def resume_if_stopped(pid: int) -> None:
     """Resume a child that is stopped. The caller knows that it has not been reaped."""
     if _is_stopped(os.P_PID, pid):
-        try:
+        with contextlib.suppress(OSError):  # ended meanwhile
             os.kill(pid, signal.SIGCONT)
-        except OSError:
-            pass  # ended meanwhile
 
 
 def _is_stopped(kind: int, number: int) -> bool:
@@ -193,18 +189,10 @@ def send(control: socket.socket, message: msgspec.Struct, descriptors: list[int]
         data = _PLAIN + msgspec.msgpack.encode(message, enc_hook=str)
     except UnicodeEncodeError:
         # Names that are not UTF-8 are sent as one character for each byte.
-        data = _ESCAPED + msgspec.msgpack.encode(
-            _map_strings(msgspec.to_builtins(message), _escape)
-        )
+        fields = msgspec.to_builtins(message)
+        escaped = _map_strings(fields, lambda text: os.fsencode(text).decode("latin-1"))
+        data = _ESCAPED + msgspec.msgpack.encode(escaped)
     send_bytes(control, data, descriptors)
-
-
-def _escape(text: str) -> str:
-    return os.fsencode(text).decode("latin-1")
-
-
-def _unescape(text: str) -> str:
-    return os.fsdecode(text.encode("latin-1"))
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
@@ -238,11 +226,11 @@ def receive(control: socket.socket, message_type: type[T]) -> tuple[T, list[int]
     try:
         if data[:1] == _PLAIN:
             return msgspec.msgpack.decode(memoryview(data)[1:], type=message_type), descriptors
-        value = _map_strings(msgspec.msgpack.decode(memoryview(data)[1:]), _unescape)
+        escaped = msgspec.msgpack.decode(memoryview(data)[1:])
+        value = _map_strings(escaped, lambda text: os.fsdecode(text.encode("latin-1")))
         return msgspec.convert(value, message_type), descriptors
     except (msgspec.MsgspecError, UnicodeError) as error:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_all(descriptors)
         raise Disconnected(f"invalid message: {error}") from None
 
 
@@ -259,9 +247,13 @@ def receive_bytes(control: socket.socket) -> tuple[bytes, list[int]]:
             raise Disconnected("the message is too long")
         return _read_exactly(control, length), descriptors
     except BaseException:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_all(descriptors)
         raise
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _read_exactly(control: socket.socket, size: int) -> bytes:
