@@ -57,9 +57,6 @@ _METADATA: Final = "agents/openai.yaml"
 Table = dict[str, Any]
 
 
-# CapabilityFiles: bounded looks at files of skills and plugins, through a sandbox or without one.
-#
-# A look that fails is a warning, never an error: one broken file must not hide the others.
 class CodexFiles(Protocol):
     """A route to the disk. Every method blocks, and raises OSError or RpcError."""
 
@@ -90,7 +87,10 @@ class ResponseBudget:
 
 
 class CapabilityFiles:
-    """The files of one root, as far as they fit; `warnings` gathers what is left out."""
+    """The files of one root, as far as they fit; `warnings` gathers what is left out.
+
+    A look that fails is a warning, never an error: one broken file must not hide the others.
+    """
 
     def __init__(self, files: CodexFiles, budget: ResponseBudget) -> None:
         self.warnings: list[str] = []
@@ -237,15 +237,12 @@ def parse_manifest(contents: str, directory: str) -> Manifest:
     """
     members = parse_members(contents)
     name = _name(members, directory)
-    apps = members.get("apps")
-    if not isinstance(apps, str | None):
-        raise ManifestFault("a member has the wrong type")
     return Manifest(
         name,
         _display_name(members) or name,
         _servers(contents, members),
         isinstance(declared_servers(members), str),
-        apps is not None,
+        _text(members, "apps") is not None,
     )
 
 
@@ -255,10 +252,15 @@ def plugin_name(contents: str, directory: str) -> str:
 
 
 def _name(members: JsonObject, directory: str) -> str:
-    name = members.get("name", "")
-    if not isinstance(name, str):
-        raise ManifestFault("a member has the wrong type")
+    name = _text(members, "name", "") or ""
     return name if name.strip() else directory
+
+
+def _text(members: JsonObject, name: str, default: str | None = None) -> str | None:
+    value = members.get(name, default)
+    if not isinstance(value, str | None) or (value is None and default is not None):
+        raise ManifestFault("a member has the wrong type")
+    return value
 
 
 def declared_servers(members: JsonObject) -> Any:
@@ -290,10 +292,7 @@ def _display_name(members: JsonObject) -> str:
         return ""
     if not isinstance(interface, JsonObject):
         raise ManifestFault("a member has the wrong type")
-    shown = interface.get("displayName")
-    if not isinstance(shown, str | None):
-        raise ManifestFault("a member has the wrong type")
-    return (shown or "").strip()
+    return (_text(interface, "displayName") or "").strip()
 
 
 def _servers(contents: str, members: JsonObject) -> str | None:
@@ -469,13 +468,13 @@ def _add(tree: _KeyTree, path: Sequence[str]) -> None:
 
 
 def _selected(table: Table, tree: _KeyTree) -> Table:
-    found: Table = {}
+    part: Table = {}
     for key, value in table.items():
         if key in tree:
             below = tree[key]
             is_whole = below is None or not isinstance(value, dict)
-            found[key] = value if is_whole else _selected(value, below or _KeyTree())
-    return found
+            part[key] = value if is_whole else _selected(value, below or _KeyTree())
+    return part
 
 
 def without(document: Table, paths: Iterable[Sequence[str]]) -> Table:
@@ -486,14 +485,14 @@ def without(document: Table, paths: Iterable[Sequence[str]]) -> Table:
 
 
 def _without(table: Table, path: Sequence[str]) -> Table:
-    key, *rest = path
+    key, *below = path
     if key not in table:
         return table
     copy = dict(table)
-    if not rest:
+    if not below:
         del copy[key]
     elif isinstance(copy[key], dict):
-        copy[key] = _without(copy[key], rest)
+        copy[key] = _without(copy[key], below)
     return copy
 
 
@@ -501,16 +500,9 @@ def merged(documents: Iterable[Table]) -> Table:
     """All documents in one: the later wins, tables are merged key by key."""
     result: Table = {}
     for document in documents:
-        result = _merged(result, document)
-    return result
-
-
-def _merged(low: Table, high: Table) -> Table:
-    result = dict(low)
-    for key, value in high.items():
-        below = result.get(key)
-        if isinstance(below, dict) and isinstance(value, dict):
-            result[key] = _merged(below, value)
-        else:
+        for key, value in document.items():
+            below = result.get(key)
+            if isinstance(below, dict) and isinstance(value, dict):
+                value = merged((below, value))
             result[key] = value
     return result

@@ -12,7 +12,8 @@ import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -124,31 +125,34 @@ class TomlFault(Exception):
 def read_text(path: str) -> str | None:
     """The text of a regular file, None if there is none. Blocking; raises UnreadableFile."""
     try:
-        descriptor, _ = open_regular(path)
+        data = _read_head(path, FILE_BYTES + 1)
+        if len(data) > FILE_BYTES:
+            raise UnreadableFile(f"the file exceeds {FILE_BYTES} bytes")
+        return data.decode().removeprefix("\ufeff")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise UnreadableFile(os_error_text(error)) from None
     except RpcError as error:
         raise UnreadableFile(error.message) from None
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            data = file.read(FILE_BYTES + 1)
-        except OSError as error:
-            raise UnreadableFile(os_error_text(error)) from None
-    if len(data) > FILE_BYTES:
-        raise UnreadableFile(f"the file exceeds {FILE_BYTES} bytes")
-    try:
-        return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UnreadableFile(decode_error_text(error)) from None
+
+
+def _read_head(path: str, limit: int) -> bytes:
+    """At most `limit` bytes of a regular file; raises OSError or RpcError."""
+    descriptor, _ = open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(limit)
 
 
 def parse(text: str) -> Table:
     """The document in a text; raises TomlFault."""
     import tomli
 
-    if _has_long_key(text):
+    # Looking for long keys takes some time; most texts have too few dots for one.
+    has_dots = text.count(".") >= KEY_SEGMENTS
+    if has_dots and any(part["long"] is not None for part in _PART.finditer(text)):
         raise TomlFault(f"a key has more than {KEY_SEGMENTS} segments")
     try:
         document: Table = tomli.loads(text, parse_float=_parse_float)
@@ -164,13 +168,6 @@ def _parse_float(digits: str) -> float:
     if math.isinf(number) and "inf" not in digits:
         raise TomlFault("floating-point number overflowed")
     return number
-
-
-def _has_long_key(text: str) -> bool:
-    """Whether a key has too many segments."""
-    if text.count(".") < KEY_SEGMENTS:
-        return False
-    return any(part["long"] is not None for part in _PART.finditer(text))
 
 
 def dump(document: Table) -> str:
@@ -229,20 +226,19 @@ class Checkout:
 def project_root(cwd: str, markers: Sequence[str]) -> str:
     """The nearest directory with a marker, else the directory itself. Blocking."""
     for directory in _upwards(cwd):
-        for marker in markers:
-            if _has_marker(directory, marker):
-                return directory
+        if any(_has_marker(directory, marker) for marker in markers):
+            return directory
     return cwd
 
 
 def chain(root: str, cwd: str) -> list[str]:
     """The directories from the root down to the working directory."""
-    found = []
+    directories = []
     for directory in _upwards(cwd):
-        found.append(directory)
+        directories.append(directory)
         if directory == root:
             break
-    return found[::-1]
+    return directories[::-1]
 
 
 def _upwards(directory: str) -> Iterator[str]:
@@ -290,11 +286,9 @@ def _main_checkout(root: str) -> str:
 def _read_line(path: str) -> str | None:
     """The text of a file with one line; None if it is no small regular file."""
     try:
-        descriptor, _ = open_regular(path)
+        data = _read_head(path, _LINK_BYTES + 1)
     except (OSError, RpcError):
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(_LINK_BYTES + 1)
     return os.fsdecode(data).strip() if len(data) <= _LINK_BYTES else None
 
 
@@ -405,7 +399,6 @@ def _fault(text: str, place: str) -> InternalError:
     return InternalError(f"Failed to parse config requirements as TOML: {place}: {text}")
 
 
-# The directory of Codex, and the name of the host.
 def codex_home(variables: Mapping[str, str]) -> str:
     """CODEX_HOME without links, or `.codex` of the user. Blocking; raises InternalError."""
     named = variables.get("CODEX_HOME")
@@ -414,36 +407,31 @@ def codex_home(variables: Mapping[str, str]) -> str:
         if home is None:
             raise InternalError("Could not find home directory")
         return os.path.join(home, ".codex")
+    refusal = f'CODEX_HOME points to "{named}", but that path'
     try:
         path = os.path.realpath(named, strict=True)
     except OSError:
-        raise InternalError(_points_to(named, "does not exist")) from None
+        raise InternalError(f"{refusal} does not exist") from None
     if not os.path.isdir(path):
-        raise InternalError(_points_to(named, "is not a directory"))
+        raise InternalError(f"{refusal} is not a directory")
     return path
-
-
-def _points_to(named: str, fault: str) -> str:
-    return f'CODEX_HOME points to "{named}", but that path {fault}'
 
 
 @cache
 def hostname() -> str | None:
     """The canonical name of the host, or that of the kernel; None without any. Blocking."""
     own = socket.gethostname()
-    found: list[str] = []
+    names: list[str] = []
 
     def look_up() -> None:
-        try:
+        with suppress(OSError, UnicodeError):  # the host has no canonical name
             for *_, canonical, _ in socket.getaddrinfo(own, None, flags=socket.AI_CANONNAME):
-                found.append(canonical)
-        except (OSError, UnicodeError):
-            return  # the host has no canonical name
+                names.append(canonical)
 
     thread = threading.Thread(target=look_up, name="host name", daemon=True)
     thread.start()
     thread.join(LOOKUP_SECONDS)
-    name = next((each for each in list(found) if "." in each.strip(".")), own)
+    name = next((each for each in list(names) if "." in each.strip(".")), own)
     return name.rstrip(".").lower() or None
 
 
@@ -472,17 +460,22 @@ class _Files:
     def __init__(self) -> None:
         self._left = FILES_BYTES
 
-    def text(self, path: str, what: str = "config file") -> str | None:
-        """The text of a file, None if there is none; raises InternalError."""
+    def layer(
+        self, kind: str, path: str, what: str = "config file", failure: str = ""
+    ) -> _Layer | None:
+        """The layer in a file, None if there is no file; raises InternalError."""
         try:
             text = read_text(path)
+            if text is None:
+                return None
+            self._left -= len(text)
+            if self._left < 0:
+                raise UnreadableFile(f"all files together exceed {FILES_BYTES} bytes")
+            return _Layer(kind, path, parse(text))
         except UnreadableFile as error:
             raise InternalError(f"Failed to read {what} {path}: {error}") from None
-        self._left -= 0 if text is None else len(text)
-        if self._left < 0:
-            fault = f"all files together exceed {FILES_BYTES} bytes"
-            raise InternalError(f"Failed to read {what} {path}: {fault}")
-        return text
+        except TomlFault as fault:
+            raise InternalError(f"{failure}{path}: {fault}") from None
 
 
 def read(
@@ -510,13 +503,15 @@ def read(
 
 def _read_layers(params: ReadConfigParams, home: str, system: str) -> tuple[LayerStack, LayerStack]:
     files = _Files()
-    first = _general(files, "system", os.path.join(system, "config.toml"))
-    user = _general(files, "user", os.path.join(home, "config.toml"))
+    first = files.layer("system", os.path.join(system, "config.toml"))
+    user = files.layer("user", os.path.join(home, "config.toml"))
     managed_path = os.path.join(system, "managed_config.toml")
-    managed = _general(files, "legacy managed_config.toml", managed_path)
+    managed = files.layer("legacy managed_config.toml", managed_path)
     general = merged(layer.document for layer in (first, user, managed) if layer is not None)
     layers = [first, user, *_projects(files, params.cwd.native(), home, general), managed]
-    required = [_requirements(files, os.path.join(system, "requirements.toml"))]
+    required_path = os.path.join(system, "requirements.toml")
+    failure = "failed to parse requirements layer "
+    required = [files.layer("", required_path, "requirements file", failure)]
     if managed is not None:
         required.append(_Layer("", managed.path, implied_requirements(managed.document)))
     return _stack(layers, params.config_paths), _stack(required, params.requirements_paths)
@@ -535,27 +530,6 @@ def _stack(layers: Sequence[_Layer | None], paths: Sequence[Sequence[str]]) -> L
             present.append(reduced)
             has_first = has_first or index == 0
     return LayerStack(present, int(has_first))
-
-
-def _general(files: _Files, kind: str, path: str) -> _Layer | None:
-    """A layer that is not of a project."""
-    text = files.text(path)
-    if text is None:
-        return None
-    try:
-        return _Layer(kind, path, parse(text))
-    except TomlFault as fault:
-        raise InternalError(f"{path}: {fault}") from None
-
-
-def _requirements(files: _Files, path: str) -> _Layer | None:
-    text = files.text(path, "requirements file")
-    if text is None:
-        return None
-    try:
-        return _Layer("", path, parse(text))
-    except TomlFault as fault:
-        raise InternalError(f"failed to parse requirements layer {path}: {fault}") from None
 
 
 def _projects(files: _Files, cwd: str, home: str, general: Table) -> Iterator[_Layer]:
@@ -579,20 +553,15 @@ def _of_directory(files: _Files, directory: str, checkout: Checkout | None) -> I
             yield layer
         return
     if layer is not None:
-        yield _Layer(layer.kind, layer.path, without(layer.document, _HOOKS))
+        yield replace(layer, document=without(layer.document, _HOOKS))
     relative = os.path.relpath(directory, checkout.root)
     main = _of_project(files, os.path.normpath(os.path.join(checkout.main, relative)))
     if main is not None:
-        yield _Layer(main.kind, main.path, select(main.document, _HOOKS))
+        yield replace(main, document=select(main.document, _HOOKS))
 
 
 def _of_project(files: _Files, directory: str) -> _Layer | None:
     path = os.path.join(directory, ".codex", "config.toml")
-    text = files.text(path, "project config file")
-    if text is None:
-        return None
-    try:
-        document = parse(text)
-    except TomlFault as fault:
-        raise InternalError(f"Error parsing project config file {path}: {fault}") from None
-    return _Layer("project", path, without(document, _NOT_OF_PROJECTS))
+    what = "project config file"
+    layer = files.layer("project", path, what, f"Error parsing {what} ")
+    return layer and replace(layer, document=without(layer.document, _NOT_OF_PROJECTS))
