@@ -503,6 +503,7 @@ def merged(documents: Iterable[Table]) -> Table:
         for key, value in document.items():
             below = result.get(key)
             if isinstance(below, dict) and isinstance(value, dict):
-                value = merged((below, value))
-            result[key] = value
+                result[key] = merged((below, value))
+            else:
+                result[key] = value
     return result
