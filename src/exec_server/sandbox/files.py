@@ -183,7 +183,7 @@ class FileSandbox:
 
     def policy_for(self, sandbox: Sandbox, *, reading: bool) -> FilePolicy | None:
         """The policy of a file operation, None if it does not limit files."""
-        key = msgspec.msgpack.encode(sandbox, enc_hook=_uri_text) + (b"r" if reading else b"w")
+        key = msgspec.msgpack.encode(sandbox, enc_hook=str) + (b"r" if reading else b"w")
         with self._policies_lock:
             if key in self._policies:
                 self._policies.move_to_end(key)
@@ -281,10 +281,6 @@ class FilePolicy:
     def explain(self, params: ConfinableParams, error: OSError) -> RpcError:
         """The error of an operation, with the rule that denied it. Blocking."""
         return explain_file_error(self._policy, params, error)
-
-
-def _uri_text(value: object) -> str:
-    return str(getattr(value, "uri", value))
 
 
 def explain_file_error(policy: Policy, params: ConfinableParams, error: OSError) -> RpcError:

@@ -350,9 +350,6 @@ def _map_user() -> None:
         os.close(descriptor)
 
 
-# ---- the init of a command ------------------------------------------------------------
-
-
 def _run_command(build: BuildRequest, control: socket.socket, built: _Built) -> NoReturn:
     """Wait for an ExecRequest, run its command, and exit with the command's exit code."""
     request, received = messages.receive(control, ExecRequest)

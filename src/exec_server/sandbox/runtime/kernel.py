@@ -142,9 +142,6 @@ _landlock_add_rule = _system_call(445, _int, _int, _address, _int)
 _landlock_restrict_self = _system_call(446, _int, _int)
 
 
-# ---- processes ------------------------------------------------------------------------
-
-
 def fork_as_sibling(namespaces: int) -> int:
     """Fork into new namespaces, as a child of this process's parent; returns like os.fork."""
     flags = namespaces | _CLONE_PARENT | signal.SIGCHLD
@@ -159,9 +156,6 @@ def die_with_parent() -> None:
 def leave_keyring() -> None:
     """Replace the inherited session keyring with a new one."""
     _keyctl(_KEYCTL_JOIN_SESSION_KEYRING, None)
-
-
-# ---- mounts ---------------------------------------------------------------------------
 
 
 def open_entry(path: str) -> int:
@@ -260,9 +254,6 @@ def lower_root(path: str, name: str) -> int:
     return top
 
 
-# ---- privileges -----------------------------------------------------------------------
-
-
 def drop_bounding_set() -> None:
     """Drop the bounding and ambient sets, but keep the capabilities of this process."""
     # The call fails for the first number beyond the capabilities of this kernel.
@@ -317,9 +308,6 @@ def install_filter(program: bytes, *, with_listener: bool = False) -> int | None
 
 def has_filter() -> bool:
     return _prctl(_PR_GET_SECCOMP) == _SECCOMP_MODE_FILTER
-
-
-# ---- Landlock -------------------------------------------------------------------------
 
 
 @cache

@@ -229,9 +229,6 @@ def _clone_device(path: str) -> int | None:
     return tree
 
 
-# ---- masks ----------------------------------------------------------------------------
-
-
 class _StagingArea:
     """The tmpfs in which masks and an empty root are prepared; unmounted at the end.
 
@@ -314,9 +311,6 @@ def _make_parents(path: str) -> None:
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
 
 
-# ---- attaching ------------------------------------------------------------------------
-
-
 def _attach(tree: int, prefix: str, step: Step, *, make_mount_point: bool) -> None:
     if step.path == "/":
         os.close(tree)  # nothing can be mounted over the root: it was left writable instead
@@ -338,9 +332,6 @@ def _set_attributes(path: str, attributes: int) -> None:
     descriptor = kernel.open_entry(path)
     kernel.set_mount_attributes(descriptor, attributes, recursive=False)
     os.close(descriptor)
-
-
-# ---- /proc and /dev -------------------------------------------------------------------
 
 
 def _mount_proc(staging: _StagingArea, proc: ProcMount, inherited: int | None) -> None:

@@ -183,7 +183,7 @@ class Worker:
     def _exchange(
         self, call: Call[Any, Any], params: msgspec.Struct
     ) -> tuple[FileResponse, list[int]]:
-        fields = msgspec.to_builtins(params, enc_hook=_as_text)
+        fields = msgspec.to_builtins(params, enc_hook=str)
         fields.pop("sandbox", None)
         try:
             messages.send(self._control, FileRequest(call.name, fields), [])
@@ -213,10 +213,6 @@ class Worker:
         self._control.resume_child()
         with suppress(OSError):  # the worker has ended
             self._control.shutdown(socket.SHUT_RDWR)
-
-
-def _as_text(value: object) -> str:
-    return str(getattr(value, "uri", value))
 
 
 def _raise_if_failed(response: FileResponse) -> None:
