@@ -21,12 +21,7 @@ from exec_server.codex.bundle import Table, merged, select, without
 from exec_server.errors import InternalError, RpcError, decode_error_text, os_error_text
 from exec_server.filesystem.operations import open_regular
 from exec_server.host.environment import user_home
-from exec_server.protocol.codex import (
-    ConfigLayer,
-    LayerStack,
-    ReadConfigParams,
-    ReadConfigResult,
-)
+from exec_server.protocol import codex
 from exec_server.protocol.paths import path_to_uri
 
 # A configuration file: real ones have a few KiB. The parser holds the interpreter's lock, about
@@ -441,7 +436,7 @@ class _Layer:
     path: str
     document: Table
 
-    def selected(self, paths: Sequence[Sequence[str]]) -> ConfigLayer | None:
+    def selected(self, paths: Sequence[Sequence[str]]) -> codex.ConfigLayer | None:
         """The layer with the values at these paths alone, None without any."""
         part = select(self.document, paths)
         if not part:
@@ -451,7 +446,7 @@ class _Layer:
             text = dump(part)
         except DocumentTooLarge:
             raise InternalError(f"the tables of {self.path} are nested too often") from None
-        return ConfigLayer(source, path_to_uri(os.path.dirname(self.path)), text)
+        return codex.ConfigLayer(source, path_to_uri(os.path.dirname(self.path)), text)
 
 
 class _Files:
@@ -479,8 +474,10 @@ class _Files:
 
 
 def read(
-    params: ReadConfigParams, variables: Mapping[str, str], system_directory: str = SYSTEM_DIRECTORY
-) -> ReadConfigResult:
+    params: codex.ReadConfigParams,
+    variables: Mapping[str, str],
+    system_directory: str = SYSTEM_DIRECTORY,
+) -> codex.ReadConfigResult:
     """The layers for a directory, reduced to the requested keys. Raises InternalError."""
     try:
         home = codex_home(variables)
@@ -492,7 +489,7 @@ def read(
         text = f"failed to load executor-local config: {error.message}"
         raise error.explained(text) from None
     user = user_home(variables)
-    return ReadConfigResult(
+    return codex.ReadConfigResult(
         None if user is None else path_to_uri(user),
         path_to_uri(home),
         hostname(),
@@ -501,7 +498,9 @@ def read(
     )
 
 
-def _read_layers(params: ReadConfigParams, home: str, system: str) -> tuple[LayerStack, LayerStack]:
+def _read_layers(
+    params: codex.ReadConfigParams, home: str, system: str
+) -> tuple[codex.LayerStack, codex.LayerStack]:
     files = _Files()
     first = files.layer("system", os.path.join(system, "config.toml"))
     user = files.layer("user", os.path.join(home, "config.toml"))
@@ -517,9 +516,9 @@ def _read_layers(params: ReadConfigParams, home: str, system: str) -> tuple[Laye
     return _stack(layers, params.config_paths), _stack(required, params.requirements_paths)
 
 
-def _stack(layers: Sequence[_Layer | None], paths: Sequence[Sequence[str]]) -> LayerStack:
+def _stack(layers: Sequence[_Layer | None], paths: Sequence[Sequence[str]]) -> codex.LayerStack:
     """The layers that have one of the keys; the first is the one before those of a service."""
-    present: list[ConfigLayer] = []
+    present: list[codex.ConfigLayer] = []
     has_first, size = False, 0
     for index, layer in enumerate(layers):
         reduced = None if layer is None else layer.selected(paths)
@@ -529,7 +528,7 @@ def _stack(layers: Sequence[_Layer | None], paths: Sequence[Sequence[str]]) -> L
                 raise InternalError(f"the layers exceed {ANSWER_CHARACTERS} characters")
             present.append(reduced)
             has_first = has_first or index == 0
-    return LayerStack(present, int(has_first))
+    return codex.LayerStack(present, int(has_first))
 
 
 def _projects(files: _Files, cwd: str, home: str, general: Table) -> Iterator[_Layer]:

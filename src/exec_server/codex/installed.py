@@ -30,17 +30,7 @@ from exec_server.errors import RpcError
 from exec_server.filesystem.inotify import DirectoryListener, Inotify
 from exec_server.filesystem.watch import is_unreliable
 from exec_server.host.environment import user_home
-from exec_server.protocol.codex import (
-    CapabilityFile,
-    DiscoveredRoot,
-    DiscoverResult,
-    DiscoveryRoot,
-    Plugin,
-    PluginFiles,
-    PluginSkill,
-    RootParams,
-    Skill,
-)
+from exec_server.protocol import codex
 from exec_server.protocol.files import WalkOptions
 from exec_server.protocol.paths import PathUri, path_to_uri
 
@@ -94,7 +84,7 @@ def roots(variables: Mapping[str, str]) -> tuple[list[tuple[str, str]], str]:
     return skills, path_to_uri(f"{home}/plugins/cache")
 
 
-def discover(variables: Mapping[str, str], files: CodexFiles) -> DiscoverResult:
+def discover(variables: Mapping[str, str], files: CodexFiles) -> codex.DiscoverResult:
     """All skills and plugins that may be read. Raises InternalError."""
     skill_roots, cache = roots(variables)
     return _Installed(files).discover(skill_roots, cache)
@@ -104,11 +94,11 @@ class _Installed:
     def __init__(self, files: CodexFiles) -> None:
         self._files = files
         self._budget = ResponseBudget()
-        self._result = DiscoverResult([], [], [])
+        self._result = codex.DiscoverResult([], [], [])
 
-    def discover(self, skill_roots: list[tuple[str, str]], cache: str) -> DiscoverResult:
+    def discover(self, skill_roots: list[tuple[str, str]], cache: str) -> codex.DiscoverResult:
         for root_id, uri in skill_roots:
-            self._skills(DiscoveryRoot(root_id, uri))
+            self._skills(codex.DiscoveryRoot(root_id, uri))
         plugins = sorted(self._plugin_directories(cache))
         if len(plugins) > MAX_PLUGINS:
             self._result.warnings.append(WARNING)
@@ -116,10 +106,12 @@ class _Installed:
             self._plugin(plugin_id, version, uri)
         return self._result
 
-    def _read(self, uri: str) -> DiscoveredRoot:
-        return discover_root(RootParams("", PathUri.from_text(uri)), self._files, self._budget)
+    def _read(self, uri: str) -> codex.DiscoveredRoot:
+        return discover_root(
+            codex.RootParams("", PathUri.from_text(uri)), self._files, self._budget
+        )
 
-    def _skills(self, root: DiscoveryRoot) -> None:
+    def _skills(self, root: codex.DiscoveryRoot) -> None:
         bundle = self._read(root.path)
         is_complete = not bundle.warnings
         for skill in _parsed_skills(bundle):
@@ -127,7 +119,7 @@ class _Installed:
                 is_complete = False
             else:
                 self._result.skills.append(
-                    Skill(
+                    codex.Skill(
                         skill.name,
                         skill.description,
                         skill.short_description,
@@ -150,10 +142,10 @@ class _Installed:
             return
         files = bundle.plugin
         if manifest.servers is not None:
-            declared = CapabilityFile(files.manifest.path, manifest.servers)
-            files = PluginFiles(files.manifest, declared, files.apps_config)
+            declared = codex.CapabilityFile(files.manifest.path, manifest.servers)
+            files = codex.PluginFiles(files.manifest, declared, files.apps_config)
         known = [skill for skill in skills if skill is not None]
-        plugin = Plugin(plugin_id, manifest.display_name, None, version, uri, files, known)
+        plugin = codex.Plugin(plugin_id, manifest.display_name, None, version, uri, files, known)
         self._result.plugins.append(plugin)
 
     def _plugin_directories(self, cache: str) -> Iterator[tuple[str, str, str]]:
@@ -218,7 +210,7 @@ def _part_key(part: str) -> tuple[int, int, str]:
     return (1, int(part), "") if part.isdigit() else (2, 0, part)
 
 
-def _parsed(manifest: CapabilityFile) -> Manifest | None:
+def _parsed(manifest: codex.CapabilityFile) -> Manifest | None:
     directory = unquote(manifest_directory(manifest.path).rpartition("/")[2])
     try:
         return parse_manifest(manifest.contents, directory)
@@ -227,7 +219,7 @@ def _parsed(manifest: CapabilityFile) -> Manifest | None:
         return None
 
 
-def _lacks_files(bundle: DiscoveredRoot, manifest: Manifest) -> bool:
+def _lacks_files(bundle: codex.DiscoveredRoot, manifest: Manifest) -> bool:
     """Whether a file that a manifest names is missing."""
     files = bundle.plugin
     return files is not None and (
@@ -236,12 +228,12 @@ def _lacks_files(bundle: DiscoveredRoot, manifest: Manifest) -> bool:
     )
 
 
-def _log_invalid(file: CapabilityFile) -> None:
+def _log_invalid(file: codex.CapabilityFile) -> None:
     """Name a file to the operator: the warning of the answer, the reference's text, names none."""
     log.info("a discovery leaves out %s: it is not valid", file.path)  # a URI is printable
 
 
-def _parsed_skills(bundle: DiscoveredRoot) -> Iterator[PluginSkill | None]:
+def _parsed_skills(bundle: codex.DiscoveredRoot) -> Iterator[codex.PluginSkill | None]:
     """The skills of a root; None for one that is invalid."""
     namespaces = {}
     for file in bundle.namespace_manifests:
@@ -263,7 +255,7 @@ def _parsed_skills(bundle: DiscoveredRoot) -> Iterator[PluginSkill | None]:
             continue
         metadata = skill_metadata("" if skill.metadata is None else skill.metadata.contents)
         name = header.name or unquote(directory.rpartition("/")[2])
-        yield PluginSkill(
+        yield codex.PluginSkill(
             f"{_namespace(directory, namespaces)}{name}",
             header.description,
             header.short_description,

@@ -15,11 +15,6 @@ from exec_server.sandbox.policy.compiler import HostPaths
 from exec_server.sandbox.policy.layout import lay_out
 from exec_server.sandbox.policy.model import Dependency, Policy, View
 from exec_server.sandbox.runtime import capabilities, kernel
-from exec_server.sandbox.runtime.capabilities import (
-    BEST_CONFINEMENT,
-    NOT_SEPARATE,
-    Confinement,
-)
 from exec_server.sandbox.runtime.disk import HostDisk
 from exec_server.sandbox.runtime.launcher import Launched, Launcher, launch
 from exec_server.sandbox.runtime.messages import BuildRequest
@@ -173,7 +168,7 @@ class SandboxBuilder:
         self.launcher = Launcher(variables)
         self.mounts = MountChanges()
         self.pins = InodePins()
-        self._confinement = BEST_CONFINEMENT
+        self._confinement = capabilities.BEST_CONFINEMENT
         self._lock = threading.Lock()  # guards _confinement
 
     def close(self) -> None:
@@ -181,7 +176,7 @@ class SandboxBuilder:
         self.mounts.close()
 
     def launch(
-        self, make_request: Callable[[Confinement], BuildRequest], *, network: bool
+        self, make_request: Callable[[capabilities.Confinement], BuildRequest], *, network: bool
     ) -> Launched:
         """Launch a confined process; with `network` in a network namespace of its own. Blocking.
 
@@ -198,7 +193,7 @@ class SandboxBuilder:
         with self._lock:
             self._confinement = confinement = capabilities.find_confinement(self.launcher)
             if confinement.refusal is not None:
-                self._confinement = BEST_CONFINEMENT  # the refusal may be temporary
+                self._confinement = capabilities.BEST_CONFINEMENT  # the refusal may be temporary
                 raise _not_available(confinement.refusal)
         return self._launch_as(confinement, make_request(confinement), network=network)
 
@@ -215,11 +210,11 @@ class SandboxBuilder:
             raise _not_available(f"no network namespace: {os_error_text(error)}") from error
 
     def _launch_as(
-        self, confinement: Confinement, request: BuildRequest, *, network: bool
+        self, confinement: capabilities.Confinement, request: BuildRequest, *, network: bool
     ) -> Launched:
         restrictions = confinement.restrictions(request.view, request.network)
         if request.role == "init" and not restrictions.is_separate:
-            raise _not_available(NOT_SEPARATE)
+            raise _not_available(capabilities.NOT_SEPARATE)
         return launch(self.launcher, confinement.namespaces(network=network), request)
 
 

@@ -32,13 +32,7 @@ from exec_server.sandbox.builder import (
     host_paths,
     retry_while_stale,
 )
-from exec_server.sandbox.policy import compiler
-from exec_server.sandbox.policy.access import (
-    explain_denial,
-    merge_rules,
-    policy_access,
-    rule_access,
-)
+from exec_server.sandbox.policy import access, compiler
 from exec_server.sandbox.policy.denial import Explain, find_denial, is_likely_denied
 from exec_server.sandbox.policy.model import MissingName, Policy
 from exec_server.sandbox.runtime import disk as runtime_disk
@@ -46,14 +40,6 @@ from exec_server.sandbox.runtime import messages
 from exec_server.sandbox.runtime.capabilities import Confinement
 from exec_server.sandbox.runtime.disk import HostDisk
 from exec_server.sandbox.runtime.launcher import launch, request
-from exec_server.sandbox.runtime.messages import (
-    BuildRequest,
-    CommandReports,
-    ControlSocket,
-    ExecRequest,
-    Status,
-    UserRequest,
-)
 from exec_server.sandbox.runtime.placeholders import Placeholder, Placeholders
 from exec_server.sandbox.runtime.view import CERTIFICATES, ProcMount, StaleView
 
@@ -68,7 +54,7 @@ IDLE_SECONDS: Final = 120.0
 
 CleanUp = Callable[[], None]
 
-_BUILD_FOR_USER: Final = BuildRequest("user", None, "enabled", "inherited")
+_BUILD_FOR_USER: Final = messages.BuildRequest("user", None, "enabled", "inherited")
 
 
 # Prebuilt sandboxes: an init that waits in its finished view for a command.
@@ -80,7 +66,7 @@ class Init(NamedTuple):
     """An init in its built view, with the state needed to start a command in it."""
 
     pid: int
-    control: ControlSocket
+    control: messages.ControlSocket
     missing: tuple[MissingName, ...]
     dependencies: ViewDependencies | None
 
@@ -190,16 +176,16 @@ class CommandDenials:
     def __init__(self, policy: Policy, cwd: str) -> None:
         self.policy = policy
         self._cwd = cwd
-        self._reports: CommandReports | None = None
+        self._reports: messages.CommandReports | None = None
 
-    def follow(self, reports: CommandReports) -> None:
+    def follow(self, reports: messages.CommandReports) -> None:
         """Take over the reports of the started command; `find` closes them."""
         self._reports = reports
 
     def check(self, exit_code: int, output: list[OutputChunk]) -> tuple[bool, Denial | None]:
         """Whether clients are told of a denial, and the denied operation; called once."""
         is_denied = is_likely_denied(exit_code, output)
-        denial = self.find(exit_code, output, partial(explain_denial, self.policy))
+        denial = self.find(exit_code, output, partial(access.explain_denial, self.policy))
         if denial is None and is_denied:
             denial = Denial(None, None, None, None)
         if denial is not None:
@@ -305,7 +291,7 @@ class CommandSandbox:
             standard, terminal = standard_streams(command, streams)
             if streams.shell_state is not None:
                 standard.append(streams.shell_state)
-            program = ExecRequest(
+            program = messages.ExecRequest(
                 command.argv,
                 command.arg0,
                 command.cwd,
@@ -325,7 +311,7 @@ class CommandSandbox:
                 if is_urgent:
                     self._prebuilt.prebuild(policy)
                 clean_up, listeners = self._execute(init, program, standard, owner)
-                reports = CommandReports(init.control)
+                reports = messages.CommandReports(init.control)
                 denials.follow(reports)
                 exit_report = None if policy.rules is None else reports
                 stdin, outputs = streams.stdin, streams.outputs
@@ -342,12 +328,12 @@ class CommandSandbox:
     def _take_init(self, policy: Policy, terminal: str | None) -> Init:
         """An init in the view of the policy: a prebuilt or a new one."""
         # The terminal is mounted into an empty root when the view is built.
-        if terminal is not None and policy_access(policy, "/") is None:
+        if terminal is not None and access.policy_access(policy, "/") is None:
             return self._build_init(policy, terminal)
         return self._prebuilt.take(policy) or self._build_init(policy)
 
     def _execute(
-        self, init: Init, program: ExecRequest, standard: list[int], owner: Owner
+        self, init: Init, program: messages.ExecRequest, standard: list[int], owner: Owner
     ) -> tuple[CleanUp | None, tuple[int, ...]]:
         """Let an init run the command; the control socket stays open.
 
@@ -375,7 +361,7 @@ class CommandSandbox:
     def _build_init(self, policy: Policy, terminal: str | None = None) -> Init:
         """An init in the view of the policy; without limits on files there is no view."""
         if policy.rules is None:
-            unlimited = BuildRequest("init", None, policy.network, "inherited")
+            unlimited = messages.BuildRequest("init", None, policy.network, "inherited")
             return Init(*self._builder.launch_unlimited(unlimited), (), None)
         disk = HostDisk(sees_placeholders=False)
         denied = runtime_disk.scan_policy(policy, disk)
@@ -384,9 +370,9 @@ class CommandSandbox:
             view, self._builder.mounts, self._builder.pins, sees_placeholders=False
         )
 
-        def make_request(confinement: Confinement) -> BuildRequest:
+        def make_request(confinement: Confinement) -> messages.BuildRequest:
             proc: ProcMount = "private" if confinement.private_proc else "inherited"
-            return BuildRequest("init", view, policy.network, proc, terminal=terminal)
+            return messages.BuildRequest("init", view, policy.network, proc, terminal=terminal)
 
         try:
             launched = self._builder.launch(make_request, network=policy.network != "enabled")
@@ -408,12 +394,14 @@ def _protect(policy: Policy, read_only: Sequence[str]) -> Policy:
         return policy
     rules = policy.rules
     paths = [
-        path for path in read_only if rule_access(rules, path) == "write" and os.path.isfile(path)
+        path
+        for path in read_only
+        if access.rule_access(rules, path) == "write" and os.path.isfile(path)
     ]
     if not paths:
         return policy
     stated = [(rule.path, rule.access) for rule in rules]
-    narrowed = merge_rules([*stated, *((path, "read") for path in paths)])
+    narrowed = access.merge_rules([*stated, *((path, "read") for path in paths)])
     return msgspec.structs.replace(policy, rules=narrowed)
 
 
@@ -449,7 +437,7 @@ class UserCommands:
     def spawn(self, user: User, command: Command, owner: Owner) -> Child:
         """Start a command as a user; otherwise like process.spawn.spawn. Blocking."""
         encode(command)  # raises for arguments that no program can be given
-        request = UserRequest(
+        request = messages.UserRequest(
             command.argv,
             command.arg0,
             command.cwd,
@@ -474,13 +462,15 @@ class UserCommands:
         return Child(pid, streams.stdin, streams.outputs)
 
 
-def _execute_as_user(control: ControlSocket, request: UserRequest, standard: list[int]) -> None:
+def _execute_as_user(
+    control: messages.ControlSocket, request: messages.UserRequest, standard: list[int]
+) -> None:
     """Let the process execute the command; raises OSError if it cannot."""
     is_ready = False
     try:
         messages.send(control, request, standard)
         while True:
-            status, _ = messages.receive(control, Status)
+            status, _ = messages.receive(control, messages.Status)
             if status.state != "ready":
                 number = int(status.reason) if status.reason.isdecimal() else 0
                 raise OSError(number, os.strerror(number))

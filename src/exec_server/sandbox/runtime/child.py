@@ -30,14 +30,6 @@ from exec_server.process.command import STATE_DESCRIPTOR, Command
 from exec_server.process.spawn import Streams, encode, spawn_first
 from exec_server.sandbox.policy.model import Restrictions, Step, View, choose_restrictions
 from exec_server.sandbox.runtime import confine, kernel, messages, view, worker
-from exec_server.sandbox.runtime.messages import (
-    BuildRequest,
-    ExecRequest,
-    Reporter,
-    Status,
-    UserRequest,
-    end_namespace,
-)
 
 # The ioctl that sets the flags of an interface, and struct ifreq for it.
 _SET_FLAGS: Final = 0x8914
@@ -103,7 +95,7 @@ def listen(ports: Sequence[int]) -> list[socket.socket]:
 class RefusalListener:
     """Answers refused calls, and reports the first one: a command gains nothing by repeating."""
 
-    def __init__(self, descriptor: int, reporter: Reporter) -> None:
+    def __init__(self, descriptor: int, reporter: messages.Reporter) -> None:
         self._descriptor = descriptor
         self._reporter = reporter
 
@@ -145,18 +137,18 @@ def run(control: socket.socket) -> NoReturn:
     Sends a Status when the command is to be executed. The end of the socket, which closes on exec,
     then tells that it is; another Status has the number of the error.
     """
-    request, descriptors = messages.receive(control, UserRequest)
+    request, descriptors = messages.receive(control, messages.UserRequest)
     control.set_inheritable(False)
     try:
         _prepare(request, descriptors)
-        messages.send(control, Status("ready"), [])
+        messages.send(control, messages.Status("ready"), [])
         _execute(request)
     except OSError as error:
-        messages.send(control, Status("failed", str(error.errno)), [])
+        messages.send(control, messages.Status("failed", str(error.errno)), [])
         os._exit(_BROKEN)
 
 
-def _prepare(request: UserRequest, descriptors: list[int]) -> None:
+def _prepare(request: messages.UserRequest, descriptors: list[int]) -> None:
     _begin_session(descriptors)
     user = users.User("", request.uid, request.gid, request.groups, "", "")
     if request.has_terminal:
@@ -181,7 +173,7 @@ def _reset_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _execute(request: UserRequest) -> NoReturn:
+def _execute(request: messages.UserRequest) -> NoReturn:
     """Execute the first candidate that the kernel accepts; raises OSError as execvp would."""
     argv, env, paths = _resolve(request, request.cwd)
     variables = dict(item.split(b"=", 1) for item in env)
@@ -207,15 +199,15 @@ def warm_up() -> None:
     step = Step("read", "/", True, 0, 0)
     view_of_root = View(False, (step,), (), (), ())
     samples: list[msgspec.Struct] = [
-        BuildRequest("init", view_of_root, "restricted", "private"),
-        ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, (step,)),
-        UserRequest(["true"], None, "/", {"PATH": "/bin"}, 1, 1, (1,), False),
-        Status("ready"),
+        messages.BuildRequest("init", view_of_root, "restricted", "private"),
+        messages.ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, (step,)),
+        messages.UserRequest(["true"], None, "/", {"PATH": "/bin"}, 1, 1, (1,), False),
+        messages.Status("ready"),
     ]
     for sample in samples:
         messages.warm_up(sample)
     worker.warm_up()
-    _resolve(ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, ()), "/")
+    _resolve(messages.ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, ()), "/")
 
 
 def main(descriptor: int, namespaces: int) -> NoReturn:
@@ -227,9 +219,9 @@ def main(descriptor: int, namespaces: int) -> NoReturn:
         # leads to an open file whatever the view of this process is.
         os.dup2(1, 2)
         with socket.socket(fileno=descriptor) as control:
-            request, _ = messages.receive(control, BuildRequest)
+            request, _ = messages.receive(control, messages.BuildRequest)
             if request.role == "user":
-                messages.send(control, Status("ready"), [])
+                messages.send(control, messages.Status("ready"), [])
                 run(control)
             built = _report_status(control, lambda: _build(request, namespaces))
             if request.role == "worker":
@@ -250,13 +242,13 @@ def _report_status(
     try:
         result = act()
     except view.StaleView as error:
-        status = Status("stale", str(error))
+        status = messages.Status("stale", str(error))
     except (OSError, ExecServerError) as error:
-        status = Status("failed", str(error))
+        status = messages.Status("failed", str(error))
     except Exception:
-        status = Status("failed", "internal error", messages.defect_text())
+        status = messages.Status("failed", "internal error", messages.defect_text())
     else:
-        messages.send(control, Status("ready"), [each.fileno() for each in listeners])
+        messages.send(control, messages.Status("ready"), [each.fileno() for each in listeners])
         for listener in listeners:
             listener.close()
         return result
@@ -272,7 +264,7 @@ class _Built(NamedTuple):
     ruleset: int | None  # see confine.command_ruleset
 
 
-def _build(request: BuildRequest, namespaces: int) -> _Built:
+def _build(request: messages.BuildRequest, namespaces: int) -> _Built:
     """Build the view and drop the privileges that the role does not need."""
     terminals = ruleset = None
     choose = partial(
@@ -350,9 +342,9 @@ def _map_user() -> None:
         os.close(descriptor)
 
 
-def _run_command(build: BuildRequest, control: socket.socket, built: _Built) -> NoReturn:
+def _run_command(build: messages.BuildRequest, control: socket.socket, built: _Built) -> NoReturn:
     """Wait for an ExecRequest, run its command, and exit with the command's exit code."""
-    request, received = messages.receive(control, ExecRequest)
+    request, received = messages.receive(control, messages.ExecRequest)
     control.set_inheritable(False)  # not for the command
     descriptors, state = received[:3], next(iter(received[3:]), None)
     if state is not None:
@@ -381,19 +373,22 @@ def _run_command(build: BuildRequest, control: socket.socket, built: _Built) -> 
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)  # the command's streams end with the command
-    reporter = Reporter(control)
+    reporter = messages.Reporter(control)
     if listener is None:
         status = _wait_for(leader)
     else:
         status = RefusalListener(listener, reporter).wait_for(leader)
     code = libc.exit_code(status)
-    if end_namespace():
+    if messages.end_namespace():
         reporter.report_exit(code)
     os._exit(code)
 
 
 def _confine(
-    build: BuildRequest, request: ExecRequest, descriptors: list[int], built: _Built
+    build: messages.BuildRequest,
+    request: messages.ExecRequest,
+    descriptors: list[int],
+    built: _Built,
 ) -> int | None:
     """The last steps of confinement, which depend on the command; returns the listener."""
     _begin_session(descriptors)
@@ -431,7 +426,7 @@ def _wait_for(leader: int) -> int:
             return status
 
 
-def _spawn(request: ExecRequest, state: int | None) -> int | OSError | InternalError:
+def _spawn(request: messages.ExecRequest, state: int | None) -> int | OSError | InternalError:
     """The pid of the command, or the error of executing it, which is the command's failure."""
     try:
         argv, env, paths = _resolve(request, os.getcwd())
@@ -440,7 +435,7 @@ def _spawn(request: ExecRequest, state: int | None) -> int | OSError | InternalE
         return error
 
 
-def _replace_self(request: ExecRequest, state: int | None) -> NoReturn:
+def _replace_self(request: messages.ExecRequest, state: int | None) -> NoReturn:
     """Execute the command in this process: there is no pid namespace that needs an init."""
     if state is not None:
         os.dup2(state, STATE_DESCRIPTOR)
@@ -463,7 +458,7 @@ def _replace_self(request: ExecRequest, state: int | None) -> NoReturn:
 
 
 def _resolve(
-    request: ExecRequest | UserRequest, cwd: str
+    request: messages.ExecRequest | messages.UserRequest, cwd: str
 ) -> tuple[list[bytes], list[bytes], list[str]]:
     """The arguments and the environment of a command, and the paths of its program to try."""
     command = Command(request.argv, cwd, request.env, False, False, request.arg0)
@@ -471,7 +466,7 @@ def _resolve(
     return argv, env, process_command.candidates(command)
 
 
-def _exit_not_executable(request: ExecRequest, error: OSError | InternalError) -> NoReturn:
+def _exit_not_executable(request: messages.ExecRequest, error: OSError | InternalError) -> NoReturn:
     text = os_error_text(error) if isinstance(error, OSError) else error.message
     message = f"exec-server sandbox: cannot execute {request.argv[0]}: {text}\n"
     os.write(2, message.encode("utf-8", "replace"))
