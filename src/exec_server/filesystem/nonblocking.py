@@ -25,7 +25,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from exec_server.filesystem import operations, safe_write, syscalls
+from exec_server.filesystem import operations, safe_write
+from exec_server.filesystem.syscalls import (
+    MOUNTS,
+    RESOLVE_CACHED,
+    RESOLVE_NO_MAGIC_LINKS,
+    RESOLVE_NO_SYMLINKS,
+    OpenHow,
+)
 from exec_server.protocol import files
 from exec_server.protocol.paths import path_to_uri
 
@@ -98,16 +105,14 @@ class _OpenModes:
     """The ways to open a path under one set of RESOLVE flags."""
 
     def __init__(self, resolve: int) -> None:
-        self.read = syscalls.OpenHow(_READ, resolve)
-        self.entry = syscalls.OpenHow(os.O_PATH | os.O_NOFOLLOW, resolve)
-        self.target = syscalls.OpenHow(os.O_PATH, resolve)
-        self.parent = syscalls.OpenHow(os.O_PATH | os.O_DIRECTORY, resolve)
-        self.directory = syscalls.OpenHow(os.O_RDONLY | os.O_DIRECTORY, resolve)
-        self.follows_all_links = not resolve & (
-            syscalls.RESOLVE_NO_MAGIC_LINKS | syscalls.RESOLVE_NO_SYMLINKS
-        )
+        self.read = OpenHow(_READ, resolve)
+        self.entry = OpenHow(os.O_PATH | os.O_NOFOLLOW, resolve)
+        self.target = OpenHow(os.O_PATH, resolve)
+        self.parent = OpenHow(os.O_PATH | os.O_DIRECTORY, resolve)
+        self.directory = OpenHow(os.O_RDONLY | os.O_DIRECTORY, resolve)
+        self.follows_all_links = not resolve & (RESOLVE_NO_MAGIC_LINKS | RESOLVE_NO_SYMLINKS)
 
-    def open(self, how: syscalls.OpenHow, path: str) -> int | None:
+    def open(self, how: OpenHow, path: str) -> int | None:
         """A descriptor; None if a thread or worker may succeed without restrictions."""
         fd = how.open(path.encode("utf-8", "surrogateescape"))
         if fd >= 0:
@@ -116,7 +121,7 @@ class _OpenModes:
             return None
         raise OSError(-fd, os.strerror(-fd))
 
-    def status(self, how: syscalls.OpenHow, path: str) -> os.stat_result | None:
+    def status(self, how: OpenHow, path: str) -> os.stat_result | None:
         fd = self.open(how, path)
         if fd is None:
             return None
@@ -125,15 +130,15 @@ class _OpenModes:
         return info
 
 
-_UNCONFINED: Final = _OpenModes(syscalls.RESOLVE_CACHED)
-_CONFINED: Final = _OpenModes(syscalls.RESOLVE_CACHED | syscalls.RESOLVE_NO_MAGIC_LINKS)
-_NO_SYMLINKS: Final = _OpenModes(syscalls.RESOLVE_CACHED | syscalls.RESOLVE_NO_SYMLINKS)
-_TRUSTED: Final = _OpenModes(syscalls.RESOLVE_NO_MAGIC_LINKS)
+_UNCONFINED: Final = _OpenModes(RESOLVE_CACHED)
+_CONFINED: Final = _OpenModes(RESOLVE_CACHED | RESOLVE_NO_MAGIC_LINKS)
+_NO_SYMLINKS: Final = _OpenModes(RESOLVE_CACHED | RESOLVE_NO_SYMLINKS)
+_TRUSTED: Final = _OpenModes(RESOLVE_NO_MAGIC_LINKS)
 
 
 def _is_supported() -> bool:
     """Whether the kernel, and every filter of its calls, supports cached lookups."""
-    fd = syscalls.OpenHow(os.O_PATH, syscalls.RESOLVE_CACHED).open(b"/")
+    fd = OpenHow(os.O_PATH, RESOLVE_CACHED).open(b"/")
     if fd >= 0:
         os.close(fd)
     return (fd >= 0 or fd in (-errno.EAGAIN, -errno.EINTR)) and hasattr(os, "RWF_NOWAIT")
@@ -146,7 +151,7 @@ def _open_modes(path: str, confined: bool) -> _OpenModes | None:
     """The ways to open this path without blocking, None if there are none."""
     if not _SUPPORTED:
         return None
-    slow = syscalls.MOUNTS.slow_mounts()
+    slow = MOUNTS.slow_mounts()
     if slow:
         # With a slow file system mounted, a link could lead into it from anywhere.
         return None if f"{path}/".startswith(slow) else _NO_SYMLINKS
@@ -197,7 +202,7 @@ def try_metadata(
     is_symlink = info is not None and stat.S_ISLNK(info.st_mode)
     if is_symlink:
         info = modes.status(modes.target, path)
-    if info is None or (confined and syscalls.MOUNTS.is_proc(info.st_dev)):
+    if info is None or (confined and MOUNTS.is_proc(info.st_dev)):
         return None
     return operations.metadata_result(info, is_symlink=is_symlink)
 
@@ -211,11 +216,7 @@ def try_canonicalize(
     fd = None if modes is None else modes.open(modes.target, path)
     if fd is None:
         return None
-    resolved = (
-        None
-        if confined and syscalls.MOUNTS.is_proc(os.fstat(fd).st_dev)
-        else operations.path_of(fd)
-    )
+    resolved = None if confined and MOUNTS.is_proc(os.fstat(fd).st_dev) else operations.path_of(fd)
     os.close(fd)
     return None if resolved is None else files.CanonicalizeResult(path_to_uri(resolved))
 
@@ -234,7 +235,7 @@ def open_trusted(params: files.ReadFileParams | files.OpenParams) -> int | None:
         return None
     info = os.fstat(fd)
     is_large = info.st_size > safe_write.READ_LIMIT and isinstance(params, files.ReadFileParams)
-    is_proc = syscalls.MOUNTS.is_proc(info.st_dev)
+    is_proc = MOUNTS.is_proc(info.st_dev)
     if stat.S_ISREG(info.st_mode) and not is_large and not is_proc:
         return fd
     os.close(fd)
@@ -291,12 +292,12 @@ def _list(fd: int, modes: _OpenModes, *, confined: bool) -> files.ReadDirectoryR
             return None
         info = os.fstat(target)
         os.close(target)
-        if confined and syscalls.MOUNTS.is_proc(info.st_dev):
+        if confined and MOUNTS.is_proc(info.st_dev):
             raise _NotCertainError
         return info.st_mode
 
     try:
-        if confined and syscalls.MOUNTS.is_proc(os.fstat(fd).st_dev):
+        if confined and MOUNTS.is_proc(os.fstat(fd).st_dev):
             return None
         with os.scandir(fd) as scan:
             return operations.listing(scan, target_mode)
@@ -383,7 +384,7 @@ def _write_file(params: files.WriteFileParams, now: float) -> files.Done | None:
         if directory < 0:
             return None
         try:
-            if not syscalls.MOUNTS.is_storage(os.fstat(directory).st_dev):
+            if not MOUNTS.is_storage(os.fstat(directory).st_dev):
                 return None
             _RECENT.add(parent, now + PARENT_SECONDS)
             is_written = _write_entry(directory, name, content, exists=exists)
@@ -422,7 +423,7 @@ def _overwrite(directory: int | None, name: str, content: safe_write.BytesConten
     except OSError:
         return False
     # Of a pipe or a device the open itself would have effects.
-    if not stat.S_ISREG(before.st_mode) or not syscalls.MOUNTS.is_storage(before.st_dev):
+    if not stat.S_ISREG(before.st_mode) or not MOUNTS.is_storage(before.st_dev):
         return False
     if not _is_inline(before) or not safe_write.INODE_LOCKS.acquire_now(before):
         return False

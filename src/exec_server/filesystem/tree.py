@@ -122,18 +122,15 @@ def copy(params: files.CopyParams) -> files.Done:
     if stat.S_ISDIR(mode):
         if not params.recursive:
             raise InvalidRequest("fs/copy requires recursive: true when sourcePath is a directory")
-        _refuse_copy_into_itself(source, destination)
+        root = os.path.realpath(source).rstrip("/")
+        if f"{os.path.realpath(destination)}/".startswith(f"{root}/"):
+            raise InvalidRequest(
+                "fs/copy cannot copy a directory to itself or one of its descendants"
+            )
         _copy_tree(source, destination)
     elif not _copy_entry(source, destination, mode):
         raise InvalidRequest("fs/copy only supports regular files, directories, and symlinks")
     return files.Done()
-
-
-def _refuse_copy_into_itself(source: str, destination: str) -> None:
-    real_source = os.path.realpath(source)
-    real_destination = os.path.realpath(destination)
-    if f"{real_destination}/".startswith(f"{real_source.rstrip('/')}/"):
-        raise InvalidRequest("fs/copy cannot copy a directory to itself or one of its descendants")
 
 
 def _copy_tree(source: str, destination: str) -> None:

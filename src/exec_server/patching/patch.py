@@ -1,4 +1,4 @@
-"""A patch in either format, and the files after it.
+"""A patch in either format, and the files after it; and exact edits of a text.
 
 A patch is planned before any file is changed: every file is read and every hunk applied in memory.
 So a patch that does not fit changes nothing.
@@ -257,7 +257,6 @@ def _patched(file: FilePatch, content: bytes, effort: Effort) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-# Exact edits of a text: each old text is replaced where it occurs, which must be once.
 @dataclass(frozen=True, slots=True)
 class Edit:
     """Replace `old` by `new`: its only occurrence, or `all` of them."""
@@ -282,8 +281,7 @@ def apply_edits(text: str, edits: Sequence[Edit], effort: Effort = UNBOUNDED) ->
             raise PatchFailed(f"{which}the old text must not be empty")
         count = text.count(edit.old)
         if count == 0:
-            hint = _hint(text, edit.old)
-            raise PatchFailed(f"{which}the old text does not occur{hint}")
+            raise PatchFailed(f"{which}the old text does not occur{_hint(text, edit.old)}")
         if count > 1 and not edit.all:
             raise PatchFailed(
                 f"{which}the old text occurs {count} times: add lines around it until it is "

@@ -1,4 +1,7 @@
-"""SandboxBuilder: launches confined processes by the best confinement of this kernel."""
+"""SandboxBuilder: launches confined processes by the best confinement of this kernel.
+
+ViewDependencies tell whether a view that was built earlier still matches its policy and the disk.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import select
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from exec_server.errors import InternalError, os_error_text
@@ -20,23 +24,21 @@ from exec_server.sandbox.runtime.launcher import Launched, Launcher, launch
 from exec_server.sandbox.runtime.messages import BuildRequest
 from exec_server.sandbox.runtime.view import StaleView
 
-_MOUNT_TABLE: Final = "/proc/self/mountinfo"
 # Descriptors for all views together. A usual policy needs fewer than ten; a server often has a
 # limit of 1024 for everything. A view without pins is built anew for each use.
 MAX_PINS: Final = 384
-
-T = TypeVar("T")
-
 # Attempts to build a view of a tree that changes meanwhile; each takes milliseconds. Then the
 # request fails.
 _ATTEMPTS: Final = 8
-
+_MOUNT_TABLE: Final = "/proc/self/mountinfo"
 LEGACY_LANDLOCK: Final = (
     "useLegacyLandlock is not supported: it would confine less than was asked for"
 )
 
 
-# Whether a view that was built earlier still matches its policy and the disk.
+T = TypeVar("T")
+
+
 class MountChanges:
     """Counts changes of the mount table of this server's mount namespace.
 
@@ -44,14 +46,11 @@ class MountChanges:
     """
 
     def __init__(self) -> None:
-        # The kernel reports changes since the table was opened or last polled.
-        self._descriptor: int | None
-        try:
-            self._descriptor = os.open(_MOUNT_TABLE, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._descriptor = None
+        self._descriptor: int | None = None
         self._poll = select.poll()
-        if self._descriptor is not None:
+        with suppress(OSError):
+            # The kernel reports changes since the table was opened or last polled.
+            self._descriptor = os.open(_MOUNT_TABLE, os.O_RDONLY | os.O_CLOEXEC)
             self._poll.register(self._descriptor, select.POLLPRI)
         self._lock = threading.Lock()
         self._changes = 0
@@ -113,9 +112,7 @@ class ViewDependencies:
         self._changes = mounts.count()
         self._sees_placeholders = sees_placeholders
         self._dependencies = view.dependencies
-        existing = [
-            dependency.path for dependency in view.dependencies if dependency.device is not None
-        ]
+        existing = [each.path for each in view.dependencies if each.device is not None]
         self._pinned = pins.acquire(existing)
         # Entries may have been replaced, and their numbers reused, before they were pinned.
         if self._pinned is not None and self.changed_path() is not None:
