@@ -346,12 +346,12 @@ class _Bundle:
         self._files = files
 
     def read(self) -> codex.DiscoveredRoot:
-        found = self._files.scan(self._root.path)
+        uris = self._files.scan(self._root.path)
         manifest = self._first_manifest(self._uri)
         namespaces = [manifest or self._manifest_above()]
-        namespaces += self._nested_manifests(found, manifest is not None)
+        namespaces += self._nested_manifests(uris, manifest is not None)
         plugin = None if manifest is None else self._plugin(manifest)
-        skills = self._skills(found)
+        skills = self._skills(uris)
         return codex.DiscoveredRoot(
             self._root.id,
             self._root.path.uri,
@@ -380,12 +380,12 @@ class _Bundle:
         return None
 
     def _nested_manifests(
-        self, found: list[str], has_own: bool
+        self, uris: list[str], has_own: bool
     ) -> list[codex.CapabilityFile | None]:
         """One manifest for each directory below the root that has some."""
         best: dict[str, int] = {}
         for rank, name in enumerate(MANIFESTS):
-            for uri in found:
+            for uri in uris:
                 if uri.endswith(f"/{name}"):
                     best.setdefault(manifest_directory(uri), rank)
         if has_own:
@@ -395,9 +395,9 @@ class _Bundle:
             for directory, rank in sorted(best.items())
         ]
 
-    def _skills(self, found: list[str]) -> list[codex.SkillFiles]:
+    def _skills(self, uris: list[str]) -> list[codex.SkillFiles]:
         skills = []
-        for uri in sorted(uri for uri in found if uri.endswith(_SKILL)):
+        for uri in sorted(uri for uri in uris if uri.endswith(_SKILL)):
             instructions = self._files.read(uri)
             metadata = self._files.read(f"{uri.removesuffix(_SKILL)}/{_METADATA}")
             if instructions is not None:

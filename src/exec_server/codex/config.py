@@ -325,8 +325,8 @@ def _level(path: str, entry: Table) -> str | None:
 def _invalid(value: object) -> str:
     kind = type(value).__name__
     names = {"bool": "boolean", "int": "integer", "float": "floating point", "str": "string"}
-    shown = f'"{value}"' if kind == "str" else f"`{value}`"
-    return f"invalid type: {names[kind]} {shown}" if kind in names else "invalid type: sequence"
+    text = f'"{value}"' if kind == "str" else f"`{value}`"
+    return f"invalid type: {names[kind]} {text}" if kind in names else "invalid type: sequence"
 
 
 def root_markers(document: Table) -> Sequence[str]:

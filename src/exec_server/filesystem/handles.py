@@ -50,10 +50,6 @@ class HandleTable:
     def __len__(self) -> int:
         return len(self._handles)
 
-    def open(self, params: files.OpenParams) -> files.OpenResult:
-        """Open a file under the id that the client chose. Blocking."""
-        return self.adopt(params, open_file)
-
     def adopt(
         self, params: files.OpenParams, opener: Callable[[files.OpenParams], int]
     ) -> files.OpenResult:
@@ -103,9 +99,9 @@ class HandleTable:
         offset = params.offset
         with self._acquire(params.handle_id) as fd:
             while view:
-                done = os.pwrite(fd, view, offset)
-                view = view[done:]
-                offset += done
+                count = os.pwrite(fd, view, offset)
+                view = view[count:]
+                offset += count
         return _DONE
 
     def close(self, params: files.CloseParams) -> files.Done:

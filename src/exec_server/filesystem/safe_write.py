@@ -240,15 +240,15 @@ class DescriptorContent:
     def write_range(self, fd: int, start: int, end: int) -> None:
         while start < end:
             try:
-                done = os.copy_file_range(self._source, fd, end - start, start, start)
+                count = os.copy_file_range(self._source, fd, end - start, start, start)
             except OSError as error:
                 if error.errno not in _CANNOT_COPY_RANGE:
                     raise
-                done = 0
+                count = 0
             # Zero means the end of the file or an unsupported kind of file: a read tells which.
-            if done == 0:
-                done = _write_at(fd, self._read(start, end), start)
-            start += done
+            if count == 0:
+                count = _write_at(fd, self._read(start, end), start)
+            start += count
 
     def blocks(self) -> Iterator[bytes]:
         start = 0

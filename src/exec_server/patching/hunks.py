@@ -275,8 +275,8 @@ class _Level:
         start = self._starts[first]
         text = self._text[start : self._starts[last] + len(pattern)]
         # Backwards, because `rfind` may take the product of both lengths; `find` takes their sum.
-        found = text[::-1].find(pattern[::-1])
-        return None if found < 0 else self._line_at(start + len(text) - found - len(pattern))
+        distance = text[::-1].find(pattern[::-1])
+        return None if distance < 0 else self._line_at(start + len(text) - distance - len(pattern))
 
     def _line_at(self, position: int) -> int | None:
         return None if position < 0 else bisect_left(self._starts, position)
@@ -289,6 +289,6 @@ def _joined(lines: list[str]) -> str:
 
 def _description(hunk: Hunk) -> str:
     old = hunk.old
-    shown = "\n".join(old[:_SHOWN_LINES])
+    lines = "\n".join(old[:_SHOWN_LINES])
     more = f"\n… and {len(old) - _SHOWN_LINES} more lines" if len(old) > _SHOWN_LINES else ""
-    return f"these lines were not found\n{shown}{more}"
+    return f"these lines were not found\n{lines}{more}"
