@@ -121,7 +121,7 @@ def keep_closed_directories():
             return False
     placeholder._with_rights = changed
 def change_confinement(**changes):
-    changed = builder.BEST_CONFINEMENT = dataclasses.replace(builder.BEST_CONFINEMENT, **changes)
+    changed = capabilities.BEST_CONFINEMENT = dataclasses.replace(capabilities.BEST_CONFINEMENT, **changes)
     capabilities.find_confinement = lambda launcher: changed
 def ignore_shared_processes():
     choose = capabilities.choose_restrictions

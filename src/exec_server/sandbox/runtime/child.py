@@ -213,11 +213,8 @@ def warm_up() -> None:
 def main(descriptor: int, namespaces: int) -> NoReturn:
     """Receive a BuildRequest from the socket and serve in its role; never returns."""
     try:
-        os.closerange(3, descriptor)
-        os.closerange(descriptor + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        # Replace stderr, the log of the server, with the /dev/null that is stdout: /proc/self/fd
-        # leads to an open file whatever the view of this process is.
-        os.dup2(1, 2)
+        _close_all_but(descriptor)
+        _leave_log()
         with socket.socket(fileno=descriptor) as control:
             request, _ = messages.receive(control, messages.BuildRequest)
             if request.role == "user":
@@ -254,6 +251,19 @@ def _report_status(
         return result
     messages.send(control, status, [])
     os._exit(_BROKEN)
+
+
+def _close_all_but(kept: int) -> None:
+    os.closerange(3, kept)
+    os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _leave_log() -> None:
+    """Replace stderr, the log of the server, with the /dev/null that is stdout.
+
+    /proc/self/fd leads to an open file whatever the view of this process is.
+    """
+    os.dup2(1, 2)
 
 
 class _Built(NamedTuple):
