@@ -121,7 +121,8 @@ def keep_closed_directories():
             return False
     placeholder._with_rights = changed
 def change_confinement(**changes):
-    changed = capabilities.BEST_CONFINEMENT = dataclasses.replace(capabilities.BEST_CONFINEMENT, **changes)
+    changed = dataclasses.replace(capabilities.BEST_CONFINEMENT, **changes)
+    capabilities.BEST_CONFINEMENT = changed
     capabilities.find_confinement = lambda launcher: changed
 def ignore_shared_processes():
     choose = capabilities.choose_restrictions
