@@ -20,9 +20,8 @@ from exec_server.errors import (
     RpcError,
 )
 from exec_server.filesystem.search import GlobPatterns
-from exec_server.patching.edits import Edit, apply_edits
 from exec_server.patching.hunks import PatchFailed
-from exec_server.patching.patch import parse_patch, plan
+from exec_server.patching.patch import Edit, apply_edits, parse_patch, plan
 from exec_server.protocol import decoding, files, http, jsonrpc, process, session
 from exec_server.protocol.decoding import decode as decode_params
 from exec_server.protocol.paths import PATH_CHARACTERS, PathUri

@@ -46,7 +46,7 @@ import ctypes, os
 import encodings.idna, shutil, exec_server.cli.main, exec_server.cli.serve.watchdog
 import exec_server.cli.serve.command, exec_server.cli.serve.run, exec_server.cli.serve.remote
 import exec_server.sandbox.commands, exec_server.sandbox.files
-from exec_server.filesystem.operation_table import load_all; load_all()
+from exec_server.filesystem.operations import load_all; load_all()
 import exec_server.net.stdio, exec_server.net.websocket.server, exec_server.net.port_socket
 import exec_server.server.shell_snapshots, http, urllib.parse
 from exec_server.registry import agent_identity, executor_credential, sign_in, sigv4

@@ -141,11 +141,11 @@ def use_a_stale_worker(scene: Scene) -> bool:
 
 # Creates a file when a sandbox has been prebuilt.
 SIGNALLING = """
-build_one = prebuilt.PrebuiltPool._build_one
+build_one = commands.PrebuiltPool._build_one
 def signalling(self, policy):
     build_one(self, policy)
     open(base + '/prebuilt', 'w').close()
-prebuilt.PrebuiltPool._build_one = signalling
+commands.PrebuiltPool._build_one = signalling
 """
 
 

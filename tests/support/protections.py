@@ -41,7 +41,7 @@ from exec_server.proxy import certificate_file
 from exec_server.sandbox import builder, commands
 from exec_server.sandbox.policy import layout, resolver
 from exec_server.sandbox.runtime import capabilities, disk, kernel, launcher
-from exec_server.sandbox.runtime import placeholders, staleness
+from exec_server.sandbox.runtime import placeholders
 base = os.environ['EXEC_SERVER_TEST_BASE']
 def change_view(change):
     lay_out = builder.lay_out
@@ -68,7 +68,7 @@ def ignore_closed_directories():
             return None
     placeholder.make = changed
 def use_changed_views():
-    dependencies = staleness.ViewDependencies
+    dependencies = builder.ViewDependencies
     changed_path = dependencies.changed_path
     def is_current(self):
         unchanged = self._pinned is not None and self._mounts.count() == self._changes
@@ -121,7 +121,8 @@ def keep_closed_directories():
             return False
     placeholder._with_rights = changed
 def change_confinement(**changes):
-    changed = builder.BEST_CONFINEMENT = dataclasses.replace(builder.BEST_CONFINEMENT, **changes)
+    changed = dataclasses.replace(capabilities.BEST_CONFINEMENT, **changes)
+    capabilities.BEST_CONFINEMENT = changed
     capabilities.find_confinement = lambda launcher: changed
 def ignore_shared_processes():
     choose = capabilities.choose_restrictions
@@ -153,8 +154,8 @@ IN_SERVER = {
     "directories passed by name refused": "disk._is_passable = lambda path: False",
     "fixed entries left alone": "layout._is_fixed = lambda *arguments: False",
     "unknown mounts refused": "forget_mounts()",
-    "view dependencies": "staleness.ViewDependencies.is_current = lambda self: True",
-    "mount table": "staleness.MountChanges.count = lambda self: 0",
+    "view dependencies": "builder.ViewDependencies.is_current = lambda self: True",
+    "mount table": "builder.MountChanges.count = lambda self: 0",
     "procfs kept from direct reads": "syscalls.MountTable.is_proc = lambda self, device: False",
     "user namespace": "change_confinement(user_namespace=False)",
     "pid namespace": (
@@ -177,7 +178,7 @@ IN_SERVER = {
 
 _LAUNCHER = """
 import os
-from exec_server.filesystem import path_guard
+from exec_server.filesystem import safe_write
 from exec_server.filesystem.syscalls import OpenHow
 from exec_server.host import libc
 from exec_server.sandbox.policy import access, seccomp
@@ -233,8 +234,8 @@ IN_LAUNCHER = {
     "nosuid": "never_set(kernel.MOUNT_ATTR_NOSUID)",
     "identity checks of mounts": "view._clone = clone_unchecked",
     "no links": "kernel._ENTRY = OpenHow(os.O_PATH, 0)",
-    "missing names": "path_guard.PathGuard.forbid_name = nothing",
-    "path checks": "path_guard.PathGuard.add_path_check = nothing",
+    "missing names": "safe_write.PathGuard.forbid_name = nothing",
+    "path checks": "safe_write.PathGuard.add_path_check = nothing",
     "Landlock": "kernel.landlock_version = lambda: 0",
     "no capabilities": "kernel.drop_bounding_set = kernel.drop_capabilities = nothing",
     "no new privileges": "allow_new_privileges()",

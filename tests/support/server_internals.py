@@ -22,7 +22,7 @@ import ctypes, os
 import exec_server.cli.main, exec_server.cli.serve.command, exec_server.cli.serve.watchdog, shutil
 import exec_server.registry.credentials, exec_server.cli.serve.run
 import exec_server.sandbox.commands, exec_server.sandbox.files
-from exec_server.filesystem.operation_table import load_all; load_all()
+from exec_server.filesystem.operations import load_all; load_all()
 import exec_server.net.stdio, exec_server.net.websocket.server, exec_server.net.port_socket
 import exec_server.server.shell_snapshots, urllib.parse
 from exec_server.server import methods; methods.load_all()

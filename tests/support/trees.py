@@ -14,7 +14,7 @@ import pytest
 from exec_server.client.transfer.plan import SMALL_BYTES
 from exec_server.errors import RpcError, rpc_error_from_os
 from exec_server.filesystem import operations, walk
-from exec_server.filesystem.operation_table import OPERATIONS
+from exec_server.filesystem.operations import OPERATIONS
 from exec_server.protocol import files
 from exec_server.protocol.paths import PathUri
 

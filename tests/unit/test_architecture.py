@@ -17,7 +17,7 @@ import pytest
 from scripts import limits
 from tests.support.layers import LAYERS, layer_of
 
-from exec_server.filesystem.operation_table import OPERATIONS
+from exec_server.filesystem.operations import OPERATIONS
 from exec_server.host.environment import describe
 from exec_server.server.methods import load_all
 

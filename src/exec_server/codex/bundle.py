@@ -17,13 +17,7 @@ from exec_server.errors import (
     decode_error_text,
     os_error_text,
 )
-from exec_server.protocol.codex import (
-    CapabilityFile,
-    DiscoveredRoot,
-    PluginFiles,
-    RootParams,
-    SkillFiles,
-)
+from exec_server.protocol import codex
 from exec_server.protocol.files import GetMetadataResult, WalkOptions, WalkResult
 from exec_server.protocol.paths import PathUri, child_uri
 
@@ -57,9 +51,6 @@ _METADATA: Final = "agents/openai.yaml"
 Table = dict[str, Any]
 
 
-# CapabilityFiles: bounded looks at files of skills and plugins, through a sandbox or without one.
-#
-# A look that fails is a warning, never an error: one broken file must not hide the others.
 class CodexFiles(Protocol):
     """A route to the disk. Every method blocks, and raises OSError or RpcError."""
 
@@ -90,7 +81,10 @@ class ResponseBudget:
 
 
 class CapabilityFiles:
-    """The files of one root, as far as they fit; `warnings` gathers what is left out."""
+    """The files of one root, as far as they fit; `warnings` gathers what is left out.
+
+    A look that fails is a warning, never an error: one broken file must not hide the others.
+    """
 
     def __init__(self, files: CodexFiles, budget: ResponseBudget) -> None:
         self.warnings: list[str] = []
@@ -126,7 +120,7 @@ class CapabilityFiles:
             self.warn(f"capability scan reached its traversal limit (root: {root})")
         return [entry.path for entry in result.entries if entry.kind == "file"]
 
-    def read(self, uri: str) -> CapabilityFile | None:
+    def read(self, uri: str) -> codex.CapabilityFile | None:
         """A text file; None if there is none, or it is left out."""
         if self._has_overflowed:
             return None
@@ -145,7 +139,7 @@ class CapabilityFiles:
             return None
         return self._checked(uri, data)
 
-    def _checked(self, uri: str, data: bytes) -> CapabilityFile | None:
+    def _checked(self, uri: str, data: bytes) -> codex.CapabilityFile | None:
         if len(data) > FILE_BYTES:
             self.warn(f"capability file {uri} exceeds the {FILE_BYTES}-byte limit")
             return None
@@ -161,7 +155,7 @@ class CapabilityFiles:
             self._overflow()
             return None
         self._left -= len(data)
-        return CapabilityFile(uri, text)
+        return codex.CapabilityFile(uri, text)
 
 
 def is_missing(error: OSError | RpcError) -> bool:
@@ -237,15 +231,12 @@ def parse_manifest(contents: str, directory: str) -> Manifest:
     """
     members = parse_members(contents)
     name = _name(members, directory)
-    apps = members.get("apps")
-    if not isinstance(apps, str | None):
-        raise ManifestFault("a member has the wrong type")
     return Manifest(
         name,
         _display_name(members) or name,
         _servers(contents, members),
         isinstance(declared_servers(members), str),
-        apps is not None,
+        _text(members, "apps") is not None,
     )
 
 
@@ -255,10 +246,15 @@ def plugin_name(contents: str, directory: str) -> str:
 
 
 def _name(members: JsonObject, directory: str) -> str:
-    name = members.get("name", "")
-    if not isinstance(name, str):
-        raise ManifestFault("a member has the wrong type")
+    name = _text(members, "name", "") or ""
     return name if name.strip() else directory
+
+
+def _text(members: JsonObject, name: str, default: str | None = None) -> str | None:
+    value = members.get(name, default)
+    if not isinstance(value, str | None) or (value is None and default is not None):
+        raise ManifestFault("a member has the wrong type")
+    return value
 
 
 def declared_servers(members: JsonObject) -> Any:
@@ -290,10 +286,7 @@ def _display_name(members: JsonObject) -> str:
         return ""
     if not isinstance(interface, JsonObject):
         raise ManifestFault("a member has the wrong type")
-    shown = interface.get("displayName")
-    if not isinstance(shown, str | None):
-        raise ManifestFault("a member has the wrong type")
-    return (shown or "").strip()
+    return (_text(interface, "displayName") or "").strip()
 
 
 def _servers(contents: str, members: JsonObject) -> str | None:
@@ -307,11 +300,13 @@ def _servers(contents: str, members: JsonObject) -> str | None:
     return msgspec.json.format(bytes(raw), indent=-1).decode()
 
 
-def discover_root(root: RootParams, files: CodexFiles, budget: ResponseBudget) -> DiscoveredRoot:
+def discover_root(
+    root: codex.RootParams, files: CodexFiles, budget: ResponseBudget
+) -> codex.DiscoveredRoot:
     """The files of one root; what cannot be read is a warning. Blocking."""
 
-    def failed(error: str) -> DiscoveredRoot:
-        return DiscoveredRoot(root.id, root.path.uri, None, [], [], [], error)
+    def failed(error: str) -> codex.DiscoveredRoot:
+        return codex.DiscoveredRoot(root.id, root.path.uri, None, [], [], [], error)
 
     try:
         root.path.native()
@@ -328,7 +323,7 @@ def discover_root(root: RootParams, files: CodexFiles, budget: ResponseBudget) -
     return _Bundle(root, CapabilityFiles(files, budget)).read()
 
 
-def _may_look_around(root: RootParams, files: CodexFiles) -> bool:
+def _may_look_around(root: codex.RootParams, files: CodexFiles) -> bool:
     """Whether the directory of a root may be read, so that only the root itself is denied."""
     parent = PathUri.from_text(root.path.uri.rstrip("/").rpartition("/")[0] + "/")
     try:
@@ -345,19 +340,19 @@ def manifest_directory(uri: str) -> str:
 class _Bundle:
     """Files are read in the order of the reference, which decides what is left out."""
 
-    def __init__(self, root: RootParams, files: CapabilityFiles) -> None:
+    def __init__(self, root: codex.RootParams, files: CapabilityFiles) -> None:
         self._root = root
         self._uri = root.path.uri.rstrip("/")
         self._files = files
 
-    def read(self) -> DiscoveredRoot:
-        found = self._files.scan(self._root.path)
+    def read(self) -> codex.DiscoveredRoot:
+        uris = self._files.scan(self._root.path)
         manifest = self._first_manifest(self._uri)
         namespaces = [manifest or self._manifest_above()]
-        namespaces += self._nested_manifests(found, manifest is not None)
+        namespaces += self._nested_manifests(uris, manifest is not None)
         plugin = None if manifest is None else self._plugin(manifest)
-        skills = self._skills(found)
-        return DiscoveredRoot(
+        skills = self._skills(uris)
+        return codex.DiscoveredRoot(
             self._root.id,
             self._root.path.uri,
             plugin,
@@ -367,14 +362,14 @@ class _Bundle:
             None,
         )
 
-    def _first_manifest(self, directory: str) -> CapabilityFile | None:
+    def _first_manifest(self, directory: str) -> codex.CapabilityFile | None:
         for name in MANIFESTS:
             manifest = self._files.read(f"{directory}/{name}")
             if manifest is not None:
                 return manifest
         return None
 
-    def _manifest_above(self) -> CapabilityFile | None:
+    def _manifest_above(self) -> codex.CapabilityFile | None:
         """The manifest of the nearest directory above the root."""
         directory = self._uri
         while directory != "file://":
@@ -384,11 +379,13 @@ class _Bundle:
                 return manifest
         return None
 
-    def _nested_manifests(self, found: list[str], has_own: bool) -> list[CapabilityFile | None]:
+    def _nested_manifests(
+        self, uris: list[str], has_own: bool
+    ) -> list[codex.CapabilityFile | None]:
         """One manifest for each directory below the root that has some."""
         best: dict[str, int] = {}
         for rank, name in enumerate(MANIFESTS):
-            for uri in found:
+            for uri in uris:
                 if uri.endswith(f"/{name}"):
                     best.setdefault(manifest_directory(uri), rank)
         if has_own:
@@ -398,26 +395,26 @@ class _Bundle:
             for directory, rank in sorted(best.items())
         ]
 
-    def _skills(self, found: list[str]) -> list[SkillFiles]:
+    def _skills(self, uris: list[str]) -> list[codex.SkillFiles]:
         skills = []
-        for uri in sorted(uri for uri in found if uri.endswith(_SKILL)):
+        for uri in sorted(uri for uri in uris if uri.endswith(_SKILL)):
             instructions = self._files.read(uri)
             metadata = self._files.read(f"{uri.removesuffix(_SKILL)}/{_METADATA}")
             if instructions is not None:
-                skills.append(SkillFiles(instructions, metadata))
+                skills.append(codex.SkillFiles(instructions, metadata))
         return skills
 
-    def _plugin(self, manifest: CapabilityFile) -> PluginFiles:
+    def _plugin(self, manifest: codex.CapabilityFile) -> codex.PluginFiles:
         servers, apps = _declarations(manifest.contents)
         mcp_config = None
         if not isinstance(servers, JsonObject):  # the servers are in the manifest itself
             mcp_config = self._declared(manifest, "mcpServers", servers, ".mcp.json")
         apps_config = self._declared(manifest, "apps", apps, ".app.json")
-        return PluginFiles(manifest, mcp_config, apps_config)
+        return codex.PluginFiles(manifest, mcp_config, apps_config)
 
     def _declared(
-        self, manifest: CapabilityFile, field: str, name: object, default: str
-    ) -> CapabilityFile | None:
+        self, manifest: codex.CapabilityFile, field: str, name: object, default: str
+    ) -> codex.CapabilityFile | None:
         """The file that a manifest names, or that of the usual name."""
         if not isinstance(name, str):
             return self._files.read(f"{self._uri}/{default}")
@@ -469,13 +466,13 @@ def _add(tree: _KeyTree, path: Sequence[str]) -> None:
 
 
 def _selected(table: Table, tree: _KeyTree) -> Table:
-    found: Table = {}
+    part: Table = {}
     for key, value in table.items():
         if key in tree:
             below = tree[key]
             is_whole = below is None or not isinstance(value, dict)
-            found[key] = value if is_whole else _selected(value, below or _KeyTree())
-    return found
+            part[key] = value if is_whole else _selected(value, below or _KeyTree())
+    return part
 
 
 def without(document: Table, paths: Iterable[Sequence[str]]) -> Table:
@@ -486,14 +483,14 @@ def without(document: Table, paths: Iterable[Sequence[str]]) -> Table:
 
 
 def _without(table: Table, path: Sequence[str]) -> Table:
-    key, *rest = path
+    key, *below = path
     if key not in table:
         return table
     copy = dict(table)
-    if not rest:
+    if not below:
         del copy[key]
     elif isinstance(copy[key], dict):
-        copy[key] = _without(copy[key], rest)
+        copy[key] = _without(copy[key], below)
     return copy
 
 
@@ -501,16 +498,10 @@ def merged(documents: Iterable[Table]) -> Table:
     """All documents in one: the later wins, tables are merged key by key."""
     result: Table = {}
     for document in documents:
-        result = _merged(result, document)
-    return result
-
-
-def _merged(low: Table, high: Table) -> Table:
-    result = dict(low)
-    for key, value in high.items():
-        below = result.get(key)
-        if isinstance(below, dict) and isinstance(value, dict):
-            result[key] = _merged(below, value)
-        else:
-            result[key] = value
+        for key, value in document.items():
+            below = result.get(key)
+            if isinstance(below, dict) and isinstance(value, dict):
+                result[key] = merged((below, value))
+            else:
+                result[key] = value
     return result

@@ -6,27 +6,50 @@ directory of the project, managed. Blocking.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from exec_server.codex import toml_file
 from exec_server.codex.bundle import Table, merged, select, without
-from exec_server.codex.toml_file import DocumentTooLarge, TomlFault, UnreadableFile
-from exec_server.errors import InternalError, RpcError
+from exec_server.errors import InternalError, RpcError, decode_error_text, os_error_text
 from exec_server.filesystem.operations import open_regular
 from exec_server.host.environment import user_home
-from exec_server.protocol.codex import (
-    ConfigLayer,
-    LayerStack,
-    ReadConfigParams,
-    ReadConfigResult,
-)
+from exec_server.protocol import codex
 from exec_server.protocol.paths import path_to_uri
+
+# A configuration file: real ones have a few KiB. The parser holds the interpreter's lock, about
+# 0.1 s for the worst text of this size. A larger file is an error.
+FILE_BYTES: Final = 262_144
+# The segments of one key, and the depth of tables and arrays: the time of the parser grows with
+# the square of the first, and each writer of a table recurses. More is an error.
+KEY_SEGMENTS: Final = 32
+DEPTH: Final = 80
+
+# The headers of a text that is written: those of a text that is read may be nested, so that each
+# key is written once for each table below it.
+TEXT_CHARACTERS: Final = 4 * 1_048_576
+
+_INTEGERS: Final = range(-(2**63), 2**63)
+_SEGMENT: Final = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*')"""
+# The parts of a text in which dots do not separate segments, then keys, and strings without an end:
+# every part is read once, whatever the text is.
+_PART: Final = re.compile(
+    rf"""\#[^\n]*+
+    |\"{{3}}(?:[^"\\]|\\[\s\S]|"(?!""))*+(?:\"{{3}}|\Z)
+    |'{{3}}(?:[^']|'(?!''))*+(?:'{{3}}|\Z)
+    |(?P<long>(?:{_SEGMENT}[ \t]*+\.[ \t]*+){{{KEY_SEGMENTS}}}+)
+    |{_SEGMENT}(?:[ \t]*+\.[ \t]*+{_SEGMENT})*+
+    |"(?:[^"\\\n]|\\.)*+
+    |'[^'\n]*+""",
+    re.VERBOSE,
+)
 
 DEFAULT_MARKERS: Final = (".git",)
 # Real configurations have a few. Each is looked for in each directory above a path, of which there
@@ -81,6 +104,107 @@ _NOT_OF_PROJECTS: Final = (
 _HOOKS: Final = (("hooks",),)
 
 
+# TOML files: read and parsed with limits, and written.
+class UnreadableFile(Exception):
+    """A file exists and cannot be read; the text says why."""
+
+
+class DocumentTooLarge(Exception):
+    """A document would become a text that is too long."""
+
+
+class TomlFault(Exception):
+    """A text is not TOML; the text of the fault names its line and column if they are known."""
+
+
+def read_text(path: str) -> str | None:
+    """The text of a regular file, None if there is none. Blocking; raises UnreadableFile."""
+    try:
+        data = _read_head(path, FILE_BYTES + 1)
+        if len(data) > FILE_BYTES:
+            raise UnreadableFile(f"the file exceeds {FILE_BYTES} bytes")
+        return data.decode().removeprefix("\ufeff")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UnreadableFile(os_error_text(error)) from None
+    except RpcError as error:
+        raise UnreadableFile(error.message) from None
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(decode_error_text(error)) from None
+
+
+def _read_head(path: str, limit: int) -> bytes:
+    """At most `limit` bytes of a regular file; raises OSError or RpcError."""
+    descriptor, _ = open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(limit)
+
+
+def parse(text: str) -> Table:
+    """The document in a text; raises TomlFault."""
+    import tomli
+
+    # Looking for long keys takes some time; most texts have too few dots for one.
+    has_dots = text.count(".") >= KEY_SEGMENTS
+    if has_dots and any(part["long"] is not None for part in _PART.finditer(text)):
+        raise TomlFault(f"a key has more than {KEY_SEGMENTS} segments")
+    try:
+        document: Table = tomli.loads(text, parse_float=_parse_float)
+    except (RecursionError, ValueError) as error:  # also an integer of many digits
+        raise TomlFault(str(error)) from None
+    _check(document)
+    return document
+
+
+def _parse_float(digits: str) -> float:
+    """A number; raises TomlFault where other parsers refuse it instead of infinity."""
+    number = float(digits)
+    if math.isinf(number) and "inf" not in digits:
+        raise TomlFault("floating-point number overflowed")
+    return number
+
+
+def dump(document: Table) -> str:
+    """A document as text; raises DocumentTooLarge."""
+    import tomli_w
+
+    if _header_characters(document) > TEXT_CHARACTERS:
+        raise DocumentTooLarge
+    # Indentation of nested arrays would make the text a hundred times as long.
+    text: str = tomli_w.dumps(document, indent=0)
+    return text
+
+
+def _header_characters(document: Table) -> int:
+    """At least the characters of all headers of tables: each has the keys of all tables around."""
+    total = 0
+    pending: list[tuple[int, Any]] = [(0, document)]
+    while pending:
+        length, value = pending.pop()
+        if isinstance(value, dict):
+            total += length
+            pending += ((length + len(key) + 1, each) for key, each in value.items())
+        elif isinstance(value, list):
+            pending += ((length, each) for each in value)
+    return total
+
+
+def _check(document: Table) -> None:
+    """Refuse what other parsers do not read: integers of more than 64 bits, deep documents."""
+    pending: list[tuple[int, Any]] = [(0, document)]
+    while pending:
+        depth, value = pending.pop()
+        if depth > DEPTH:
+            raise TomlFault(f"the document is more than {DEPTH} levels deep")
+        if isinstance(value, dict):
+            pending += ((depth + 1, each) for each in value.values())
+        elif isinstance(value, list):
+            pending += ((depth + 1, each) for each in value)
+        elif isinstance(value, int) and value not in _INTEGERS:
+            raise TomlFault("integer number overflowed")
+
+
 # The project that a directory belongs to: its root, its git repository, and the user's trust.
 @dataclass(frozen=True, slots=True)
 class Checkout:
@@ -97,20 +221,19 @@ class Checkout:
 def project_root(cwd: str, markers: Sequence[str]) -> str:
     """The nearest directory with a marker, else the directory itself. Blocking."""
     for directory in _upwards(cwd):
-        for marker in markers:
-            if _has_marker(directory, marker):
-                return directory
+        if any(_has_marker(directory, marker) for marker in markers):
+            return directory
     return cwd
 
 
 def chain(root: str, cwd: str) -> list[str]:
     """The directories from the root down to the working directory."""
-    found = []
+    directories = []
     for directory in _upwards(cwd):
-        found.append(directory)
+        directories.append(directory)
         if directory == root:
             break
-    return found[::-1]
+    return directories[::-1]
 
 
 def _upwards(directory: str) -> Iterator[str]:
@@ -158,11 +281,9 @@ def _main_checkout(root: str) -> str:
 def _read_line(path: str) -> str | None:
     """The text of a file with one line; None if it is no small regular file."""
     try:
-        descriptor, _ = open_regular(path)
+        data = _read_head(path, _LINK_BYTES + 1)
     except (OSError, RpcError):
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(_LINK_BYTES + 1)
     return os.fsdecode(data).strip() if len(data) <= _LINK_BYTES else None
 
 
@@ -204,8 +325,8 @@ def _level(path: str, entry: Table) -> str | None:
 def _invalid(value: object) -> str:
     kind = type(value).__name__
     names = {"bool": "boolean", "int": "integer", "float": "floating point", "str": "string"}
-    shown = f'"{value}"' if kind == "str" else f"`{value}`"
-    return f"invalid type: {names[kind]} {shown}" if kind in names else "invalid type: sequence"
+    text = f'"{value}"' if kind == "str" else f"`{value}`"
+    return f"invalid type: {names[kind]} {text}" if kind in names else "invalid type: sequence"
 
 
 def root_markers(document: Table) -> Sequence[str]:
@@ -273,7 +394,6 @@ def _fault(text: str, place: str) -> InternalError:
     return InternalError(f"Failed to parse config requirements as TOML: {place}: {text}")
 
 
-# The directory of Codex, and the name of the host.
 def codex_home(variables: Mapping[str, str]) -> str:
     """CODEX_HOME without links, or `.codex` of the user. Blocking; raises InternalError."""
     named = variables.get("CODEX_HOME")
@@ -282,36 +402,31 @@ def codex_home(variables: Mapping[str, str]) -> str:
         if home is None:
             raise InternalError("Could not find home directory")
         return os.path.join(home, ".codex")
+    refusal = f'CODEX_HOME points to "{named}", but that path'
     try:
         path = os.path.realpath(named, strict=True)
     except OSError:
-        raise InternalError(_points_to(named, "does not exist")) from None
+        raise InternalError(f"{refusal} does not exist") from None
     if not os.path.isdir(path):
-        raise InternalError(_points_to(named, "is not a directory"))
+        raise InternalError(f"{refusal} is not a directory")
     return path
-
-
-def _points_to(named: str, fault: str) -> str:
-    return f'CODEX_HOME points to "{named}", but that path {fault}'
 
 
 @cache
 def hostname() -> str | None:
     """The canonical name of the host, or that of the kernel; None without any. Blocking."""
     own = socket.gethostname()
-    found: list[str] = []
+    names: list[str] = []
 
     def look_up() -> None:
-        try:
+        with suppress(OSError, UnicodeError):  # the host has no canonical name
             for *_, canonical, _ in socket.getaddrinfo(own, None, flags=socket.AI_CANONNAME):
-                found.append(canonical)
-        except (OSError, UnicodeError):
-            return  # the host has no canonical name
+                names.append(canonical)
 
     thread = threading.Thread(target=look_up, name="host name", daemon=True)
     thread.start()
     thread.join(LOOKUP_SECONDS)
-    name = next((each for each in list(found) if "." in each.strip(".")), own)
+    name = next((each for each in list(names) if "." in each.strip(".")), own)
     return name.rstrip(".").lower() or None
 
 
@@ -321,17 +436,17 @@ class _Layer:
     path: str
     document: Table
 
-    def selected(self, paths: Sequence[Sequence[str]]) -> ConfigLayer | None:
+    def selected(self, paths: Sequence[Sequence[str]]) -> codex.ConfigLayer | None:
         """The layer with the values at these paths alone, None without any."""
         part = select(self.document, paths)
         if not part:
             return None
         source = f"{self.kind} ({self.path})" if self.kind else self.path
         try:
-            text = toml_file.dump(part)
+            text = dump(part)
         except DocumentTooLarge:
             raise InternalError(f"the tables of {self.path} are nested too often") from None
-        return ConfigLayer(source, path_to_uri(os.path.dirname(self.path)), text)
+        return codex.ConfigLayer(source, path_to_uri(os.path.dirname(self.path)), text)
 
 
 class _Files:
@@ -340,22 +455,29 @@ class _Files:
     def __init__(self) -> None:
         self._left = FILES_BYTES
 
-    def text(self, path: str, what: str = "config file") -> str | None:
-        """The text of a file, None if there is none; raises InternalError."""
+    def layer(
+        self, kind: str, path: str, what: str = "config file", failure: str = ""
+    ) -> _Layer | None:
+        """The layer in a file, None if there is no file; raises InternalError."""
         try:
-            text = toml_file.read_text(path)
+            text = read_text(path)
+            if text is None:
+                return None
+            self._left -= len(text)
+            if self._left < 0:
+                raise UnreadableFile(f"all files together exceed {FILES_BYTES} bytes")
+            return _Layer(kind, path, parse(text))
         except UnreadableFile as error:
             raise InternalError(f"Failed to read {what} {path}: {error}") from None
-        self._left -= 0 if text is None else len(text)
-        if self._left < 0:
-            fault = f"all files together exceed {FILES_BYTES} bytes"
-            raise InternalError(f"Failed to read {what} {path}: {fault}")
-        return text
+        except TomlFault as fault:
+            raise InternalError(f"{failure}{path}: {fault}") from None
 
 
 def read(
-    params: ReadConfigParams, variables: Mapping[str, str], system_directory: str = SYSTEM_DIRECTORY
-) -> ReadConfigResult:
+    params: codex.ReadConfigParams,
+    variables: Mapping[str, str],
+    system_directory: str = SYSTEM_DIRECTORY,
+) -> codex.ReadConfigResult:
     """The layers for a directory, reduced to the requested keys. Raises InternalError."""
     try:
         home = codex_home(variables)
@@ -367,7 +489,7 @@ def read(
         text = f"failed to load executor-local config: {error.message}"
         raise error.explained(text) from None
     user = user_home(variables)
-    return ReadConfigResult(
+    return codex.ReadConfigResult(
         None if user is None else path_to_uri(user),
         path_to_uri(home),
         hostname(),
@@ -376,23 +498,27 @@ def read(
     )
 
 
-def _read_layers(params: ReadConfigParams, home: str, system: str) -> tuple[LayerStack, LayerStack]:
+def _read_layers(
+    params: codex.ReadConfigParams, home: str, system: str
+) -> tuple[codex.LayerStack, codex.LayerStack]:
     files = _Files()
-    first = _general(files, "system", os.path.join(system, "config.toml"))
-    user = _general(files, "user", os.path.join(home, "config.toml"))
+    first = files.layer("system", os.path.join(system, "config.toml"))
+    user = files.layer("user", os.path.join(home, "config.toml"))
     managed_path = os.path.join(system, "managed_config.toml")
-    managed = _general(files, "legacy managed_config.toml", managed_path)
+    managed = files.layer("legacy managed_config.toml", managed_path)
     general = merged(layer.document for layer in (first, user, managed) if layer is not None)
     layers = [first, user, *_projects(files, params.cwd.native(), home, general), managed]
-    required = [_requirements(files, os.path.join(system, "requirements.toml"))]
+    required_path = os.path.join(system, "requirements.toml")
+    failure = "failed to parse requirements layer "
+    required = [files.layer("", required_path, "requirements file", failure)]
     if managed is not None:
         required.append(_Layer("", managed.path, implied_requirements(managed.document)))
     return _stack(layers, params.config_paths), _stack(required, params.requirements_paths)
 
 
-def _stack(layers: Sequence[_Layer | None], paths: Sequence[Sequence[str]]) -> LayerStack:
+def _stack(layers: Sequence[_Layer | None], paths: Sequence[Sequence[str]]) -> codex.LayerStack:
     """The layers that have one of the keys; the first is the one before those of a service."""
-    present: list[ConfigLayer] = []
+    present: list[codex.ConfigLayer] = []
     has_first, size = False, 0
     for index, layer in enumerate(layers):
         reduced = None if layer is None else layer.selected(paths)
@@ -402,28 +528,7 @@ def _stack(layers: Sequence[_Layer | None], paths: Sequence[Sequence[str]]) -> L
                 raise InternalError(f"the layers exceed {ANSWER_CHARACTERS} characters")
             present.append(reduced)
             has_first = has_first or index == 0
-    return LayerStack(present, int(has_first))
-
-
-def _general(files: _Files, kind: str, path: str) -> _Layer | None:
-    """A layer that is not of a project."""
-    text = files.text(path)
-    if text is None:
-        return None
-    try:
-        return _Layer(kind, path, toml_file.parse(text))
-    except TomlFault as fault:
-        raise InternalError(f"{path}: {fault}") from None
-
-
-def _requirements(files: _Files, path: str) -> _Layer | None:
-    text = files.text(path, "requirements file")
-    if text is None:
-        return None
-    try:
-        return _Layer("", path, toml_file.parse(text))
-    except TomlFault as fault:
-        raise InternalError(f"failed to parse requirements layer {path}: {fault}") from None
+    return codex.LayerStack(present, int(has_first))
 
 
 def _projects(files: _Files, cwd: str, home: str, general: Table) -> Iterator[_Layer]:
@@ -447,20 +552,15 @@ def _of_directory(files: _Files, directory: str, checkout: Checkout | None) -> I
             yield layer
         return
     if layer is not None:
-        yield _Layer(layer.kind, layer.path, without(layer.document, _HOOKS))
+        yield replace(layer, document=without(layer.document, _HOOKS))
     relative = os.path.relpath(directory, checkout.root)
     main = _of_project(files, os.path.normpath(os.path.join(checkout.main, relative)))
     if main is not None:
-        yield _Layer(main.kind, main.path, select(main.document, _HOOKS))
+        yield replace(main, document=select(main.document, _HOOKS))
 
 
 def _of_project(files: _Files, directory: str) -> _Layer | None:
     path = os.path.join(directory, ".codex", "config.toml")
-    text = files.text(path, "project config file")
-    if text is None:
-        return None
-    try:
-        document = toml_file.parse(text)
-    except TomlFault as fault:
-        raise InternalError(f"Error parsing project config file {path}: {fault}") from None
-    return _Layer("project", path, without(document, _NOT_OF_PROJECTS))
+    what = "project config file"
+    layer = files.layer("project", path, what, f"Error parsing {what} ")
+    return layer and replace(layer, document=without(layer.document, _NOT_OF_PROJECTS))

@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from functools import cmp_to_key
-from itertools import zip_longest
 from typing import Final
 from urllib.parse import unquote
 
@@ -31,17 +30,7 @@ from exec_server.errors import RpcError
 from exec_server.filesystem.inotify import DirectoryListener, Inotify
 from exec_server.filesystem.watch import is_unreliable
 from exec_server.host.environment import user_home
-from exec_server.protocol.codex import (
-    CapabilityFile,
-    DiscoveredRoot,
-    DiscoverResult,
-    DiscoveryRoot,
-    Plugin,
-    PluginFiles,
-    PluginSkill,
-    RootParams,
-    Skill,
-)
+from exec_server.protocol import codex
 from exec_server.protocol.files import WalkOptions
 from exec_server.protocol.paths import PathUri, path_to_uri
 
@@ -95,7 +84,7 @@ def roots(variables: Mapping[str, str]) -> tuple[list[tuple[str, str]], str]:
     return skills, path_to_uri(f"{home}/plugins/cache")
 
 
-def discover(variables: Mapping[str, str], files: CodexFiles) -> DiscoverResult:
+def discover(variables: Mapping[str, str], files: CodexFiles) -> codex.DiscoverResult:
     """All skills and plugins that may be read. Raises InternalError."""
     skill_roots, cache = roots(variables)
     return _Installed(files).discover(skill_roots, cache)
@@ -105,11 +94,11 @@ class _Installed:
     def __init__(self, files: CodexFiles) -> None:
         self._files = files
         self._budget = ResponseBudget()
-        self._result = DiscoverResult([], [], [])
+        self._result = codex.DiscoverResult([], [], [])
 
-    def discover(self, skill_roots: list[tuple[str, str]], cache: str) -> DiscoverResult:
+    def discover(self, skill_roots: list[tuple[str, str]], cache: str) -> codex.DiscoverResult:
         for root_id, uri in skill_roots:
-            self._skills(DiscoveryRoot(root_id, uri))
+            self._skills(codex.DiscoveryRoot(root_id, uri))
         plugins = sorted(self._plugin_directories(cache))
         if len(plugins) > MAX_PLUGINS:
             self._result.warnings.append(WARNING)
@@ -117,10 +106,12 @@ class _Installed:
             self._plugin(plugin_id, version, uri)
         return self._result
 
-    def _read(self, uri: str) -> DiscoveredRoot:
-        return discover_root(RootParams("", PathUri.from_text(uri)), self._files, self._budget)
+    def _read(self, uri: str) -> codex.DiscoveredRoot:
+        return discover_root(
+            codex.RootParams("", PathUri.from_text(uri)), self._files, self._budget
+        )
 
-    def _skills(self, root: DiscoveryRoot) -> None:
+    def _skills(self, root: codex.DiscoveryRoot) -> None:
         bundle = self._read(root.path)
         is_complete = not bundle.warnings
         for skill in _parsed_skills(bundle):
@@ -128,7 +119,7 @@ class _Installed:
                 is_complete = False
             else:
                 self._result.skills.append(
-                    Skill(
+                    codex.Skill(
                         skill.name,
                         skill.description,
                         skill.short_description,
@@ -151,10 +142,10 @@ class _Installed:
             return
         files = bundle.plugin
         if manifest.servers is not None:
-            declared = CapabilityFile(files.manifest.path, manifest.servers)
-            files = PluginFiles(files.manifest, declared, files.apps_config)
+            declared = codex.CapabilityFile(files.manifest.path, manifest.servers)
+            files = codex.PluginFiles(files.manifest, declared, files.apps_config)
         known = [skill for skill in skills if skill is not None]
-        plugin = Plugin(plugin_id, manifest.display_name, None, version, uri, files, known)
+        plugin = codex.Plugin(plugin_id, manifest.display_name, None, version, uri, files, known)
         self._result.plugins.append(plugin)
 
     def _plugin_directories(self, cache: str) -> Iterator[tuple[str, str, str]]:
@@ -170,9 +161,9 @@ class _Installed:
                 market, name, version = names
                 if _MARKET.fullmatch(market) and _NAME.fullmatch(name):
                     versions.setdefault((name, market), []).append(version)
-        for (name, market), found in versions.items():
+        for (name, market), names in versions.items():
             plugin = f"{PathUri.from_text(cache).native()}/{market}/{name}"
-            valid = [version for version in found if _VERSION.fullmatch(version)]
+            valid = [version for version in names if _VERSION.fullmatch(version)]
             while valid:
                 version = newest(valid)
                 uri = path_to_uri(f"{plugin}/{version}")
@@ -199,9 +190,9 @@ def _compare(left: str, right: str) -> int:
     one, other = _SEMVER.fullmatch(left), _SEMVER.fullmatch(right)
     if one is None or other is None:
         return (left > right) - (left < right)
-    numbers = [[int(match[i]) for i in (1, 2, 3)] for match in (one, other)]
-    if numbers[0] != numbers[1]:
-        return 1 if numbers[0] > numbers[1] else -1
+    low, high = ([int(match[i]) for i in (1, 2, 3)] for match in (one, other))
+    if low != high:
+        return 1 if low > high else -1
     if (one[4] is None) != (other[4] is None):
         return 1 if one[4] is None else -1  # a release is above its previews
     return _compare_parts(one[4], other[4]) or _compare_parts(one[5], other[5])
@@ -209,22 +200,17 @@ def _compare(left: str, right: str) -> int:
 
 def _compare_parts(left: str | None, right: str | None) -> int:
     """Identifiers between dots: numbers by value, below words; fewer are lower."""
-    pairs = zip_longest((left or "").split("."), (right or "").split("."))
-    for one, other in pairs:
-        if one == other:
-            continue
-        keys = [_part_key(part) for part in (one, other)]
-        return 1 if keys[0] > keys[1] else -1
-    return 0
+    one, other = ([_part_key(part) for part in (text or "").split(".")] for text in (left, right))
+    return (one > other) - (one < other)
 
 
-def _part_key(part: str | None) -> tuple[int, int, str]:
+def _part_key(part: str) -> tuple[int, int, str]:
     if not part:
         return 0, 0, ""
     return (1, int(part), "") if part.isdigit() else (2, 0, part)
 
 
-def _parsed(manifest: CapabilityFile) -> Manifest | None:
+def _parsed(manifest: codex.CapabilityFile) -> Manifest | None:
     directory = unquote(manifest_directory(manifest.path).rpartition("/")[2])
     try:
         return parse_manifest(manifest.contents, directory)
@@ -233,21 +219,21 @@ def _parsed(manifest: CapabilityFile) -> Manifest | None:
         return None
 
 
-def _lacks_files(bundle: DiscoveredRoot, manifest: Manifest) -> bool:
+def _lacks_files(bundle: codex.DiscoveredRoot, manifest: Manifest) -> bool:
     """Whether a file that a manifest names is missing."""
     files = bundle.plugin
-    if files is None:
-        return False
-    lacks_servers = manifest.has_servers_file and files.mcp_config is None
-    return lacks_servers or (manifest.has_apps_file and files.apps_config is None)
+    return files is not None and (
+        (manifest.has_servers_file and files.mcp_config is None)
+        or (manifest.has_apps_file and files.apps_config is None)
+    )
 
 
-def _log_invalid(file: CapabilityFile) -> None:
+def _log_invalid(file: codex.CapabilityFile) -> None:
     """Name a file to the operator: the warning of the answer, the reference's text, names none."""
     log.info("a discovery leaves out %s: it is not valid", file.path)  # a URI is printable
 
 
-def _parsed_skills(bundle: DiscoveredRoot) -> Iterator[PluginSkill | None]:
+def _parsed_skills(bundle: codex.DiscoveredRoot) -> Iterator[codex.PluginSkill | None]:
     """The skills of a root; None for one that is invalid."""
     namespaces = {}
     for file in bundle.namespace_manifests:
@@ -269,7 +255,7 @@ def _parsed_skills(bundle: DiscoveredRoot) -> Iterator[PluginSkill | None]:
             continue
         metadata = skill_metadata("" if skill.metadata is None else skill.metadata.contents)
         name = header.name or unquote(directory.rpartition("/")[2])
-        yield PluginSkill(
+        yield codex.PluginSkill(
             f"{_namespace(directory, namespaces)}{name}",
             header.description,
             header.short_description,
@@ -288,7 +274,7 @@ def _namespace(directory: str, namespaces: dict[str, str]) -> str:
     return ""
 
 
-# CapabilityCache: answers of capabilities/discoverV2, kept while their directories do not change.
+# Answers are kept while their directories do not change.
 #
 # Theory of operation. A thread first watches every directory below the roots, then reads the
 # files: a change after its directory was watched is reported, and one before it is read. Of a root
@@ -296,15 +282,13 @@ def _namespace(directory: str, namespaces: dict[str, str]) -> str:
 # lie elsewhere, and a network file system reports nothing, so an answer is never older than some
 # seconds.
 class TreeListener(DirectoryListener):
-    """Notices any change of some directories."""
+    """Notices any change of some directories, in the event loop."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_changed = False
         self._trees: set[int] = set()  # descriptors of directories in which every name matters
         self._names: dict[int, set[bytes]] = {}  # in others these do
-
-    # ---- in a thread ------------------------------------------------------------------
 
     def watch(self, uris: list[str], files: CodexFiles, inotify: Inotify) -> bool:
         """Watch the directories at and below some paths; False if not all can be. Blocking."""
@@ -324,14 +308,12 @@ class TreeListener(DirectoryListener):
         if above != path:
             return not os.path.isdir(path)  # it may have been created before it was watched
         self._trees.add(inotify.listen(self, path, ""))
-        found = files.walk(root, _TREE)
-        for entry in found.entries:
+        tree = files.walk(root, _TREE)
+        for entry in tree.entries:
             if entry.kind == "directory":
                 directory = PathUri.from_text(entry.path).native()
                 self._trees.add(inotify.listen(self, directory, ""))
-        return not found.truncated and not is_unreliable(path)
-
-    # ---- in the event loop ------------------------------------------------------------
+        return not tree.truncated and not is_unreliable(path)
 
     def on_event(self, descriptor: int, mask: int, name: bytes) -> None:
         is_known = name and descriptor not in self._trees
@@ -353,8 +335,8 @@ class CapabilityCache:
         if key not in self._answers:
             return None
         inotify.read_events()  # of a change that the client has made before its request
-        made, text, listener = self._answers[key]
-        if listener.is_changed or time.monotonic() - made > MAX_AGE_SECONDS:
+        created, text, listener = self._answers[key]
+        if listener.is_changed or time.monotonic() - created > MAX_AGE_SECONDS:
             self._drop(key, inotify)
             return None
         self._answers.move_to_end(key)
@@ -380,7 +362,6 @@ def discover_cached(
     variables: Mapping[str, str], files: CodexFiles, inotify: Inotify, listener: TreeListener
 ) -> tuple[bytes, bool]:
     """The JSON text of an answer, and whether the listener notices all changes. Blocking."""
-
     skill_roots, cache = roots(variables)
     is_watched = listener.watch([*(uri for _, uri in skill_roots), cache], files, inotify)
     return msgspec.json.encode(discover(variables, files)), is_watched

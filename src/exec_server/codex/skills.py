@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,6 @@ from exec_server.protocol.codex import SkillDependencies, SkillPolicy, SkillTool
 
 if TYPE_CHECKING:
     from yaml import Node
-
 
 # A document: real ones have less than 1 KiB. A longer one is refused.
 DOCUMENT_CHARACTERS: Final = 65_536
@@ -28,12 +28,8 @@ _BOOLEANS: Final = {
 NAME_CHARACTERS: Final = 64
 TEXT_CHARACTERS: Final = 1024
 _INTERFACE: Final = (
-    "display_name",
-    "short_description",
-    "icon_small",
-    "icon_large",
-    "brand_color",
-    "default_prompt",
+    *("display_name", "short_description", "icon_small", "icon_large"),
+    *("brand_color", "default_prompt"),
 )
 # A line `key: value` whose value is read as written if YAML cannot read the line.
 _LINE: Final = re.compile(r"(\s*[\w.-]+:[ \t]+)(.*)")
@@ -112,11 +108,9 @@ def as_text(node: Node | None) -> str | None:
 def as_boolean(node: Node | None) -> bool | None:
     """The boolean of a scalar without quotes, None if it is null; raises YamlFault."""
     text = as_text(node)
-    if node is None or text is None:
-        return None
-    if node.style or text not in _BOOLEANS:
+    if node is not None and text is not None and (node.style or text not in _BOOLEANS):
         raise YamlFault("expected a boolean")
-    return _BOOLEANS[text]
+    return None if text is None else _BOOLEANS[text]
 
 
 def as_port(node: Node | None) -> int | None:
@@ -152,12 +146,11 @@ class FrontMatter:
 def front_matter(contents: str) -> FrontMatter:
     """The header of SKILL.md; raises SkillFault."""
     text = _header(contents)
-    try:
+    with suppress(YamlFault):
         return _front_matter(text)
-    except YamlFault:
-        pass
     try:
-        return _front_matter(_quoted(text))
+        # With quotes around values that people write without, such as `Use when: asked`.
+        return _front_matter("\n".join(map(_quoted_line, text.split("\n"))))
     except YamlFault as fault:
         raise SkillFault(str(fault)) from None
 
@@ -189,19 +182,12 @@ def _front_matter(text: str) -> FrontMatter:
     return FrontMatter(name, description, short)
 
 
-def _quoted(text: str) -> str:
-    """The text with quotes around values that people write without, such as `Use when: asked`."""
-    return "\n".join(map(_quoted_line, text.split("\n")))
-
-
 def _quoted_line(line: str) -> str:
     match = _LINE.fullmatch(line)
-    if match is None:
+    value = "" if match is None else match[2].split(" #", 1)[0].strip()
+    if match is None or value.startswith(('"', "'", "|", ">")):
         return line
-    value = match[2].split(" #", 1)[0].strip()
     is_open = value.startswith(("[", "{")) and not value.endswith(("]", "}"))
-    if value.startswith(('"', "'", "|", ">")):
-        return line
     if ": " in value or value.endswith(":") or value.startswith(("@", "`")) or is_open:
         return f"{match[1]}{json.dumps(value, ensure_ascii=False)}"
     return line
@@ -225,9 +211,7 @@ def skill_metadata(contents: str) -> SkillMetadata:
     """The meaning of agents/openai.yaml; a file with any fault has none."""
     try:
         document = parse(contents)
-        if document is None:
-            return SkillMetadata()
-        return _metadata(as_mapping(document))
+        return SkillMetadata() if document is None else _metadata(as_mapping(document))
     except YamlFault:
         return SkillMetadata()
 
@@ -261,9 +245,8 @@ def _tool(value: Node | None) -> SkillTool | None:
     command = _one_line(table.get("command"), TEXT_CHARACTERS)
     url = _one_line(table.get("url"), TEXT_CHARACTERS)
     oauth = table.get("oauth")
-    port = None
-    if oauth is not None:
-        port = as_port(as_mapping(oauth).get("callback_port", "callbackPort"))
+    names = ("callback_port", "callbackPort")
+    port = None if oauth is None else as_port(as_mapping(oauth).get(*names))
     if kind is None or named is None:
         return None
     return SkillTool(kind, named, description, transport, command, url, port)

@@ -15,11 +15,11 @@ from typing import Final, Self
 
 from exec_server.errors import InvalidParams
 from exec_server.filesystem import safe_write, syscalls
-from exec_server.filesystem.operations import not_a_file, open_regular
-from exec_server.filesystem.path_guard import GUARD
-from exec_server.patching.edits import Edit, apply_edits
+from exec_server.filesystem.operations import check_regular, not_a_file, open_regular
+from exec_server.filesystem.safe_write import GUARD
+from exec_server.filesystem.syscalls import opened
 from exec_server.patching.hunks import Effort, PatchFailed
-from exec_server.patching.patch import PatchedFile, parse_patch, plan
+from exec_server.patching.patch import Edit, PatchedFile, apply_edits, parse_patch, plan
 from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Base64
 from exec_server.protocol.files import Done
@@ -79,18 +79,13 @@ class PatchWriter:
         if change.new is None:
             self._remove(change)
             return
-        mode = change.mode
-        if mode is None and change.renamed_from is not None:
-            mode = self._mode_of(change.renamed_from)
+        mode, origin = change.mode, change.renamed_from
+        if mode is None and origin is not None:
+            mode = self._modes[origin] if origin in self._modes else _permissions(origin)
         if change.old is None:
             self._add(change.path, change.new, mode)
         else:
             self._overwrite(change.path, change.old, change.new, mode)
-
-    def _mode_of(self, path: str) -> int:
-        """The permission bits of a file before it was renamed."""
-        mode = self._modes.get(path)
-        return _permissions(path) if mode is None else mode
 
     def _overwrite(self, path: str, old: bytes, new: bytes, mode: int | None) -> None:
         old_mode = stat.S_IMODE(os.stat(path).st_mode)
@@ -111,7 +106,7 @@ class PatchWriter:
             content = safe_write.BytesContent(old)
             self._undo.append(lambda: safe_write.write(path, content, mode=mode))
         else:
-            self._undo.append(lambda: _make_link(path, target))
+            self._undo.append(lambda: _symlink(path, target))
 
     def _add(self, path: str, new: bytes, mode: int | None) -> None:
         parent, name = os.path.split(path)
@@ -120,9 +115,7 @@ class PatchWriter:
         if _status(directory, name) is not None:
             raise PatchFailed(f"{path} is a link that leads nowhere, or was created meanwhile")
         safe_write.write_entry(directory, name, safe_write.BytesContent(new))
-        made = _status(directory, name)
-        if made is not None:
-            self._undo.append(lambda: _remove_made(directory, name, made))
+        self._undo_creation(directory, name)
         if mode is not None:
             _set_mode(directory, name, mode)
 
@@ -143,9 +136,13 @@ class PatchWriter:
             directory = self._open(parent)
             GUARD.check_creation(directory, name)
             os.mkdir(name, dir_fd=directory)
-            made = _status(directory, name)
-            if made is not None:
-                self._undo.append(_remover(directory, name, made))
+            self._undo_creation(directory, name)
+
+    def _undo_creation(self, directory: int, name: str) -> None:
+        """Let `__exit__` remove an entry, if it is still the one that was made."""
+        created = _status(directory, name)
+        if created is not None:
+            self._undo.append(lambda: _remove_created(directory, name, created))
 
     def _open(self, path: str) -> int:
         descriptor = os.open(path, _DIRECTORY)
@@ -165,49 +162,40 @@ def _status(directory: int, name: str) -> os.stat_result | None:
         return None
 
 
-def _remover(directory: int, name: str, made: os.stat_result) -> Callable[[], None]:
-    return lambda: _remove_made(directory, name, made)
-
-
-def _remove_made(directory: int, name: str, made: os.stat_result) -> None:
-    """Remove an entry, if it is still the one that was made."""
-    found = _status(directory, name)
-    if found is None or not os.path.samestat(found, made):
+def _remove_created(directory: int, name: str, created: os.stat_result) -> None:
+    status = _status(directory, name)
+    if status is None or not os.path.samestat(status, created):
         return
     GUARD.check_removal(directory, name)
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         os.rmdir(name, dir_fd=directory)
     else:
         os.unlink(name, dir_fd=directory)
 
 
-def _make_link(path: str, target: str) -> None:
+def _symlink(path: str, target: str) -> None:
     with GUARD.creating(path) as (directory, name):
         os.symlink(target, name, dir_fd=directory)
 
 
 def _set_mode(directory: int, name: str, mode: int) -> None:
-    descriptor = os.open(name, _ENTRY, dir_fd=directory)
-    try:
+    with opened(name, _ENTRY, directory) as descriptor:
         GUARD.check_opened(descriptor, writing=True)
         os.fchmod(descriptor, mode)
-    finally:
-        os.close(descriptor)
 
 
 def append(params: wire.AppendParams) -> wire.AppendResult:
     """Write at the end of a file, which is created if it is missing; other data is never lost."""
     path = params.path.native()
     data = Base64.from_wire(params.data_base64)
-    with _opened_or_created(path, _OPEN_APPEND) as fd:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise not_a_file(path)
-        with safe_write.INODE_LOCKS.acquire(info):
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            return wire.AppendResult(os.fstat(fd).st_size)
+    with (
+        _opened_or_created(path, _OPEN_APPEND) as fd,
+        safe_write.INODE_LOCKS.acquire(check_regular(fd, path, writing=True)),
+    ):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        return wire.AppendResult(os.fstat(fd).st_size)
 
 
 def rename(params: wire.RenameParams) -> Done:
@@ -231,8 +219,8 @@ def chmod(params: wire.ChmodParams) -> Done:
     """Set the permission bits of the file or directory that the path leads to."""
     if params.mode & ~_PERMISSIONS:
         raise InvalidParams(f"mode {params.mode:#o} has bits beyond {_PERMISSIONS:#o}")
-    with _existing(params.path.native()) as (_, magic_path):
-        os.chmod(magic_path, params.mode)
+    with _existing(params.path.native()) as path:
+        os.chmod(path, params.mode)
     return _DONE
 
 
@@ -240,8 +228,7 @@ def symlink(params: wire.SymlinkParams) -> Done:
     """Create a symbolic link; an existing entry is not replaced."""
     if not params.target or "\0" in params.target:
         raise InvalidParams("the target of a link must be a path")
-    with GUARD.creating(params.path.native()) as (directory, name):
-        os.symlink(params.target, name, dir_fd=directory)
+    _symlink(params.path.native(), params.target)
     return _DONE
 
 
@@ -258,8 +245,8 @@ def set_times(params: wire.SetTimesParams) -> Done:
     if params.modified_at_ms is not None:
         modified = params.modified_at_ms * _MILLISECOND_NS + params.modified_ns
     accessed = now if params.accessed_at_ms is None else params.accessed_at_ms * _MILLISECOND_NS
-    with _existing(path) as (_, magic_path):
-        os.utime(magic_path, ns=(accessed, modified))
+    with _existing(path) as opened_path:
+        os.utime(opened_path, ns=(accessed, modified))
     return _DONE
 
 
@@ -269,20 +256,15 @@ def edit(params: wire.EditParams) -> wire.EditResult:
     edits = [Edit(each.old_text, each.new_text, each.all) for each in params.edits]
     if not edits:
         raise InvalidParams("edits must not be empty")
-    fd = os.open(path, _OPEN_CHANGE)
-    try:
-        GUARD.check_opened(fd, writing=True)
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise not_a_file(path)
-        with safe_write.INODE_LOCKS.acquire(info):
-            old = _read_text(fd, path).decode("utf-8", "surrogateescape")
-            new, replacements = apply_edits(old, edits, Effort(time.thread_time))
-            content = safe_write.BytesContent(new.encode("utf-8", "surrogateescape"))
-            os.lseek(fd, 0, os.SEEK_SET)
-            safe_write.overwrite_locked(fd, content, os.fstat(fd))
-    finally:
-        os.close(fd)
+    with (
+        opened(path, _OPEN_CHANGE) as fd,
+        safe_write.INODE_LOCKS.acquire(check_regular(fd, path, writing=True)),
+    ):
+        old = _read_text(fd, path).decode("utf-8", "surrogateescape")
+        new, replacements = apply_edits(old, edits, Effort(time.thread_time))
+        content = safe_write.BytesContent(new.encode("utf-8", "surrogateescape"))
+        os.lseek(fd, 0, os.SEEK_SET)
+        safe_write.overwrite_locked(fd, content, os.fstat(fd))
     return wire.EditResult(replacements)
 
 
@@ -344,15 +326,12 @@ def _read_text(fd: int, path: str) -> bytes:
 
 
 @contextmanager
-def _existing(path: str) -> Iterator[tuple[int, str]]:
-    """An O_PATH descriptor that may be changed, and a path for calls that take no descriptor."""
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
+def _existing(path: str) -> Iterator[str]:
+    """A path of the opened file or directory, which the guard allows to change."""
+    with opened(path, os.O_PATH) as fd:
         GUARD.check_opened(fd, writing=True)
         magic_path = f"/proc/self/fd/{fd}"
-        yield fd, magic_path if os.path.exists(magic_path) else path
-    finally:
-        os.close(fd)
+        yield magic_path if os.path.exists(magic_path) else path
 
 
 @contextmanager
@@ -368,7 +347,6 @@ def _opened_or_created(path: str, flags: int) -> Iterator[int]:
             raise not_a_file(path) from None
         raise
     try:
-        GUARD.check_opened(fd, writing=True)
         yield fd
     finally:
         os.close(fd)

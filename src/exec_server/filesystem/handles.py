@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +16,7 @@ from typing import Final
 
 from exec_server.errors import InvalidRequest, NotFound
 from exec_server.filesystem import safe_write
-from exec_server.filesystem.operations import not_a_file, open_regular
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.operations import check_regular, open_regular
 from exec_server.protocol import files
 
 # The reference's limits; above them a client gets an error.
@@ -52,10 +50,6 @@ class HandleTable:
     def __len__(self) -> int:
         return len(self._handles)
 
-    def open(self, params: files.OpenParams) -> files.OpenResult:
-        """Open a file under the id that the client chose. Blocking."""
-        return self.adopt(params, open_file)
-
     def adopt(
         self, params: files.OpenParams, opener: Callable[[files.OpenParams], int]
     ) -> files.OpenResult:
@@ -87,11 +81,11 @@ class HandleTable:
         buffer = bytearray(params.len)
         with self._acquire(params.handle_id) as fd:
             try:
-                done = os.preadv(fd, [buffer], params.offset, os.RWF_NOWAIT)
+                count = os.preadv(fd, [buffer], params.offset, os.RWF_NOWAIT)
             except OSError:
                 return None
         # A short read may mean the end of the file or the end of what is cached.
-        return files.ReadBlockResult(bytes(buffer), False) if done == params.len else None
+        return files.ReadBlockResult(bytes(buffer), False) if count == params.len else None
 
     def write_block(self, params: files.WriteBlockParams) -> files.Done:
         """Write bytes at an offset. A failure leaves the handle open. Blocking."""
@@ -105,9 +99,9 @@ class HandleTable:
         offset = params.offset
         with self._acquire(params.handle_id) as fd:
             while view:
-                done = os.pwrite(fd, view, offset)
-                view = view[done:]
-                offset += done
+                count = os.pwrite(fd, view, offset)
+                view = view[count:]
+                offset += count
         return _DONE
 
     def close(self, params: files.CloseParams) -> files.Done:
@@ -184,11 +178,7 @@ def open_file(params: files.OpenParams) -> int:
 def _open_replace(path: str) -> int:
     fd = safe_write.open_or_create(path, 0o666)
     try:
-        GUARD.check_opened(fd, writing=True)
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise not_a_file(path)
-        with safe_write.INODE_LOCKS.acquire(info):
+        with safe_write.INODE_LOCKS.acquire(check_regular(fd, path, writing=True)):
             os.ftruncate(fd, 0)
     except BaseException:
         os.close(fd)
@@ -199,15 +189,11 @@ def _open_replace(path: str) -> int:
 def _read_range(fd: int, offset: int, length: int) -> bytes:
     if offset + length > _MAX_OFFSET:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-    data = os.pread(fd, length, offset)
-    if len(data) == length or not data:
-        return data
-    blocks = [data]
-    done = len(data)
-    while done < length and blocks[-1]:
-        blocks.append(os.pread(fd, length - done, offset + done))
-        done += len(blocks[-1])
-    return b"".join(blocks)
+    data = block = os.pread(fd, length, offset)
+    while block and len(data) < length:
+        block = os.pread(fd, length - len(data), offset + len(data))
+        data += block
+    return data
 
 
 def _check_read(params: files.ReadBlockParams) -> None:

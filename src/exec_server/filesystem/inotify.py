@@ -70,7 +70,8 @@ FILE_MASK: Final = IN_MODIFY | _IN_DONT_FOLLOW
 _LISTENER_MASK: Final = _IN_NAMES | IN_MODIFY | IN_DELETE_SELF | IN_MOVE_SELF | _IN_ONLYDIR
 _EVENT: Final = struct.Struct("iIII")
 
-_REASONS: Final = {
+# The limit behind the error of a watch that cannot be added.
+REASONS: Final = {
     errno.EMFILE: "no inotify instance or descriptor is left: "
     "raise fs.inotify.max_user_instances or the limit of open files",
     errno.ENOSPC: "no inotify watch is left: raise fs.inotify.max_user_watches",
@@ -79,8 +80,6 @@ _REASONS: Final = {
 }
 
 
-# WatchedDirectories: the directories of one watch, by descriptor and in the order of their names.
-#
 # The name of a directory ends with a slash, and that of the root is empty. Those below a directory
 # are neighbours in this order, so that the event loop finds them without a look at all others: a
 # client that deletes a tree causes an event for each directory of it.
@@ -95,7 +94,10 @@ def _after(directory: str) -> str:
 
 
 class WatchedDirectories:
-    """Threads add and remove directories, the event loop removes them: each call is short."""
+    """The directories of one watch, by descriptor and in the order of their names.
+
+    Threads add and remove directories, the event loop removes them: each call is short.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # never held during a lookup of a path
@@ -209,7 +211,7 @@ class Inotify:
         self._reported: set[int] = set()
         self._events: Iterator[tuple[int, int, bytes]] | None = None  # read, and not yet reported
 
-    # ---- in threads -------------------------------------------------------------------
+    # In threads.
 
     def add(self, subscription: Subscription, path: str, mask: int) -> int:
         """Watch a path; returns the watch descriptor. Blocking; raises OSError."""
@@ -293,13 +295,13 @@ class Inotify:
     def explain(self, error: OSError) -> str | None:
         """The limit behind a failed `add`, once for each limit."""
         with self._lock:
-            reason = _REASONS.get(error.errno or 0)
+            reason = REASONS.get(error.errno or 0)
             if reason is None or error.errno in self._reported:
                 return None
             self._reported.add(error.errno or 0)
             return reason
 
-    # ---- in the event loop ------------------------------------------------------------
+    # In the event loop.
 
     def remove_later(self, subscription: Subscription) -> None:
         """Remove a subscription in a thread, also one that a thread is adding to."""

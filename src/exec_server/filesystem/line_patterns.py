@@ -196,8 +196,6 @@ class LinePattern:
         repeat = token[0] if token["most"] is None else f"{{0{token[0][1:]}"
         self._wide.append(repeat[:1] + repeat[1:].removesuffix("+"))  # not possessive
 
-    # ---- groups ---------------------------------------------------------------------------
-
     def _open_group(self, token: re.Match[str]) -> None:
         replacement = None
         exact = token[0]
@@ -229,8 +227,6 @@ class LinePattern:
         if replacement is not None:
             self._wide[index:] = [replacement]
         self._last_parts = self._parts - parts
-
-    # ---- sets -----------------------------------------------------------------------------
 
     def _add_set(self, start: int, *, is_negated: bool) -> int:
         """Add the set of characters at a position; returns the position after it."""

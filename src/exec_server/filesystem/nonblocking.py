@@ -1,6 +1,6 @@
 """File operations that the event loop performs itself, because the kernel answers from memory.
 
-Each function returns the result, or None if it might block: a thread then does the same with
+Each `try_` function returns the result, or None if it might block: a thread then does the same with
 `filesystem.operations`. Paths are looked up in the kernel's cache only (RESOLVE_CACHED) and
 content is read from the page cache only (RWF_NOWAIT). Opening a file on a network or userspace
 file system may wait for its server in any case, so those are always left to a thread.
@@ -9,7 +9,8 @@ Writing has no such flags. Small files are written here all the same, because th
 into its memory and returns, and `WriteGuard` leaves them to threads when it did not.
 
 A `confined` operation is one that a sandbox allows because it allows all reads. It must not
-see the server's own files in procfs, nor pass through them: the result is None then, too.
+see the server's own files in procfs, nor pass through them: the result is None then, too. The
+`trusted` functions do the same in a thread, without looking at the cache only.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from exec_server.filesystem import safe_write
-from exec_server.filesystem.operations import content_to_write, listing, metadata_result, path_of
+from exec_server.filesystem import operations, safe_write
 from exec_server.filesystem.syscalls import (
     MOUNTS,
     RESOLVE_CACHED,
@@ -65,8 +65,11 @@ WRITTEN_SECONDS: Final = 60.0
 _CREATE: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 _OVERWRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# The lookup may need the disk, or RESOLVE_CACHED is not possible for this path.
-_MIGHT_BLOCK: Final = frozenset({-errno.EAGAIN, -errno.EINTR})
+# Error numbers of an open that a thread or a confined worker may not meet: the lookup needs the
+# disk, or the kernel lacks openat2.
+_NOT_CERTAIN: Final = frozenset(
+    {errno.EAGAIN, errno.EINTR, errno.ENOSYS, errno.EPERM, errno.EINVAL}
+)
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -109,10 +112,28 @@ class _OpenModes:
         self.directory = OpenHow(os.O_RDONLY | os.O_DIRECTORY, resolve)
         self.follows_all_links = not resolve & (RESOLVE_NO_MAGIC_LINKS | RESOLVE_NO_SYMLINKS)
 
+    def open(self, how: OpenHow, path: str) -> int | None:
+        """A descriptor; None if a thread or worker may succeed without restrictions."""
+        fd = how.open(path.encode("utf-8", "surrogateescape"))
+        if fd >= 0:
+            return fd
+        if -fd in _NOT_CERTAIN or (fd == -errno.ELOOP and not self.follows_all_links):
+            return None
+        raise OSError(-fd, os.strerror(-fd))
+
+    def status(self, how: OpenHow, path: str) -> os.stat_result | None:
+        fd = self.open(how, path)
+        if fd is None:
+            return None
+        info = os.fstat(fd)
+        os.close(fd)
+        return info
+
 
 _UNCONFINED: Final = _OpenModes(RESOLVE_CACHED)
 _CONFINED: Final = _OpenModes(RESOLVE_CACHED | RESOLVE_NO_MAGIC_LINKS)
 _NO_SYMLINKS: Final = _OpenModes(RESOLVE_CACHED | RESOLVE_NO_SYMLINKS)
+_TRUSTED: Final = _OpenModes(RESOLVE_NO_MAGIC_LINKS)
 
 
 def _is_supported() -> bool:
@@ -120,7 +141,7 @@ def _is_supported() -> bool:
     fd = OpenHow(os.O_PATH, RESOLVE_CACHED).open(b"/")
     if fd >= 0:
         os.close(fd)
-    return (fd >= 0 or fd in _MIGHT_BLOCK) and hasattr(os, "RWF_NOWAIT")
+    return (fd >= 0 or fd in (-errno.EAGAIN, -errno.EINTR)) and hasattr(os, "RWF_NOWAIT")
 
 
 _SUPPORTED: Final = _is_supported()
@@ -137,13 +158,6 @@ def _open_modes(path: str, confined: bool) -> _OpenModes | None:
     return _CONFINED if confined else _UNCONFINED
 
 
-def _raise_if_certain(number: int, modes: _OpenModes) -> None:
-    """Raise the error of an open; return if a thread may succeed without restrictions."""
-    if number in _MIGHT_BLOCK or (number == -errno.ELOOP and not modes.follows_all_links):
-        return
-    raise OSError(-number, os.strerror(-number))
-
-
 def try_read_file(
     params: files.ReadFileParams, limit: int = INLINE_BYTES, *, confined: bool = False
 ) -> files.ReadFileResult | None:
@@ -153,11 +167,8 @@ def try_read_file(
     if params.follow_symlinks is False or path.startswith("/dev/"):
         return None
     modes = _open_modes(path, confined)
-    if modes is None:
-        return None
-    fd = modes.read.open(path.encode("utf-8", "surrogateescape"))
-    if fd < 0:
-        _raise_if_certain(fd, modes)
+    fd = None if modes is None else modes.open(modes.read, path)
+    if fd is None:
         return None
     try:
         info = os.fstat(fd)
@@ -187,24 +198,13 @@ def try_metadata(
     modes = None if params.follow_symlinks is False else _open_modes(path, confined)
     if modes is None:
         return None
-    name = path.encode("utf-8", "surrogateescape")
-    fd = modes.entry.open(name)
-    if fd < 0:
-        _raise_if_certain(fd, modes)
-        return None
-    info = os.fstat(fd)
-    os.close(fd)
-    is_symlink = stat.S_ISLNK(info.st_mode)
+    info = modes.status(modes.entry, path)
+    is_symlink = info is not None and stat.S_ISLNK(info.st_mode)
     if is_symlink:
-        fd = modes.target.open(name)
-        if fd < 0:
-            _raise_if_certain(fd, modes)
-            return None
-        info = os.fstat(fd)
-        os.close(fd)
-    if confined and MOUNTS.is_proc(info.st_dev):
+        info = modes.status(modes.target, path)
+    if info is None or (confined and MOUNTS.is_proc(info.st_dev)):
         return None
-    return metadata_result(info, is_symlink=is_symlink)
+    return operations.metadata_result(info, is_symlink=is_symlink)
 
 
 def try_canonicalize(
@@ -213,19 +213,45 @@ def try_canonicalize(
     """The result of `operations.canonicalize` if the kernel has the path in its cache."""
     path = params.path.native()
     modes = _open_modes(path, confined)
-    if modes is None:
+    fd = None if modes is None else modes.open(modes.target, path)
+    if fd is None:
         return None
-    fd = modes.target.open(path.encode("utf-8", "surrogateescape"))
-    if fd < 0:
-        _raise_if_certain(fd, modes)
-        return None
-    resolved = None if confined and MOUNTS.is_proc(os.fstat(fd).st_dev) else path_of(fd)
+    resolved = None if confined and MOUNTS.is_proc(os.fstat(fd).st_dev) else operations.path_of(fd)
     os.close(fd)
     return None if resolved is None else files.CanonicalizeResult(path_to_uri(resolved))
 
 
-class _MightBlockError(Exception):
-    """The target of a link is not in the kernel's cache."""
+class _NotCertainError(Exception):
+    """The target of a link is not in the kernel's cache, or leads into procfs."""
+
+
+def open_trusted(params: files.ReadFileParams | files.OpenParams) -> int | None:
+    """A descriptor of a regular file, which the caller closes. Blocking."""
+    if getattr(params, "follow_symlinks", None) is False:
+        return None
+    path = params.path.native()
+    fd = _TRUSTED.open(_TRUSTED.read, path)
+    if fd is None:
+        return None
+    info = os.fstat(fd)
+    is_large = info.st_size > safe_write.READ_LIMIT and isinstance(params, files.ReadFileParams)
+    is_proc = MOUNTS.is_proc(info.st_dev)
+    if stat.S_ISREG(info.st_mode) and not is_large and not is_proc:
+        return fd
+    os.close(fd)
+    if is_proc:
+        return None
+    raise safe_write.too_large_error() if is_large else operations.not_a_file(path)
+
+
+def read_directory_trusted(params: files.ReadDirectoryParams) -> files.ReadDirectoryResult | None:
+    """The result of `operations.read_directory`. Blocking."""
+    path = params.path.native()
+    fd = _TRUSTED.open(_TRUSTED.directory, path)
+    result = None if fd is None else _list(fd, _TRUSTED, confined=True)
+    if result is not None:
+        directory_was_listed(path, len(result.entries))
+    return result
 
 
 def directory_was_listed(path: str, entries: int) -> None:
@@ -246,34 +272,36 @@ def try_read_directory(
     """The result of `operations.read_directory` for a small directory that was just listed."""
     path = params.path.native()
     modes = _open_modes(path, confined)
-    if modes is None:
+    fd = None if modes is None else modes.open(modes.directory, path)
+    if modes is None or fd is None:
         return None
-    fd = modes.directory.open(path.encode("utf-8", "surrogateescape"))
-    if fd < 0:
-        _raise_if_certain(fd, modes)
-        return None
-    open_target = modes.target.open
+    if _RECENT.has(_identity(os.fstat(fd)), time.monotonic()):
+        return _list(fd, modes, confined=confined)
+    os.close(fd)
+    return None
+
+
+def _list(fd: int, modes: _OpenModes, *, confined: bool) -> files.ReadDirectoryResult | None:
+    """List and close a directory; None if it or the target of a link needs a thread or worker."""
 
     def target_mode(entry: os.DirEntry[str]) -> int | None:
-        target = open_target(os.fsencode(entry.name), ctypes.c_long(fd))
-        if target == -errno.ENOENT:
-            return None
+        target = modes.target.open(os.fsencode(entry.name), ctypes.c_long(fd))
+        if -target in _NOT_CERTAIN or target == -errno.ELOOP:
+            raise _NotCertainError
         if target < 0:
-            raise _MightBlockError
+            return None
         info = os.fstat(target)
         os.close(target)
         if confined and MOUNTS.is_proc(info.st_dev):
-            raise _MightBlockError
+            raise _NotCertainError
         return info.st_mode
 
     try:
-        info = os.fstat(fd)
-        is_recent = _RECENT.has(_identity(info), time.monotonic())
-        if not is_recent or (confined and MOUNTS.is_proc(info.st_dev)):
+        if confined and MOUNTS.is_proc(os.fstat(fd).st_dev):
             return None
         with os.scandir(fd) as scan:
-            return listing(scan, target_mode)
-    except _MightBlockError:
+            return operations.listing(scan, target_mode)
+    except _NotCertainError:
         return None
     finally:
         os.close(fd)
@@ -340,7 +368,7 @@ def try_write_file(params: files.WriteFileParams, *, confined: bool = False) -> 
 
 
 def _write_file(params: files.WriteFileParams, now: float) -> files.Done | None:
-    content = content_to_write(params)
+    content = operations.content_to_write(params)
     path = params.path.native()
     parent, slash, name = path.rpartition("/")
     parent += slash
@@ -391,28 +419,28 @@ def _write_entry(
 def _overwrite(directory: int | None, name: str, content: safe_write.BytesContent) -> bool:
     """Overwrite a file unless it is a link, a large file, or anything that needs a thread."""
     try:
-        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        before = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except OSError:
         return False
     # Of a pipe or a device the open itself would have effects.
-    if not stat.S_ISREG(found.st_mode) or not MOUNTS.is_storage(found.st_dev):
+    if not stat.S_ISREG(before.st_mode) or not MOUNTS.is_storage(before.st_dev):
         return False
-    if not _is_inline(found) or not safe_write.INODE_LOCKS.acquire_now(found):
+    if not _is_inline(before) or not safe_write.INODE_LOCKS.acquire_now(before):
         return False
     try:
         fd = os.open(name, _OVERWRITE, dir_fd=directory)
     except OSError:
-        safe_write.INODE_LOCKS.release(found)
+        safe_write.INODE_LOCKS.release(before)
         return False
     try:
         info = os.fstat(fd)
-        if info.st_ino != found.st_ino or info.st_dev != found.st_dev or not _is_inline(info):
+        if not os.path.samestat(info, before) or not _is_inline(info):
             return False  # it was changed or replaced meanwhile
         safe_write.overwrite_locked(fd, content, info)
         return True
     finally:
         os.close(fd)
-        safe_write.INODE_LOCKS.release(found)
+        safe_write.INODE_LOCKS.release(before)
 
 
 def _is_inline(info: os.stat_result) -> bool:

@@ -1,8 +1,8 @@
-"""One blocking function per fs operation of the reference; `operation_table` lists all of them.
+"""One blocking function per fs operation; OPERATIONS lists those that threads and workers perform.
 
 A function takes the params and returns the result, or raises RpcError or OSError. All of them
-block, so none may be called on the event loop. Directory trees are in `tree`, operations that
-follow no link in `nofollow`, reading and writing of content in `safe_write`.
+block, so none may be called on the event loop. Directory trees are in `tree`, further changes in
+`changes`, reading and writing of content in `safe_write`.
 """
 
 from __future__ import annotations
@@ -10,36 +10,32 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any, Final
 
 from exec_server.errors import InternalError, InvalidParams, InvalidRequest, RpcError, lossy
-from exec_server.filesystem import nofollow, safe_write, tree
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem import safe_write, syscalls, tree, walk
+from exec_server.filesystem.safe_write import GUARD
+from exec_server.filesystem.syscalls import opened
 from exec_server.protocol import files
-from exec_server.protocol import files as wire
-from exec_server.protocol.decoding import Base64, decode_base64
-from exec_server.protocol.files import (
-    CanonicalizeResult,
-    Done,
-    ReadFilesParams,
-    ReadFilesResult,
-    WriteFilesParams,
-    WriteFilesResult,
-)
+from exec_server.protocol.decoding import Base64, Call, decode_base64
 from exec_server.protocol.paths import path_to_uri
 
 # The reference's limit: above it the request fails, because the response would be
 # too large for a client.
 READ_DIRECTORY_LIMIT: Final = 50_000
-
-_OPEN_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_DONE: Final = files.Done()
-
 # One request takes some milliseconds of a thread. The bytes are those of one message of a client
 # that reads slowly.
 MAX_FILES: Final = 256
 MAX_BYTES: Final = 2 * 1_048_576
+
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DONE: Final = files.Done()
+
+Operation = Callable[[Any], Any]
 
 
 def read_file(params: files.ReadFileParams) -> files.ReadFileResult:
@@ -58,10 +54,8 @@ def open_for_read(params: files.ReadFileParams) -> tuple[int, int]:
     Files of procfs and the like report 0; only reading to the end finds their size.
     """
     path = params.path.native()
-    if params.follow_symlinks is False:
-        fd, info = nofollow.open_regular(path)
-    else:
-        fd, info = open_regular(path)
+    opener = _open_regular_nofollow if params.follow_symlinks is False else open_regular
+    fd, info = opener(path)
     if info.st_size > safe_write.READ_LIMIT:
         os.close(fd)
         raise safe_write.too_large_error()
@@ -70,16 +64,21 @@ def open_for_read(params: files.ReadFileParams) -> tuple[int, int]:
 
 def open_regular(path: str) -> tuple[int, os.stat_result]:
     """Open a regular file for reading, refusing every other type; the caller closes it."""
-    fd = os.open(path, _OPEN_READ)
+    fd = os.open(path, _READ)
     try:
-        GUARD.check_opened(fd, writing=False)
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise not_a_file(path)
+        return fd, check_regular(fd, path, writing=False)
     except BaseException:
         os.close(fd)
         raise
-    return fd, info
+
+
+def check_regular(fd: int, path: str, *, writing: bool) -> os.stat_result:
+    """The status of an open file; raises unless it is a regular file that the guard allows."""
+    GUARD.check_opened(fd, writing=writing)
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        raise not_a_file(path)
+    return info
 
 
 def not_a_file(path: str) -> InvalidRequest:
@@ -92,7 +91,8 @@ def write_file(params: files.WriteFileParams) -> files.Done:
     data = content_to_write(params)
     path = params.path.native()
     if params.follow_symlinks is False:
-        nofollow.write(path, data)
+        with _parent(path) as (directory, name):
+            safe_write.write_entry(directory, name, data)
     else:
         safe_write.write(path, data)
     return _DONE
@@ -112,7 +112,7 @@ def create_directory(params: files.CreateDirectoryParams) -> files.Done:
     path = params.path.native()
     recursive = params.recursive is not False
     if params.follow_symlinks is False:
-        nofollow.create_directory(path, recursive=recursive)
+        _create_directory_nofollow(path, recursive=recursive)
     elif recursive:
         tree.make_directories(path)
     else:
@@ -124,7 +124,7 @@ def get_metadata(params: files.GetMetadataParams) -> files.GetMetadataResult:
     """Type, size and times of the file or directory that the path leads to."""
     path = params.path.native()
     if params.follow_symlinks is False:
-        return nofollow.metadata(path)
+        return _metadata_nofollow(path)
     GUARD.check_readable(path)
     info = os.lstat(path)
     if stat.S_ISLNK(info.st_mode):
@@ -148,11 +148,8 @@ def metadata_result(info: os.stat_result, *, is_symlink: bool) -> files.GetMetad
 def canonicalize(params: files.CanonicalizeParams) -> files.CanonicalizeResult:
     """The path with all links resolved."""
     path = params.path.native()
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_PATH) as fd:
         resolved = path_of(fd)
-    finally:
-        os.close(fd)
     return files.CanonicalizeResult(path_to_uri(resolved or os.path.realpath(path, strict=True)))
 
 
@@ -212,7 +209,7 @@ def remove(params: files.RemoveParams) -> files.Done:
     recursive = params.recursive is not False
     try:
         if params.follow_symlinks is False:
-            nofollow.remove(path, recursive=recursive)
+            _remove_nofollow(path, recursive=recursive)
         elif path == "/":
             # The reference would begin to delete everything.
             raise InvalidRequest("path must name an entry")
@@ -230,15 +227,109 @@ def remove(params: files.RemoveParams) -> files.Done:
     return _DONE
 
 
-# fs/list, fs/create and fs/resolve: details of entries, new files, and paths that need not exist.
+# `followSymlinks: false`: no component of the path may be a link.
 #
-# Every function blocks, takes the params of its call, and asks the guard like those in
-# `operations`.
-def list_(params: wire.ListParams) -> wire.ListResult:
+# Paths are opened component by component, each relative to the one before, so a link that is put
+# in the way meanwhile is refused as well. A link before the last component is ENOTDIR.
+def _open_regular_nofollow(path: str) -> tuple[int, os.stat_result]:
+    with _parent(path) as (directory, name):
+        fd = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=directory)
+    try:
+        GUARD.check_opened(fd, writing=False)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise InvalidRequest("path is not a regular file")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, info
+
+
+def _create_directory_nofollow(path: str, *, recursive: bool) -> None:
+    if not recursive:
+        if path == "/":
+            raise InternalError("directory already exists")
+        with _parent(path) as (directory, name):
+            GUARD.check_creation(directory, name)
+            os.mkdir(name, dir_fd=directory)
+        return
+    with _descend(path.split("/")[1:] if path != "/" else [], create=True):
+        pass
+
+
+def _metadata_nofollow(path: str) -> files.GetMetadataResult:
+    """The result with the birth time, where the file system keeps it."""
+    if path == "/":
+        with opened("/", _DIRECTORY) as directory:
+            status = syscalls.statx(directory, "")
+    else:
+        with _parent(path) as (directory, name):
+            GUARD.check_opened(directory, writing=False)
+            status = syscalls.statx(directory, name)
+    if stat.S_ISLNK(status.mode):
+        raise InvalidRequest("path contains a symbolic link")
+    return files.GetMetadataResult(
+        stat.S_ISDIR(status.mode),
+        stat.S_ISREG(status.mode),
+        False,
+        status.size,
+        status.created_ms,
+        status.modified_ms,
+    )
+
+
+def _remove_nofollow(path: str, *, recursive: bool) -> None:
+    if recursive:
+        raise InternalError("recursive no-follow removal is unsupported")
+    with _parent(path) as (directory, name):
+        GUARD.check_removal(directory, name)
+        mode = os.lstat(name, dir_fd=directory).st_mode
+        if stat.S_ISLNK(mode):
+            raise InvalidRequest("path contains a symbolic link")
+        if stat.S_ISDIR(mode):
+            os.rmdir(name, dir_fd=directory)
+        else:
+            os.unlink(name, dir_fd=directory)
+
+
+@contextmanager
+def _parent(path: str) -> Iterator[tuple[int, str]]:
+    """The open directory of the path's last component, and that component."""
+    if path == "/":
+        raise InvalidRequest("path must name an entry")
+    *parents, last = path.split("/")[1:]
+    with _descend(parents) as directory:
+        yield directory, last
+
+
+@contextmanager
+def _descend(names: Sequence[str], *, create: bool = False) -> Iterator[int]:
+    """The open directory below `/` with these names; with `create` missing ones are created."""
+    directory = os.open("/", _DIRECTORY)
+    try:
+        for name in names:
+            try:
+                child = os.open(name, _DIRECTORY, dir_fd=directory)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                GUARD.check_creation(directory, name)
+                with suppress(FileExistsError):  # the next call tells whether it is a directory
+                    os.mkdir(name, dir_fd=directory)
+                child = os.open(name, _DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = child
+        yield directory
+    finally:
+        os.close(directory)
+
+
+# Further operations, which the reference does not offer.
+def list_(params: files.ListParams) -> files.ListResult:
     """The entries of a directory, unordered, also links that lead nowhere."""
     path = params.path.native()
     GUARD.check_readable(path)
-    entries: list[wire.ListedEntry] = []
+    entries: list[files.ListedEntry] = []
     with os.scandir(path) as scan:
         for entry in scan:
             listed = _listed(entry)
@@ -247,10 +338,10 @@ def list_(params: wire.ListParams) -> wire.ListResult:
             if len(entries) == READ_DIRECTORY_LIMIT:
                 raise InternalError(f"fs/list: more than {READ_DIRECTORY_LIMIT} entries")
             entries.append(listed)
-    return wire.ListResult(entries)
+    return files.ListResult(entries)
 
 
-def _listed(entry: os.DirEntry[str]) -> wire.ListedEntry | None:
+def _listed(entry: os.DirEntry[str]) -> files.ListedEntry | None:
     """The details of an entry; None if it was removed meanwhile."""
     try:
         info = entry.stat(follow_symlinks=False)
@@ -261,7 +352,7 @@ def _listed(entry: os.DirEntry[str]) -> wire.ListedEntry | None:
     except FileNotFoundError:
         return None
     kind = stat.S_IFMT(info.st_mode)
-    return wire.ListedEntry(
+    return files.ListedEntry(
         lossy(entry.name),
         kind == stat.S_IFDIR,
         kind == stat.S_IFREG,
@@ -281,24 +372,24 @@ def _target(path: str) -> os.stat_result | None:
         return None
 
 
-def create(params: wire.CreateParams) -> Done:
+def create(params: files.CreateParams) -> files.Done:
     """Create a file that must not exist, complete or not at all; links are not followed."""
     content = safe_write.BytesContent(Base64.from_wire(params.data_base64))
     if not safe_write.create(params.path.native(), content):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    return Done()
+    return _DONE
 
 
-def resolve(params: wire.ResolveParams) -> CanonicalizeResult:
+def resolve(params: files.ResolveParams) -> files.CanonicalizeResult:
     """The path with all links resolved as far as it exists; a loop stays as it is."""
-    return CanonicalizeResult(path_to_uri(os.path.realpath(params.path.native())))
+    return files.CanonicalizeResult(path_to_uri(os.path.realpath(params.path.native())))
 
 
 # Many small files in one request: read or written one after another, without a sandbox.
 #
 # A file that fails is only marked: the client repeats it with the method for one file, which has
 # the error. Blocking.
-def read_files(params: ReadFilesParams) -> tuple[ReadFilesResult, bytes]:
+def read_files(params: files.ReadFilesParams) -> tuple[files.ReadFilesResult, bytes]:
     """The contents of regular files, as far as they fit into MAX_BYTES."""
     _check_count(len(params.paths))
     sizes: list[int | None] = []
@@ -313,7 +404,7 @@ def read_files(params: ReadFilesParams) -> tuple[ReadFilesResult, bytes]:
         if data is not None:
             contents.append(data)
             space -= len(data)
-    return ReadFilesResult(sizes), b"".join(contents)
+    return files.ReadFilesResult(sizes), b"".join(contents)
 
 
 def _read(path: str, limit: int) -> bytes | None:
@@ -331,7 +422,7 @@ def _read(path: str, limit: int) -> bytes | None:
         os.close(descriptor)
 
 
-def write_files(params: WriteFilesParams, data: bytes | memoryview) -> WriteFilesResult:
+def write_files(params: files.WriteFilesParams, data: bytes | memoryview) -> files.WriteFilesResult:
     """Create files, or replace their contents."""
     _check_count(len(params.files))
     if sum(file.size for file in params.files) != len(data) or len(data) > MAX_BYTES:
@@ -348,9 +439,62 @@ def write_files(params: WriteFilesParams, data: bytes | memoryview) -> WriteFile
             safe_write.write(path, safe_write.BytesContent(bytes(content)), mode=mode)
         except (OSError, RpcError):
             failed.append(position)
-    return WriteFilesResult(failed)
+    return files.WriteFilesResult(failed)
 
 
 def _check_count(count: int) -> None:
     if count > MAX_FILES:
         raise InvalidParams(f"a request names at most {MAX_FILES} files, not {count}")
+
+
+# The blocking function of each fs call that runs in a thread or in a sandbox worker.
+#
+# Handles and watches are not listed because they belong to a connection. The modules of the larger
+# extensions are imported by the thread that first needs them, or by `load_all`; most servers never
+# need them.
+class OnDemand:
+    """A function of a module of this package, which is imported by the first call."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module = f"exec_server.filesystem.{module}"
+        self._name = name
+
+    def load(self) -> Operation:
+        function: Operation = getattr(import_module(self._module), self._name)
+        return function
+
+    def __call__(self, params: object) -> object:
+        return self.load()(params)
+
+
+OPERATIONS: Final[dict[Call[Any, Any], Operation]] = {
+    files.READ_FILE: read_file,
+    files.WRITE_FILE: write_file,
+    files.CREATE_DIRECTORY: create_directory,
+    files.GET_METADATA: get_metadata,
+    files.CANONICALIZE: canonicalize,
+    files.READ_DIRECTORY: read_directory,
+    files.WALK: walk.walk,
+    files.REMOVE: remove,
+    files.COPY: tree.copy,
+    files.APPEND: OnDemand("changes", "append"),
+    files.RENAME: OnDemand("changes", "rename"),
+    files.CHMOD: OnDemand("changes", "chmod"),
+    files.SYMLINK: OnDemand("changes", "symlink"),
+    files.SET_TIMES: OnDemand("changes", "set_times"),
+    files.EDIT: OnDemand("changes", "edit"),
+    files.APPLY_PATCH: OnDemand("changes", "apply_patch"),
+    files.GLOB: OnDemand("search", "glob"),
+    files.GREP: OnDemand("search", "grep"),
+    files.DISK_USAGE: OnDemand("search", "disk_usage"),
+    files.LIST: list_,
+    files.CREATE: create,
+    files.RESOLVE: resolve,
+}
+
+
+def load_all() -> None:
+    """Import the modules of all operations: processes that are forked later share them."""
+    for operation in OPERATIONS.values():
+        if isinstance(operation, OnDemand):
+            operation.load()

@@ -17,9 +17,9 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable
-from types import TracebackType
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple
 
 # A modification time that no file has by chance: 2001-09-09 and this many nanoseconds.
 MARK_NS: Final = 1_000_000_000 * 1_000_000_000 + 653_284_901
@@ -42,12 +42,11 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_PATH: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Claim:
+class Claim(NamedTuple):
     """A locked directory inside a placeholder."""
 
-    def __init__(self, name: str, descriptor: int) -> None:
-        self.name = name
-        self.descriptor = descriptor
+    name: str
+    descriptor: int
 
 
 class Use:
@@ -87,9 +86,6 @@ def _has_only_claims(path: str | int) -> bool:
         if error.errno in _CLOSED_OR_GONE:
             return False
         raise
-
-
-# ---- creating and sharing -------------------------------------------------------------
 
 
 def make(directory: int, name: str) -> Use | None:
@@ -237,9 +233,6 @@ def _create_claim(placeholder: int) -> Claim:
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
-# ---- removing -------------------------------------------------------------------------
-
-
 def release(directory: int, name: str, use: Use, close: Callable[[int], None] = os.close) -> bool:
     """End the use of a placeholder, and remove the placeholder if it was the last use.
 
@@ -324,10 +317,8 @@ def _remove_with_dead_claims(directory: int, name: str | bytes, placeholder: int
 
 
 def _remove_claim(placeholder: int, claim: Claim) -> None:
-    try:
+    with suppress(OSError):  # removed or filled by another program; the placeholder then stays
         os.rmdir(claim.name, dir_fd=placeholder)
-    except OSError:
-        pass  # removed or filled by another program; the placeholder then stays
     os.close(claim.descriptor)
 
 
@@ -341,7 +332,7 @@ def _with_rights(directory: int, act: Callable[[], bool]) -> bool:
     except PermissionError:
         pass
     for _ in range(_ATTEMPTS):  # another thread may close the directory again
-        with _OwnerRights(directory) as is_open:
+        with _owner_rights(directory) as is_open:
             try:
                 return act()
             except PermissionError:
@@ -350,37 +341,22 @@ def _with_rights(directory: int, act: Callable[[], bool]) -> bool:
     return False
 
 
-class _OwnerRights:
-    """Opens a directory of this user to its owner meanwhile; False if that is not possible."""
-
-    def __init__(self, directory: int) -> None:
-        self._directory = directory
-        self._path = f"/proc/self/fd/{directory}"  # the descriptor may be O_PATH
-        self._mode: int | None = None  # to be restored
-
-    def __enter__(self) -> bool:
-        info = os.fstat(self._directory)
-        mode = stat.S_IMODE(info.st_mode)
-        if info.st_uid != os.geteuid():
-            return False
-        if mode & stat.S_IRWXU != stat.S_IRWXU:
-            try:
-                os.chmod(self._path, mode | stat.S_IRWXU)
-            except OSError:
-                return False  # no procfs, or a read-only file system
-            self._mode = mode
-        return True
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._mode is None:
-            return
-        if stat.S_IMODE(os.fstat(self._directory).st_mode) == self._mode | stat.S_IRWXU:
-            try:
-                os.chmod(self._path, self._mode)
-            except OSError:
-                pass  # an error of the disk
+@contextmanager
+def _owner_rights(directory: int) -> Iterator[bool]:
+    """Open a directory of this user to its owner meanwhile; False if that is not possible."""
+    path = f"/proc/self/fd/{directory}"  # the descriptor may be O_PATH
+    info = os.fstat(directory)
+    mode = stat.S_IMODE(info.st_mode)
+    open_mode = mode | stat.S_IRWXU
+    is_open = info.st_uid == os.geteuid()
+    if is_open and mode != open_mode:
+        try:
+            os.chmod(path, open_mode)
+        except OSError:
+            is_open = False  # no procfs, or a read-only file system
+    try:
+        yield is_open
+    finally:
+        if is_open and mode != open_mode == stat.S_IMODE(os.fstat(directory).st_mode):
+            with suppress(OSError):  # an error of the disk
+                os.chmod(path, mode)

@@ -12,6 +12,8 @@
 
 Readers and writers of this server lock the inode, so no reader sees a partial write. The creator of
 a file of at most one page does not: it writes once more if another one may have overtaken it.
+
+GUARD has the checks that the mounts of a confined worker cannot make.
 """
 
 from __future__ import annotations
@@ -22,13 +24,12 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from exec_server.errors import InternalError, InvalidRequest
 from exec_server.filesystem import syscalls
-from exec_server.filesystem.path_guard import GUARD
 
 # A FIFO whose reader takes nothing for this long is given up; a thread of the pool waits
 # meanwhile, so the time has to be short.
@@ -49,6 +50,136 @@ _NO_UNNAMED_FILES: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINV
 _CANNOT_COPY_RANGE: Final = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EPERM}
 )
+# The kernel appends this to the path of a removed file.
+_DELETED: Final = " (deleted)"
+
+# The error number that an operation on a path gets, 0 for none; `writing` is any change.
+PathCheck = Callable[[str, bool], int]
+# The error number for renaming a directory, 0 for none.
+TreeCheck = Callable[[str], int]
+
+
+# The checks of a confined file worker that its mounts cannot make.
+#
+# Mounts cannot keep a name missing, nor deny files by pattern as they come and go, and replacing a
+# directory on the host detaches the mounts on it. So the functions of this package that create,
+# remove or open entries ask the guard right before they act, with the descriptor that they are
+# going to use: a link or rename in between does not change the file that was checked. In the
+# server itself the guard has no rules and every check passes.
+class PathGuard:
+    """Rules for paths. Each `check_` method raises OSError if a rule denies the operation."""
+
+    def __init__(self) -> None:
+        self._forbidden_names: set[tuple[int, int, str]] = set()
+        self._path_checks: list[PathCheck] = []
+        self._tree_checks: list[TreeCheck] = []
+
+    def forbid_name(self, device: int, inode: int, name: str) -> None:
+        """Deny the creation and removal of this name in that directory."""
+        self._forbidden_names.add((device, inode, name))
+
+    def add_path_check(self, check: PathCheck) -> None:
+        """Call this check for every path that is opened, created or removed; needs /proc."""
+        self._path_checks.append(check)
+
+    def add_tree_check(self, check: TreeCheck) -> None:
+        """Call this check for every directory that is renamed, with its path."""
+        self._tree_checks.append(check)
+
+    def check_tree_rename(self, directory: int, name: str) -> None:
+        """Check a directory that is to be renamed together with everything below it."""
+        if self._tree_checks:
+            path = f"{_path_of(directory).rstrip('/')}/{name}"
+            for check in self._tree_checks:
+                _raise_if(check(path))
+
+    @property
+    def has_rules(self) -> bool:
+        return bool(self._forbidden_names or self._path_checks)
+
+    def check_creation(self, directory: int, name: str) -> None:
+        """Check an entry that is to be created in an open directory.
+
+        The error for an existing entry is the kernel's, but it is raised here: the entry may be
+        removed before the kernel looks.
+        """
+        try:
+            self.check_removal(directory, name)
+        except OSError as refusal:
+            try:
+                os.lstat(name, dir_fd=directory)
+            except FileNotFoundError:
+                raise refusal from None
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+
+    def check_removal(self, directory: int, name: str) -> None:
+        """Check an entry that is to be removed from an open directory."""
+        if self._forbidden_names:
+            info = os.fstat(directory)
+            if (info.st_dev, info.st_ino, name) in self._forbidden_names:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if self._path_checks:
+            self._check_path(f"{_path_of(directory).rstrip('/')}/{name}", writing=True)
+
+    def check_opened(self, descriptor: int, *, writing: bool) -> None:
+        """Check an open file or directory."""
+        if self._path_checks:
+            path = _path_of(descriptor)
+            self._check_path(path, writing=writing)
+            if path.endswith(_DELETED):
+                self._check_path(path.removesuffix(_DELETED), writing=writing)
+
+    def check_named(self, path: str) -> None:
+        """Check a path as the client spelt it, before any link is followed.
+
+        A file that is moved while it is being opened has another path afterwards.
+        """
+        if self._path_checks:
+            self._check_path(path, writing=False)
+
+    def check_readable(self, path: str) -> None:
+        """Check the file or directory that a path leads to."""
+        if self._path_checks:
+            with syscalls.opened(path, os.O_PATH) as descriptor:
+                self.check_opened(descriptor, writing=False)
+
+    def _check_path(self, path: str, *, writing: bool) -> None:
+        for check in self._path_checks:
+            _raise_if(check(path, writing))
+
+    @contextmanager
+    def creating(self, path: str) -> Iterator[tuple[int, str]]:
+        """The open parent directory and the name of an entry to create, after its check."""
+        with _parent_of(path) as (directory, name):
+            self.check_creation(directory, name)
+            yield directory, name
+
+    @contextmanager
+    def removing(self, path: str) -> Iterator[tuple[int, str]]:
+        """The open parent directory and the name of an entry to remove, after its check."""
+        with _parent_of(path) as (directory, name):
+            self.check_removal(directory, name)
+            yield directory, name
+
+
+def _raise_if(number: int) -> None:
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
+def _path_of(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+@contextmanager
+def _parent_of(path: str) -> Iterator[tuple[int, str]]:
+    parent, name = os.path.split(path)
+    with syscalls.opened(parent, os.O_PATH | os.O_DIRECTORY) as directory:
+        yield directory, name
+
+
+# The guard of this process. A worker serves one policy, adds its rules once, and ends with it.
+GUARD: Final = PathGuard()
 
 
 def read_all(fd: int, size: int) -> bytes:
@@ -109,15 +240,15 @@ class DescriptorContent:
     def write_range(self, fd: int, start: int, end: int) -> None:
         while start < end:
             try:
-                done = os.copy_file_range(self._source, fd, end - start, start, start)
+                count = os.copy_file_range(self._source, fd, end - start, start, start)
             except OSError as error:
                 if error.errno not in _CANNOT_COPY_RANGE:
                     raise
-                done = 0
+                count = 0
             # Zero means the end of the file or an unsupported kind of file: a read tells which.
-            if done == 0:
-                done = _write_at(fd, self._read(start, end), start)
-            start += done
+            if count == 0:
+                count = _write_at(fd, self._read(start, end), start)
+            start += count
 
     def blocks(self) -> Iterator[bytes]:
         start = 0
@@ -213,7 +344,7 @@ def write(path: str, content: Content, *, mode: int | None = None) -> None:
     try:
         fd = os.open(path, _OPEN_EXISTING)
     except FileNotFoundError:
-        if _create_at(path, content, mode):
+        if create(path, content, mode):
             return
         fd = open_or_create(path, 0o666 if mode is None else mode)
     try:
@@ -240,12 +371,8 @@ def open_or_create(path: str, permissions: int) -> int:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
-def create(path: str, content: Content) -> bool:
+def create(path: str, content: Content, mode: int | None = None) -> bool:
     """Create the complete file; False if the name exists, even as a dangling link."""
-    return _create_at(path, content, None)
-
-
-def _create_at(path: str, content: Content, mode: int | None) -> bool:
     if content.size <= PAGE_BYTES and not GUARD.has_rules:
         return create_named(None, path, content, mode)
     with GUARD.creating(path) as (directory, name):

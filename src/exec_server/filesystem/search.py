@@ -1,6 +1,6 @@
-"""fs/glob and fs/diskUsage, and TreeScan: the walk of every search.
+"""Searches: fs/glob for paths, fs/grep for lines; and fs/diskUsage.
 
-`glob_patterns` has the dialect of patterns. Links to directories are listed but not entered.
+`TreeScan` is the walk of every search: links to directories are listed but not entered.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -20,7 +21,8 @@ import regex
 
 from exec_server.errors import InvalidParams, lossy
 from exec_server.filesystem.line_patterns import LinePattern
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.safe_write import GUARD
+from exec_server.filesystem.syscalls import opened
 from exec_server.protocol import files as wire
 
 # Alternatives of all `{a,b}` of a pattern, and names between its slashes. Each alternative is
@@ -29,21 +31,12 @@ MAX_ALTERNATIVES: Final = 64
 MAX_NAMES: Final = 64
 MAX_PATTERN: Final = 4096
 
-_ANY_DEPTH: Final = "**"
-_BRACES: Final = re.compile(r"\{([^{}]*)\}")
-
-Names = tuple[re.Pattern[str] | None, ...]  # None: any depth
-# Positions in the patterns that the path so far has reached: (pattern, name).
-State = frozenset[tuple[int, int]]
-
 # Results of one search: the answer stays far below the limit of a message.
 MAX_RESULTS: Final = 10_000
 # Entries that one search looks at, within about a second of processor time.
 MAX_ENTRIES: Final = 200_000
 # A search with many alternatives, or on a slow disk, ends after this time as truncated.
 MAX_SECONDS: Final = 5.0
-
-_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 
 # Matching and context lines of one answer together, and the characters in them: the answer stays
 # far below the limit of a message.
@@ -54,9 +47,6 @@ SHOWN_CHARACTERS: Final = 1000
 # The memory of a search does not depend on the size of a file. A line that is longer than a block
 # is searched in pieces: the memory of a match grows with its text, by up to 150 bytes for each.
 BLOCK_BYTES: Final = 131_072
-
-_OPEN_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-
 # Matches of one search: the answer stays far below the limit of a message.
 MAX_MATCHES: Final = 10_000
 # Context lines on each side: enough to understand a match, and not the whole file.
@@ -65,12 +55,22 @@ MAX_CONTEXT: Final = 20
 # the matching line of a file in it, and is skipped.
 MESSAGE_BYTES: Final = 65_536
 
+_ANY_DEPTH: Final = "**"
+_BRACES: Final = re.compile(r"\{([^{}]*)\}")
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
+_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+
+Names = tuple[re.Pattern[str] | None, ...]  # None: any depth
+# Positions in the patterns that the path so far has reached: (pattern, name).
+State = frozenset[tuple[int, int]]
+FilterState = tuple[State, State]  # of the included and the excluded paths
+# Visits the files below a root that may have a match, in the order of paths, for so many seconds.
+# Returns whether it has visited them all.
+Preselect = Callable[[str, LinePattern, float, Callable[[str], None]], bool]
 # Runs a program with these words for at most so many seconds, and passes its output on.
 RunProgram = Callable[[Sequence[str], float, Callable[[bytes], None]], None]
 
 
-# GlobPatterns: patterns of paths as an automaton over names. Pure.
-#
 # A pattern has names separated by `/`. In a name, `*` and `?` match any characters, `[…]` one of
 # several, `{a,b}` alternatives; the name `**` matches any number of directories. Hidden names
 # match like others.
@@ -133,29 +133,27 @@ class GlobPatterns:
 
 def _alternatives(pattern: str) -> list[str]:
     """A pattern for each combination of the alternatives in braces."""
-    pending, done = [pattern], []
+    pending, expanded = [pattern], []
     while pending:
         text = pending.pop()
         match = _BRACES.search(text)
         if match is None:
-            done.append(text)
+            expanded.append(text)
         else:
             words = match[1].split(",")
             pending += [f"{text[: match.start()]}{word}{text[match.end() :]}" for word in words]
-        if len(pending) + len(done) > MAX_ALTERNATIVES:
+        if len(pending) + len(expanded) > MAX_ALTERNATIVES:
             raise InvalidParams(f"pattern must have at most {MAX_ALTERNATIVES} alternatives")
-    return done
+    return expanded
 
 
 def glob(params: wire.GlobParams) -> wire.GlobResult:
     """The paths below a directory that match a pattern; unreadable directories are skipped."""
-    limit = min(params.limit, MAX_RESULTS)
-    if limit < 1:
-        raise InvalidParams("limit must be at least 1")
+    limit = _checked_limit(params.limit, MAX_RESULTS)
     patterns = GlobPatterns(params.pattern)
     root = params.path.native()
     GUARD.check_readable(root)
-    os.close(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))  # raises if it cannot be
+    os.close(os.open(root, _DIRECTORY | os.O_CLOEXEC))  # raises if it cannot be
     matches: list[str] = []
     is_truncated = False
     try:
@@ -167,6 +165,12 @@ def glob(params: wire.GlobParams) -> wire.GlobResult:
         is_truncated = True
     paths = [lossy(path) for path in sorted(matches)]
     return wire.GlobResult(paths, is_truncated)
+
+
+def _checked_limit(limit: int, maximum: int) -> int:
+    if limit < 1:
+        raise InvalidParams("limit must be at least 1")
+    return min(limit, maximum)
 
 
 def _matches(patterns: GlobPatterns, scan: TreeScan) -> Iterator[str]:
@@ -188,12 +192,9 @@ def disk_usage(params: wire.DiskUsageParams) -> wire.DiskUsageResult:
     """The size and free space of the file system of a path."""
     path = params.path.native()
     GUARD.check_readable(path)
-    found = os.statvfs(path)
-    return wire.DiskUsageResult(
-        found.f_blocks * found.f_frsize,
-        found.f_bfree * found.f_frsize,
-        found.f_bavail * found.f_frsize,
-    )
+    disk = os.statvfs(path)
+    size = disk.f_frsize
+    return wire.DiskUsageResult(disk.f_blocks * size, disk.f_bfree * size, disk.f_bavail * size)
 
 
 class EnoughError(Exception):
@@ -221,11 +222,7 @@ class TreeScan:
 
     def entries(self, relative: str) -> Iterator[ScannedEntry]:
         """The entries of a directory, as far as they can be read; raises EnoughError."""
-        try:
-            directory = os.open(self.path(relative), _OPEN_DIRECTORY)
-        except OSError:
-            return
-        try:
+        with suppress(OSError), opened(self.path(relative), _DIRECTORY) as directory:
             GUARD.check_opened(directory, writing=False)
             with os.scandir(directory) as scan:
                 for entry in scan:
@@ -235,33 +232,11 @@ class TreeScan:
                         entry.is_dir(follow_symlinks=False),
                         entry.is_file(follow_symlinks=False),
                     )
-        except OSError:
-            pass
-        finally:
-            os.close(directory)
 
     def _count(self) -> None:
         self._seen += 1
         if self._seen > MAX_ENTRIES or (self._seen % 256 == 0 and time.monotonic() > self.deadline):
             raise EnoughError
-
-
-# LineSearch: lines of files that match a regular expression, in the order of paths and lines.
-#
-# A regular expression of a client may take exponential time. The module `regex` stops at a time
-# limit and matches without the interpreter lock, so a search runs in a thread of the server, or in
-# a confined worker.
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """What to search for; `glob` and `exclude` are patterns of paths below the root."""
-
-    root: str
-    pattern: LinePattern
-    glob: str | None
-    exclude: str | None
-    before: int
-    after: int
-    limit: int
 
 
 @dataclass(slots=True)
@@ -289,41 +264,32 @@ class PathFilter:
         self._included = _any_depth(glob)
         self._excluded = _any_depth(exclude)
 
-    def start(self) -> _FilterState:
-        return _FilterState(
-            None if self._included is None else self._included.start(),
-            None if self._excluded is None else self._excluded.start(),
-        )
+    def start(self) -> FilterState:
+        patterns = (self._included, self._excluded)
+        included, excluded = (each.start() if each else frozenset() for each in patterns)
+        return included, excluded
 
-    def step(self, state: _FilterState, name: str) -> _FilterState | None:
+    def step(self, state: FilterState, name: str) -> FilterState | None:
         """The state of an entry of a directory; None if the entry is excluded."""
-        included, excluded = state.included, state.excluded
-        if self._included is not None and included is not None:
+        included, excluded = state
+        if self._included is not None:
             included = self._included.step(included, name)
-        if self._excluded is not None and excluded is not None:
+        if self._excluded is not None:
             excluded = self._excluded.step(excluded, name)
             if self._excluded.is_match(excluded):
                 return None
-        return _FilterState(included, excluded)
+        return included, excluded
 
-    def is_searched(self, state: _FilterState) -> bool:
+    def is_searched(self, state: FilterState) -> bool:
         """Whether a file in this state is searched."""
-        if self._included is None or state.included is None:
-            return True
-        return self._included.is_match(state.included)
+        return self._included is None or self._included.is_match(state[0])
 
     def is_path_searched(self, path: str) -> bool:
         """Whether the file at this path below the root is searched."""
-        state: _FilterState | None = self.start()
+        state: FilterState | None = self.start()
         for name in path.split("/"):
             state = state and self.step(state, name)
         return state is not None and self.is_searched(state)
-
-
-@dataclass(frozen=True, slots=True)
-class _FilterState:
-    included: State | None
-    excluded: State | None
 
 
 def _any_depth(pattern: str | None) -> GlobPatterns | None:
@@ -333,26 +299,31 @@ def _any_depth(pattern: str | None) -> GlobPatterns | None:
     return GlobPatterns(pattern if "/" in pattern else f"**/{pattern}")
 
 
-# Visits the files below a root that may have a match, in the order of paths, for so many seconds.
-# Returns whether it has visited them all.
-Preselect = Callable[[SearchOptions, float, Callable[[str], None]], bool]
-
-
+# A regular expression of a client may take exponential time. The module `regex` stops at a time
+# limit and matches without the interpreter lock, so a search runs in a thread of the server, or in
+# a confined worker.
 class LineSearch:
-    """One search; `run` is called once. Blocking."""
+    """Finds lines in the order of paths and lines; `run` is called once. Blocking."""
 
     def __init__(
-        self, options: SearchOptions, *, is_cancelled: Callable[[], bool] = lambda: False
+        self, params: wire.GrepParams, *, is_cancelled: Callable[[], bool] = lambda: False
     ) -> None:
-        self._options = options
+        if max(params.before, params.after) > MAX_CONTEXT:
+            raise InvalidParams(f"before and after must be at most {MAX_CONTEXT}")
+        self._params = params
+        self._limit = _checked_limit(params.limit, MAX_MATCHES)
+        self._root = params.path.native()
+        self._pattern = LinePattern(
+            params.pattern, literal=params.literal, ignore_case=params.ignore_case
+        )
         self._is_cancelled = is_cancelled
-        self._filter = PathFilter(options.glob, options.exclude)
-        self._scan = TreeScan(options.root)
-        self._regex = _compile(options.pattern)
+        self._filter = PathFilter(params.glob, params.exclude)
+        self._scan = TreeScan(self._root)
+        self._regex = _compile(self._pattern)
         self._reset()
 
     def _reset(self) -> None:
-        self._found = SearchResult()
+        self._result = SearchResult()
         self._matches = 0
         self._characters = 0
 
@@ -361,31 +332,27 @@ class LineSearch:
         try:
             self._search_root(preselect)
         except EnoughError:
-            self._found.truncated = True
-        return self._found
+            self._result.truncated = True
+        return self._result
 
     def _search_root(self, preselect: Preselect | None) -> None:
-        root = self._options.root
-        descriptor = os.open(root, _OPEN_FILE)
-        try:
+        with opened(self._root, _FILE) as descriptor:
             GUARD.check_opened(descriptor, writing=False)
             if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-                self._search_file(descriptor, os.path.basename(root))
+                self._search_file(descriptor, os.path.basename(self._root))
                 return
-        finally:
-            os.close(descriptor)
-        if preselect is None or not preselect(self._options, self._left(), self._visit):
+        if preselect is None or not preselect(
+            self._root, self._pattern, self._remaining(), self._visit
+        ):
             self._reset()
             self._search_tree()
 
-    def _left(self) -> float:
-        """The seconds that are left; raises EnoughError if there are none."""
-        left = self._scan.deadline - time.monotonic()
-        if left <= 0 or self._is_cancelled():
+    def _remaining(self) -> float:
+        """The remaining seconds; raises EnoughError if there are none."""
+        seconds = self._scan.deadline - time.monotonic()
+        if seconds <= 0 or self._is_cancelled():
             raise EnoughError
-        return left
-
-    # ---- the tree ---------------------------------------------------------------------
+        return seconds
 
     def _search_tree(self) -> None:
         """Search everything below the root in the order of names."""
@@ -397,9 +364,7 @@ class LineSearch:
             else:
                 self._search_below(relative)
 
-    def _entries_of(
-        self, relative: str, state: _FilterState
-    ) -> list[tuple[str, _FilterState, bool]]:
+    def _entries_of(self, relative: str, state: FilterState) -> list[tuple[str, FilterState, bool]]:
         """The entries of a directory to search, the first one last; links are skipped."""
         entries = []
         for entry in self._scan.entries(relative):
@@ -416,41 +381,33 @@ class LineSearch:
             self._search_below(relative)
 
     def _search_below(self, relative: str) -> None:
-        try:
-            descriptor = os.open(self._scan.path(relative), _OPEN_FILE | os.O_NOFOLLOW)
-        except OSError:
-            return
-        try:
+        with (
+            suppress(OSError),  # unreadable, or hidden by the policy
+            opened(self._scan.path(relative), _FILE | os.O_NOFOLLOW) as descriptor,
+        ):
             GUARD.check_opened(descriptor, writing=False)
             self._search_file(descriptor, relative)
-        except OSError:
-            pass  # unreadable, or hidden by the policy
-        finally:
-            os.close(descriptor)
-
-    # ---- one file ---------------------------------------------------------------------
 
     def _search_file(self, descriptor: int, path: str) -> None:
         """Search a regular file; one with a null byte is binary and has no lines."""
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             return
-        shown = lossy(path)
-        first, matches, characters = len(self._found.lines), self._matches, self._characters
-        context = _Context(self._options.before, self._options.after)
+        first, matches, characters = len(self._result.lines), self._matches, self._characters
+        context = _Context(self._params.before, self._params.after)
         for block in _blocks(descriptor, info.st_size):
             if block is None:
-                del self._found.lines[first:]
+                del self._result.lines[first:]
                 self._matches, self._characters = matches, characters
                 return
-            self._search_block(shown, block, context)
+            self._search_block(lossy(path), block, context)
 
     def _search_block(self, path: str, block: _Block, context: _Context) -> None:
         columns = self._columns(block)
         if block.offset:
             if columns and context.matched_line != block.number:
                 self._add_match(path, block.number, columns[block.number], block.text, context)
-        elif columns or context.is_open or (self._options.before and not block.is_last):
+        elif columns or context.is_open or (self._params.before and not block.is_last):
             lines = block.text.split("\n")
             passed = 0
             for number, column in columns.items():
@@ -459,7 +416,7 @@ class LineSearch:
                 self._add_match(path, number, column, lines[index], context)
                 passed = index + 1
             self._pass(path, block.number + passed, lines[passed:], context)
-        self._left()
+        self._remaining()
 
     def _pass(self, path: str, first: int, lines: list[str], context: _Context) -> None:
         """Add those of some lines without a match that follow one closely."""
@@ -470,7 +427,7 @@ class LineSearch:
         for before, earlier in context.matched(number):
             self._add(MatchedLine(path, before, 0, earlier))
         self._matches += 1
-        is_enough = self._matches > self._options.limit
+        is_enough = self._matches > self._limit
         self._add(MatchedLine(path, number, 0 if is_enough else column, text))
         if is_enough:  # the line may be context of the last match
             raise EnoughError
@@ -484,9 +441,9 @@ class LineSearch:
         columns: dict[int, int] = {}
         position = counted = 0
         try:
-            while position <= len(text) and self._matches + len(columns) <= self._options.limit:
-                left = self._left()
-                match = self._regex.search(text, position, concurrent=True, timeout=left)
+            while position <= len(text) and self._matches + len(columns) <= self._limit:
+                seconds = self._remaining()
+                match = self._regex.search(text, position, concurrent=True, timeout=seconds)
                 if match is None:
                     break
                 start = text.rfind("\n", 0, match.start()) + 1
@@ -502,9 +459,9 @@ class LineSearch:
         # Bytes that are not UTF-8 were surrogates for the search.
         line.text = lossy(line.text[:SHOWN_CHARACTERS].rstrip("\r"))
         self._characters += len(line.text) + len(line.path)
-        if len(self._found.lines) >= MAX_LINES or self._characters > MAX_CHARACTERS:
+        if len(self._result.lines) >= MAX_LINES or self._characters > MAX_CHARACTERS:
             raise EnoughError
-        self._found.lines.append(line)
+        self._result.lines.append(line)
 
 
 def _compile(pattern: LinePattern) -> regex.Pattern[str]:
@@ -559,7 +516,7 @@ class _Block(NamedTuple):
 def _blocks(descriptor: int, size: int) -> Iterator[_Block | None]:
     """The lines of a file in blocks without the last line break; None once it is binary."""
     number, offset = 1, 0
-    rest = b""
+    partial = b""
     while data := os.read(descriptor, min(size, BLOCK_BYTES - 1) + 1):
         if b"\0" in data:
             yield None
@@ -568,29 +525,27 @@ def _blocks(descriptor: int, size: int) -> Iterator[_Block | None]:
             yield _Block(_decode(data.removesuffix(b"\n")), 1, 0, True)
             return
         size = BLOCK_BYTES
-        data = rest + data
+        data = partial + data
         if offset and b"\n" in data:
             piece, _, data = data.partition(b"\n")
             yield _Block(_decode(piece), number, offset, False)
             number, offset = number + 1, 0
         end = data.rfind(b"\n") + 1
-        lines, rest = data[:end], data[end:]
+        lines, partial = data[:end], data[end:]
         if lines:
             yield _Block(_decode(lines[:-1]), number, 0, False)
             number += lines.count(b"\n")
-        elif len(rest) >= BLOCK_BYTES:
-            yield _Block(piece_text := _decode(rest), number, offset, False)
-            offset, rest = offset + len(piece_text), b""
-    if rest:
-        yield _Block(_decode(rest), number, offset, True)
+        elif len(partial) >= BLOCK_BYTES:
+            yield _Block(piece_text := _decode(partial), number, offset, False)
+            offset, partial = offset + len(piece_text), b""
+    if partial:
+        yield _Block(_decode(partial), number, offset, True)
 
 
 def _decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-# fs/grep: the params and the result of a LineSearch, and ripgrep, which makes it faster.
-#
 # On a tree of 50,000 files, ripgrep needs 0.3 to 1 s for the files that may have a match; reading
 # all of them here takes 1.5 to 5 s and more. It only selects files by a wider pattern: every line
 # of an answer is one that `LineSearch` has found, with or without ripgrep.
@@ -600,30 +555,8 @@ def grep(
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> wire.GrepResult:
     """The matching lines of a file, or of the files below a directory. Blocking."""
-    search = LineSearch(_options(params), is_cancelled=is_cancelled)
-    return _result(params, search.run(preselect))
-
-
-def _options(params: wire.GrepParams) -> SearchOptions:
-    if max(params.before, params.after) > MAX_CONTEXT:
-        raise InvalidParams(f"before and after must be at most {MAX_CONTEXT}")
-    limit = min(params.limit, MAX_MATCHES)
-    if limit < 1:
-        raise InvalidParams("limit must be at least 1")
-    return SearchOptions(
-        params.path.native(),
-        LinePattern(params.pattern, literal=params.literal, ignore_case=params.ignore_case),
-        params.glob,
-        params.exclude,
-        params.before,
-        params.after,
-        limit,
-    )
-
-
-def _result(params: wire.GrepParams, found: SearchResult) -> wire.GrepResult:
-    """The matches with their context, from all lines in order."""
-    lines = found.lines
+    result = LineSearch(params, is_cancelled=is_cancelled).run(preselect)
+    lines = result.lines
     matches = []
     for index, line in enumerate(lines):
         if line.column:
@@ -635,10 +568,7 @@ def _result(params: wire.GrepParams, found: SearchResult) -> wire.GrepResult:
             matches.append(
                 wire.GrepMatch(line.path, line.number, line.column, line.text, before, after)
             )
-    return wire.GrepResult(matches, found.truncated)
-
-
-# ---- ripgrep --------------------------------------------------------------------------
+    return wire.GrepResult(matches, result.truncated)
 
 
 class Ripgrep:
@@ -649,23 +579,23 @@ class Ripgrep:
         self._run = run
 
     def __call__(
-        self, options: SearchOptions, seconds: float, visit: Callable[[str], None]
+        self, root: str, pattern: LinePattern, seconds: float, visit: Callable[[str], None]
     ) -> bool:
         """Visit the files in the order of paths; False if ripgrep has failed or was too slow."""
-        reader = _RipgrepReader(f"{options.root.rstrip('/')}/", visit)
+        reader = _RipgrepReader(f"{root.rstrip('/')}/", visit)
         try:
-            self._run([self._program, *_ripgrep_words(options)], seconds, reader.feed)
+            self._run([self._program, *_ripgrep_words(root, pattern)], seconds, reader.feed)
         except OSError:
             return False  # for another kind of processor
         return reader.has_ended
 
 
-def _ripgrep_words(options: SearchOptions) -> list[str]:
+def _ripgrep_words(root: str, pattern: LinePattern) -> list[str]:
     # Files with a null byte are not searched here, and ripgrep leaves them at the first one.
     words = ["--no-config", "--json", "--max-count=1", "--no-ignore", "--hidden", "--no-messages"]
     words += ["--no-follow", "--sort=path", "--encoding=none", "--engine=default", "--no-unicode"]
-    words += ["--ignore-case" if options.pattern.wide_ignores_case else "--case-sensitive"]
-    return [*words, f"--regexp={options.pattern.wide}", "--", options.root]
+    words += ["--ignore-case" if pattern.wide_ignores_case else "--case-sensitive"]
+    return [*words, f"--regexp={pattern.wide}", "--", root]
 
 
 class _Path(msgspec.Struct, frozen=True):
@@ -694,12 +624,12 @@ class _RipgrepReader:
         self.has_ended = False  # with its summary
         self._prefix = os.fsencode(prefix)
         self._visit = visit
-        self._rest = b""  # the beginning of a message
+        self._partial = b""  # the beginning of a message
 
     def feed(self, data: bytes) -> None:
-        *messages, self._rest = (self._rest + data).split(b"\n")
+        *messages, self._partial = (self._partial + data).split(b"\n")
         # The end of a longer message is none that can be decoded.
-        self._rest = self._rest if len(self._rest) <= MESSAGE_BYTES else b"..."
+        self._partial = self._partial if len(self._partial) <= MESSAGE_BYTES else b"..."
         for message in messages:
             self._read(message)
 

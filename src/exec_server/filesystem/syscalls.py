@@ -9,6 +9,8 @@ import ctypes
 import errno
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from exec_server.host.libc import LIBC
@@ -43,11 +45,7 @@ _MAX_AGE_SECONDS: Final = 1.0
 
 
 class _OpenHow(ctypes.Structure):
-    _fields_ = (
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    )
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("flags", "mode", "resolve"))
 
 
 class _StatxTime(ctypes.Structure):
@@ -116,16 +114,26 @@ class OpenHow:
         return fd if fd >= 0 else -_get_errno()
 
 
+@contextmanager
+def opened(path: str, flags: int, dir_fd: int | None = None) -> Iterator[int]:
+    """A descriptor of the path, which the end of the block closes."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def statx(directory: int, name: str) -> FileStatus:
     """The status of an entry, not following a link; of `directory` itself if `name` is empty."""
-    found = _Statx()
+    status = _Statx()
     path = os.fsencode(name)
     flags = _AT_SYMLINK_NOFOLLOW if path else _AT_EMPTY_PATH
     mask = _STATX_BASIC_STATS | _STATX_BTIME
-    if LIBC.statx(directory, path, flags, mask, ctypes.byref(found)) != 0:
+    if LIBC.statx(directory, path, flags, mask, ctypes.byref(status)) != 0:
         raise _error()
-    created = _milliseconds(found.created) if found.mask & _STATX_BTIME else 0
-    return FileStatus(found.mode, found.size, created, _milliseconds(found.modified))
+    created = _milliseconds(status.created) if status.mask & _STATX_BTIME else 0
+    return FileStatus(status.mode, status.size, created, _milliseconds(status.modified))
 
 
 def _milliseconds(time: _StatxTime) -> int:
@@ -205,24 +213,24 @@ class MountTable:
 
     def slow_mounts(self) -> tuple[str, ...]:
         """The mount points, each with a final slash, of file systems that may block."""
-        if time.monotonic() > self._expires:
-            self._refresh()
+        self._refresh()
         return self._slow
 
     def is_proc(self, device: int) -> bool:
         """Whether this is the device number of a procfs; true for all if they are not known."""
-        if time.monotonic() > self._expires:
-            self._refresh()
+        self._refresh()
         return self._proc_devices is None or device in self._proc_devices
 
     def is_storage(self, device: int) -> bool:
         """Whether files with this device number are kept by this machine, not made by a driver."""
-        if time.monotonic() > self._expires:
-            self._refresh()
+        self._refresh()
         return device in self._storage_devices
 
     def _refresh(self) -> None:
-        self._expires = time.monotonic() + _MAX_AGE_SECONDS
+        now = time.monotonic()
+        if now <= self._expires:
+            return
+        self._expires = now + _MAX_AGE_SECONDS
         try:
             with open("/proc/self/mountinfo", "rb") as table:
                 mounts = parse_mounts(table.read())

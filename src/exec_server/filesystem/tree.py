@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from typing import Final
 
 from exec_server.errors import InternalError, InvalidRequest
 from exec_server.filesystem import safe_write
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.safe_write import GUARD
+from exec_server.filesystem.syscalls import opened
 from exec_server.protocol import files
 
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -97,10 +99,8 @@ def _remove_files(directory: int) -> list[str]:
                 directories.append(entry.name)
             else:
                 GUARD.check_removal(directory, entry.name)
-                try:
+                with suppress(FileNotFoundError):
                     os.unlink(entry.name, dir_fd=directory)
-                except FileNotFoundError:
-                    pass
     return directories
 
 
@@ -122,18 +122,15 @@ def copy(params: files.CopyParams) -> files.Done:
     if stat.S_ISDIR(mode):
         if not params.recursive:
             raise InvalidRequest("fs/copy requires recursive: true when sourcePath is a directory")
-        _refuse_copy_into_itself(source, destination)
+        root = os.path.realpath(source).rstrip("/")
+        if f"{os.path.realpath(destination)}/".startswith(f"{root}/"):
+            raise InvalidRequest(
+                "fs/copy cannot copy a directory to itself or one of its descendants"
+            )
         _copy_tree(source, destination)
     elif not _copy_entry(source, destination, mode):
         raise InvalidRequest("fs/copy only supports regular files, directories, and symlinks")
     return files.Done()
-
-
-def _refuse_copy_into_itself(source: str, destination: str) -> None:
-    real_source = os.path.realpath(source)
-    real_destination = os.path.realpath(destination)
-    if f"{real_destination}/".startswith(f"{real_source.rstrip('/')}/"):
-        raise InvalidRequest("fs/copy cannot copy a directory to itself or one of its descendants")
 
 
 def _copy_tree(source: str, destination: str) -> None:
@@ -167,20 +164,15 @@ def _copy_entry(source: str, destination: str, mode: int) -> bool:
 
 def _copy_file(source: str, destination: str) -> None:
     """Copy content and permissions; copying a file onto itself does nothing."""
-    fd = os.open(source, _OPEN_SOURCE)
-    try:
+    with opened(source, _OPEN_SOURCE) as fd:
         GUARD.check_opened(fd, writing=False)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise InvalidRequest("path is not a regular file")
-        try:
+        with suppress(FileNotFoundError):
             if os.path.samestat(info, os.stat(destination)):
                 return
-        except FileNotFoundError:
-            pass
         data: safe_write.Content = safe_write.DescriptorContent(fd, info.st_size)
         if info.st_size == 0:
             data = safe_write.BytesContent(safe_write.read_all(fd, 0))
         safe_write.write(destination, data, mode=stat.S_IMODE(info.st_mode))
-    finally:
-        os.close(fd)

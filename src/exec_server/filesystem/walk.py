@@ -14,12 +14,13 @@ import stat
 from collections import deque
 from collections.abc import Iterable
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
 
 from exec_server.errors import InvalidRequest, lossy, os_error_text
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.protocol import files
 from exec_server.protocol.paths import PLAIN_IN_NAME, child_uri, path_to_uri
 
@@ -38,6 +39,9 @@ _plain_names = re.compile(rf"[{PLAIN_IN_NAME}/]*").fullmatch
 # The text of an entry after its URI.
 _FILE: Final = '","kind":"file"}'
 _DIRECTORY: Final = '","kind":"directory"}'
+# A name in a directory and its entry, None if the name is not UTF-8 and had to be changed.
+_NamedEntry = tuple[str, os.DirEntry[str] | None]
+_name = itemgetter(0)
 
 
 def walk(params: files.WalkParams) -> files.WalkResult:
@@ -76,13 +80,6 @@ class _Directory(NamedTuple):
     depth: int
 
 
-class _Found(NamedTuple):
-    """A name in a directory; `entry` is None if the name is not UTF-8 and had to be changed."""
-
-    name: str
-    entry: os.DirEntry[str] | None
-
-
 class _BudgetSpentError(Exception):
     """The walk reached a limit and ends."""
 
@@ -110,9 +107,8 @@ class _Walker:
     def text(self) -> bytes:
         entries = ",".join(self._entries).encode()
         is_truncated = b"true" if self._is_truncated else b"false"
-        return b'{"entries":[%b],"errors":%b,"truncated":%b}' % (
-            *(entries, _encode(self._errors), is_truncated),
-        )
+        errors = _encode(self._errors)
+        return b'{"entries":[%b],"errors":%b,"truncated":%b}' % (entries, errors, is_truncated)
 
     def _list(self, directory: _Directory) -> None:
         try:
@@ -134,8 +130,6 @@ class _Walker:
                 self._visit(directory, name, uri, entry)
             except OSError as error:
                 self._fail(uri, os_error_text(error))
-
-    # ---- all entries of a directory -----------------------------------------------------
 
     def _add_all(self, directory: _Directory, listed: list[os.DirEntry[str]]) -> bool:
         """Add all entries of a directory at once; False, and nothing is added, if one is special.
@@ -165,24 +159,19 @@ class _Walker:
             self._enter_below(directory, name, f"{directory.uri}/{name}")
         return True
 
-    # ---- one entry after the other ------------------------------------------------------
-
-    def _names(self, scan: Iterable[os.DirEntry[str]]) -> list[_Found]:
+    def _names(self, scan: Iterable[os.DirEntry[str]]) -> list[_NamedEntry]:
         """The sorted names; of a huge directory only as many as the limit still allows."""
-        wanted = self._names_left + 1
-        found: list[_Found] = []
+        limit = self._names_left + 1
+        names: list[_NamedEntry] = []
         for entry in scan:
-            if entry.is_symlink() and not _has_target(entry):
+            if entry.is_symlink() and not os.path.exists(entry.path):
                 continue
-            if entry.name.isascii():
-                found.append(_Found(entry.name, entry))
-            else:
-                name = lossy(entry.name)
-                found.append(_Found(name, entry if name == entry.name else None))
-            if len(found) >= 2 * wanted + 1000:
-                found = heapq.nsmallest(wanted, found, key=_found_name)
-        found.sort(key=_found_name)
-        return found
+            name = lossy(entry.name)
+            names.append((name, entry if name == entry.name else None))
+            if len(names) >= 2 * limit + 1000:
+                names = heapq.nsmallest(limit, names, key=_name)
+        names.sort(key=_name)
+        return names
 
     def _visit(
         self, directory: _Directory, name: str, uri: str, entry: os.DirEntry[str] | None
@@ -211,15 +200,17 @@ class _Walker:
             )
 
     def _enter(self, directory: _Directory) -> None:
+        inode = None
         if self._options.follow_directory_symlinks:
             info = os.stat(directory.path)
-            if (info.st_dev, info.st_ino) in self._seen:
+            inode = info.st_dev, info.st_ino
+            if inode in self._seen:
                 return
         if self._directories_left == 0:
             self._is_truncated = True
             return
-        if self._options.follow_directory_symlinks:
-            self._seen.add((info.st_dev, info.st_ino))
+        if inode is not None:
+            self._seen.add(inode)
         self._directories_left -= 1
         self._queue.append(directory)
 
@@ -236,18 +227,6 @@ class _Walker:
         if cost > self._budget:
             raise _BudgetSpentError
         self._budget -= cost
-
-
-def _found_name(found: _Found) -> str:
-    return found.name
-
-
-def _has_target(entry: os.DirEntry[str]) -> bool:
-    try:
-        entry.stat()
-    except OSError:
-        return False
-    return True
 
 
 def _has_plain_children(directory: _Directory) -> bool:

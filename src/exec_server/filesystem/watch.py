@@ -34,6 +34,7 @@ from exec_server.filesystem.inotify import (
     IN_MOVE_SELF,
     IN_MOVED_FROM,
     IN_MOVED_TO,
+    REASONS,
     DirectoryListener,
     Inotify,
     Subscription,
@@ -41,7 +42,6 @@ from exec_server.filesystem.inotify import (
 )
 from exec_server.host.libc import LIBC
 from exec_server.protocol.files import Change, WatchEventKind, WatchMissingParams
-from exec_server.protocol.paths import PathUri
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +80,6 @@ VisiblePaths = Callable[[Sequence[str]], Sequence[str]]
 
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TOO_MANY: Final = f"the tree has more than {MAX_DIRECTORIES} directories: watch a part of it"
-_REFUSALS: Final = {
-    errno.ENOSPC: "no inotify watch is left: raise fs.inotify.max_user_watches",
-    errno.EMFILE: "no inotify instance is left: raise fs.inotify.max_user_instances",
-    errno.EDQUOT: "the server watches too many directories for its clients",
-}
 
 
 class _WatchBuilder:
@@ -146,7 +141,7 @@ def add_watches(params: WatchMissingParams, inotify: Inotify, subscription: Subs
     builder = _WatchBuilder(inotify, subscription)
     try:
         missing = [path.native() for path in params.missing]
-        present = _native(params.present)
+        present = None if params.present is None else params.present.native()
         return all(builder.add_missing(path) for path in missing) and (
             present is None or builder.add_present(present)
         )
@@ -225,10 +220,6 @@ class MissingWatch:
             self._subscription = None
 
 
-def _native(path: PathUri | None) -> str | None:
-    return None if path is None else path.native()
-
-
 def _exists(path: str) -> bool:
     """Whether an entry exists, even a dangling link; raises OSError if that is unknown."""
     try:
@@ -302,7 +293,10 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class ChangeWatch(DirectoryListener):
-    """A watch of one client. `open` and `settle` block; the rest is for the event loop."""
+    """A watch of one client.
+
+    `open`, `settle` and what they call block; the other methods are for the event loop.
+    """
 
     def __init__(self, inotify: Inotify, *, is_recursive: bool) -> None:
         super().__init__()
@@ -318,8 +312,6 @@ class ChangeWatch(DirectoryListener):
         self._changes = GatheredChanges()
         self._new: list[str] = []  # names of directories to add, in order
         self._forgotten: list[int] = []  # watch descriptors to remove
-
-    # ---- in threads -------------------------------------------------------------------
 
     def open(self, path: str, visible: VisiblePaths | None) -> None:
         """Begin to watch; raises OSError or RpcError. None: every path is visible."""
@@ -339,8 +331,8 @@ class ChangeWatch(DirectoryListener):
         try:
             self._add_tree("")
         except OSError as error:
-            if error.errno in _REFUSALS:
-                raise InvalidRequest(_REFUSALS[error.errno]) from None
+            if error.errno in REASONS:
+                raise InvalidRequest(REASONS[error.errno]) from None
             raise
 
     def settle(self, batch: Batch) -> Batch:
@@ -349,12 +341,12 @@ class ChangeWatch(DirectoryListener):
         changes = dict(batch.changes)
         try:
             for name in batch.new:
-                found = self._add_tree(name)
+                entries = self._add_tree(name)
                 if name:  # the root is added again after an overflow, which is reported instead
-                    for each in found:
+                    for each in entries:
                         changes.setdefault(each, "created")
         except OSError as error:
-            self._fail(_REFUSALS.get(error.errno or 0, os_error_text(error)))
+            self._fail(REASONS.get(error.errno or 0, os_error_text(error)))
         except RpcError as error:
             self._fail(error.message)
         if self._visible is not None:
@@ -379,16 +371,16 @@ class ChangeWatch(DirectoryListener):
 
     def _add_tree(self, relative: str) -> list[str]:
         """Watch a directory and those below it; returns the entries below it."""
-        found: list[str] = []
+        paths: list[str] = []
         pending = [relative]
         while pending:
             directory = pending.pop()
             entries = self._add(directory)
-            found += (f"{directory}{name}" for name, _ in entries)
+            paths += (f"{directory}{name}" for name, _ in entries)
             if self._is_recursive:
                 below = [f"{directory}{name}" for name, is_directory in entries if is_directory]
                 pending += (f"{path}/" for path in self._visible_below(below))
-        return found
+        return paths
 
     def _visible_below(self, paths: Iterable[str]) -> list[str]:
         """Those of some paths below the root that may be reported."""
@@ -420,8 +412,6 @@ class ChangeWatch(DirectoryListener):
                 return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scan]
         finally:
             os.close(directory)
-
-    # ---- in the event loop ------------------------------------------------------------
 
     def on_event(self, descriptor: int, mask: int, name: bytes) -> None:
         relative = self.directories.get(descriptor)

@@ -21,14 +21,11 @@ from exec_server.errors import InvalidRequest
 
 LineKind = Literal[" ", "-", "+"]
 
-
 # Normal patches take milliseconds. Each search of a hostile one takes time in proportion to its
 # file, and there may be a search for each line of the patch.
 SECONDS: Final = 5.0
 # Lines of a file that is patched, and of a patch: each one is an object of about 100 bytes.
 MAX_LINES: Final = 1_000_000
-
-
 # Lines of a hunk that an error shows.
 _SHOWN_LINES: Final = 5
 _PLAIN: Final = str.maketrans(
@@ -51,7 +48,6 @@ _NORMALIZATIONS: Final[tuple[Normalize, ...]] = (
 )
 
 
-# The parsed form of a patch, common to both formats.
 class PatchFailed(InvalidRequest):
     """A patch or an edit that is malformed, or does not fit the file that it changes."""
 
@@ -93,9 +89,8 @@ class FilePatch:
     mode: int | None = None  # permission bits that git states
 
 
-# Effort: bounds the processor time and the size of the texts of one patch or one list of edits.
 class Effort:
-    """The processor time since it was made, by a clock like `time.thread_time`."""
+    """Bounds the processor time of one patch or list of edits, by a clock like `thread_time`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -179,9 +174,8 @@ def _replacements(
             start = _find_anchored(finder, hunk, below, path)
         if start is None:
             raise PatchFailed(f"hunk {number} does not fit {path}: {_description(hunk)}")
-        old = hunk.old
         yield _replacement(lines, hunk, start)
-        below = start + len(old)
+        below = start + len(hunk.old)
 
 
 def _replacement(lines: Sequence[str], hunk: Hunk, start: int) -> _Replacement:
@@ -198,26 +192,25 @@ def _replacement(lines: Sequence[str], hunk: Hunk, start: int) -> _Replacement:
             position += 1
         if line.kind != "-":
             last_has_newline = line.has_newline
-    stop = position
-    if stop == len(lines) and any(not line.has_newline for line in hunk.lines):
+    if position == len(lines) and any(not line.has_newline for line in hunk.lines):
         ends_without_newline = bool(new) and not last_has_newline
-    return _Replacement(start, stop, new, ends_without_newline)
+    return _Replacement(start, position, new, ends_without_newline)
 
 
 def _find_anchored(finder: _Finder, hunk: Hunk, below: int, path: str) -> int | None:
     """The first line of a hunk of Codex; None if its lines are not in the file."""
     for anchor in hunk.anchors:
-        found = finder.first([anchor], below)
-        if found is None:
+        line = finder.first([anchor], below)
+        if line is None:
             raise PatchFailed(f"{path} has no line '{anchor}' below line {below}")
-        below = found + 1
+        below = line + 1
     old = hunk.old
     if not old:
         return below if hunk.anchors and not hunk.is_at_end else finder.size
     if hunk.is_at_end:
-        found = finder.first(old, max(below, finder.size - len(old)))
-        if found is not None:
-            return found
+        last = finder.first(old, max(below, finder.size - len(old)))
+        if last is not None:
+            return last
     return finder.first(old, below)
 
 
@@ -240,9 +233,9 @@ class _Finder:
     def first(self, wanted: Sequence[str], below: int) -> int | None:
         """The first place at or after `below`."""
         for level, pattern in self._all_levels(wanted):
-            found = level.find(pattern, below)
-            if found is not None:
-                return found
+            place = level.find(pattern, below)
+            if place is not None:
+                return place
         return None
 
     def nearest(self, wanted: Sequence[str], near: int, below: int) -> int | None:
@@ -282,8 +275,8 @@ class _Level:
         start = self._starts[first]
         text = self._text[start : self._starts[last] + len(pattern)]
         # Backwards, because `rfind` may take the product of both lengths; `find` takes their sum.
-        found = text[::-1].find(pattern[::-1])
-        return None if found < 0 else self._line_at(start + len(text) - found - len(pattern))
+        distance = text[::-1].find(pattern[::-1])
+        return None if distance < 0 else self._line_at(start + len(text) - distance - len(pattern))
 
     def _line_at(self, position: int) -> int | None:
         return None if position < 0 else bisect_left(self._starts, position)
@@ -296,6 +289,6 @@ def _joined(lines: list[str]) -> str:
 
 def _description(hunk: Hunk) -> str:
     old = hunk.old
-    shown = "\n".join(old[:_SHOWN_LINES])
+    lines = "\n".join(old[:_SHOWN_LINES])
     more = f"\n… and {len(old) - _SHOWN_LINES} more lines" if len(old) > _SHOWN_LINES else ""
-    return f"these lines were not found\n{shown}{more}"
+    return f"these lines were not found\n{lines}{more}"

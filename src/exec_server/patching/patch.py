@@ -1,4 +1,4 @@
-"""A patch in either format, and the files after it.
+"""A patch in either format, and the files after it; and exact edits of a text.
 
 A patch is planned before any file is changed: every file is read and every hunk applied in memory.
 So a patch that does not fit changes nothing.
@@ -7,21 +7,163 @@ So a patch that does not fit changes nothing.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from exec_server.patching import codex_patch, unified_diff
+from exec_server.patching import unified_diff
 from exec_server.patching.hunks import (
     UNBOUNDED,
     Effort,
     FilePatch,
+    Hunk,
+    HunkLine,
+    LineKind,
     PatchFailed,
     apply_hunks,
     check_lines,
 )
 
+BEGIN: Final = "*** Begin Patch"
+END: Final = "*** End Patch"
+_ADD: Final = "*** Add File: "
+_DELETE: Final = "*** Delete File: "
+_UPDATE: Final = "*** Update File: "
+_MOVE: Final = "*** Move to: "
+_AT_END: Final = "*** End of File"
+_KINDS: Final[dict[str, LineKind]] = {" ": " ", "-": "-", "+": "+"}
+
 # Reads a file; None if it is missing. Raises OSError for a directory and the like.
 Read = Callable[[str], bytes | None]
+
+# A few edits of a small text could make one that fills the memory.
+MAX_CHARACTERS: Final = 8 * 1_048_576
+# Each edit reads the whole text.
+MAX_EDITS: Final = 1_000
+# In a longer text the reason of a failure is not looked for: each word would be an object.
+_HINT_CHARACTERS: Final = 1_048_576
+
+
+# Parses the patch format of Codex's apply_patch.
+#
+#     *** Begin Patch
+#     *** Add File: new.txt
+#     +first line
+#     *** Update File: old.txt
+#     *** Move to: renamed.txt
+#     @@ def function():
+#      context
+#     -removed
+#     +added
+#     *** Delete File: gone.txt
+#     *** End Patch
+#
+# Hunks have no line numbers: they are found by their lines, below the lines that `@@` names.
+def parse(text: str) -> list[FilePatch]:
+    """The changes of a patch; raises PatchFailed with the number of the wrong line."""
+    lines = text.strip().split("\n")
+    if lines[0].strip() != BEGIN:
+        raise PatchFailed(f"the first line of the patch must be '{BEGIN}'")
+    if lines[-1].strip() != END:
+        raise PatchFailed(f"the last line of the patch must be '{END}'")
+    return _Parser([line.removesuffix("\r") for line in lines]).files()
+
+
+class _Parser:
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+        self._next = 1  # after the first line
+
+    def files(self) -> list[FilePatch]:
+        files = []
+        while self._next < len(self._lines) - 1:
+            files.append(self._file())
+        if not files:
+            raise PatchFailed("the patch changes no file")
+        return files
+
+    def _file(self) -> FilePatch:
+        header = self._lines[self._next].strip()
+        self._next += 1
+        if header.startswith(_ADD):
+            lines = tuple(self._added_lines())
+            return FilePatch("add", self._path(header, _ADD), (Hunk(lines),) if lines else ())
+        if header.startswith(_DELETE):
+            return FilePatch("delete", self._path(header, _DELETE))
+        if header.startswith(_UPDATE):
+            return self._update(self._path(header, _UPDATE))
+        self._next -= 1
+        raise self._failure(
+            f"'{header}' is not a header: expected '{_ADD}PATH', '{_UPDATE}PATH' or '{_DELETE}PATH'"
+        )
+
+    def _path(self, header: str, prefix: str) -> str:
+        path = header.removeprefix(prefix).strip()
+        if not path:
+            raise self._failure("the path is empty", line=self._next)
+        return path
+
+    def _current(self) -> str | None:
+        """The next line of the current file; None at the next header or at the end."""
+        if self._next >= len(self._lines) - 1:
+            return None
+        line = self._lines[self._next]
+        is_header = line.startswith("***") and line.strip() != _AT_END
+        return None if is_header else line
+
+    def _added_lines(self) -> list[HunkLine]:
+        lines = []
+        while (line := self._current()) is not None:
+            if not line.startswith("+"):
+                raise self._failure("each line of an added file must begin with '+'")
+            lines.append(HunkLine("+", line[1:]))
+            self._next += 1
+        return lines
+
+    def _update(self, path: str) -> FilePatch:
+        new_path = None
+        if self._lines[self._next].startswith(_MOVE):
+            self._next += 1
+            new_path = self._path(self._lines[self._next - 1], _MOVE)
+        hunks = []
+        while self._current() is not None:
+            hunks.append(self._hunk())
+        if not hunks and new_path is None:
+            raise self._failure(f"the update of {path} has no lines", line=self._next)
+        return FilePatch("update", path, tuple(hunks), new_path)
+
+    def _hunk(self) -> Hunk:
+        anchors = []
+        while (line := self._current()) is not None and line.startswith("@@"):
+            if anchor := line[2:].removeprefix(" "):
+                anchors.append(anchor)
+            self._next += 1
+        lines: list[HunkLine] = []
+        is_at_end = False
+        while (line := self._current()) is not None and not line.startswith("@@"):
+            self._next += 1
+            if line.strip() == _AT_END:
+                is_at_end = True
+                break
+            lines.append(self._line(line))
+        if not lines:
+            raise self._failure("a hunk needs at least one line", line=self._next)
+        return Hunk(tuple(lines), tuple(anchors), is_at_end)
+
+    def _line(self, line: str) -> HunkLine:
+        if not line:
+            return HunkLine(" ", "")  # editors remove the space of an empty context line
+        if line[0] not in _KINDS:
+            raise self._failure(
+                "each line of a hunk must begin with ' ', '-' or '+'", line=self._next
+            )
+        return HunkLine(_KINDS[line[0]], line[1:])
+
+    def _failure(self, reason: str, *, line: int | None = None) -> PatchFailed:
+        """An error for the next line, or for the line with this number, from 1."""
+        return PatchFailed(
+            f"line {self._next + 1 if line is None else line} of the patch: {reason}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +180,8 @@ class PatchedFile:
 def parse_patch(text: str) -> list[FilePatch]:
     """The changes of a patch of Codex or of a unified diff; raises PatchFailed."""
     check_lines(text, "the patch")
-    if text.lstrip().startswith(codex_patch.BEGIN):
-        return codex_patch.parse(text)
+    if text.lstrip().startswith(BEGIN):
+        return parse(text)
     return unified_diff.parse(text)
 
 
@@ -113,3 +255,53 @@ def _patched(file: FilePatch, content: bytes, effort: Effort) -> bytes:
     text = content.decode("utf-8", "surrogateescape")
     text = apply_hunks(text, file.hunks, file.path, effort)
     return text.encode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace `old` by `new`: its only occurrence, or `all` of them."""
+
+    old: str
+    new: str
+    all: bool = False
+
+
+def apply_edits(text: str, edits: Sequence[Edit], effort: Effort = UNBOUNDED) -> tuple[str, int]:
+    """The text after all edits, one after the other, and the number of replacements.
+
+    Raises PatchFailed if an old text is empty, is missing, or is not unique, or at a limit.
+    """
+    if len(edits) > MAX_EDITS:
+        raise PatchFailed(f"at most {MAX_EDITS} edits may be made at once: split them")
+    replaced = 0
+    for number, edit in enumerate(edits, 1):
+        which = f"edit {number} of {len(edits)}: " if len(edits) > 1 else ""
+        effort.check()
+        if not edit.old:
+            raise PatchFailed(f"{which}the old text must not be empty")
+        count = text.count(edit.old)
+        if count == 0:
+            raise PatchFailed(f"{which}the old text does not occur{_hint(text, edit.old)}")
+        if count > 1 and not edit.all:
+            raise PatchFailed(
+                f"{which}the old text occurs {count} times: add lines around it until it is "
+                "unique, or replace all of them"
+            )
+        if len(text) + count * (len(edit.new) - len(edit.old)) > MAX_CHARACTERS:
+            raise PatchFailed(
+                f"{which}the new text would have more than {MAX_CHARACTERS} characters"
+            )
+        text = text.replace(edit.old, edit.new)
+        replaced += count
+    return text, replaced
+
+
+def _hint(text: str, old: str) -> str:
+    """The usual reasons for which an old text is not found."""
+    if len(text) > _HINT_CHARACTERS:
+        return ""
+    if "\r\n" in text and "\r\n" not in old and old.replace("\n", "\r\n") in text:
+        return ": its lines end with CRLF"
+    if " ".join(old.split()) in " ".join(text.split()):
+        return ", except with other spaces or line breaks"
+    return ""

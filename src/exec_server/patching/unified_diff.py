@@ -71,11 +71,7 @@ class _Parser:
 
     def _is_plain_header(self) -> bool:
         following = self._lines[self._next : self._next + 2]
-        return (
-            len(following) == 2
-            and following[0].startswith("--- ")
-            and following[1].startswith("+++ ")
-        )
+        return [line[:4] for line in following] == ["--- ", "+++ "]
 
     def _file(self) -> FilePatch:
         header = self._header()
@@ -219,13 +215,10 @@ def _unquoted(name: str) -> str:
     """Undo the quotes of git around names with special characters."""
     if len(name) < 2 or not (name.startswith('"') and name.endswith('"')):
         return name
-    octal = re.compile(r"[0-7]{1,3}")
 
     def decode(match: re.Match[str]) -> str:
         escape = match[1]
-        if octal.fullmatch(escape):
-            return chr(int(escape, 8) & 0xFF)
-        return _ESCAPED.get(escape, escape)
+        return chr(int(escape, 8) & 0xFF) if escape.isdigit() else _ESCAPED.get(escape, escape)
 
     raw = _ESCAPE.sub(decode, name[1:-1])
     try:

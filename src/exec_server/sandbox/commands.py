@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -21,34 +22,25 @@ from exec_server.process.command import Command, ServerFile
 from exec_server.process.orphans import Owner
 from exec_server.process.spawn import Child, Streams, check_directory, encode
 from exec_server.process.table import LaunchMode
-from exec_server.protocol.sandbox import Sandbox
+from exec_server.protocol.process import OutputChunk
+from exec_server.protocol.sandbox import Denial, Sandbox
 from exec_server.sandbox.builder import (
     LEGACY_LANDLOCK,
     SandboxBuilder,
+    ViewDependencies,
     build_view,
     host_paths,
     retry_while_stale,
 )
-from exec_server.sandbox.denial_explainer import CommandDenials
-from exec_server.sandbox.policy import compiler
-from exec_server.sandbox.policy.access import merge_rules, policy_access, rule_access
-from exec_server.sandbox.policy.denial import is_likely_denied
+from exec_server.sandbox.policy import access, compiler
+from exec_server.sandbox.policy.denial import Explain, find_denial, is_likely_denied
 from exec_server.sandbox.policy.model import MissingName, Policy
 from exec_server.sandbox.runtime import disk as runtime_disk
 from exec_server.sandbox.runtime import messages
 from exec_server.sandbox.runtime.capabilities import Confinement
-from exec_server.sandbox.runtime.control import launch, request
 from exec_server.sandbox.runtime.disk import HostDisk
-from exec_server.sandbox.runtime.messages import (
-    BuildRequest,
-    ControlSocket,
-    ExecRequest,
-    Status,
-    UserRequest,
-)
+from exec_server.sandbox.runtime.launcher import launch, request
 from exec_server.sandbox.runtime.placeholders import Placeholder, Placeholders
-from exec_server.sandbox.runtime.reports import CommandReports
-from exec_server.sandbox.runtime.staleness import ViewDependencies
 from exec_server.sandbox.runtime.view import CERTIFICATES, ProcMount, StaleView
 
 log = logging.getLogger(__name__)
@@ -62,7 +54,7 @@ IDLE_SECONDS: Final = 120.0
 
 CleanUp = Callable[[], None]
 
-_BUILD = BuildRequest("user", None, "enabled", "inherited")
+_BUILD_FOR_USER: Final = messages.BuildRequest("user", None, "enabled", "inherited")
 
 
 # Prebuilt sandboxes: an init that waits in its finished view for a command.
@@ -74,7 +66,7 @@ class Init(NamedTuple):
     """An init in its built view, with the state needed to start a command in it."""
 
     pid: int
-    control: ControlSocket
+    control: messages.ControlSocket
     missing: tuple[MissingName, ...]
     dependencies: ViewDependencies | None
 
@@ -178,6 +170,51 @@ class PrebuiltPool:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
+class CommandDenials:
+    """The denials of one command, from its start to its end."""
+
+    def __init__(self, policy: Policy, cwd: str) -> None:
+        self.policy = policy
+        self._cwd = cwd
+        self._reports: messages.CommandReports | None = None
+
+    def follow(self, reports: messages.CommandReports) -> None:
+        """Take over the reports of the started command; `find` closes them."""
+        self._reports = reports
+
+    def check(self, exit_code: int, output: list[OutputChunk]) -> tuple[bool, Denial | None]:
+        """Whether clients are told of a denial, and the denied operation; called once."""
+        is_denied = is_likely_denied(exit_code, output)
+        denial = self.find(exit_code, output, partial(access.explain_denial, self.policy))
+        if denial is None and is_denied:
+            denial = Denial(None, None, None, None)
+        if denial is not None:
+            log.info("sandbox denied something to a command: %s", denial)
+        return is_denied, denial
+
+    def find(self, exit_code: int, output: list[OutputChunk], explain: Explain) -> Denial | None:
+        """The denied operation, None if none is known; called once, after the end."""
+        is_offline = self.policy.network == "restricted"
+        is_refused = self._is_refused() and is_offline and self.policy.rules is not None
+        return find_denial(
+            exit_code,
+            output,
+            explain,
+            cwd=self._cwd,
+            is_offline=is_offline,
+            is_network_refused=is_refused,
+        )
+
+    def _is_refused(self) -> bool:
+        """Whether a refused call was reported; closes the reports."""
+        reports, self._reports = self._reports, None
+        if reports is None:
+            return False
+        with closing(reports):
+            reports.read()
+        return reports.is_refused
+
+
 class CommandSandbox:
     """Confines commands. Every method is thread-safe."""
 
@@ -219,27 +256,24 @@ class CommandSandbox:
             )
         if sandbox.use_legacy_landlock:
             raise InternalError(LEGACY_LANDLOCK)
-        policy = _protect(policy, read_only)
-        denials = CommandDenials(policy, cwd)
-        return LaunchMode(partial(self.spawn, policy, denials), denials.check)
+        denials = CommandDenials(_protect(policy, read_only), cwd)
+        return LaunchMode(partial(self.spawn, denials), denials.check)
 
-    def spawn(
-        self, policy: Policy, denials: CommandDenials, command: Command, owner: Owner
-    ) -> Child:
+    def spawn(self, denials: CommandDenials, command: Command, owner: Owner) -> Child:
         """Start a confined command; otherwise like process.spawn.spawn. Blocking."""
         encode(command)  # raises for arguments that no program can be given
         check_directory(command.cwd)
+        policy = denials.policy
         if policy.rules is not None and command.certificates is not None:
             command = _with_certificates_in_view(command, command.certificates)
         # Files that match a pattern are looked up for each command, so a view cannot be prebuilt.
         prebuild_next = policy.rules is not None and not policy.globs
         streams = Streams.open(command)
-        return self.spawn_on(streams, policy, denials, command, owner, prebuild_next=prebuild_next)
+        return self.spawn_on(streams, denials, command, owner, prebuild_next=prebuild_next)
 
     def spawn_on(
         self,
         streams: Streams,
-        policy: Policy,
         denials: CommandDenials,
         command: Command,
         owner: Owner,
@@ -251,45 +285,55 @@ class CommandSandbox:
         `denials` learns of refused calls from the started command. With `prebuild_next` a sandbox
         for the next command is built in the background.
         """
+        policy = denials.policy
         started = False
         try:
             standard, terminal = standard_streams(command, streams)
             if streams.shell_state is not None:
                 standard.append(streams.shell_state)
-
+            program = messages.ExecRequest(
+                command.argv,
+                command.arg0,
+                command.cwd,
+                command.env,
+                terminal,
+                (),
+                command.proxy_ports,
+                None if command.certificates is None else command.certificates.content,
+            )
             # Two builds or starts at a time compete for processors and for locks of the kernel. So
             # the next sandbox is built after this start, unless commands follow each other so fast
             # that they wait for their sandboxes.
             is_urgent = prebuild_next and self._prebuilt.is_building(policy)
 
-            def start() -> tuple[Init, CleanUp | None, tuple[int, ...]]:
+            def start() -> Child:
                 init = self._take_init(policy, terminal)
                 if is_urgent:
                     self._prebuilt.prebuild(policy)
-                return init, *self._start(init, command, terminal, owner, standard)
+                clean_up, listeners = self._execute(init, program, standard, owner)
+                reports = messages.CommandReports(init.control)
+                denials.follow(reports)
+                exit_report = None if policy.rules is None else reports
+                stdin, outputs = streams.stdin, streams.outputs
+                return Child(init.pid, stdin, outputs, clean_up, listeners, exit_report)
 
-            init, clean_up, listeners = retry_while_stale(start)
+            child = retry_while_stale(start)
             started = True
             if prebuild_next and not is_urgent:
                 self._prebuilt.prebuild(policy)
         finally:
             streams.release(started=started)
-        reports = CommandReports(init.control)
-        denials.follow(reports)
-        exit_report = None if policy.rules is None else reports
-        return Child(init.pid, streams.stdin, streams.outputs, clean_up, listeners, exit_report)
+        return child
 
     def _take_init(self, policy: Policy, terminal: str | None) -> Init:
         """An init in the view of the policy: a prebuilt or a new one."""
         # The terminal is mounted into an empty root when the view is built.
-        needs_terminal = terminal is not None and policy_access(policy, "/") is None
-        init = None if needs_terminal else self._prebuilt.take(policy)
-        if init is None:
-            init = self._build_init(policy, terminal if needs_terminal else None)
-        return init
+        if terminal is not None and access.policy_access(policy, "/") is None:
+            return self._build_init(policy, terminal)
+        return self._prebuilt.take(policy) or self._build_init(policy)
 
-    def _start(
-        self, init: Init, command: Command, terminal: str | None, owner: Owner, standard: list[int]
+    def _execute(
+        self, init: Init, program: messages.ExecRequest, standard: list[int], owner: Owner
     ) -> tuple[CleanUp | None, tuple[int, ...]]:
         """Let an init run the command; the control socket stays open.
 
@@ -302,33 +346,22 @@ class CommandSandbox:
             except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
                 raise StaleView(str(error)) from error
             covers = tuple(placeholder.step for placeholder in held)
-            certificates = None if command.certificates is None else command.certificates.content
-            program = ExecRequest(
-                command.argv,
-                command.arg0,
-                command.cwd,
-                command.env,
-                terminal,
-                covers,
-                command.proxy_ports,
-                certificates,
-            )
+            program = msgspec.structs.replace(program, placeholders=covers)
             owner.tag = tags.allocate()
             tags.tag_running(init.pid, owner.tag)
-            expected = len(command.proxy_ports)
+            expected = len(program.proxy_ports)
             listeners = request(init.control, program, standard, expected=expected)
         except BaseException:
             self._placeholders.release(held)
             init.close()
             raise
         init.close_dependencies()
-        clean_up = partial(self._placeholders.release, held) if held else None
-        return clean_up, listeners
+        return partial(self._placeholders.release, held) if held else None, listeners
 
     def _build_init(self, policy: Policy, terminal: str | None = None) -> Init:
         """An init in the view of the policy; without limits on files there is no view."""
         if policy.rules is None:
-            unlimited = BuildRequest("init", None, policy.network, "inherited")
+            unlimited = messages.BuildRequest("init", None, policy.network, "inherited")
             return Init(*self._builder.launch_unlimited(unlimited), (), None)
         disk = HostDisk(sees_placeholders=False)
         denied = runtime_disk.scan_policy(policy, disk)
@@ -337,9 +370,9 @@ class CommandSandbox:
             view, self._builder.mounts, self._builder.pins, sees_placeholders=False
         )
 
-        def make_request(confinement: Confinement) -> BuildRequest:
+        def make_request(confinement: Confinement) -> messages.BuildRequest:
             proc: ProcMount = "private" if confinement.private_proc else "inherited"
-            return BuildRequest("init", view, policy.network, proc, terminal=terminal)
+            return messages.BuildRequest("init", view, policy.network, proc, terminal=terminal)
 
         try:
             launched = self._builder.launch(make_request, network=policy.network != "enabled")
@@ -361,12 +394,14 @@ def _protect(policy: Policy, read_only: Sequence[str]) -> Policy:
         return policy
     rules = policy.rules
     paths = [
-        path for path in read_only if rule_access(rules, path) == "write" and os.path.isfile(path)
+        path
+        for path in read_only
+        if access.rule_access(rules, path) == "write" and os.path.isfile(path)
     ]
     if not paths:
         return policy
     stated = [(rule.path, rule.access) for rule in rules]
-    narrowed = merge_rules([*stated, *((path, "read") for path in paths)])
+    narrowed = access.merge_rules([*stated, *((path, "read") for path in paths)])
     return msgspec.structs.replace(policy, rules=narrowed)
 
 
@@ -393,9 +428,8 @@ def standard_streams(command: Command, streams: Streams) -> tuple[list[int], str
     return standard, None
 
 
-# UserCommands: starts commands as other users of the machine, by the launcher.
 class UserCommands:
-    """Starts commands with the rights of their users. Every method is thread-safe."""
+    """Starts commands as other users of the machine, by the launcher. Thread-safe."""
 
     def __init__(self, builder: SandboxBuilder) -> None:
         self._builder = builder
@@ -403,7 +437,7 @@ class UserCommands:
     def spawn(self, user: User, command: Command, owner: Owner) -> Child:
         """Start a command as a user; otherwise like process.spawn.spawn. Blocking."""
         encode(command)  # raises for arguments that no program can be given
-        request = UserRequest(
+        request = messages.UserRequest(
             command.argv,
             command.arg0,
             command.cwd,
@@ -417,24 +451,26 @@ class UserCommands:
         started = False
         try:
             standard, _ = standard_streams(command, streams)
-            pid, control = launch(self._builder.launcher, 0, _BUILD)
+            pid, control = launch(self._builder.launcher, 0, _BUILD_FOR_USER)
             with control:
                 owner.tag = tags.allocate()
                 tags.tag_running(pid, owner.tag)
-                _execute(control, request, standard)
+                _execute_as_user(control, request, standard)
             started = True
         finally:
             streams.release(started=started)
         return Child(pid, streams.stdin, streams.outputs)
 
 
-def _execute(control: ControlSocket, request: UserRequest, standard: list[int]) -> None:
+def _execute_as_user(
+    control: messages.ControlSocket, request: messages.UserRequest, standard: list[int]
+) -> None:
     """Let the process execute the command; raises OSError if it cannot."""
     is_ready = False
     try:
         messages.send(control, request, standard)
         while True:
-            status, _ = messages.receive(control, Status)
+            status, _ = messages.receive(control, messages.Status)
             if status.state != "ready":
                 number = int(status.reason) if status.reason.isdecimal() else 0
                 raise OSError(number, os.strerror(number))

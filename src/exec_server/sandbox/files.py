@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from exec_server.errors import InternalError, RpcError
+from exec_server.errors import InternalError, RpcError, lossy, rpc_error_from_os
+from exec_server.protocol import files
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.files import ConfinableParams
 from exec_server.protocol.sandbox import Sandbox
 from exec_server.sandbox.builder import (
     LEGACY_LANDLOCK,
     SandboxBuilder,
+    ViewDependencies,
     build_view,
     host_paths,
     retry_while_stale,
 )
-from exec_server.sandbox.denial_explainer import DenialExplainer
 from exec_server.sandbox.policy import access, compiler
-from exec_server.sandbox.policy.access import allows_all_reads
+from exec_server.sandbox.policy.access import allows_all_reads, explain_denial
 from exec_server.sandbox.policy.layout import is_visible, resolve_globs, writable_paths
 from exec_server.sandbox.policy.model import Policy
 from exec_server.sandbox.runtime.capabilities import Confinement
 from exec_server.sandbox.runtime.disk import HostDisk
 from exec_server.sandbox.runtime.messages import BuildRequest
-from exec_server.sandbox.runtime.staleness import ViewDependencies
 from exec_server.sandbox.runtime.view import ProcMount
 from exec_server.sandbox.runtime.worker import Worker
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+P = TypeVar("P", bound=ConfinableParams)
+R = TypeVar("R")
 
 # Each is an interpreter of a few MiB. Beyond it the longest idle worker is closed.
 MAX_WORKERS: Final = 16
@@ -42,20 +48,28 @@ MAX_PER_POLICY: Final = 4
 # An active client sends its next request within seconds.
 IDLE_SECONDS: Final = 60.0
 
-Build = Callable[[Policy], tuple[Worker, ViewDependencies]]
-
-
-P = TypeVar("P", bound=ConfinableParams)
-R = TypeVar("R")
-
 # Compiled policies in the cache: clients send the same few sandbox objects with every request. The
 # one that was not used for the longest time is dropped.
 _CACHED_POLICIES: Final = 256
 # A longer sandbox object is compiled for each request: its policy takes several times its size.
 _CACHED_KEY_BYTES: Final = 65_536
 
+Build = Callable[[Policy], tuple[Worker, ViewDependencies]]
 
-# The file workers of a server: built on demand, reused, bounded in number.
+# Params of operations that change the path.
+_WRITES = (
+    files.WriteFileParams
+    | files.CreateDirectoryParams
+    | files.RemoveParams
+    | files.AppendParams
+    | files.ChmodParams
+    | files.SymlinkParams
+    | files.SetTimesParams
+    | files.EditParams
+    | files.ApplyPatchParams
+)
+
+
 class _PooledWorker:
     """A worker, its policy, and the dependencies of its view."""
 
@@ -75,7 +89,10 @@ class _PooledWorker:
 
 
 class WorkerPool:
-    """Lends workers to threads. A worker serves one policy and one request at a time."""
+    """Lends workers to threads: built on demand, reused, bounded in number.
+
+    A worker serves one policy and one request at a time.
+    """
 
     def __init__(self, build: Build) -> None:
         self._build = build
@@ -88,10 +105,10 @@ class WorkerPool:
         """Call `action` with a worker for the policy; waits if all are busy. Blocking."""
         pooled = self._acquire(policy)
         try:
-            if pooled is None or not pooled.is_usable():
-                if pooled is not None:
-                    pooled.close()
-                    pooled = None
+            if pooled is not None and not pooled.is_usable():
+                pooled.close()
+                pooled = None
+            if pooled is None:
                 pooled = _PooledWorker(policy, *self._build(policy))
             return action(pooled.worker)
         finally:
@@ -165,7 +182,7 @@ class FileSandbox:
 
     def policy_for(self, sandbox: Sandbox, *, reading: bool) -> FilePolicy | None:
         """The policy of a file operation, None if it does not limit files."""
-        key = msgspec.msgpack.encode(sandbox, enc_hook=_uri_text) + (b"r" if reading else b"w")
+        key = msgspec.msgpack.encode(sandbox, enc_hook=str) + (b"r" if reading else b"w")
         with self._policies_lock:
             if key in self._policies:
                 self._policies.move_to_end(key)
@@ -262,8 +279,31 @@ class FilePolicy:
 
     def explain(self, params: ConfinableParams, error: OSError) -> RpcError:
         """The error of an operation, with the rule that denied it. Blocking."""
-        return DenialExplainer(self._policy).file_error(params, error)
+        return explain_file_error(self._policy, params, error)
 
 
-def _uri_text(value: object) -> str:
-    return str(getattr(value, "uri", value))
+def explain_file_error(policy: Policy, params: ConfinableParams, error: OSError) -> RpcError:
+    """The error of a file operation, with the rule that denied the operation. Blocking."""
+    failure = rpc_error_from_os(error)
+    for path, operation in _accessed_paths(params):
+        rule = explain_denial(policy, path, operation) or explain_denial(
+            policy, os.path.realpath(path), operation
+        )
+        if rule is not None:
+            log.info("sandbox denied to %s %s: %s (%s)", operation, path, rule, error.strerror)
+            denial = {"path": lossy(path), "operation": operation, "rule": lossy(rule)}
+            failure.data = {"sandboxDenial": denial}
+            break
+    return failure
+
+
+def _accessed_paths(params: ConfinableParams) -> list[tuple[str, Literal["read", "write"]]]:
+    """The paths of a file operation and their accesses."""
+    if isinstance(params, files.CopyParams | files.RenameParams):
+        source, destination = params.source_path.native(), params.destination_path.native()
+        is_copy = isinstance(params, files.CopyParams)
+        return [(source, "read" if is_copy else "write"), (destination, "write")]
+    writes = isinstance(params, _WRITES) or (
+        isinstance(params, files.OpenParams) and params.mode != "read"
+    )
+    return [(params.path.native(), "write" if writes else "read")]

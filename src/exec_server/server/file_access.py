@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
-from exec_server.filesystem import trusted_reads
-from exec_server.filesystem.operation_table import OnDemand
+from exec_server.filesystem import nonblocking
+from exec_server.filesystem.operations import OnDemand
 from exec_server.host import users
 from exec_server.protocol import files
 from exec_server.protocol.decoding import Call
@@ -125,7 +125,7 @@ class TrustedRead:
         return self._policy.perform(operation.call, params) if result is None else result
 
     def open(self, opening: FileOpening[Opened, R], params: Opened) -> int:
-        descriptor = trusted_reads.open_for_read(params)
+        descriptor = nonblocking.open_trusted(params)
         return self._policy.open(opening.call, params) if descriptor is None else descriptor
 
 

@@ -149,7 +149,7 @@ def _process_rows() -> list[Method]:
 
 
 def _file_rows() -> list[Method]:
-    from exec_server.filesystem.operation_table import OPERATIONS
+    from exec_server.filesystem.operations import OPERATIONS
     from exec_server.protocol import files
     from exec_server.server.file_access import FileOperation
     from exec_server.server.handlers import files as handlers

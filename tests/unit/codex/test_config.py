@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.codex import config, toml_file
+from exec_server.codex import config
 from exec_server.errors import InternalError
 from exec_server.protocol.codex import LayerStack, ReadConfigParams, ReadConfigResult
 from exec_server.protocol.paths import PathUri, path_to_uri
@@ -44,7 +44,7 @@ class Machine:
             path = layer.source.rpartition("(")[2].rstrip(")")
             assert layer.base_dir == path_to_uri(os.path.dirname(path))
         return [
-            (layer.source.replace(f"{self.root}/", ""), toml_file.parse(layer.toml))
+            (layer.source.replace(f"{self.root}/", ""), config.parse(layer.toml))
             for layer in stack.layers
         ]
 
@@ -198,7 +198,7 @@ def test_the_answer_is_limited(machine: Machine, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InternalError, match="the layers exceed 40 characters"):
         machine.read("a", cwd=lowest)
     assert machine.read("b", cwd=lowest).config.layers == []
-    monkeypatch.setattr(toml_file, "TEXT_CHARACTERS", 3)
+    monkeypatch.setattr(config, "TEXT_CHARACTERS", 3)
     machine.write(**{f"{lowest}/.codex/config.toml": "[long]\n"})
     with pytest.raises(InternalError, match=r"config\.toml are nested too often"):
         machine.read("long", cwd=lowest)

@@ -38,7 +38,7 @@ def _open(
     table: HandleTable, handle_id: str, path: str = "a", mode: Literal["read", "replace"] = "read"
 ) -> object:
     uri = PathUri.from_wire(os.path.join(os.getcwd(), path))
-    return table.open(files.OpenParams(HandleId(handle_id), uri, mode))
+    return table.adopt(files.OpenParams(HandleId(handle_id), uri, mode), handles.open_file)
 
 
 def _block(handle_id: str, offset: int, length: int) -> files.ReadBlockParams:

@@ -12,7 +12,7 @@ from tests.support.trees import do, fails, os_error, uri
 
 from exec_server.errors import InternalError
 from exec_server.filesystem import operations
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.protocol import files as wire
 from exec_server.protocol.files import CanonicalizeResult, Done
 from exec_server.protocol.paths import path_to_uri

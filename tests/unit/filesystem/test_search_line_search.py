@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,10 @@ import pytest
 from exec_server.errors import InvalidParams
 from exec_server.filesystem import search
 from exec_server.filesystem.line_patterns import LinePattern
-from exec_server.filesystem.path_guard import GUARD
-from exec_server.filesystem.search import LineSearch, PathFilter, SearchOptions
+from exec_server.filesystem.safe_write import GUARD
+from exec_server.filesystem.search import LineSearch, PathFilter
+from exec_server.protocol.files import GrepParams
+from exec_server.protocol.paths import PathUri
 
 
 @pytest.fixture(autouse=True)
@@ -30,21 +31,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _options(
-    pattern: str = "two",
-    root: str = "",
-    *,
-    literal: bool = False,
-    ignore_case: bool = False,
-    **changes: Any,
-) -> SearchOptions:
-    lines = LinePattern(pattern, literal=literal, ignore_case=ignore_case)
-    options = SearchOptions(os.path.join(os.getcwd(), root), lines, None, None, 0, 0, limit=1000)
-    return replace(options, **changes)
+def _params(pattern: str = "two", root: str = "", **changes: Any) -> GrepParams:
+    path = PathUri.from_wire(os.path.join(os.getcwd(), root))
+    return GrepParams(path, pattern, **changes)
 
 
 def _search(pattern: str = "two", root: str = "", **changes: Any) -> list[tuple[Any, ...]]:
-    found = LineSearch(_options(pattern, root, **changes)).run()
+    found = LineSearch(_params(pattern, root, **changes)).run()
     assert not found.truncated
     return [(line.path, line.number, line.column, line.text) for line in found.lines]
 
@@ -160,13 +153,13 @@ def test_the_answer_is_bounded(
     name: str, value: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, name, value)
-    found = LineSearch(_options()).run()
+    found = LineSearch(_params()).run()
     assert (len(found.lines), found.truncated) == (count, True)
 
 
 def test_the_first_matches_are_returned(folder: Path) -> None:
     (folder / "f").write_text("x1\nx2\nx3\n")
-    found = LineSearch(_options("x", "f", limit=2, after=1)).run()
+    found = LineSearch(_params("x", "f", limit=2, after=1)).run()
     assert [(line.number, line.column) for line in found.lines] == [(1, 1), (2, 1), (3, 0)]
     assert found.truncated
 
@@ -176,12 +169,12 @@ def test_a_match_of_exponential_time_is_interrupted(
 ) -> None:
     (folder / "f").write_text("ok\n" + "a" * 60 + "b")
     monkeypatch.setattr(search, "MAX_SECONDS", 0.05)
-    found = LineSearch(_options("ok|(?:a|aa)+$", "f")).run()
+    found = LineSearch(_params("ok|(?:a|aa)+$", "f")).run()
     assert ([line.number for line in found.lines], found.truncated) == ([1], True)
 
 
 def test_a_cancelled_search_ends() -> None:
-    found = LineSearch(_options(), is_cancelled=lambda: True).run()
+    found = LineSearch(_params(), is_cancelled=lambda: True).run()
     assert (found.lines, found.truncated) == ([], True)
 
 
@@ -189,13 +182,15 @@ def test_a_cancelled_search_ends() -> None:
     ("is_complete", "paths"), [(True, ["src/b.py"]), (False, ["a.py", "src/b.py"])]
 )
 def test_files_can_be_selected_by_others(is_complete: bool, paths: list[str]) -> None:
-    def preselect(options: SearchOptions, seconds: float, visit: Callable[[str], None]) -> bool:
+    def preselect(
+        root: str, pattern: LinePattern, seconds: float, visit: Callable[[str], None]
+    ) -> bool:
         assert 0 < seconds <= search.MAX_SECONDS
         for path in ("src/b.py", "src/deep/c.txt", "missing", "link"):
             visit(path)
         return is_complete
 
-    found = LineSearch(_options(glob="*.py")).run(preselect)
+    found = LineSearch(_params(glob="*.py")).run(preselect)
     assert [line.path for line in found.lines] == paths
 
 

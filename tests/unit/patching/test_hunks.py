@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exec_server.patching import codex_patch, unified_diff
 from exec_server.patching import hunks as patching_hunks
+from exec_server.patching import patch, unified_diff
 from exec_server.patching.hunks import Effort, Hunk, HunkLine, PatchFailed, apply_hunks
 
 pytestmark = pytest.mark.quick
@@ -18,7 +18,7 @@ _LINES = st.lists(st.sampled_from(["a", "b", " a", "c ", "", "é", "x\ty"]), max
 
 
 def codex_hunks(body: str) -> tuple[Hunk, ...]:
-    (file,) = codex_patch.parse(f"*** Begin Patch\n*** Update File: f\n{body}\n*** End Patch")
+    (file,) = patch.parse(f"*** Begin Patch\n*** Update File: f\n{body}\n*** End Patch")
     return file.hunks
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from exec_server.errors import InternalError
 from exec_server.sandbox import files
+from exec_server.sandbox.builder import ViewDependencies
 from exec_server.sandbox.files import MAX_PER_POLICY, MAX_WORKERS, WorkerPool
 from exec_server.sandbox.policy.model import Policy, Rule
-from exec_server.sandbox.runtime.staleness import ViewDependencies
 from exec_server.sandbox.runtime.worker import Worker
 
 

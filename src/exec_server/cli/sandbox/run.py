@@ -33,7 +33,7 @@ from exec_server.protocol import sandbox as protocol_sandbox
 from exec_server.protocol.paths import path_to_uri
 from exec_server.protocol.process import OutputChunk
 from exec_server.protocol.sandbox import Confinable, Sandbox
-from exec_server.sandbox.denial_explainer import CommandDenials
+from exec_server.sandbox.commands import CommandDenials
 from exec_server.sandbox.policy import compiler
 from exec_server.sandbox.policy.access import explain_denial, join
 from exec_server.sandbox.policy.layout import lay_out, resolve_globs
@@ -221,9 +221,7 @@ def run_confined(
         denials = CommandDenials(confined.policy, confined.command.cwd)
         sandboxes = Sandboxes(os.environ, register_cleanup)
         with contextlib.closing(sandboxes):
-            child = sandboxes.commands.spawn_on(
-                streams, confined.policy, denials, confined.command, owner
-            )
+            child = sandboxes.commands.spawn_on(streams, denials, confined.command, owner)
     signals.started(child.pid)
     if feed is not None:
         threading.Thread(target=_copy_stdin, args=(feed,), daemon=True).start()

@@ -56,10 +56,10 @@ def denies(globs: Iterable[Glob], path: str, writable: Sequence[str]) -> bool:
 
     As below a denied path, those `writable` paths are reopened that are below a match.
     """
-    found = [match for glob in globs if (match := deepest_match(glob, path)) is not None]
-    if not found:
+    paths = [match for glob in globs if (match := deepest_match(glob, path)) is not None]
+    if not paths:
         return False
-    denied = max(found, key=len)  # all of them are above the path
+    denied = max(paths, key=len)  # all of them are above the path
     return not any(
         f"{root}/".startswith(f"{denied}/") and root != denied and f"{path}/".startswith(f"{root}/")
         for root in writable

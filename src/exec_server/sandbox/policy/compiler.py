@@ -264,10 +264,10 @@ def _normal(path: str) -> str:
 def _resolve_pattern(pattern: str, context: _Context) -> Iterator[str | tuple[str, Access]]:
     """The absolute patterns of an entry; a rule in place of a pattern outside of its root."""
     if pattern.startswith(_PROJECT_ROOTS_PREFIX):
-        rest = pattern.removeprefix(_PROJECT_ROOTS_PREFIX)
+        below = pattern.removeprefix(_PROJECT_ROOTS_PREFIX)
         for root in context.roots:
-            if not rest or _is_plain(rest):
-                yield _normal(join(root, rest))
+            if not below or _is_plain(below):
+                yield _normal(join(root, below))
             else:
                 yield root, "deny"  # as for a subpath that leads out of the root
     elif pattern[:1] == "/":

@@ -154,12 +154,12 @@ def _readable(line: bytes) -> str:
 
 def certain_names(line: str) -> list[str]:
     """Quoted names and absolute paths, without the program that reports the error."""
-    found = list(_absolute(line))
+    matches = list(_absolute(line))
     names = [_unquoted(match) for match in _quoted(line)]
     names += [
-        match[0] for match in found if match.start() or line[match.end() : match.end() + 1] != ":"
+        match[0] for match in matches if match.start() or line[match.end() : match.end() + 1] != ":"
     ]
-    return list(dict.fromkeys(names)) or [match[0] for match in found]
+    return list(dict.fromkeys(names)) or [match[0] for match in matches]
 
 
 def _unquoted(match: re.Match[str]) -> str:

@@ -360,14 +360,14 @@ def _missing_names(
     restrictions: Iterable[_Entry], rules: Sequence[Rule]
 ) -> tuple[MissingName, ...]:
     """The restricted names that do not exist and that a confined process could create."""
-    found = {}
+    missing = {}
     for resolved in [restriction.resolved for restriction in restrictions]:
         if not resolved.absent:
             continue
         node, name = resolved.node, resolved.absent[0]
         if node.kind == "directory" and rule_access(rules, resolved.path) == "write":
-            found[resolved.path, name] = MissingName(resolved.path, node.device, node.inode, name)
-    return tuple(found[key] for key in sorted(found))
+            missing[resolved.path, name] = MissingName(resolved.path, node.device, node.inode, name)
+    return tuple(missing[key] for key in sorted(missing))
 
 
 def _pins(

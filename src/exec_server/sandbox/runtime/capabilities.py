@@ -10,8 +10,7 @@ from typing import Final
 from exec_server.errors import InternalError, os_error_text
 from exec_server.sandbox.policy.model import Network, Restrictions, View, choose_restrictions
 from exec_server.sandbox.runtime import kernel
-from exec_server.sandbox.runtime.control import NOT_BUILT, launch, request
-from exec_server.sandbox.runtime.launcher import Launcher
+from exec_server.sandbox.runtime.launcher import NOT_BUILT, Launcher, launch, request
 from exec_server.sandbox.runtime.messages import BuildRequest, ExecRequest
 from exec_server.sandbox.runtime.view import ProcMount
 

@@ -17,7 +17,7 @@ import socket
 import struct
 import termios
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
@@ -30,8 +30,6 @@ from exec_server.process.command import STATE_DESCRIPTOR, Command
 from exec_server.process.spawn import Streams, encode, spawn_first
 from exec_server.sandbox.policy.model import Restrictions, Step, View, choose_restrictions
 from exec_server.sandbox.runtime import confine, kernel, messages, view, worker
-from exec_server.sandbox.runtime.messages import BuildRequest, ExecRequest, Status, UserRequest
-from exec_server.sandbox.runtime.reports import Reporter, end_namespace
 
 # The ioctl that sets the flags of an interface, and struct ifreq for it.
 _SET_FLAGS: Final = 0x8914
@@ -50,7 +48,6 @@ _RESPONSE: Final = struct.Struct("=QqiI")  # id, value, negated error number, fl
 _SIGNAL_BYTES: Final = 128
 
 _SKIPPED_IN_SEARCH: Final = (FileNotFoundError, NotADirectoryError, PermissionError)
-_FAILED: Final = 70
 
 _STREAMS: Final = (0, 1, 2)
 # The exit code of the reference if the command cannot be executed in the sandbox.
@@ -96,12 +93,9 @@ def listen(ports: Sequence[int]) -> list[socket.socket]:
 # calls do not reach the listener, neither allowed nor refused ones: a refused `connect` to a unix
 # socket, for instance, is part of every look-up of a user name.
 class RefusalListener:
-    """Answers refused calls, and reports them.
+    """Answers refused calls, and reports the first one: a command gains nothing by repeating."""
 
-    Only the first one is reported: a command gains nothing by repeating them.
-    """
-
-    def __init__(self, descriptor: int, reporter: Reporter) -> None:
+    def __init__(self, descriptor: int, reporter: messages.Reporter) -> None:
         self._descriptor = descriptor
         self._reporter = reporter
 
@@ -125,14 +119,12 @@ class RefusalListener:
     def _answer(self) -> None:
         """Refuse the call that has waited longest."""
         notification = bytearray(_NOTIFICATION_BYTES)
-        try:
+        with suppress(OSError):  # the caller was killed, or a signal has interrupted its call
             fcntl.ioctl(self._descriptor, _RECEIVE, notification)
             # Before the answer, so that the server knows it before the command can end.
             self._reporter.report_refusal()
             (number,) = _ID.unpack_from(notification)
             fcntl.ioctl(self._descriptor, _SEND, _RESPONSE.pack(number, 0, -errno.EPERM, 0))
-        except OSError:
-            pass  # the caller was killed, or a signal has interrupted its call
 
 
 # A command of another user, in a process that the launcher has forked.
@@ -145,42 +137,47 @@ def run(control: socket.socket) -> NoReturn:
     Sends a Status when the command is to be executed. The end of the socket, which closes on exec,
     then tells that it is; another Status has the number of the error.
     """
-    request, descriptors = messages.receive(control, UserRequest)
+    request, descriptors = messages.receive(control, messages.UserRequest)
     control.set_inheritable(False)
     try:
         _prepare(request, descriptors)
-        messages.send(control, Status("ready"), [])
+        messages.send(control, messages.Status("ready"), [])
         _execute(request)
     except OSError as error:
-        messages.send(control, Status("failed", str(error.errno)), [])
-        os._exit(_FAILED)
+        messages.send(control, messages.Status("failed", str(error.errno)), [])
+        os._exit(_BROKEN)
 
 
-def _prepare(request: UserRequest, descriptors: list[int]) -> None:
-    os.setsid()
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+def _prepare(request: messages.UserRequest, descriptors: list[int]) -> None:
+    _begin_session(descriptors)
     user = users.User("", request.uid, request.gid, request.groups, "", "")
     if request.has_terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         users.own_terminal(0, user)
-    for number in range(1, 65):
-        try:
-            signal.signal(number, signal.SIG_DFL)
-        except (OSError, ValueError):
-            pass  # SIGKILL, SIGSTOP, and signals that libc reserves
+    _reset_signals()
     users.become(user)
     os.chdir(request.cwd)
 
 
-def _execute(request: UserRequest) -> NoReturn:
+def _begin_session(descriptors: list[int]) -> None:
+    """Begin a session with these standard streams."""
+    os.setsid()
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _reset_signals() -> None:
+    for number in range(1, 65):
+        with suppress(OSError, ValueError):  # SIGKILL, SIGSTOP, and signals that libc reserves
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _execute(request: messages.UserRequest) -> NoReturn:
     """Execute the first candidate that the kernel accepts; raises OSError as execvp would."""
-    command = Command(request.argv, request.cwd, request.env, False, False, request.arg0)
-    argv, env = encode(command)
+    argv, env, paths = _resolve(request, request.cwd)
     variables = dict(item.split(b"=", 1) for item in env)
     failure: OSError = FileNotFoundError(2, os.strerror(2))
-    paths = process_command.candidates(command)
     for path in paths:
         if len(paths) > 1 and not os.path.exists(path):
             continue  # also what lies in a directory of PATH that the user may not enter
@@ -202,15 +199,15 @@ def warm_up() -> None:
     step = Step("read", "/", True, 0, 0)
     view_of_root = View(False, (step,), (), (), ())
     samples: list[msgspec.Struct] = [
-        BuildRequest("init", view_of_root, "restricted", "private"),
-        ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, (step,)),
-        UserRequest(["true"], None, "/", {"PATH": "/bin"}, 1, 1, (1,), False),
-        Status("ready"),
+        messages.BuildRequest("init", view_of_root, "restricted", "private"),
+        messages.ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, (step,)),
+        messages.UserRequest(["true"], None, "/", {"PATH": "/bin"}, 1, 1, (1,), False),
+        messages.Status("ready"),
     ]
     for sample in samples:
         messages.warm_up(sample)
     worker.warm_up()
-    _resolve(ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, ()))
+    _resolve(messages.ExecRequest(["true"], None, "/", {"PATH": "/bin"}, None, ()), "/")
 
 
 def main(descriptor: int, namespaces: int) -> NoReturn:
@@ -219,9 +216,9 @@ def main(descriptor: int, namespaces: int) -> NoReturn:
         _close_all_but(descriptor)
         _leave_log()
         with socket.socket(fileno=descriptor) as control:
-            request, _ = messages.receive(control, BuildRequest)
+            request, _ = messages.receive(control, messages.BuildRequest)
             if request.role == "user":
-                messages.send(control, Status("ready"), [])
+                messages.send(control, messages.Status("ready"), [])
                 run(control)
             built = _report_status(control, lambda: _build(request, namespaces))
             if request.role == "worker":
@@ -242,13 +239,13 @@ def _report_status(
     try:
         result = act()
     except view.StaleView as error:
-        status = Status("stale", str(error))
+        status = messages.Status("stale", str(error))
     except (OSError, ExecServerError) as error:
-        status = Status("failed", str(error))
+        status = messages.Status("failed", str(error))
     except Exception:
-        status = Status("failed", "internal error", messages.defect_text())
+        status = messages.Status("failed", "internal error", messages.defect_text())
     else:
-        messages.send(control, Status("ready"), [each.fileno() for each in listeners])
+        messages.send(control, messages.Status("ready"), [each.fileno() for each in listeners])
         for listener in listeners:
             listener.close()
         return result
@@ -277,7 +274,7 @@ class _Built(NamedTuple):
     ruleset: int | None  # see confine.command_ruleset
 
 
-def _build(request: BuildRequest, namespaces: int) -> _Built:
+def _build(request: messages.BuildRequest, namespaces: int) -> _Built:
     """Build the view and drop the privileges that the role does not need."""
     terminals = ruleset = None
     choose = partial(
@@ -313,10 +310,8 @@ def _build(request: BuildRequest, namespaces: int) -> _Built:
                 ruleset = confine.command_ruleset(request.network, request.view, top)
         if top is not None:
             os.close(top)
-    try:
+    with suppress(OSError):  # a kernel without keys, or an outer filter that refuses the call
         kernel.leave_keyring()
-    except OSError:
-        pass  # a kernel without keys, or an outer filter that refuses the call
     if request.role == "worker":
         assert request.view is not None
         worker.install_checks(request.view, request.globs)
@@ -357,12 +352,9 @@ def _map_user() -> None:
         os.close(descriptor)
 
 
-# ---- the init of a command ------------------------------------------------------------
-
-
-def _run_command(build: BuildRequest, control: socket.socket, built: _Built) -> NoReturn:
+def _run_command(build: messages.BuildRequest, control: socket.socket, built: _Built) -> NoReturn:
     """Wait for an ExecRequest, run its command, and exit with the command's exit code."""
-    request, received = messages.receive(control, ExecRequest)
+    request, received = messages.receive(control, messages.ExecRequest)
     control.set_inheritable(False)  # not for the command
     descriptors, state = received[:3], next(iter(received[3:]), None)
     if state is not None:
@@ -391,25 +383,25 @@ def _run_command(build: BuildRequest, control: socket.socket, built: _Built) -> 
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)  # the command's streams end with the command
-    reporter = Reporter(control)
+    reporter = messages.Reporter(control)
     if listener is None:
         status = _wait_for(leader)
     else:
         status = RefusalListener(listener, reporter).wait_for(leader)
     code = libc.exit_code(status)
-    if end_namespace():
+    if messages.end_namespace():
         reporter.report_exit(code)
     os._exit(code)
 
 
 def _confine(
-    build: BuildRequest, request: ExecRequest, descriptors: list[int], built: _Built
+    build: messages.BuildRequest,
+    request: messages.ExecRequest,
+    descriptors: list[int],
+    built: _Built,
 ) -> int | None:
     """The last steps of confinement, which depend on the command; returns the listener."""
-    os.setsid()
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    _begin_session(descriptors)
     if request.terminal is not None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         if built.terminals is not None:
@@ -444,27 +436,23 @@ def _wait_for(leader: int) -> int:
             return status
 
 
-def _spawn(request: ExecRequest, state: int | None) -> int | OSError | InternalError:
+def _spawn(request: messages.ExecRequest, state: int | None) -> int | OSError | InternalError:
     """The pid of the command, or the error of executing it, which is the command's failure."""
     try:
-        argv, env, paths = _resolve(request)
+        argv, env, paths = _resolve(request, os.getcwd())
         return spawn_first(paths, argv, env, ".", Streams.inherited(state))
     except (OSError, InternalError) as error:
         return error
 
 
-def _replace_self(request: ExecRequest, state: int | None) -> NoReturn:
+def _replace_self(request: messages.ExecRequest, state: int | None) -> NoReturn:
     """Execute the command in this process: there is no pid namespace that needs an init."""
     if state is not None:
         os.dup2(state, STATE_DESCRIPTOR)
         os.set_inheritable(STATE_DESCRIPTOR, True)  # also if the numbers are the same
-    for number in range(1, 65):
-        try:
-            signal.signal(number, signal.SIG_DFL)
-        except (OSError, ValueError):
-            pass  # SIGKILL, SIGSTOP, and signals that libc reserves
+    _reset_signals()
     try:
-        argv, env, paths = _resolve(request)
+        argv, env, paths = _resolve(request, os.getcwd())
         failure: OSError = FileNotFoundError(2, os.strerror(2))
         variables = dict(item.split(b"=", 1) for item in env)
         for path in paths:
@@ -479,13 +467,16 @@ def _replace_self(request: ExecRequest, state: int | None) -> NoReturn:
         _exit_not_executable(request, error)
 
 
-def _resolve(request: ExecRequest) -> tuple[list[bytes], list[bytes], list[str]]:
-    command = Command(request.argv, os.getcwd(), request.env, False, False, request.arg0)
+def _resolve(
+    request: messages.ExecRequest | messages.UserRequest, cwd: str
+) -> tuple[list[bytes], list[bytes], list[str]]:
+    """The arguments and the environment of a command, and the paths of its program to try."""
+    command = Command(request.argv, cwd, request.env, False, False, request.arg0)
     argv, env = encode(command)
     return argv, env, process_command.candidates(command)
 
 
-def _exit_not_executable(request: ExecRequest, error: OSError | InternalError) -> NoReturn:
+def _exit_not_executable(request: messages.ExecRequest, error: OSError | InternalError) -> NoReturn:
     text = os_error_text(error) if isinstance(error, OSError) else error.message
     message = f"exec-server sandbox: cannot execute {request.argv[0]}: {text}\n"
     os.write(2, message.encode("utf-8", "replace"))

@@ -7,6 +7,8 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import count
+from math import inf
 from typing import Final
 
 from exec_server.errors import InternalError, os_error_text
@@ -103,19 +105,19 @@ def scan(globs: Sequence[Glob], writable: Sequence[str] = ()) -> list[str]:
     Raises InternalError for too many matches, and for a directory that cannot be searched but
     that a confined process could open or pass through.
     """
-    found: set[str] = set()
-    budget = _Budget()
+    matches: set[str] = set()
+    entries = count(1)
     reopened = {above for path in writable for above in _parents(path)}
     for root in dict.fromkeys(glob.root for glob in globs):
         of_root = [glob for glob in globs if glob.root == root]
-        for path in _matches(root, of_root, reopened, budget):
-            found.add(path)
-            if len(found) > MAX_MATCHES:
+        for path in _matches(root, of_root, reopened, entries):
+            matches.add(path)
+            if len(matches) > MAX_MATCHES:
                 raise InternalError(
                     f"unreadable globs match more than {MAX_MATCHES} files; "
                     "deny a directory instead"
                 )
-    return sorted(found)
+    return sorted(matches)
 
 
 def _parents(path: str) -> Iterator[str]:
@@ -124,49 +126,29 @@ def _parents(path: str) -> Iterator[str]:
         yield path
 
 
-class _Budget:
-    """Counts down the directory entries that may still be examined."""
-
-    def __init__(self) -> None:
-        self._left = MAX_ENTRIES
-
-    def spend(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise InternalError(
-                f"unreadable globs would search more than {MAX_ENTRIES} files; "
-                "use a longer directory prefix"
-            )
-
-
-def _max_depth(globs: Sequence[Glob]) -> int | None:
-    depths = [glob.max_depth for glob in globs]
-    limits = [depth for depth in depths if depth is not None]
-    return max(limits) if len(limits) == len(depths) else None
-
-
 def _matches(
-    root: str, globs: Sequence[Glob], reopened: set[str], budget: _Budget
+    root: str, globs: Sequence[Glob], reopened: set[str], entries: Iterator[int]
 ) -> Iterator[str]:
-    """The paths below a root that match one of its globs; links are not followed."""
-    max_depth = _max_depth(globs)
+    """The paths below a root that match one of its globs; links are not followed.
+
+    `entries` counts the directory entries that are examined for the policy.
+    """
+    max_depth = max(inf if glob.max_depth is None else glob.max_depth for glob in globs)
     pending = [("", 1)]
     while pending:
         below, depth = pending.pop()
         for name, is_directory in _entries(f"{root}/{below}"):
-            budget.spend()
+            if next(entries) > MAX_ENTRIES:
+                raise InternalError(
+                    f"unreadable globs would search more than {MAX_ENTRIES} files; "
+                    "use a longer directory prefix"
+                )
             path = f"{root.rstrip('/')}/{below}{name}"
-            is_match = _is_match(globs, below + name)
+            is_match = any(matches_below(glob, below + name) for glob in globs)
             if is_match:
                 yield path
-            if not is_directory or (is_match and path not in reopened):
-                continue
-            if max_depth is None or depth < max_depth:
+            if is_directory and depth < max_depth and (not is_match or path in reopened):
                 pending.append((f"{below}{name}/", depth + 1))
-
-
-def _is_match(globs: Sequence[Glob], below: str) -> bool:
-    return any(matches_below(glob, below) for glob in globs)
 
 
 def _entries(path: str) -> Iterator[tuple[str, bool]]:

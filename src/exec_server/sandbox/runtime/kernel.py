@@ -75,20 +75,13 @@ _ENTRY = OpenHow(os.O_PATH | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS)
 
 
 class _MountAttributes(ctypes.Structure):
-    _fields_ = (
-        ("set", ctypes.c_uint64),
-        ("clear", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("user_namespace", ctypes.c_uint64),
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user_namespace")
     )
 
 
 class _RulesetAttributes(ctypes.Structure):
-    _fields_ = (
-        ("files", ctypes.c_uint64),
-        ("network", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("files", "network", "scoped"))
 
 
 class _PathBeneath(ctypes.Structure):
@@ -149,9 +142,6 @@ _landlock_add_rule = _system_call(445, _int, _int, _address, _int)
 _landlock_restrict_self = _system_call(446, _int, _int)
 
 
-# ---- processes ------------------------------------------------------------------------
-
-
 def fork_as_sibling(namespaces: int) -> int:
     """Fork into new namespaces, as a child of this process's parent; returns like os.fork."""
     flags = namespaces | _CLONE_PARENT | signal.SIGCHLD
@@ -166,9 +156,6 @@ def die_with_parent() -> None:
 def leave_keyring() -> None:
     """Replace the inherited session keyring with a new one."""
     _keyctl(_KEYCTL_JOIN_SESSION_KEYRING, None)
-
-
-# ---- mounts ---------------------------------------------------------------------------
 
 
 def open_entry(path: str) -> int:
@@ -267,9 +254,6 @@ def lower_root(path: str, name: str) -> int:
     return top
 
 
-# ---- privileges -----------------------------------------------------------------------
-
-
 def drop_bounding_set() -> None:
     """Drop the bounding and ambient sets, but keep the capabilities of this process."""
     # The call fails for the first number beyond the capabilities of this kernel.
@@ -324,9 +308,6 @@ def install_filter(program: bytes, *, with_listener: bool = False) -> int | None
 
 def has_filter() -> bool:
     return _prctl(_PR_GET_SECCOMP) == _SECCOMP_MODE_FILTER
-
-
-# ---- Landlock -------------------------------------------------------------------------
 
 
 @cache

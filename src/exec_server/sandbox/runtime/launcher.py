@@ -26,12 +26,17 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, NoReturn
+
+import msgspec
 
 from exec_server.errors import InternalError, os_error_text
 from exec_server.host import interpreter, libc
 from exec_server.process import tags
-from exec_server.sandbox.runtime.messages import is_stopped
+from exec_server.sandbox.runtime import messages
+from exec_server.sandbox.runtime.messages import BuildRequest, ControlSocket, Status, is_stopped
+from exec_server.sandbox.runtime.view import StaleView
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +54,10 @@ _CODE: Final = (
     "from exec_server.host import libc; libc.hide_memory(); "  # as early as possible
     "from exec_server.sandbox.runtime.launcher import serve; serve(DESCRIPTOR)"
 )
+
+NOT_BUILT: Final = "the sandbox could not be built: "
+
+Launched = tuple[int, ControlSocket]  # the pid and the control socket
 
 
 class _Unresponsive(InternalError):
@@ -149,10 +158,8 @@ class Launcher:
         """Kill the launcher: a stopped one would not notice that its socket is closed."""
         self._socket.close()
         if self._pidfd is not None:
-            try:
+            with suppress(OSError):  # it has ended
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            except OSError:
-                pass  # it has ended
             os.close(self._pidfd)
             self._pidfd = None
 
@@ -195,3 +202,42 @@ def serve(descriptor: int) -> NoReturn:
             child.main(control, namespaces)
         os.close(control)
         server.send(_RESPONSE.pack(pid))
+
+
+# The server's end of a confined process: launching it, and requests on its control socket.
+def launch(launcher: Launcher, namespaces: int, build: BuildRequest) -> Launched:
+    """Launch a process and wait until it is confined as requested. Blocking."""
+    pid, ours = launcher.launch(namespaces)
+    control = ControlSocket(pid, ours)
+    try:
+        request(control, build, [])
+    except BaseException:
+        control.close()
+        raise
+    return pid, control
+
+
+def request(
+    control: socket.socket, message: msgspec.Struct, descriptors: list[int], *, expected: int = 0
+) -> tuple[int, ...]:
+    """Send a request and wait for its status; returns the `expected` descriptors. Blocking.
+
+    Raises StaleView if the disk has changed since the layout, else InternalError.
+    """
+    try:
+        messages.send(control, message, descriptors)
+        status, extra = messages.receive(control, Status)
+    except (BrokenPipeError, ConnectionError, messages.Disconnected) as error:
+        raise InternalError(f"{NOT_BUILT}{error}") from error
+    if status.defect:
+        messages.log_defect(status.defect)
+    if status.state == "ready" and len(extra) == expected:
+        return tuple(extra)
+    messages.close_all(extra)
+    if status.state == "ready" and expected:
+        raise InternalError(f"{NOT_BUILT}{len(extra)} of {expected} sockets")
+    if status.state == "ready":
+        return ()
+    if status.state == "stale":
+        raise StaleView(f"the disk keeps changing: {status.reason}")
+    raise InternalError(f"{NOT_BUILT}{status.reason}")

@@ -6,6 +6,7 @@ messages of a confined process as untrusted data: typed, bounded, never evaluate
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -13,7 +14,7 @@ import signal
 import socket
 import struct
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -22,13 +23,12 @@ from exec_server.errors import ExecServerError, printable
 from exec_server.sandbox.policy.model import Glob, Network, Step, View
 from exec_server.sandbox.runtime.view import ProcMount
 
-# Reported without waiting, and reported again to the next caller.
-_STOPPED: Final = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Reported without waiting, and reported again to the next caller.
+_STOPPED: Final = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
 _LENGTH: Final = struct.Struct("<I")
 _PLAIN: Final = b"p"
 _ESCAPED: Final = b"e"
@@ -41,6 +41,9 @@ MAX_DEFECT: Final = 2000
 # The server waits this long for a silent process before it looks whether the process is stopped.
 CHECK_SECONDS: Final = 0.5
 _TIMEVAL: Final = struct.Struct("@ll")
+_REFUSED: Final = b"r"
+_EXITED: Final = b"x"  # followed by one byte, the exit code
+_READ_BYTES: Final = 16  # longer than all reports of one command
 
 
 # Children of this process that a signal has stopped (SIGSTOP, SIGTSTP): found and resumed.
@@ -54,10 +57,8 @@ def is_stopped(pidfd: int) -> bool:
 def resume_if_stopped(pid: int) -> None:
     """Resume a child that is stopped. The caller knows that it has not been reaped."""
     if _is_stopped(os.P_PID, pid):
-        try:
+        with contextlib.suppress(OSError):  # ended meanwhile
             os.kill(pid, signal.SIGCONT)
-        except OSError:
-            pass  # ended meanwhile
 
 
 def _is_stopped(kind: int, number: int) -> bool:
@@ -187,18 +188,10 @@ def send(control: socket.socket, message: msgspec.Struct, descriptors: list[int]
         data = _PLAIN + msgspec.msgpack.encode(message, enc_hook=str)
     except UnicodeEncodeError:
         # Names that are not UTF-8 are sent as one character for each byte.
-        data = _ESCAPED + msgspec.msgpack.encode(
-            _map_strings(msgspec.to_builtins(message), _escape)
-        )
+        fields = msgspec.to_builtins(message)
+        escaped = _map_strings(fields, lambda text: os.fsencode(text).decode("latin-1"))
+        data = _ESCAPED + msgspec.msgpack.encode(escaped)
     send_bytes(control, data, descriptors)
-
-
-def _escape(text: str) -> str:
-    return os.fsencode(text).decode("latin-1")
-
-
-def _unescape(text: str) -> str:
-    return os.fsdecode(text.encode("latin-1"))
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
@@ -232,11 +225,11 @@ def receive(control: socket.socket, message_type: type[T]) -> tuple[T, list[int]
     try:
         if data[:1] == _PLAIN:
             return msgspec.msgpack.decode(memoryview(data)[1:], type=message_type), descriptors
-        value = _map_strings(msgspec.msgpack.decode(memoryview(data)[1:]), _unescape)
+        escaped = msgspec.msgpack.decode(memoryview(data)[1:])
+        value = _map_strings(escaped, lambda text: os.fsdecode(text.encode("latin-1")))
         return msgspec.convert(value, message_type), descriptors
     except (msgspec.MsgspecError, UnicodeError) as error:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_all(descriptors)
         raise Disconnected(f"invalid message: {error}") from None
 
 
@@ -253,9 +246,13 @@ def receive_bytes(control: socket.socket) -> tuple[bytes, list[int]]:
             raise Disconnected("the message is too long")
         return _read_exactly(control, length), descriptors
     except BaseException:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_all(descriptors)
         raise
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _read_exactly(control: socket.socket, size: int) -> bytes:
@@ -267,3 +264,78 @@ def _read_exactly(control: socket.socket, size: int) -> bytes:
         pieces.append(piece)
         size -= len(piece)
     return b"".join(pieces)
+
+
+# Reports of the init of a running command, on its control socket; both ends of them.
+#
+# The exit is reported once every process of the command is dead and reaped, and before the init
+# ends: the kernel then takes some milliseconds to remove the namespaces, which no client has to
+# wait for. An init that is killed reports nothing; its exit code is then that of the process.
+class Reporter:
+    """The end of the init."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._has_refused = False
+
+    def report_refusal(self) -> None:
+        """A call was refused; only the first one is reported."""
+        if not self._has_refused:
+            self._has_refused = True
+            self._write(_REFUSED)
+
+    def report_exit(self, code: int) -> None:
+        """The command has ended, with every process that it has started."""
+        self._write(_EXITED + bytes([code]))
+
+    def _write(self, report: bytes) -> None:
+        with contextlib.suppress(OSError):  # the server has closed its end
+            os.write(self._control.fileno(), report)  # socket.send is refused by the filter
+
+
+def end_namespace() -> bool:
+    """Kill and reap all other processes of a pid namespace; False if that is not possible.
+
+    Only for the first process of a namespace: the kernel gives it all orphans, and a process that
+    is being killed cannot start another one.
+    """
+    if os.getpid() != 1:
+        return False
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # there are none
+    except PermissionError:
+        return False
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    return True
+
+
+class CommandReports:
+    """The end of the server. It does not block."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.is_refused = False  # whether a refused call was reported
+        self.is_at_end = False  # the init has ended
+        self._control = control
+
+    def fileno(self) -> int:
+        return self._control.fileno()
+
+    def read(self) -> int | None:
+        """Read the available reports; returns the exit code if it is among them."""
+        try:
+            data = self._control.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        self.is_at_end = not data
+        self.is_refused = self.is_refused or data.startswith(_REFUSED)
+        _, exited, code = data.partition(_EXITED)
+        return code[0] if exited and code else None
+
+    def close(self) -> None:
+        self._control.close()

@@ -80,9 +80,8 @@ class Placeholders:
         held: list[Placeholder] = []
         try:
             for name in missing:
-                found = self._hold(name)
-                if found is not None:
-                    held.append(found)
+                if (created := self._hold(name)) is not None:
+                    held.append(created)
         except BaseException:
             self.release(held)
             raise
@@ -161,8 +160,6 @@ class Placeholders:
         else:
             log.info("sandbox: the placeholder %r cannot be removed yet", shared.path)
             self._leave_behind(shared.path, key, shared.directory)
-
-    # ---- removing later ---------------------------------------------------------------
 
     def drop_idle(self) -> None:
         """Try again, in a thread, to remove the placeholders that could not be removed."""

@@ -229,9 +229,6 @@ def _clone_device(path: str) -> int | None:
     return tree
 
 
-# ---- masks ----------------------------------------------------------------------------
-
-
 class _StagingArea:
     """The tmpfs in which masks and an empty root are prepared; unmounted at the end.
 
@@ -279,28 +276,28 @@ def _make_passable_mask(number: int, mask: Step, steps: list[Step]) -> str:
     """A directory that holds only the mount points of the steps below it."""
     root = f"{_STAGING}/mask{number}"
     os.mkdir(root)
-    made = [root]
+    created = [root]
     for step in steps:
         if step.path.startswith(f"{mask.path}/"):
             below = step.path[len(mask.path) + 1 :]
-            made += _make_mount_point_in_mask(root, below, step.is_directory)
-    for directory in reversed(made):
+            created += _make_mount_point_in_mask(root, below, step.is_directory)
+    for directory in reversed(created):
         os.chmod(directory, _PASSABLE)
     return root
 
 
 def _make_mount_point_in_mask(root: str, below: str, is_directory: bool) -> list[str]:
     """Create a mount point inside a mask; returns the new directories above it."""
-    made = []
+    created = []
     *parents, name = below.split("/")
     for parent in parents:
         root = f"{root}/{parent}"
         if not os.path.isdir(root):
             os.mkdir(root)
-            made.append(root)
+            created.append(root)
     if not os.path.lexists(f"{root}/{name}"):
         _make_mount_point(f"{root}/{name}", is_directory=is_directory)
-    return made
+    return created
 
 
 def _make_mount_point(path: str, *, is_directory: bool) -> None:
@@ -312,9 +309,6 @@ def _make_mount_point(path: str, *, is_directory: bool) -> None:
 
 def _make_parents(path: str) -> None:
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-
-
-# ---- attaching ------------------------------------------------------------------------
 
 
 def _attach(tree: int, prefix: str, step: Step, *, make_mount_point: bool) -> None:
@@ -338,9 +332,6 @@ def _set_attributes(path: str, attributes: int) -> None:
     descriptor = kernel.open_entry(path)
     kernel.set_mount_attributes(descriptor, attributes, recursive=False)
     os.close(descriptor)
-
-
-# ---- /proc and /dev -------------------------------------------------------------------
 
 
 def _mount_proc(staging: _StagingArea, proc: ProcMount, inherited: int | None) -> None:

@@ -4,8 +4,8 @@ The worker runs the same functions as the server's threads do without a sandbox.
 files opened for reading or replacing as descriptors, so that the server reads and writes their
 content at full speed; everything else it does itself.
 
-The server checks before each request that the view is current (see `staleness`), and treats
-the response as untrusted.
+The server checks before each request that the view is current (`builder.ViewDependencies`), and
+treats the response as untrusted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import msgspec
 
 from exec_server.errors import InternalError, RpcError
 from exec_server.filesystem import handles, operations
-from exec_server.filesystem.operation_table import OPERATIONS, load_all
-from exec_server.filesystem.path_guard import GUARD
+from exec_server.filesystem.operations import OPERATIONS, load_all
+from exec_server.filesystem.safe_write import GUARD
 from exec_server.protocol import decoding, files
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.paths import PathUri
@@ -53,9 +53,6 @@ class FileResponse(msgspec.Struct, frozen=True):
     code: int = 0
     message: str = ""
     defect: str = ""  # see messages.defect_text; the worker has ended
-
-
-# ---- the worker -----------------------------------------------------------------------
 
 
 def warm_up() -> None:
@@ -127,8 +124,7 @@ def serve(control: socket.socket) -> None:
             messages.send(control, FileResponse(defect=messages.defect_text()), [])
             raise
         messages.send(control, response, opened)
-        for descriptor in opened:
-            os.close(descriptor)
+        messages.close_all(opened)
 
 
 def _perform(request: FileRequest, opened: list[int]) -> FileResponse:
@@ -148,11 +144,8 @@ def _perform(request: FileRequest, opened: list[int]) -> FileResponse:
     return FileResponse(result=msgspec.json.encode(OPERATIONS[call](params)))
 
 
-# ---- the server's end -----------------------------------------------------------------
-
-
 class Worker:
-    """One worker, used by one thread at a time."""
+    """The server's end of one worker, used by one thread at a time."""
 
     def __init__(self, control: ControlSocket) -> None:
         self.is_broken = False
@@ -173,8 +166,7 @@ class Worker:
             except msgspec.MsgspecError:
                 raise self._mark_broken("invalid response") from None
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            messages.close_all(descriptors)
 
     def open(self, call: Call[Any, Any], params: msgspec.Struct) -> int:
         """Open a regular file in the worker; returns its descriptor. Blocking."""
@@ -186,13 +178,12 @@ class Worker:
                 raise self._mark_broken("the descriptor is not a regular file")
             return descriptors.pop()
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            messages.close_all(descriptors)
 
     def _exchange(
         self, call: Call[Any, Any], params: msgspec.Struct
     ) -> tuple[FileResponse, list[int]]:
-        fields = msgspec.to_builtins(params, enc_hook=_as_text)
+        fields = msgspec.to_builtins(params, enc_hook=str)
         fields.pop("sandbox", None)
         try:
             messages.send(self._control, FileRequest(call.name, fields), [])
@@ -200,8 +191,7 @@ class Worker:
         except (OSError, messages.Disconnected) as error:
             raise self._mark_broken(str(error)) from error
         if response.defect:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            messages.close_all(descriptors)
             messages.log_defect(response.defect)
             raise self._mark_broken("the log of the server has the reason")
         return response, descriptors
@@ -221,14 +211,8 @@ class Worker:
         a thread may still be reading from it.
         """
         self._control.resume_child()
-        try:
+        with suppress(OSError):  # the worker has ended
             self._control.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the worker has ended
-
-
-def _as_text(value: object) -> str:
-    return str(getattr(value, "uri", value))
 
 
 def _raise_if_failed(response: FileResponse) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import pybase64
 
 from exec_server.errors import InvalidParams, InvalidRequest
-from exec_server.filesystem import handles, nonblocking, operations, safe_write, trusted_reads
+from exec_server.filesystem import handles, nonblocking, operations, safe_write
 from exec_server.filesystem import walk as walk_operation
 from exec_server.filesystem.watch import ChangeWatch
 from exec_server.process.helper import run_helper
@@ -152,13 +152,6 @@ def _read_directory(params: files.ReadDirectoryParams) -> files.ReadDirectoryRes
     return result
 
 
-def _read_directory_trusted(params: files.ReadDirectoryParams) -> files.ReadDirectoryResult | None:
-    result = trusted_reads.read_directory(params)
-    if result is not None:
-        nonblocking.directory_was_listed(params.path.native(), len(result.entries))
-    return result
-
-
 get_metadata = handler(
     FileOperation(files.GET_METADATA, operations.get_metadata, nonblocking.try_metadata),
     reading=True,
@@ -172,7 +165,7 @@ read_directory = handler(
         files.READ_DIRECTORY,
         _read_directory,
         nonblocking.try_read_directory,
-        _read_directory_trusted,
+        nonblocking.read_directory_trusted,
     ),
     reading=True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.cli.sandbox.run import EXIT_CANNOT_EXECUTE, describe_denial
-from exec_server.sandbox.denial_explainer import CommandDenials
+from exec_server.sandbox.commands import CommandDenials
 from exec_server.sandbox.policy.model import Policy, Rule
 
 _NO_RULES = Policy((), (), "enabled")

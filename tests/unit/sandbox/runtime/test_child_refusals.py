@@ -14,7 +14,7 @@ from tests.support.forked import in_own_process
 from exec_server.sandbox.policy.seccomp import build_filter
 from exec_server.sandbox.runtime import kernel
 from exec_server.sandbox.runtime.child import RefusalListener
-from exec_server.sandbox.runtime.reports import Reporter
+from exec_server.sandbox.runtime.messages import Reporter
 
 pytestmark = pytest.mark.skipif(not kernel.is_supported_machine(), reason="there is no filter")
 

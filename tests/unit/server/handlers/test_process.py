@@ -15,15 +15,13 @@ from exec_server.process.orphans import Owner
 from exec_server.process.spawn import Child
 from exec_server.process.table import LaunchMode
 from exec_server.protocol import sandbox as wire
-from exec_server.protocol.decoding import decode
+from exec_server.protocol.decoding import EmptyResult, decode
 from exec_server.protocol.process import (
     CloseStdinParams,
-    CloseStdinResult,
     ProcessId,
     ReadParams,
     ReadResult,
     ResizeParams,
-    ResizeResult,
     SignalParams,
     StartParams,
     StartResult,
@@ -281,7 +279,7 @@ def test_a_process_that_does_not_run(is_starting: bool, text: str) -> None:
 
 def test_only_a_pipe_is_closed() -> None:
     piped = FakeProcess()
-    assert process.close_stdin(piped.context, CloseStdinParams(_ID)) == CloseStdinResult()
+    assert process.close_stdin(piped.context, CloseStdinParams(_ID)) == EmptyResult()
     assert piped.ends == 1
     for refused, text in (
         (FakeProcess(tty=True), "has a terminal: write Ctrl-D"),
@@ -302,14 +300,14 @@ def test_an_end_of_input_waits_for_space() -> None:
             await asyncio.sleep(0)
             assert not task.done()
             piped.eof.set_result(None)
-        assert task.result() == CloseStdinResult()
+        assert task.result() == EmptyResult()
 
     asyncio.run(scenario())
 
 
 def test_only_a_terminal_is_resized() -> None:
     terminal = FakeProcess(tty=True)
-    assert process.resize(terminal.context, ResizeParams(_ID, 5, 7)) == ResizeResult()
+    assert process.resize(terminal.context, ResizeParams(_ID, 5, 7)) == EmptyResult()
     assert terminal.size == (5, 7)
     terminal.failure = OSError(5, "gone")
     with pytest.raises(InternalError, match="failed to resize terminal: I/O error"):

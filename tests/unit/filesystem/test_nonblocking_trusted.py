@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from exec_server.errors import InvalidRequest
-from exec_server.filesystem import nonblocking, operations, trusted_reads
+from exec_server.filesystem import nonblocking, operations
 from exec_server.protocol import files
 from exec_server.protocol.paths import PathUri
 
@@ -39,18 +39,20 @@ def home(tmp_path: Path) -> Path:
     ],
 )
 def test_nothing_is_opened_in_procfs_or_through_it(path: str) -> None:
-    assert trusted_reads.open_for_read(files.ReadFileParams(_uri(path))) is None
+    assert nonblocking.open_trusted(files.ReadFileParams(_uri(path))) is None
 
 
 def test_links_into_procfs_do_not_help(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc/self/environ")
-    assert trusted_reads.open_for_read(files.ReadFileParams(_uri(tmp_path / "link"))) is None
-    assert trusted_reads.read_directory(files.ReadDirectoryParams(_uri(tmp_path))) is None
+    assert nonblocking.open_trusted(files.ReadFileParams(_uri(tmp_path / "link"))) is None
+    assert nonblocking.read_directory_trusted(files.ReadDirectoryParams(_uri(tmp_path))) is None
     (tmp_path / "link").unlink()
     (tmp_path / "link").symlink_to("/proc/self/fd/0")
-    assert trusted_reads.read_directory(files.ReadDirectoryParams(_uri(tmp_path))) is None
-    assert trusted_reads.read_directory(files.ReadDirectoryParams(_uri("/proc/self/fd"))) is None
-    assert trusted_reads.read_directory(files.ReadDirectoryParams(_uri("/proc"))) is None
+    assert nonblocking.read_directory_trusted(files.ReadDirectoryParams(_uri(tmp_path))) is None
+    assert (
+        nonblocking.read_directory_trusted(files.ReadDirectoryParams(_uri("/proc/self/fd"))) is None
+    )
+    assert nonblocking.read_directory_trusted(files.ReadDirectoryParams(_uri("/proc"))) is None
 
 
 @pytest.mark.parametrize("path", ["/proc/self", "/proc/self/exe", "/proc/self/root", "/dev/fd"])
@@ -61,14 +63,14 @@ def test_the_cache_says_nothing_about_procfs(path: str) -> None:
 
 def test_files_are_opened_as_without_a_sandbox(home: Path) -> None:
     for name in ("file", "link"):
-        descriptor = trusted_reads.open_for_read(files.ReadFileParams(_uri(home / name)))
+        descriptor = nonblocking.open_trusted(files.ReadFileParams(_uri(home / name)))
         assert descriptor is not None
         assert os.read(descriptor, 100) == b"content"
         os.close(descriptor)
     with pytest.raises(FileNotFoundError):
-        trusted_reads.open_for_read(files.ReadFileParams(_uri(home / "dangling")))
+        nonblocking.open_trusted(files.ReadFileParams(_uri(home / "dangling")))
     with pytest.raises(InvalidRequest, match="is not a file"):
-        trusted_reads.open_for_read(files.ReadFileParams(_uri(home / "dir")))
+        nonblocking.open_trusted(files.ReadFileParams(_uri(home / "dir")))
 
 
 def _names(result: files.ReadDirectoryResult | None) -> list[tuple[str, bool, bool]]:
@@ -81,4 +83,4 @@ def test_directories_are_listed_as_without_a_sandbox(home: Path) -> None:
     params = files.ReadDirectoryParams(_uri(home))
     expected = [("dir", True, False), ("file", False, True), ("link", False, True)]
     assert _names(operations.read_directory(params)) == expected
-    assert _names(trusted_reads.read_directory(params)) == expected
+    assert _names(nonblocking.read_directory_trusted(params)) == expected

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from exec_server.sandbox import builder
+from exec_server.sandbox.builder import InodePins, MountChanges, ViewDependencies
 from exec_server.sandbox.policy.layout import lay_out
 from exec_server.sandbox.policy.model import Policy, Rule
-from exec_server.sandbox.runtime import staleness
 from exec_server.sandbox.runtime.disk import HostDisk
-from exec_server.sandbox.runtime.staleness import InodePins, MountChanges, ViewDependencies
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_the_content_of_files_that_were_not_read_does_not_matter(
 def test_a_change_is_noticed_without_pins(
     workspace: Path, mounts: MountChanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staleness, "MAX_PINS", 0)
+    monkeypatch.setattr(builder, "MAX_PINS", 0)
     found = _dependencies(workspace, mounts, InodePins())
     assert not found.is_current()
     assert found.changed_path() is None
@@ -158,7 +158,7 @@ def test_pins_are_bounded_and_given_back(
     probe = _dependencies(workspace, mounts, InodePins())
     needed = len(os.listdir("/proc/self/fd")) - before
     probe.close()
-    monkeypatch.setattr(staleness, "MAX_PINS", 2 * needed)
+    monkeypatch.setattr(builder, "MAX_PINS", 2 * needed)
     pins = InodePins()
     first, second, third = (_dependencies(workspace, mounts, pins) for _ in range(3))
     assert (first.is_current(), second.is_current(), third.is_current()) == (True, True, False)
@@ -170,7 +170,7 @@ def test_pins_are_bounded_and_given_back(
 def test_without_a_mount_table_everything_may_have_changed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(staleness, "_MOUNT_TABLE", str(tmp_path / "missing"))
+    monkeypatch.setattr(builder, "_MOUNT_TABLE", str(tmp_path / "missing"))
     changes = MountChanges()
     assert changes.count() != changes.count()
     changes.close()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.filesystem.path_guard import PathGuard
+from exec_server.filesystem.safe_write import PathGuard
 
 _ARM = """
 import os, sys
 from exec_server.filesystem import handles, operations, tree
-from exec_server.filesystem.path_guard import GUARD, PathGuard
+from exec_server.filesystem.safe_write import GUARD, PathGuard
 from exec_server.protocol import files
 from exec_server.protocol.paths import PathUri
 home = sys.argv[1]

@@ -1,74 +1,23 @@
-"""DenialExplainer: the rule behind a failure, in errors of files and after commands."""
+"""CommandDenials: the rule behind the failure of a command."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
-from pathlib import Path
 
 import pytest
 
-from exec_server.errors import NotFound
-from exec_server.protocol import files
-from exec_server.protocol.files import ConfinableParams
-from exec_server.protocol.paths import PathUri
 from exec_server.protocol.process import OutputChunk
 from exec_server.protocol.sandbox import Denial
-from exec_server.sandbox.denial_explainer import CommandDenials, DenialExplainer
+from exec_server.sandbox.commands import CommandDenials
 from exec_server.sandbox.policy.model import Network, Policy, Rule
-from exec_server.sandbox.runtime.reports import CommandReports
+from exec_server.sandbox.runtime.messages import CommandReports
 
-DENIED = PermissionError(errno.EACCES, "Permission denied")
 READ_ONLY = "no policy entry allows writing here; the closest one is: read /"
 
 
 def _policy(*rules: Rule, network: Network = "restricted") -> Policy:
     return Policy((Rule("/", "read"), *rules), (), network)
-
-
-def _uri(path: str) -> PathUri:
-    return PathUri.from_wire(path)
-
-
-@pytest.mark.parametrize(
-    ("params", "path", "operation"),
-    [
-        (files.WriteFileParams(_uri("/a"), ""), "/a", "write"),
-        (files.CreateDirectoryParams(_uri("/a")), "/a", "write"),
-        (files.RemoveParams(_uri("/a")), "/a", "write"),
-        (files.OpenParams(files.HandleId("h"), _uri("/a"), "replace"), "/a", "write"),
-        (files.CopyParams(_uri("/a"), _uri("/b"), False), "/b", "write"),
-        (files.ReadFileParams(_uri("/secret")), "/secret", "read"),
-        (files.OpenParams(files.HandleId("h"), _uri("/secret"), "read"), "/secret", "read"),
-        (files.CopyParams(_uri("/secret"), _uri("/b"), False), "/secret", "read"),
-    ],
-)
-def test_the_error_of_a_file_operation_names_the_rule(
-    params: ConfinableParams, path: str, operation: str
-) -> None:
-    explainer = DenialExplainer(_policy(Rule("/secret", "deny")))
-    rule = "deny entry /secret" if operation == "read" else READ_ONLY
-    failure = explainer.file_error(params, DENIED)
-    assert failure.data == {"sandboxDenial": {"path": path, "operation": operation, "rule": rule}}
-    assert failure.message == "Permission denied (os error 13)"
-
-
-def test_a_link_is_explained_by_its_target(tmp_path: Path) -> None:
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "link").symlink_to("secret")
-    explainer = DenialExplainer(_policy(Rule(f"{tmp_path.resolve()}/secret", "deny")))
-    path = f"{tmp_path}/link/file"
-    failure = explainer.file_error(files.ReadFileParams(_uri(path)), DENIED)
-    rule = f"deny entry {tmp_path.resolve()}/secret"
-    assert failure.data == {"sandboxDenial": {"path": path, "operation": "read", "rule": rule}}
-
-
-def test_an_error_without_a_rule_stays_as_it_is() -> None:
-    error = FileNotFoundError(errno.ENOENT, "No such file or directory")
-    failure = DenialExplainer(_policy()).file_error(files.ReadFileParams(_uri("/a")), error)
-    assert isinstance(failure, NotFound)
-    assert failure.data is None
 
 
 def _output(text: str) -> list[OutputChunk]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.codex import toml_file
-from exec_server.codex.toml_file import (
+from exec_server.codex import config
+from exec_server.codex.config import (
     TEXT_CHARACTERS,
     DocumentTooLarge,
     TomlFault,
@@ -62,7 +62,7 @@ _REVERSE_NAME = ".".join("0123456789abcdef" * 2) + ".ip6.arpa"
     ],
 )
 def test_dots_of_other_texts_are_none_of_keys(text: str) -> None:
-    assert toml_file.parse(text)
+    assert config.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_dots_of_other_texts_are_none_of_keys(text: str) -> None:
 def test_the_search_for_long_keys_reads_each_character_once(text: str) -> None:
     # A search that begins anew at each character takes minutes.
     with pytest.raises(TomlFault):
-        toml_file.parse(text + "." * 40)
+        config.parse(text + "." * 40)
 
 
 def test_documents_of_toml_1_1_are_read_and_written() -> None:
@@ -106,10 +106,10 @@ def test_files(tmp_path: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbfa = 1\n")
     assert read_text(str(file)) == "a = 1\n"
     assert read_text(f"{file}/below") is None
-    file.write_bytes(b"#" * toml_file.FILE_BYTES)
+    file.write_bytes(b"#" * config.FILE_BYTES)
     assert read_text(str(file)) is not None
     for content, reason in [
-        (b"#" * (toml_file.FILE_BYTES + 1), f"the file exceeds {toml_file.FILE_BYTES} bytes"),
+        (b"#" * (config.FILE_BYTES + 1), f"the file exceeds {config.FILE_BYTES} bytes"),
         (b"a = '\xff'", "invalid utf-8 sequence of 1 bytes from index 5"),
         (b"\xef\xbb\xbfa\xe2\x82", "incomplete utf-8 byte sequence from index 4"),
     ]:

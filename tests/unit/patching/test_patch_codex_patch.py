@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.patching.codex_patch import parse
 from exec_server.patching.hunks import FilePatch, Hunk, HunkLine, PatchFailed
+from exec_server.patching.patch import parse
 
 pytestmark = pytest.mark.quick
 

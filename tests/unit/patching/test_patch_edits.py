@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.patching import edits
-from exec_server.patching.edits import Edit, apply_edits
+from exec_server.patching import patch
 from exec_server.patching.hunks import Effort, PatchFailed
+from exec_server.patching.patch import Edit, apply_edits
 
 pytestmark = pytest.mark.quick
 
@@ -48,7 +48,7 @@ def test_the_new_text_is_bounded() -> None:
 
 
 def test_the_number_of_edits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edits, "MAX_EDITS", 2)
+    monkeypatch.setattr(patch, "MAX_EDITS", 2)
     assert apply_edits("a", [Edit("a", "b"), Edit("b", "c")]) == ("c", 2)
     with pytest.raises(PatchFailed, match="at most 2 edits"):
         apply_edits("a", [Edit("a", "b"), Edit("b", "c"), Edit("c", "d")])

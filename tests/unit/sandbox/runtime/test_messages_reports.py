@@ -12,7 +12,7 @@ from tests.support.forked import in_own_process
 
 from exec_server.host import libc
 from exec_server.sandbox.runtime import kernel
-from exec_server.sandbox.runtime.reports import CommandReports, Reporter, end_namespace
+from exec_server.sandbox.runtime.messages import CommandReports, Reporter, end_namespace
 
 Ends = tuple[Reporter, CommandReports, socket.socket]
 

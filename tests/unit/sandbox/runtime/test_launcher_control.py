@@ -10,8 +10,7 @@ import pytest
 
 from exec_server.errors import InternalError
 from exec_server.sandbox.runtime import messages
-from exec_server.sandbox.runtime.control import launch, request
-from exec_server.sandbox.runtime.launcher import Launcher
+from exec_server.sandbox.runtime.launcher import Launcher, launch, request
 from exec_server.sandbox.runtime.messages import BuildRequest, Status
 from exec_server.sandbox.runtime.view import StaleView
 

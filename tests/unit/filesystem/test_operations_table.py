@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from exec_server.filesystem.operation_table import OPERATIONS, OnDemand
+from exec_server.filesystem.operations import OPERATIONS, OnDemand
 from exec_server.protocol.sandbox import Confinable
 
 pytestmark = pytest.mark.quick
@@ -26,7 +26,7 @@ def test_no_function_serves_two_calls() -> None:
 def test_operations_on_demand_exist_and_are_not_imported_before() -> None:
     code = (
         "import sys, exec_server.cli.serve.run;"
-        "from exec_server.filesystem.operation_table import load_all;"
+        "from exec_server.filesystem.operations import load_all;"
         "names = [f'exec_server.filesystem.{name}' for name in ('changes', 'search')];"
         "print(*(name in sys.modules for name in names));"
         "load_all();"
