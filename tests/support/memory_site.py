@@ -13,8 +13,9 @@ from exec_server.hosting.engines import open_database
 from exec_server.hosting.http_connection import TakeOver
 from exec_server.hosting.http_messages import ServiceAnswer, ServiceRequest
 from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.node import ServiceOptions
 from exec_server.hosting.rules import secret_hash
-from exec_server.hosting.service import FIRST_TENANT, Service, ServiceOptions
+from exec_server.hosting.service import FIRST_TENANT, Service
 from exec_server.hosting.store import NewToken, Store
 from exec_server.relay.noise import SUITE
 from tests.support.memory_transport import MemoryTransport

@@ -11,9 +11,12 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from exec_server.hosting.database import DatabaseUnavailable
+from exec_server.hosting.http_connection import Capacity
+from exec_server.hosting.http_messages import Networks
 from exec_server.hosting.relay_hub import POLICY, REPLACED, RESTARTING, RelayedExecutor, RelayHub
 from exec_server.hosting.relay_link import flush_links
 from exec_server.hosting.rules import SECRET_BYTES
@@ -38,18 +41,37 @@ DRAIN_STEP_SECONDS: Final = 0.05
 DEAD_NODES: Final = 64
 
 
+@dataclass(frozen=True)
+class ServiceOptions:
+    """The settings of a node."""
+
+    public_url: str
+    node_url: str
+    ticket_seconds: int = 60
+    authorization_seconds: int = 60
+    stall_seconds: float = 2.0
+    drain_seconds: float = 20.0
+    takeover: bool = True
+    trusted: Networks = ()
+    capacity: Capacity = field(default_factory=Capacity)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    metrics_token_hash: str = ""
+    metrics_are_open: bool = True  # on the listener of the node, if there is no token
+    makes_first_tokens: bool = False  # of a new database, instead of `registry init`
+
+
 class Node:
     """One process of the service."""
 
     def __init__(
         self,
-        url: str,
+        options: ServiceOptions,
         store: Store,
         hub: RelayHub,
         start_task: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self.id = f"node-{secrets.token_hex(4)}"
-        self._url = url
+        self.options = options
         self._store = store
         self._hub = hub
         self._start_task = start_task
@@ -110,7 +132,7 @@ class Node:
         try:
             renewal = await self._store.renew(
                 self.id,
-                self._url,
+                self.options.node_url,
                 draining=self.is_draining,
                 since=self._renewed_at,
                 counts=counts,

@@ -11,7 +11,7 @@ from typing import Final, cast
 from exec_server.errors import ConnectFailed
 from exec_server.hosting import rules
 from exec_server.hosting.http_connection import TakeOver
-from exec_server.hosting.http_messages import PASSED_ON, ServiceRequest, rejection_answer
+from exec_server.hosting.http_messages import PASSED_ON, ServiceRequest, refusal_answer
 from exec_server.hosting.node import Node
 from exec_server.hosting.relay_hub import RelayedClient, RelayedExecutor, RelayHub, Tenant
 from exec_server.hosting.relay_link import RelayLink
@@ -95,7 +95,7 @@ class Forwarder:
             # Every request gets an answer.
             self._is_answered = True
             if not client.is_closing():
-                client.write(rejection_answer(Rejection(503, "route_unavailable")).encode())
+                client.write(refusal_answer(Rejection(503, "route_unavailable")).encode())
         other = cast(_Side, side.other).transport
         if other is not None and not other.is_closing():
             other.resume_reading()
@@ -149,11 +149,10 @@ class _Side(asyncio.Protocol):
 class Rendezvous:
     """Admits sockets that the registry has sent here."""
 
-    def __init__(self, store: Store, hub: RelayHub, node: Node, environ: dict[str, str]) -> None:
+    def __init__(self, store: Store, hub: RelayHub, node: Node) -> None:
         self._store = store
         self._hub = hub
         self._node = node
-        self._environ = environ
         self._keys_read_at = float("-inf")
         self.forwarders: set[Forwarder] = set()
         self.connecting = 0  # forwarders that have no connection to the holder yet
@@ -169,21 +168,18 @@ class Rendezvous:
             # Signed by us, but unknown: the database was restored. A registration repairs it.
             raise Rejection(401, "unexpected_executor_registration_id")
         try:
-            return await self._admit(ticket, facts, request)
+            if facts.is_expired:
+                raise Rejection(401, "expired")
+            if not facts.has_token:
+                raise Rejection(401, "invalid_secret", "revoked_token")
+            if not facts.is_current:
+                raise Rejection(401, "unexpected_executor_registration_id")
+            if ticket.is_executor:
+                return await self._admit_executor(ticket, facts)
+            return await self._admit_client(ticket, facts, request)
         except Rejection as rejection:
-            rejection.tenant_name = facts.tenant_name
+            rejection.tenant = facts.tenant_name
             raise
-
-    async def _admit(self, ticket: Ticket, facts: TicketFacts, request: ServiceRequest) -> TakeOver:
-        if facts.is_expired:
-            raise Rejection(401, "expired")
-        if not facts.has_token:
-            raise Rejection(401, "invalid_secret", "revoked_token")
-        if not facts.is_current:
-            raise Rejection(401, "unexpected_executor_registration_id")
-        if ticket.is_executor:
-            return await self._admit_executor(ticket, facts)
-        return await self._admit_client(ticket, facts, request)
 
     async def ticket(self, request: ServiceRequest) -> Ticket:
         """The signed ticket of a request; raises Rejection or DatabaseUnavailable."""
@@ -252,7 +248,7 @@ class Rendezvous:
         self.connecting += 1
         try:
             url = parse_url(facts.node_url, frozenset({"http", "https"}))
-            await forwarder.connect(url, self._environ, CONNECT_SECONDS)
+            await forwarder.connect(url, dict(self._node.options.environ), CONNECT_SECONDS)
         except (ConnectFailed, ValueError) as error:
             log.warning("node %s cannot be reached: %s", facts.node, error)
             self._node.mark_dead(facts.node, facts.node_expires)

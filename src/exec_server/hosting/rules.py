@@ -87,7 +87,7 @@ class Refusal(ExecServerError):
         self.message = message
         self.reason = reason or code
         self.headers = headers
-        self.token_id = self.tenant = ""  # of the caller, for the log
+        self.token_id = self.tenant = ""  # of the caller, for the log: the tenant's name
 
 
 def invalid_token(reason: str) -> Refusal:
@@ -223,18 +223,12 @@ class ByteRate:
 #
 # Values have characters that need no quoting, so the query is compared as it stands: there is one
 # spelling of each ticket, and every other one is refused.
-class Rejection(ExecServerError):
-    """An upgrade is refused; the reason is a header of the answer.
+class Rejection(Refusal):
+    """An upgrade is refused; `code`, from a fixed list, is a header of the answer."""
 
-    `cause` is for the log and the metrics: the header has a fixed list of reasons.
-    """
-
-    def __init__(self, status: int, reason: str, cause: str = "") -> None:
-        super().__init__(f"{status} {reason}")
-        self.status = status
-        self.reason = reason
-        self.cause = cause or reason
-        self.tenant_name = ""  # if it is known, for the log
+    def __init__(self, status: int, code: str, reason: str = "") -> None:
+        super().__init__(status, code, "the upgrade is refused", reason=reason)
+        self.headers[REASON_HEADER] = code
 
 
 @dataclass(frozen=True, slots=True)
