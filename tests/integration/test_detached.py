@@ -277,7 +277,7 @@ def test_their_number_is_limited() -> None:
     limits = {
         "server.detached.MAX_RUNNING": 2,
         "server.detached.MAX_CLOSED": 1,
-        "server.attachment.MAX_ATTACHMENTS": 2,
+        "server.detached.MAX_ATTACHMENTS": 2,
     }
     with start_patched(limits) as server, server.connect() as client:
         ids = [_start(client, "exec sleep 60", detach={"name": f"n{n}"})[0] for n in range(2)]

@@ -307,7 +307,7 @@ def test_trickling_a_head_gains_no_time() -> None:
 
 _QUICK_PINGS = {
     "net.websocket.server.PING_SECONDS": 0.2,
-    "net.websocket.listener._TICK_SECONDS": 0.05,
+    "net.websocket.server._TICK_SECONDS": 0.05,
 }
 
 
@@ -383,7 +383,7 @@ def test_slow_clients_are_not_taken_for_dead(
 def test_stalled_large_message_gives_its_room_back() -> None:
     constants = {
         "net.websocket.server.STALL_SECONDS": 0.3,
-        "net.websocket.listener._TICK_SECONDS": 0.05,
+        "net.websocket.server._TICK_SECONDS": 0.05,
         "net.websocket.server.RECEIVING_BYTES": 70 * _MIB,
     }
     with start_patched(constants) as server:
@@ -402,7 +402,7 @@ def test_trickling_large_message_gives_its_room_back_to_those_who_wait() -> None
     constants = {
         "net.websocket.server.STALL_SECONDS": 0.5,
         "net.websocket.server.TRICKLE_BYTES_PER_SECOND": 1000 * _MIB,
-        "net.websocket.listener._TICK_SECONDS": 0.05,
+        "net.websocket.server._TICK_SECONDS": 0.05,
         "net.websocket.server.RECEIVING_BYTES": 70 * _MIB,
     }
     with start_patched(constants) as server, server.connect() as other:

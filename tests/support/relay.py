@@ -339,7 +339,7 @@ def is_served(service: ThreadedRelayService) -> bool:
 
 
 def patches(constants: Mapping[str, object]) -> str:
-    """Python that sets constants, each named like `relay.stream_table.MAX_STREAMS`."""
+    """Python that sets constants, each named like `relay.multiplexer.MAX_STREAMS`."""
     lines = []
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")

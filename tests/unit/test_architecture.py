@@ -251,3 +251,18 @@ def test_links_between_documents_lead_somewhere() -> None:
             if not (document.parent / target).exists():
                 broken.append(f"{document.name}: {target}")
     assert not broken
+
+
+def test_names_that_tests_patch_exist() -> None:
+    """Tests name classes and constants in texts, for servers that they start with changes."""
+    missing = []
+    for file in TESTS.rglob("*.py"):
+        for name in re.findall(r'"((?:[a-z_]+\.)+[A-Z]\w+)"', file.read_text()):
+            module, _, member = name.removeprefix("exec_server.").rpartition(".")
+            path = PACKAGE / module.replace(".", "/")
+            if not (PACKAGE / module.partition(".")[0]).exists():
+                continue  # not a name of this package
+            source = path.with_suffix(".py") if path.with_suffix(".py").exists() else None
+            if source is None or not re.search(rf"\b{member}\b", source.read_text()):
+                missing.append(f"{file.relative_to(ROOT)}: {name}")
+    assert not missing
