@@ -264,9 +264,6 @@ def _invalid_client(caller: AuthenticatedToken) -> Refusal:
     return refusal
 
 
-# ---- limits of a tenant ---------------------------------------------------------------
-
-
 def _sockets_used(caller: AuthenticatedToken) -> tuple[str, str]:
     """The name of a limit, and the text that names it."""
     return "sockets", f"the tenant has all of its {caller.limits.sockets} sockets on this node"

@@ -87,8 +87,6 @@ class Node:
         self.is_draining = False
         self.is_closed = False
 
-    # ---- facts ------------------------------------------------------------------------
-
     def is_full(self) -> bool:
         return self.queued_bytes > QUEUED_BYTES
 
@@ -104,8 +102,6 @@ class Node:
 
     async def refresh_keys(self) -> None:
         self.keys = await self._store.keys() or self.keys
-
-    # ---- renewal ----------------------------------------------------------------------
 
     async def start(self) -> None:
         """The first renewal; raises DatabaseUnavailable."""
@@ -228,8 +224,6 @@ class Node:
         found = self._hub.tenants.get(tenant)
         return 0 if found is None else found.sockets
 
-    # ---- the tick ---------------------------------------------------------------------
-
     async def tick(self) -> None:
         """Ping peers and look for stalled ones until cancelled."""
         loop = asyncio.get_running_loop()
@@ -243,8 +237,6 @@ class Node:
                 client.link.tick(now)
             self.queued_bytes = self._hub.unsent()
             self._hub.forget_idle_tenants()
-
-    # ---- the drain --------------------------------------------------------------------
 
     async def drain(self, seconds: float, forwarders: Collection[object]) -> None:
         """Move all executors to other nodes: close their sockets one after the other.

@@ -107,8 +107,6 @@ class RelayHub:
         for name in [name for name, tenant in self.tenants.items() if not tenant.sockets]:
             del self.tenants[name]
 
-    # ---- revoked tokens ---------------------------------------------------------------
-
     def stream_began(self, executor: tuple[str, str], prefix: bytes) -> None:
         """Its id is in use again, by any token."""
         self._ended.pop((executor, prefix), None)
@@ -141,8 +139,6 @@ class RelayHub:
             if environment in executors:
                 del self._ended[environment, prefix]
                 self.reset(self.executors[environment].link, prefix, REVOKED)
-
-    # ---- facts ------------------------------------------------------------------------
 
     def unsent(self) -> int:
         """Bytes in all queues of the node."""

@@ -104,9 +104,6 @@ def is_tenant_name(text: str) -> bool:
     return _TENANT.fullmatch(text) is not None
 
 
-# ---- secrets --------------------------------------------------------------------------
-
-
 def secret_text(random: bytes) -> str:
     """Random bytes as text for URLs and headers."""
     return urlsafe_b64encode(random).rstrip(b"=").decode()
@@ -128,9 +125,6 @@ def bearer_token(authorization: str | None) -> str:
     if scheme.lower() != "bearer" or not token:
         raise invalid_token("no_token")
     return token
-
-
-# ---- scopes ---------------------------------------------------------------------------
 
 
 def check_scope(text: str) -> str:
@@ -164,9 +158,6 @@ def check_permission(scopes: Iterable[str], operation: Operation, environment_id
         raise Refusal(
             400, "invalid_environment_id", "an environment id has 1 to 128 of A-Z a-z 0-9 . _ -"
         )
-
-
-# ---- rates ----------------------------------------------------------------------------
 
 
 class HandshakeRate:

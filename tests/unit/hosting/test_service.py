@@ -414,7 +414,7 @@ def test_a_drain_closes_executors_one_after_the_other(tmp_path: Path) -> None:
         await site.service.node.drain(0.02, ())
         assert b"\x03\xf4" in executor.take_written()  # 1012
         _, [node] = await site.store.status()
-        assert node.is_draining
+        assert node.draining
         await site.service.node.leave()
         assert (await site.store.status())[1] == []
 
