@@ -57,6 +57,10 @@ class Verb(NamedTuple):
     flags: tuple[str, ...]
     examples: tuple[str, ...]
 
+    def takes(self, count: int) -> bool:
+        """Whether the verb takes so many operands."""
+        return self.operands.endswith("...]") or count == len(self.operands.split())
+
 
 VERBS: Final = {
     "init": Verb(
@@ -191,9 +195,6 @@ _VERB_FLAGS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-# ---- adding flags ---------------------------------------------------------------------
-
-
 def add_database_flags(parser: CommandParser) -> None:
     group = parser.add_argument_group("database")
     group.add_argument(
@@ -326,9 +327,6 @@ def verb_parser(name: str) -> CommandParser:
         )
     add_database_flags(parser)
     return parser
-
-
-# ---- flags that do not fit ------------------------------------------------------------
 
 
 def check_node(arguments: argparse.Namespace) -> None:
