@@ -85,36 +85,28 @@ class Endpoints:
     ) -> ServiceAnswer:
         """Raises Refusal or DatabaseUnavailable."""
         token = bearer_token(request.headers.get("authorization"))
-        caller = await self._caller(token, is_retried=name == VALIDATE)
+        try:
+            caller = await self._store.caller(secret_hash(token))
+        except DatabaseUnavailable:
+            if name != VALIDATE:
+                raise
+            # Executors do not repeat a validation.
+            caller = await self._store.caller(secret_hash(token))
         if caller is None:
             raise invalid_token("unknown_token")
         try:
-            return await self._answer_caller(caller, name, environment_id, request)
+            if caller.is_revoked or caller.is_expired:
+                raise invalid_token("revoked_token" if caller.is_revoked else "expired_token")
+            self._node.used_tokens.add(caller.token_id)
+            check_permission(caller.scopes, OPERATIONS[name], environment_id)
+            if name == REGISTER:
+                return await self._register(caller, environment_id, request)
+            if name == CONNECT:
+                return await self._connect(caller, environment_id, request)
+            return await self._validate(caller, environment_id, request)
         except Refusal as refusal:
             refusal.token_id, refusal.tenant = caller.token_id, caller.tenant_name
             raise
-
-    async def _answer_caller(
-        self, caller: AuthenticatedToken, name: str, environment_id: str, request: ServiceRequest
-    ) -> ServiceAnswer:
-        if caller.is_revoked or caller.is_expired:
-            raise invalid_token("revoked_token" if caller.is_revoked else "expired_token")
-        self._node.used_tokens.add(caller.token_id)
-        check_permission(caller.scopes, OPERATIONS[name], environment_id)
-        if name == REGISTER:
-            return await self._register(caller, environment_id, request)
-        if name == CONNECT:
-            return await self._connect(caller, environment_id, request)
-        return await self._validate(caller, environment_id, request)
-
-    async def _caller(self, token: str, *, is_retried: bool) -> AuthenticatedToken | None:
-        """The owner of a token. Executors do not repeat a validation, so it is retried here."""
-        try:
-            return await self._store.caller(secret_hash(token))
-        except DatabaseUnavailable:
-            if not is_retried:
-                raise
-        return await self._store.caller(secret_hash(token))
 
     async def _register(
         self, caller: AuthenticatedToken, environment_id: str, request: ServiceRequest
@@ -219,7 +211,10 @@ class Endpoints:
         )
         self._metrics.validations.add("valid" if is_valid else "invalid")
         if not is_valid:
-            self._refused(VALIDATE, _invalid_client(caller), environment_id, request.peer)
+            # For the log alone: the executor is answered that the authorization is not valid.
+            refusal = Refusal(200, "invalid_authorization", "")
+            refusal.token_id, refusal.tenant = caller.token_id, caller.tenant_name
+            self._refused(VALIDATE, refusal, environment_id, request.peer)
         return json_answer({"valid": is_valid})
 
     def _url(
@@ -255,13 +250,6 @@ def unavailable(name: str, message: str = "try again", *, reason: str) -> Refusa
 
 def _offline() -> Refusal:
     return Refusal(409, "environment_offline", "the executor is not connected")
-
-
-def _invalid_client(caller: AuthenticatedToken) -> Refusal:
-    """For the log alone: the executor is answered that the authorization is not valid."""
-    refusal = Refusal(200, "invalid_authorization", "")
-    refusal.token_id, refusal.tenant = caller.token_id, caller.tenant_name
-    return refusal
 
 
 def _sockets_used(caller: AuthenticatedToken) -> tuple[str, str]:

@@ -140,9 +140,15 @@ class Node:
         if not self.has_database:
             log.info("connected to the database as %s", self.id)
         self.has_database = True
-        self._written(executors, counts)
+        for count in counts:
+            executor = executors[count.lease.tenant, count.lease.environment_id]
+            executor.bytes -= count.bytes
+            executor.counted_streams = count.streams
         self._renewed_at = renewal.now
-        await self._rotate(renewal)
+        self.keys = renewal.keys
+        if str(int(renewal.now // 86_400)) not in self.keys:
+            secret = secrets.token_bytes(SECRET_BYTES)
+            self.keys = await self._store.rotate_keys(renewal.now, secret)
         self._hub.end_streams_of(renewal.killed)
         self._close_revoked(renewal.revoked)
         await self._compare(executors, renewal)
@@ -159,20 +165,6 @@ class Node:
             if executor.bytes or len(executor.streams) != executor.counted_streams:
                 counts.append(Count(executor.lease, len(executor.streams), executor.bytes))
         return counts
-
-    def _written(
-        self, executors: Mapping[tuple[str, str], RelayedExecutor], counts: list[Count]
-    ) -> None:
-        for count in counts:
-            executor = executors[count.lease.tenant, count.lease.environment_id]
-            executor.bytes -= count.bytes
-            executor.counted_streams = count.streams
-
-    async def _rotate(self, renewal: Renewal) -> None:
-        self.keys = renewal.keys
-        if str(int(renewal.now // 86_400)) not in self.keys:
-            secret = secrets.token_bytes(SECRET_BYTES)
-            self.keys = await self._store.rotate_keys(renewal.now, secret)
 
     def _close_revoked(self, revoked: frozenset[str]) -> None:
         # Clients first: the end of their executor would close them with another code.
@@ -196,10 +188,9 @@ class Node:
             executor.link.close(REPLACED, "replaced by a new connection")
         for (tenant, name), (epoch, registration_id) in renewal.held.items():
             # The row says that this node holds it; its release was lost.
-            if (tenant, name) not in self._hub.executors and ((tenant, name) not in self.claiming):
-                await self._store.release(
-                    ExecutorLease(tenant, name, registration_id, epoch), self.id
-                )
+            if (tenant, name) not in self._hub.executors and (tenant, name) not in self.claiming:
+                lease = ExecutorLease(tenant, name, registration_id, epoch)
+                await self._store.release(lease, self.id)
 
     def released(self, lease: ExecutorLease) -> None:
         """An executor has left."""
@@ -221,8 +212,8 @@ class Node:
         return (tenant, environment_id) in self._hub.executors
 
     def tenant_sockets(self, tenant: str) -> int:
-        found = self._hub.tenants.get(tenant)
-        return 0 if found is None else found.sockets
+        record = self._hub.tenants.get(tenant)
+        return 0 if record is None else record.sockets
 
     async def tick(self) -> None:
         """Ping peers and look for stalled ones until cancelled."""

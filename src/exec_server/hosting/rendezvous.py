@@ -33,13 +33,12 @@ log = logging.getLogger(__name__)
 KEY_REFRESH_SECONDS: Final = 1.0
 
 
-# Forwarder: passes a client's connection on to the node that holds its executor.
-#
-# The request is sent again as it came, and from then on bytes are copied both ways without
-# looking. Each direction stops when the other side does not take them: these are ordinary sockets
-# with ordinary back-pressure.
 class Forwarder:
-    """Two sockets, from the client to this node and from this node to the holder."""
+    """Passes a client's connection on to the node that holds its executor.
+
+    The request is sent again as it came, and from then on bytes are copied both ways. Each
+    direction stops when the other side does not take them, by ordinary socket back-pressure.
+    """
 
     def __init__(self, forwarders: set[Forwarder]) -> None:
         self._forwarders = forwarders
@@ -74,8 +73,8 @@ class Forwarder:
             one.set_write_buffer_limits(UNSENT_BYTES, UNSENT_BYTES // 4)
         transport.pause_reading()
         transport.set_protocol(self._client)
-        line, _, rest = request.head.partition(b"\r\n")
-        holder.write(line + b"\r\n" + PASSED_ON.encode() + b": 1\r\n" + rest + first)
+        line, _, headers = request.head.partition(b"\r\n")
+        holder.write(line + b"\r\n" + PASSED_ON.encode() + b": 1\r\n" + headers + first)
         transport.resume_reading()
         holder.resume_reading()
 
@@ -84,8 +83,13 @@ class Forwarder:
         if self._holder.transport is not None:
             self._holder.transport.abort()
 
-    def answered(self) -> None:
-        self._is_answered = True
+    def received(self, side: _Side, data: bytes) -> None:
+        """Copy bytes to the other side."""
+        if side is self._holder:
+            self._is_answered = True
+        other = cast(_Side, side.other).transport
+        if other is not None:
+            other.write(data)
 
     def lost(self, side: _Side) -> None:
         """One side has ended; so does the other one, after the bytes that it was sent."""
@@ -107,10 +111,6 @@ class Forwarder:
             if side.transport is not None:
                 side.transport.close()
 
-    @property
-    def holder_protocol(self) -> asyncio.Protocol:
-        return self._holder
-
 
 class _Side(asyncio.Protocol):
     """One of the two sockets."""
@@ -124,11 +124,7 @@ class _Side(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        assert self.other is not None
-        if self is self._forwarder.holder_protocol:
-            self._forwarder.answered()
-        if self.other.transport is not None:
-            self.other.transport.write(data)
+        self._forwarder.received(self, data)
 
     def pause_writing(self) -> None:
         if self.other is not None and self.other.transport is not None:
@@ -219,8 +215,7 @@ class Rendezvous:
         self, ticket: Ticket, facts: TicketFacts, request: ServiceRequest
     ) -> TakeOver:
         executor = self._hub.executors.get((ticket.tenant, ticket.environment_id))
-        is_here = executor is not None and facts.node in (None, self._node.id)
-        if not is_here and facts.node not in (None, self._node.id):
+        if facts.node not in (None, self._node.id):
             return await self._pass_on(facts, request)
         if executor is None or executor.lease.registration_id != ticket.registration_id:
             raise Rejection(503, "route_unavailable")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from exec_server.errors import StartupError
 from exec_server.host.event_loop import GuardedTasks
@@ -154,19 +155,13 @@ async def serve(
     metrics = Metrics()
     store = Store(database, metrics)
     try:
-        try:
-            await store.open()
-            first_start = await make_first_tenant(store) if options.makes_first_tokens else None
-            has_tenant = await store.has_tenant()
-        except DatabaseUnavailable as error:
-            raise StartupError(f"cannot use the database: {error}") from None
+        await store.open()
+        first_start = await make_first_tenant(store) if options.makes_first_tokens else None
+        has_tenant = await store.has_tenant()
         async with asyncio.TaskGroup() as tasks:
             guarded = GuardedTasks(tasks)  # for connections, which must not end each other
             service = Service(store, metrics, options, guarded.create_task)
-            try:
-                await service.node.start()
-            except DatabaseUnavailable as error:
-                raise StartupError(f"cannot use the database: {error}") from None
+            await service.node.start()
             await service.open(bound, metrics_bound, certificate, guarded)
             listening(Listening(service.node.id, first_start, has_tenant))
             background = [
@@ -180,6 +175,8 @@ async def serve(
                 task.cancel()
     except* StartupError as errors:
         raise errors.exceptions[0] from None
+    except* DatabaseUnavailable as errors:
+        raise StartupError(f"cannot use the database: {errors.exceptions[0]}") from None
     finally:
         await store.close()
 
@@ -230,7 +227,7 @@ class Service:
         self._start_task = start_task
         self._connections: set[HttpConnection] = set()
         self._servers: list[asyncio.Server | TlsAcceptor] = []
-        self._prefix = _path_of(options.public_url)
+        self._prefix = urlsplit(options.public_url).path.rstrip("/")
         self._has_own_metrics = False
         self._refusal_log = RefusalLog()
         self.trusted = options.trusted
@@ -463,10 +460,3 @@ class _MetricsHandler:
             return self._service.metrics_answer(request, is_open=True)
         except Refusal as refusal:
             return self._service.refused(_label(request.path), refusal, peer=request.peer)
-
-
-def _path_of(url: str) -> str:
-    """The path of a URL that has been checked, without a slash at its end."""
-    _, _, rest = url.partition("://")
-    _, slash, path = rest.partition("/")
-    return (slash + path).rstrip("/")

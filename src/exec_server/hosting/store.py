@@ -205,8 +205,8 @@ class Store:
         """All tenants, or the one with this name."""
         rows = await self._fetch(Sql.TENANTS, name)
         return [
-            TenantFacts(tenant, found, tokens, environments, online, _limits(limits))
-            for tenant, found, tokens, environments, online, *limits in rows
+            TenantFacts(tenant, name, tokens, environments, online, _limits(limits))
+            for tenant, name, tokens, environments, online, *limits in rows
         ]
 
     async def remove_tenant(self, name: str) -> bool:
@@ -248,15 +248,9 @@ class Store:
         if not rows:
             return None
         token_id, tenant, name, scopes, is_revoked, is_expired, *limits = rows[0]
-        return AuthenticatedToken(
-            token_id,
-            tenant,
-            tuple(scopes.split()),
-            _limits(limits),
-            name,
-            bool(is_revoked),
-            bool(is_expired),
-        )
+        flags = (bool(is_revoked), bool(is_expired))
+        names = tuple(scopes.split())
+        return AuthenticatedToken(token_id, tenant, names, _limits(limits), name, *flags)
 
     async def register(
         self,
@@ -321,16 +315,8 @@ class Store:
         if not rows:
             return None
         expired, has_token, is_current, node, url, expires, tenant_name, *limits = rows[0]
-        return TicketFacts(
-            bool(expired),
-            bool(has_token),
-            bool(is_current),
-            node,
-            url,
-            expires or 0.0,
-            tenant_name,
-            _limits(limits),
-        )
+        flags = (bool(expired), bool(has_token), bool(is_current))
+        return TicketFacts(*flags, node, url, expires or 0.0, tenant_name, _limits(limits))
 
     async def claim(self, ticket: Ticket, node: str) -> int | None:
         """Name this node as the holder; the new epoch, or None without such a registration."""
@@ -345,8 +331,7 @@ class Store:
 
     async def release(self, lease: ExecutorLease, node: str) -> None:
         """The executor of this lease has left."""
-        values = (lease.tenant, lease.environment_id, node, lease.epoch)
-        await self._fetch(Sql.RELEASE, *values)
+        await self._fetch(Sql.RELEASE, lease.tenant, lease.environment_id, node, lease.epoch)
 
     async def spend(self, ticket: Ticket) -> bool:
         """Use a client's ticket; False if it was used before or is expired."""
@@ -418,7 +403,7 @@ class Store:
         """Remove environments that are offline; tenant and id of those that were removed."""
         steps: list[Step] = [(Sql.REMOVE_ENVIRONMENT, (tenant, name)) for name in ids]
         rows = await self._run(steps, durable=True)
-        return [(row[0], row[1]) for found in rows for row in found]
+        return [(row[0], row[1]) for removed in rows for row in removed]
 
     async def remove_unseen(self, seconds: float, tenant: str | None) -> list[tuple[str, str]]:
         """Remove environments that were not online for so long, in one tenant or in all."""

@@ -47,6 +47,7 @@ def _limit(text: str) -> int:
 
 
 _limit.__name__ = f"limit (1 to {_MOST})"
+_LIMIT: Final[dict[str, Any]] = {"metavar": "N", "type": _limit}
 
 
 class Verb(NamedTuple):
@@ -106,24 +107,14 @@ VERBS: Final = {
         ("--tenant", "--unseen"),
         ("build-7 build-8", "--unseen 30d"),
     ),
-    "status": Verb(
-        "",
-        "Show who is online, from the database.",
-        ("--watch",),
-        ("", "--watch"),
-    ),
+    "status": Verb("", "Show who is online, from the database.", ("--watch",), ("", "--watch")),
     "tenant list": Verb(
         "",
         "List the tenants, with the numbers of their tokens and environments.",
         (),
         ("", "--json"),
     ),
-    "tenant show": Verb(
-        " NAME",
-        "Show a tenant: its numbers and its limits.",
-        (),
-        ("ops",),
-    ),
+    "tenant show": Verb(" NAME", "Show a tenant: its numbers and its limits.", (), ("ops",)),
     "tenant remove": Verb(
         " NAME",
         "Remove a tenant with its tokens and environments, if none of these is online.",
@@ -171,26 +162,14 @@ _VERB_FLAGS: Final[dict[str, dict[str, Any]]] = {
         "without --tenant those of all tenants",
     },
     "--watch": {"action": "store_true", "help": "of status: show it again every two seconds"},
-    "--environments": {
-        "metavar": "N",
-        "type": _limit,
-        "help": "limit of environments of the tenant (default: 1000)",
-    },
-    "--sockets": {
-        "metavar": "N",
-        "type": _limit,
-        "help": "limit of its sockets on each node (default: 2000)",
-    },
-    "--bytes-per-second": {
-        "metavar": "N",
-        "type": _limit,
-        "help": "limit of its relayed bytes on each node (default: 50000000)",
-    },
-    "--handshakes-per-second": {
-        "metavar": "N",
-        "type": _limit,
+    "--environments": _LIMIT | {"help": "limit of environments of the tenant (default: 1000)"},
+    "--sockets": _LIMIT | {"help": "limit of its sockets on each node (default: 2000)"},
+    "--bytes-per-second": _LIMIT
+    | {"help": "limit of its relayed bytes on each node (default: 50000000)"},
+    "--handshakes-per-second": _LIMIT
+    | {
         "help": "connections that one of its tokens may begin with one executor in any second, on "
-        "each node (default: 20, which are 1200 a minute)",
+        "each node (default: 20, which are 1200 a minute)"
     },
 }
 
@@ -331,7 +310,7 @@ def verb_parser(name: str) -> CommandParser:
 
 def check_node(arguments: argparse.Namespace) -> None:
     """Raise UsageError if a verb was forgotten, instead of running a node."""
-    for flag in _given(arguments, _VERB_FLAGS):
+    for flag in _used(arguments, _VERB_FLAGS):
         if flag == _OF_ALL_VERBS:
             raise UsageError("--json belongs to `status` and other verbs; a node has --print-json")
         raise UsageError(f"{flag} belongs to {_owners(flag)}")
@@ -339,20 +318,20 @@ def check_node(arguments: argparse.Namespace) -> None:
 
 def check_verb(arguments: argparse.Namespace, name: str) -> None:
     """Raise UsageError for a flag that the verb would ignore."""
-    for flag in _given(arguments, _VERB_FLAGS):
+    for flag in _used(arguments, _VERB_FLAGS):
         if flag != _OF_ALL_VERBS and flag not in VERBS[name].flags:
             raise UsageError(f"`{name}` takes no {flag}, which belongs to {_owners(flag)}")
     parser = CommandParser("registry", description="")
     add_node_flags(parser)
     for action in parser._actions:
         flag = action.option_strings[-1]
-        given = getattr(arguments, action.dest, action.default)
-        if given != action.default and flag not in VERBS[name].flags:
+        value = getattr(arguments, action.dest, action.default)
+        if value != action.default and flag not in VERBS[name].flags:
             hint = "; use --json" if action.dest == "print_json" else ""
             raise UsageError(f"`{name}` takes no {flag}, which is for running a node{hint}")
 
 
-def _given(arguments: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> list[str]:
+def _used(arguments: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> list[str]:
     return [flag for flag in flags if getattr(arguments, flag[2:].replace("-", "_"))]
 
 
@@ -426,5 +405,5 @@ def checked_url(flag: str, text: str | None) -> Url | None:
 
 def normalised_url(url: str) -> str:
     """Rendezvous URLs begin with `ws` and the rest of the scheme, so it is in lower case."""
-    scheme, separator, rest = url.partition("://")
-    return scheme.lower() + separator + rest.rstrip("/")
+    scheme, separator, address = url.partition("://")
+    return scheme.lower() + separator + address.rstrip("/")
