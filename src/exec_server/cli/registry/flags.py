@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import CommandParser, positive_number, positive_seconds, seconds
-from exec_server.errors import StartupError
-from exec_server.hosting.engines import check_database_url, may_hold_password
 
 if TYPE_CHECKING:
+    from exec_server.hosting.database import Database
     from exec_server.protocol.urls import Url
 
 
@@ -354,9 +353,11 @@ def hide_password(arguments: argparse.Namespace) -> None:
     Raises UsageError where this is not possible.
     """
     url: str | None = arguments.database
-    if url is None or not may_hold_password(url):
+    if url is None:
         return
-    if not _erase_argument(url):
+    user = url.partition("://")[2].rpartition("@")[0]
+    may_hold_password = ":" in user or "password" in url.lower()
+    if may_hold_password and not _erase_argument(url):
         raise UsageError(
             "--database: other users could read its password in the list of processes; use "
             "--database-url-file, or keep the password in PGPASSFILE"
@@ -380,12 +381,22 @@ def database_url(arguments: argparse.Namespace) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             text = f"--database-url-file {arguments.database_url_file}: {error}"
             raise UsageError(text) from None
-    if url is not None:
-        try:
-            check_database_url(url)
-        except StartupError as error:
-            raise UsageError(str(error)) from None
+    if url is not None and not url.startswith(("postgresql://", "postgres://")):
+        # The text of a URL may hold a password, so it is not repeated.
+        raise UsageError("--database: expected a URL that begins with postgresql://")
     return url
+
+
+def open_database(arguments: argparse.Namespace) -> Database:
+    """The database that the flags name; its engine is imported only here."""
+    url = database_url(arguments)
+    if url is None:
+        from exec_server.hosting.sqlite_database import SqliteDatabase
+
+        return SqliteDatabase(data_directory(arguments) / "registry.db")
+    from exec_server.hosting.postgres_database import PostgresDatabase
+
+    return PostgresDatabase(url)
 
 
 def checked_url(flag: str, text: str | None) -> Url | None:

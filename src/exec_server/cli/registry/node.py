@@ -22,12 +22,12 @@ from exec_server.cli.registry.flags import (
     data_directory,
     database_url,
     normalised_url,
+    open_database,
 )
 from exec_server.cli.streams import print_status, print_text
 from exec_server.errors import StartupError
 from exec_server.host.event_loop import run as run_loop
 from exec_server.host.libc import raise_descriptor_limit
-from exec_server.hosting.engines import open_database
 from exec_server.hosting.http_connection import SOCKETS, WANTED_DESCRIPTORS, Capacity, capacity_of
 from exec_server.hosting.http_messages import Networks
 from exec_server.hosting.node import ServiceOptions
@@ -51,14 +51,13 @@ def run_node(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. Raises StartupError."""
     logs.configure(arguments.log_level, arguments.log_format)
     certificate = _certificate(arguments)
-    url = database_url(arguments)
-    if url is None:
+    if database_url(arguments) is None:
         _warn_about_modes(data_directory(arguments))
     _hide_memory()
     place = _bind(arguments, certificate)
 
     async def node() -> None:
-        database = open_database(url, data_directory(arguments))
+        database = open_database(arguments)
         signals = Signals(asyncio.Event(), asyncio.Event(), asyncio.Event())
         _handle_signals(signals)
         await serve(

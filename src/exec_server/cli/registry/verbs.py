@@ -20,11 +20,11 @@ from exec_server.cli.registry.flags import (
     data_directory,
     database_url,
     normalised_url,
+    open_database,
 )
 from exec_server.cli.streams import json_text, local_time, print_text
 from exec_server.host.event_loop import run as run_loop
 from exec_server.hosting.database import DatabaseUnavailable
-from exec_server.hosting.engines import open_database
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.rules import (
     SECRET_BYTES,
@@ -355,7 +355,7 @@ def _with_store(
         )
 
     async def run() -> T:
-        store = Store(open_database(database_url(arguments), directory), Metrics())
+        store = Store(open_database(arguments), Metrics())
         try:
             await store.open()
             return await work(store)
