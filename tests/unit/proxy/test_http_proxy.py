@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from tests.support.clock import run_in_virtual_time
-from tests.support.memory_streams import stream_pair
+from tests.support.memory_transport import stream_pair
 from tests.support.network import launch
 
 from exec_server.protocol.network import DecisionParams, PolicyParams

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 from tests.support.certificates import Pair, make_pair
 from tests.support.clock import run_in_virtual_time
-from tests.support.memory_streams import stream_pair
+from tests.support.memory_transport import stream_pair
 
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.host.threads import ThreadPool

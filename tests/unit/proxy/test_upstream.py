@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.clock import run_in_virtual_time
-from tests.support.memory_streams import stream_pair
+from tests.support.memory_transport import stream_pair
 
 from exec_server.proxy import upstream as module
 from exec_server.proxy.stream import SocketStream, Stream, TransportStream
