@@ -6,7 +6,7 @@
 # make test         lint, unit and fuzz tests and a selection of the others: five minutes
 # make test-all     test, test-rest and test-others
 # make test-rest    every test that test leaves out
-# make test-others  unit and fuzz tests with the other supported versions of Python
+# make test-others  unit tests with the other supported versions of Python, fuzz tests with the oldest
 # make coverage     branch coverage of every package, and its floors
 # make reference    install the reference, which test-all and bench then use (needs npm)
 # make conformance  the exchanges of tests/conformance, against the reference too

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv6Address
 import h11
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.support.memory_streams import stream_pair
+from tests.support.memory_transport import stream_pair
 from tests.support.network import launch
 
 from exec_server.protocol.network import DecisionParams, PolicyParams

@@ -22,8 +22,9 @@ from exec_server.hosting import http_messages
 from exec_server.hosting.http_connection import HttpConnection, SocketAdmission, TakeOver
 from exec_server.hosting.http_messages import Networks
 from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.node import ServiceOptions
 from exec_server.hosting.rules import Refusal, secret_hash
-from exec_server.hosting.service import Service, ServiceOptions, Signals
+from exec_server.hosting.service import Service, Signals
 from exec_server.hosting.sqlite_database import SqliteDatabase
 from exec_server.hosting.store import NewToken, Store
 from tests.relay_service.faults import (

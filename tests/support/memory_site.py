@@ -9,12 +9,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from exec_server.hosting.engines import open_database
 from exec_server.hosting.http_connection import TakeOver
 from exec_server.hosting.http_messages import ServiceAnswer, ServiceRequest
 from exec_server.hosting.metrics import Metrics
+from exec_server.hosting.node import ServiceOptions
 from exec_server.hosting.rules import secret_hash
-from exec_server.hosting.service import FIRST_TENANT, Service, ServiceOptions
+from exec_server.hosting.service import FIRST_TENANT, Service
+from exec_server.hosting.sqlite_database import SqliteDatabase
 from exec_server.hosting.store import NewToken, Store
 from exec_server.relay.noise import SUITE
 from tests.support.memory_transport import MemoryTransport
@@ -41,7 +42,7 @@ class Site:
     """A node and the requests of its peers."""
 
     def __init__(self, directory: Path, tasks: asyncio.TaskGroup) -> None:
-        self.store = Store(open_database(None, directory), Metrics())
+        self.store = Store(SqliteDatabase(directory / "registry.db"), Metrics())
         options = ServiceOptions(PUBLIC, "http://10.0.0.1:1")
         self.service = Service(self.store, Metrics(), options, tasks.create_task)
 

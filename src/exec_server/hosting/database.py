@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from exec_server.errors import ExecServerError, StartupError
-from exec_server.hosting.statements import Statement
 
 Row = tuple[Any, ...]
-Step = tuple[Statement, tuple[Any, ...]]
+Step = tuple[str, tuple[Any, ...]]  # a statement and its values
 
 
 class DatabaseUnavailable(ExecServerError):

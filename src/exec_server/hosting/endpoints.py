@@ -7,7 +7,6 @@ import logging
 import math
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
@@ -46,16 +45,6 @@ OPERATIONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryPolicy:
-    """The settings of the endpoints."""
-
-    websocket_url: str  # of the site, without a path of its own
-    ticket_seconds: int
-    authorization_seconds: int
-    takeover: bool
-
-
 def endpoint_of(path: str) -> tuple[str, str] | None:
     """Operation and environment id of a path; None for another path."""
     parts = path.split("/")
@@ -76,17 +65,17 @@ class Endpoints:
         self,
         store: Store,
         metrics: Metrics,
-        policy: RegistryPolicy,
         node: Node,
         *,
-        refused: Callable[[str, str, str, Refusal], None],
+        refused: Callable[[str, Refusal, str, str], object],
         clock: Callable[[], float],
     ) -> None:
-        """`refused` logs a refusal: endpoint, environment, peer, and why."""
+        """`refused` logs a refusal: endpoint, why, environment, and peer."""
         self._store = store
         self._metrics = metrics
-        self._policy = policy
         self._node = node
+        self._options = node.options
+        self._websocket_url = "ws" + node.options.public_url.removeprefix("http").rstrip("/")
         self._refused = refused
         self._clock = clock
         self._handshakes = HandshakeRate()
@@ -96,36 +85,28 @@ class Endpoints:
     ) -> ServiceAnswer:
         """Raises Refusal or DatabaseUnavailable."""
         token = bearer_token(request.headers.get("authorization"))
-        caller = await self._caller(token, is_retried=name == VALIDATE)
+        try:
+            caller = await self._store.caller(secret_hash(token))
+        except DatabaseUnavailable:
+            if name != VALIDATE:
+                raise
+            # Executors do not repeat a validation.
+            caller = await self._store.caller(secret_hash(token))
         if caller is None:
             raise invalid_token("unknown_token")
         try:
-            return await self._answer_caller(caller, name, environment_id, request)
+            if caller.is_revoked or caller.is_expired:
+                raise invalid_token("revoked_token" if caller.is_revoked else "expired_token")
+            self._node.used_tokens.add(caller.token_id)
+            check_permission(caller.scopes, OPERATIONS[name], environment_id)
+            if name == REGISTER:
+                return await self._register(caller, environment_id, request)
+            if name == CONNECT:
+                return await self._connect(caller, environment_id, request)
+            return await self._validate(caller, environment_id, request)
         except Refusal as refusal:
             refusal.token_id, refusal.tenant = caller.token_id, caller.tenant_name
             raise
-
-    async def _answer_caller(
-        self, caller: AuthenticatedToken, name: str, environment_id: str, request: ServiceRequest
-    ) -> ServiceAnswer:
-        if caller.is_revoked or caller.is_expired:
-            raise invalid_token("revoked_token" if caller.is_revoked else "expired_token")
-        self._node.used_tokens.add(caller.token_id)
-        check_permission(caller.scopes, OPERATIONS[name], environment_id)
-        if name == REGISTER:
-            return await self._register(caller, environment_id, request)
-        if name == CONNECT:
-            return await self._connect(caller, environment_id, request)
-        return await self._validate(caller, environment_id, request)
-
-    async def _caller(self, token: str, *, is_retried: bool) -> AuthenticatedToken | None:
-        """The owner of a token. Executors do not repeat a validation, so it is retried here."""
-        try:
-            return await self._store.caller(secret_hash(token))
-        except DatabaseUnavailable:
-            if not is_retried:
-                raise
-        return await self._store.caller(secret_hash(token))
 
     async def _register(
         self, caller: AuthenticatedToken, environment_id: str, request: ServiceRequest
@@ -138,7 +119,7 @@ class Endpoints:
             raise _conflict(*_sockets_used(caller))
         registration_id = f"reg-{secrets.token_hex(16)}"
         now = await self._store.register(
-            caller, environment_id, registration_id, key.text, takeover=self._policy.takeover
+            caller, environment_id, registration_id, key.text, takeover=self._options.takeover
         )
         if now is None:
             raise await self._register_refusal(caller, environment_id)
@@ -175,7 +156,7 @@ class Endpoints:
             environment_id,
             secret_hash(secret),
             key.hash,
-            self._policy.authorization_seconds,
+            self._options.authorization_seconds,
         )
         if grant is None:
             raise await self._absent(caller.tenant, environment_id)
@@ -230,7 +211,10 @@ class Endpoints:
         )
         self._metrics.validations.add("valid" if is_valid else "invalid")
         if not is_valid:
-            self._refused(VALIDATE, environment_id, request.peer, _invalid_client(caller))
+            # For the log alone: the executor is answered that the authorization is not valid.
+            refusal = Refusal(200, "invalid_authorization", "")
+            refusal.token_id, refusal.tenant = caller.token_id, caller.tenant_name
+            self._refused(VALIDATE, refusal, environment_id, request.peer)
         return json_answer({"valid": is_valid})
 
     def _url(
@@ -242,7 +226,7 @@ class Endpoints:
         now: float,
     ) -> str:
         is_executor = role == EXECUTOR_ROLE
-        seconds = EXECUTOR_SECONDS if is_executor else self._policy.ticket_seconds
+        seconds = EXECUTOR_SECONDS if is_executor else self._options.ticket_seconds
         ticket = Ticket(
             caller.tenant,
             environment_id,
@@ -254,7 +238,7 @@ class Endpoints:
             caller.token_id,
         )
         kid, key = next(iter(self._node.keys.items()))
-        return self._policy.websocket_url + sign(ticket, kid, key)
+        return self._websocket_url + sign(ticket, kid, key)
 
 
 def unavailable(name: str, message: str = "try again", *, reason: str) -> Refusal:
@@ -266,16 +250,6 @@ def unavailable(name: str, message: str = "try again", *, reason: str) -> Refusa
 
 def _offline() -> Refusal:
     return Refusal(409, "environment_offline", "the executor is not connected")
-
-
-def _invalid_client(caller: AuthenticatedToken) -> Refusal:
-    """For the log alone: the executor is answered that the authorization is not valid."""
-    refusal = Refusal(200, "invalid_authorization", "")
-    refusal.token_id, refusal.tenant = caller.token_id, caller.tenant_name
-    return refusal
-
-
-# ---- limits of a tenant ---------------------------------------------------------------
 
 
 def _sockets_used(caller: AuthenticatedToken) -> tuple[str, str]:

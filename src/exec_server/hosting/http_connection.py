@@ -166,8 +166,6 @@ class HttpConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
-    # ---- the transport ----------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         raw = transport.get_extra_info("socket")
@@ -224,8 +222,6 @@ class HttpConnection(asyncio.Protocol):
         self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-
-    # ---- the request ------------------------------------------------------------------
 
     def _take(self, event: object) -> bool:
         """Handle one event; whether to ask for the next one."""
@@ -291,8 +287,6 @@ class HttpConnection(asyncio.Protocol):
             self._transport = None
             self._forget()
             outcome.open(transport, request, first)
-
-    # ---- the answer -------------------------------------------------------------------
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         answer = self._handler.refuse(Refusal(status, code, message), self._direct_peer())

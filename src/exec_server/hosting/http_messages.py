@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from exec_server.hosting.rules import REASON_HEADER, Refusal, Rejection
+from exec_server.hosting.rules import Refusal
 from exec_server.net.http1 import encode_response, upgrade_flaw
 from exec_server.relay.noise import SUITE
 
@@ -70,13 +70,6 @@ def json_answer(value: object) -> ServiceAnswer:
 def refusal_answer(refusal: Refusal) -> ServiceAnswer:
     body = {"error": {"code": refusal.code, "message": refusal.message}}
     return ServiceAnswer(refusal.status, json.dumps(body).encode(), headers=dict(refusal.headers))
-
-
-def rejection_answer(rejection: Rejection) -> ServiceAnswer:
-    """Of an upgrade: the reason is in a header, and in the body for people."""
-    body = {"error": {"code": rejection.reason, "message": "the upgrade is refused"}}
-    headers = {REASON_HEADER: rejection.reason}
-    return ServiceAnswer(rejection.status, json.dumps(body).encode(), headers=headers)
 
 
 def peer_address(direct: str, forwarded: str, trusted: Networks) -> str:

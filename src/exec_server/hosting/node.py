@@ -11,9 +11,12 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from exec_server.hosting.database import DatabaseUnavailable
+from exec_server.hosting.http_connection import Capacity
+from exec_server.hosting.http_messages import Networks
 from exec_server.hosting.relay_hub import POLICY, REPLACED, RESTARTING, RelayedExecutor, RelayHub
 from exec_server.hosting.relay_link import flush_links
 from exec_server.hosting.rules import SECRET_BYTES
@@ -38,18 +41,37 @@ DRAIN_STEP_SECONDS: Final = 0.05
 DEAD_NODES: Final = 64
 
 
+@dataclass(frozen=True)
+class ServiceOptions:
+    """The settings of a node."""
+
+    public_url: str
+    node_url: str
+    ticket_seconds: int = 60
+    authorization_seconds: int = 60
+    stall_seconds: float = 2.0
+    drain_seconds: float = 20.0
+    takeover: bool = True
+    trusted: Networks = ()
+    capacity: Capacity = field(default_factory=Capacity)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    metrics_token_hash: str = ""
+    metrics_are_open: bool = True  # on the listener of the node, if there is no token
+    makes_first_tokens: bool = False  # of a new database, instead of `registry init`
+
+
 class Node:
     """One process of the service."""
 
     def __init__(
         self,
-        url: str,
+        options: ServiceOptions,
         store: Store,
         hub: RelayHub,
         start_task: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self.id = f"node-{secrets.token_hex(4)}"
-        self._url = url
+        self.options = options
         self._store = store
         self._hub = hub
         self._start_task = start_task
@@ -64,8 +86,6 @@ class Node:
         self.has_database = False
         self.is_draining = False
         self.is_closed = False
-
-    # ---- facts ------------------------------------------------------------------------
 
     def is_full(self) -> bool:
         return self.queued_bytes > QUEUED_BYTES
@@ -82,8 +102,6 @@ class Node:
 
     async def refresh_keys(self) -> None:
         self.keys = await self._store.keys() or self.keys
-
-    # ---- renewal ----------------------------------------------------------------------
 
     async def start(self) -> None:
         """The first renewal; raises DatabaseUnavailable."""
@@ -110,7 +128,7 @@ class Node:
         try:
             renewal = await self._store.renew(
                 self.id,
-                self._url,
+                self.options.node_url,
                 draining=self.is_draining,
                 since=self._renewed_at,
                 counts=counts,
@@ -122,9 +140,15 @@ class Node:
         if not self.has_database:
             log.info("connected to the database as %s", self.id)
         self.has_database = True
-        self._written(executors, counts)
+        for count in counts:
+            executor = executors[count.lease.tenant, count.lease.environment_id]
+            executor.bytes -= count.bytes
+            executor.counted_streams = count.streams
         self._renewed_at = renewal.now
-        await self._rotate(renewal)
+        self.keys = renewal.keys
+        if str(int(renewal.now // 86_400)) not in self.keys:
+            secret = secrets.token_bytes(SECRET_BYTES)
+            self.keys = await self._store.rotate_keys(renewal.now, secret)
         self._hub.end_streams_of(renewal.killed)
         self._close_revoked(renewal.revoked)
         await self._compare(executors, renewal)
@@ -141,20 +165,6 @@ class Node:
             if executor.bytes or len(executor.streams) != executor.counted_streams:
                 counts.append(Count(executor.lease, len(executor.streams), executor.bytes))
         return counts
-
-    def _written(
-        self, executors: Mapping[tuple[str, str], RelayedExecutor], counts: list[Count]
-    ) -> None:
-        for count in counts:
-            executor = executors[count.lease.tenant, count.lease.environment_id]
-            executor.bytes -= count.bytes
-            executor.counted_streams = count.streams
-
-    async def _rotate(self, renewal: Renewal) -> None:
-        self.keys = renewal.keys
-        if str(int(renewal.now // 86_400)) not in self.keys:
-            secret = secrets.token_bytes(SECRET_BYTES)
-            self.keys = await self._store.rotate_keys(renewal.now, secret)
 
     def _close_revoked(self, revoked: frozenset[str]) -> None:
         # Clients first: the end of their executor would close them with another code.
@@ -178,10 +188,9 @@ class Node:
             executor.link.close(REPLACED, "replaced by a new connection")
         for (tenant, name), (epoch, registration_id) in renewal.held.items():
             # The row says that this node holds it; its release was lost.
-            if (tenant, name) not in self._hub.executors and ((tenant, name) not in self.claiming):
-                await self._store.release(
-                    ExecutorLease(tenant, name, registration_id, epoch), self.id
-                )
+            if (tenant, name) not in self._hub.executors and (tenant, name) not in self.claiming:
+                lease = ExecutorLease(tenant, name, registration_id, epoch)
+                await self._store.release(lease, self.id)
 
     def released(self, lease: ExecutorLease) -> None:
         """An executor has left."""
@@ -203,10 +212,8 @@ class Node:
         return (tenant, environment_id) in self._hub.executors
 
     def tenant_sockets(self, tenant: str) -> int:
-        found = self._hub.tenants.get(tenant)
-        return 0 if found is None else found.sockets
-
-    # ---- the tick ---------------------------------------------------------------------
+        record = self._hub.tenants.get(tenant)
+        return 0 if record is None else record.sockets
 
     async def tick(self) -> None:
         """Ping peers and look for stalled ones until cancelled."""
@@ -221,8 +228,6 @@ class Node:
                 client.link.tick(now)
             self.queued_bytes = self._hub.unsent()
             self._hub.forget_idle_tenants()
-
-    # ---- the drain --------------------------------------------------------------------
 
     async def drain(self, seconds: float, forwarders: Collection[object]) -> None:
         """Move all executors to other nodes: close their sockets one after the other.

@@ -97,11 +97,11 @@ class PostgresDatabase:
 async def _run(connection: Any, steps: Sequence[Step], *, durable: bool) -> list[list[Row]]:
     if len(steps) == 1 and not durable:
         [(statement, values)] = steps
-        return [_rows(await connection.fetch(translate(statement.text), *values))]
+        return [_rows(await connection.fetch(translate(statement), *values))]
     async with connection.transaction():
         if durable:
             await connection.execute("SET LOCAL synchronous_commit = on")
-        return [_rows(await connection.fetch(translate(s.text), *v)) for s, v in steps]
+        return [_rows(await connection.fetch(translate(s), *v)) for s, v in steps]
 
 
 def _rows(records: Sequence[Any]) -> list[Row]:

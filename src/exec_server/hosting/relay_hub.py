@@ -94,20 +94,18 @@ class RelayHub:
 
     def tenant(self, name: str, limits: Limits) -> Tenant:
         """The tenant with its limits of now."""
-        found = self.tenants.get(name)
-        if found is None:
+        tenant = self.tenants.get(name)
+        if tenant is None:
             now = asyncio.get_running_loop().time()
-            found = self.tenants[name] = Tenant(limits, ByteRate(limits.bytes_per_second, now))
-        elif found.limits != limits:
-            found.limits = limits
-            found.rate.rate = limits.bytes_per_second
-        return found
+            tenant = self.tenants[name] = Tenant(limits, ByteRate(limits.bytes_per_second, now))
+        elif tenant.limits != limits:
+            tenant.limits = limits
+            tenant.rate.rate = limits.bytes_per_second
+        return tenant
 
     def forget_idle_tenants(self) -> None:
         for name in [name for name, tenant in self.tenants.items() if not tenant.sockets]:
             del self.tenants[name]
-
-    # ---- revoked tokens ---------------------------------------------------------------
 
     def stream_began(self, executor: tuple[str, str], prefix: bytes) -> None:
         """Its id is in use again, by any token."""
@@ -128,7 +126,7 @@ class RelayHub:
         if not tokens:
             return
         for client in [each for each in self.clients if each.link.token_id in tokens]:
-            client.end_session()
+            client.end_stream(REVOKED)  # the caller closes the link
         for key, ended in self._ended.items():
             if ended.token_id in tokens:
                 self._ended[key] = ended._replace(is_killed=True)
@@ -141,8 +139,6 @@ class RelayHub:
             if environment in executors:
                 del self._ended[environment, prefix]
                 self.reset(self.executors[environment].link, prefix, REVOKED)
-
-    # ---- facts ------------------------------------------------------------------------
 
     def unsent(self) -> int:
         """Bytes in all queues of the node."""
@@ -248,14 +244,11 @@ class RelayedExecutor(_End):
         end = 4 + frame[3] if len(frame) > 3 else 0
         client = self.streams.get(frame[:end]) if len(frame) > end else None
         if client is None:
-            client = self._find_client(frame)
+            header = envelope.read(frame)
+            client = None if header is None else self.streams.get(header.prefix)
             if client is None:
                 return  # unreadable, or of a client that has just left
         client.link.send(frame)
-
-    def _find_client(self, frame: bytes) -> RelayedClient | None:
-        found = envelope.read(frame)
-        return None if found is None else self.streams.get(found.prefix)
 
     def bytes_read(self, count: int, messages: int, frames: int) -> None:
         self.bytes += count
@@ -346,15 +339,15 @@ class RelayedClient(_End):
 
     def _checked(self, executor: RelayedExecutor, frame: bytes) -> bytes | None:
         """A frame as it is forwarded, None if it is not; a handshake gets the client's token id."""
-        found = envelope.read(frame)
-        if found is None:
+        header = envelope.read(frame)
+        if header is None:
             self.link.close(UNREADABLE, "unreadable frame")
             return None
-        refusal = self._refusal(executor, found, frame)
+        refusal = self._refusal(executor, header, frame)
         if refusal is not None:
-            self._hub.reset(self.link, found.prefix, refusal)
+            self._hub.reset(self.link, header.prefix, refusal)
             return None
-        if found.kind is not Kind.HANDSHAKE:
+        if header.kind is not Kind.HANDSHAKE:
             return frame
         named = frame + token_field(self.link.token_id)
         if len(named) > FRAME_BYTES:  # which would cost the executor its link
@@ -363,21 +356,21 @@ class RelayedClient(_End):
         return named
 
     def _refusal(
-        self, executor: RelayedExecutor, found: envelope.RelayEnvelope, frame: bytes
+        self, executor: RelayedExecutor, header: envelope.RelayEnvelope, frame: bytes
     ) -> str | None:
         """Why a frame is not for the executor; the first stream that is named becomes the own."""
-        if found.kind is Kind.RESET and decode(frame).reason == REVOKED:
+        if header.kind is Kind.RESET and decode(frame).reason == REVOKED:
             return FORGED_REASON  # it could name a stream of another client that has left
         if not self._prefix_bytes:
-            if found.prefix in executor.streams:
+            if header.prefix in executor.streams:
                 return USED_STREAM
-            self._prefix = found.prefix
-            self._prefix_bytes = len(found.prefix)
-            executor.streams[found.prefix] = self
-            self._hub.stream_began(executor.key, found.prefix)
-        elif found.prefix != self._prefix:
+            self._prefix = header.prefix
+            self._prefix_bytes = len(header.prefix)
+            executor.streams[header.prefix] = self
+            self._hub.stream_began(executor.key, header.prefix)
+        elif header.prefix != self._prefix:
             return FOREIGN_STREAM
-        if found.kind is Kind.HANDSHAKE:
+        if header.kind is Kind.HANDSHAKE:
             if self._has_shaken_hands:
                 return SECOND_HANDSHAKE
             self._has_shaken_hands = True
@@ -413,11 +406,11 @@ class RelayedClient(_End):
     def _give_up(self) -> None:
         """The client has not read for too long: its stream ends, and the others go on."""
         log.info("a client does not read its stream: cut off")
-        self._end_stream(CLIENT_STALLED)
+        self.end_stream(CLIENT_STALLED)
         self.link.abort()
         flush_links()
 
-    def _end_stream(self, reason: str) -> None:
+    def end_stream(self, reason: str) -> None:
         """Tell the executor that this client has left."""
         executor, self.executor = self.executor, None
         if executor is None:
@@ -431,10 +424,6 @@ class RelayedClient(_End):
 
     def _remember(self, executor: RelayedExecutor) -> None:
         self._hub.stream_ended(executor.key, self._prefix, self.link.token_id)
-
-    def end_session(self) -> None:
-        """Tell the executor to end the session of this client; the link is closed by the caller."""
-        self._end_stream(REVOKED)
 
     def executor_left(self) -> None:
         """Tell the client, which comes back by itself."""
@@ -451,5 +440,5 @@ class RelayedClient(_End):
     def link_lost(self) -> None:
         self._leave()
         self._hub.clients.discard(self)
-        self._end_stream(CLIENT_GONE)
+        self.end_stream(CLIENT_GONE)
         flush_links()

@@ -145,8 +145,6 @@ class RelayLink(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         return self._state is State.OPEN
 
-    # ---- receiving --------------------------------------------------------------------
-
     def get_buffer(self, sizehint: int) -> memoryview:
         incomplete = self._incomplete
         size = len(incomplete)
@@ -304,8 +302,6 @@ class RelayLink(asyncio.BufferedProtocol):
         if self._rest_waits and not is_held and self._turn is None:
             self._turn = self._loop.call_soon(self._take_turn)
 
-    # ---- sending ----------------------------------------------------------------------
-
     def send(self, frame: bytes) -> None:
         """Send a message with the others that this read has brought, or that follow at once."""
         pending = self._pending
@@ -339,8 +335,6 @@ class RelayLink(asyncio.BufferedProtocol):
                 self._pong = None
             self._end.writing_changed(is_paused=False)
 
-    # ---- liveness ---------------------------------------------------------------------
-
     def tick(self, now: float) -> None:
         """Ping the peer; end one that does not answer."""
         if self._state is State.OPEN:
@@ -350,8 +344,6 @@ class RelayLink(asyncio.BufferedProtocol):
                 self.abort()
             elif action is Action.PING:
                 self._write_frame(Opcode.PING, b"")
-
-    # ---- the end ----------------------------------------------------------------------
 
     def close(self, code: int, reason: str) -> None:
         """Send a close frame; the link ends when the peer answers it, or hangs up."""

@@ -11,7 +11,7 @@ from typing import Final, cast
 from exec_server.errors import ConnectFailed
 from exec_server.hosting import rules
 from exec_server.hosting.http_connection import TakeOver
-from exec_server.hosting.http_messages import PASSED_ON, ServiceRequest, rejection_answer
+from exec_server.hosting.http_messages import PASSED_ON, ServiceRequest, refusal_answer
 from exec_server.hosting.node import Node
 from exec_server.hosting.relay_hub import RelayedClient, RelayedExecutor, RelayHub, Tenant
 from exec_server.hosting.relay_link import RelayLink
@@ -33,13 +33,12 @@ log = logging.getLogger(__name__)
 KEY_REFRESH_SECONDS: Final = 1.0
 
 
-# Forwarder: passes a client's connection on to the node that holds its executor.
-#
-# The request is sent again as it came, and from then on bytes are copied both ways without
-# looking. Each direction stops when the other side does not take them: these are ordinary sockets
-# with ordinary back-pressure.
 class Forwarder:
-    """Two sockets, from the client to this node and from this node to the holder."""
+    """Passes a client's connection on to the node that holds its executor.
+
+    The request is sent again as it came, and from then on bytes are copied both ways. Each
+    direction stops when the other side does not take them, by ordinary socket back-pressure.
+    """
 
     def __init__(self, forwarders: set[Forwarder]) -> None:
         self._forwarders = forwarders
@@ -74,8 +73,8 @@ class Forwarder:
             one.set_write_buffer_limits(UNSENT_BYTES, UNSENT_BYTES // 4)
         transport.pause_reading()
         transport.set_protocol(self._client)
-        line, _, rest = request.head.partition(b"\r\n")
-        holder.write(line + b"\r\n" + PASSED_ON.encode() + b": 1\r\n" + rest + first)
+        line, _, headers = request.head.partition(b"\r\n")
+        holder.write(line + b"\r\n" + PASSED_ON.encode() + b": 1\r\n" + headers + first)
         transport.resume_reading()
         holder.resume_reading()
 
@@ -84,8 +83,13 @@ class Forwarder:
         if self._holder.transport is not None:
             self._holder.transport.abort()
 
-    def answered(self) -> None:
-        self._is_answered = True
+    def received(self, side: _Side, data: bytes) -> None:
+        """Copy bytes to the other side."""
+        if side is self._holder:
+            self._is_answered = True
+        other = cast(_Side, side.other).transport
+        if other is not None:
+            other.write(data)
 
     def lost(self, side: _Side) -> None:
         """One side has ended; so does the other one, after the bytes that it was sent."""
@@ -95,7 +99,7 @@ class Forwarder:
             # Every request gets an answer.
             self._is_answered = True
             if not client.is_closing():
-                client.write(rejection_answer(Rejection(503, "route_unavailable")).encode())
+                client.write(refusal_answer(Rejection(503, "route_unavailable")).encode())
         other = cast(_Side, side.other).transport
         if other is not None and not other.is_closing():
             other.resume_reading()
@@ -106,10 +110,6 @@ class Forwarder:
         for side in (self._client, self._holder):
             if side.transport is not None:
                 side.transport.close()
-
-    @property
-    def holder_protocol(self) -> asyncio.Protocol:
-        return self._holder
 
 
 class _Side(asyncio.Protocol):
@@ -124,11 +124,7 @@ class _Side(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        assert self.other is not None
-        if self is self._forwarder.holder_protocol:
-            self._forwarder.answered()
-        if self.other.transport is not None:
-            self.other.transport.write(data)
+        self._forwarder.received(self, data)
 
     def pause_writing(self) -> None:
         if self.other is not None and self.other.transport is not None:
@@ -149,11 +145,10 @@ class _Side(asyncio.Protocol):
 class Rendezvous:
     """Admits sockets that the registry has sent here."""
 
-    def __init__(self, store: Store, hub: RelayHub, node: Node, environ: dict[str, str]) -> None:
+    def __init__(self, store: Store, hub: RelayHub, node: Node) -> None:
         self._store = store
         self._hub = hub
         self._node = node
-        self._environ = environ
         self._keys_read_at = float("-inf")
         self.forwarders: set[Forwarder] = set()
         self.connecting = 0  # forwarders that have no connection to the holder yet
@@ -169,21 +164,18 @@ class Rendezvous:
             # Signed by us, but unknown: the database was restored. A registration repairs it.
             raise Rejection(401, "unexpected_executor_registration_id")
         try:
-            return await self._admit(ticket, facts, request)
+            if facts.is_expired:
+                raise Rejection(401, "expired")
+            if not facts.has_token:
+                raise Rejection(401, "invalid_secret", "revoked_token")
+            if not facts.is_current:
+                raise Rejection(401, "unexpected_executor_registration_id")
+            if ticket.is_executor:
+                return await self._admit_executor(ticket, facts)
+            return await self._admit_client(ticket, facts, request)
         except Rejection as rejection:
-            rejection.tenant_name = facts.tenant_name
+            rejection.tenant = facts.tenant_name
             raise
-
-    async def _admit(self, ticket: Ticket, facts: TicketFacts, request: ServiceRequest) -> TakeOver:
-        if facts.is_expired:
-            raise Rejection(401, "expired")
-        if not facts.has_token:
-            raise Rejection(401, "invalid_secret", "revoked_token")
-        if not facts.is_current:
-            raise Rejection(401, "unexpected_executor_registration_id")
-        if ticket.is_executor:
-            return await self._admit_executor(ticket, facts)
-        return await self._admit_client(ticket, facts, request)
 
     async def ticket(self, request: ServiceRequest) -> Ticket:
         """The signed ticket of a request; raises Rejection or DatabaseUnavailable."""
@@ -223,8 +215,7 @@ class Rendezvous:
         self, ticket: Ticket, facts: TicketFacts, request: ServiceRequest
     ) -> TakeOver:
         executor = self._hub.executors.get((ticket.tenant, ticket.environment_id))
-        is_here = executor is not None and facts.node in (None, self._node.id)
-        if not is_here and facts.node not in (None, self._node.id):
+        if facts.node not in (None, self._node.id):
             return await self._pass_on(facts, request)
         if executor is None or executor.lease.registration_id != ticket.registration_id:
             raise Rejection(503, "route_unavailable")
@@ -252,7 +243,7 @@ class Rendezvous:
         self.connecting += 1
         try:
             url = parse_url(facts.node_url, frozenset({"http", "https"}))
-            await forwarder.connect(url, self._environ, CONNECT_SECONDS)
+            await forwarder.connect(url, dict(self._node.options.environ), CONNECT_SECONDS)
         except (ConnectFailed, ValueError) as error:
             log.warning("node %s cannot be reached: %s", facts.node, error)
             self._node.mark_dead(facts.node, facts.node_expires)

@@ -87,7 +87,7 @@ class Refusal(ExecServerError):
         self.message = message
         self.reason = reason or code
         self.headers = headers
-        self.token_id = self.tenant = ""  # of the caller, for the log
+        self.token_id = self.tenant = ""  # of the caller, for the log: the tenant's name
 
 
 def invalid_token(reason: str) -> Refusal:
@@ -102,9 +102,6 @@ def is_environment_id(text: str) -> bool:
 
 def is_tenant_name(text: str) -> bool:
     return _TENANT.fullmatch(text) is not None
-
-
-# ---- secrets --------------------------------------------------------------------------
 
 
 def secret_text(random: bytes) -> str:
@@ -128,9 +125,6 @@ def bearer_token(authorization: str | None) -> str:
     if scheme.lower() != "bearer" or not token:
         raise invalid_token("no_token")
     return token
-
-
-# ---- scopes ---------------------------------------------------------------------------
 
 
 def check_scope(text: str) -> str:
@@ -164,9 +158,6 @@ def check_permission(scopes: Iterable[str], operation: Operation, environment_id
         raise Refusal(
             400, "invalid_environment_id", "an environment id has 1 to 128 of A-Z a-z 0-9 . _ -"
         )
-
-
-# ---- rates ----------------------------------------------------------------------------
 
 
 class HandshakeRate:
@@ -223,18 +214,12 @@ class ByteRate:
 #
 # Values have characters that need no quoting, so the query is compared as it stands: there is one
 # spelling of each ticket, and every other one is refused.
-class Rejection(ExecServerError):
-    """An upgrade is refused; the reason is a header of the answer.
+class Rejection(Refusal):
+    """An upgrade is refused; `code`, from a fixed list, is a header of the answer."""
 
-    `cause` is for the log and the metrics: the header has a fixed list of reasons.
-    """
-
-    def __init__(self, status: int, reason: str, cause: str = "") -> None:
-        super().__init__(f"{status} {reason}")
-        self.status = status
-        self.reason = reason
-        self.cause = cause or reason
-        self.tenant_name = ""  # if it is known, for the log
+    def __init__(self, status: int, code: str, reason: str = "") -> None:
+        super().__init__(status, code, "the upgrade is refused", reason=reason)
+        self.headers[REASON_HEADER] = code
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,26 +8,26 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from exec_server.errors import StartupError
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.hosting import endpoints
 from exec_server.hosting.database import Database, DatabaseUnavailable
-from exec_server.hosting.endpoints import Endpoints, RegistryPolicy, endpoint_of
-from exec_server.hosting.http_connection import Capacity, HttpConnection, SocketAdmission, TakeOver
+from exec_server.hosting.endpoints import Endpoints, endpoint_of
+from exec_server.hosting.http_connection import HttpConnection, SocketAdmission, TakeOver
 from exec_server.hosting.http_messages import (
     Networks,
     ServiceAnswer,
     ServiceRequest,
     plaintext_disabled,
     refusal_answer,
-    rejection_answer,
 )
 from exec_server.hosting.metrics import Metrics
-from exec_server.hosting.node import Node
+from exec_server.hosting.node import Node, ServiceOptions
 from exec_server.hosting.relay_hub import RESTARTING, RelayHub
 from exec_server.hosting.rendezvous import Forwarder, Rendezvous
 from exec_server.hosting.rules import (
@@ -67,45 +67,32 @@ _TEXT: Final = "text/plain; charset=utf-8"
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-# RefusalLog: a line in the log for each refused request, within a bound.
-#
-# A line has the id of the token, never the token. Peers decide how many requests are refused, and
-# a flood would fill the disk or hide the lines of others, so each tenant has its own number of
-# lines a minute, and the requests without a known token have one together. The rest is counted in
-# one line.
 class RefusalLog:
-    """Counts the lines of one node in the current period."""
+    """A log line for each refused request, within a bound for each period.
+
+    A line has the id of the token, never the token. Peers decide how many requests are refused, and
+    a flood would fill the disk or hide the lines of others, so each tenant has its own number of
+    lines, and the requests without a known token have one together. The others are counted in one
+    line.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
     def add(
-        self,
-        endpoint: str,
-        status: int,
-        reason: str,
-        *,
-        token_id: str = "",
-        tenant: str = "",
-        environment_id: str = "",
-        peer: str = "",
+        self, endpoint: str, refusal: Refusal, environment_id: str = "", peer: str = ""
     ) -> None:
         """Log one refusal; empty values are not known."""
+        tenant = refusal.tenant
         has_lines = tenant in self._counts or len(self._counts) < TENANTS
         owner = tenant if has_lines else ""
         count = self._counts[owner] = self._counts.get(owner, 0) + 1
-        if count > LINES_A_PERIOD:
-            return
-        log.warning(
-            "%s refused: %d reason=%s token=%s tenant=%s environment=%s peer=%s",
-            endpoint,
-            status,
-            reason,
-            token_id or "-",
-            tenant or "-",
-            _shown(environment_id),
-            peer or "-",
-        )
+        if count <= LINES_A_PERIOD:
+            log.warning(
+                "%s refused: %d reason=%s token=%s tenant=%s environment=%s peer=%s",
+                *(endpoint, refusal.status, refusal.reason, refusal.token_id or "-"),
+                *(tenant or "-", _quoted_id(environment_id), peer or "-"),
+            )
 
     def end_period(self) -> None:
         """Log how many refusals had no line, and begin anew."""
@@ -118,49 +105,13 @@ class RefusalLog:
                 )
 
 
-def _shown(environment_id: str) -> str:
+def _quoted_id(environment_id: str) -> str:
     """An id that is none is quoted, so that it cannot pose as another field of the line."""
     if not environment_id:
         return "-"
     if is_environment_id(environment_id):
         return environment_id
     return json.dumps(environment_id[:SHOWN_CHARACTERS])
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsAccess:
-    """Who may read /metrics: the holder of a token, or each peer of a listener that is open."""
-
-    token_hash: str = ""
-    is_open: bool = True  # the listener of the node, if there is no token
-
-    def check(self, request: ServiceRequest, *, is_open: bool) -> None:
-        """Raise Refusal if this request may not read them."""
-        if not self.token_hash:
-            if not is_open:
-                raise Refusal(403, "forbidden", "/metrics needs a token or an address of its own")
-            return
-        token = bearer_token(request.headers.get("authorization"))
-        if not hmac.compare_digest(secret_hash(token), self.token_hash):
-            raise invalid_token("unknown_token")
-
-
-@dataclass(frozen=True)
-class ServiceOptions:
-    """The settings of a node."""
-
-    public_url: str
-    node_url: str
-    ticket_seconds: int = 60
-    authorization_seconds: int = 60
-    stall_seconds: float = 2.0
-    drain_seconds: float = 20.0
-    takeover: bool = True
-    trusted: Networks = ()
-    capacity: Capacity = field(default_factory=Capacity)
-    environ: Mapping[str, str] = field(default_factory=dict)
-    metrics: MetricsAccess = field(default_factory=MetricsAccess)
-    makes_first_tokens: bool = False  # of a new database, instead of `registry init`
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,19 +155,13 @@ async def serve(
     metrics = Metrics()
     store = Store(database, metrics)
     try:
-        try:
-            await store.open()
-            first_start = await make_first_tenant(store) if options.makes_first_tokens else None
-            has_tenant = await store.has_tenant()
-        except DatabaseUnavailable as error:
-            raise StartupError(f"cannot use the database: {error}") from None
+        await store.open()
+        first_start = await make_first_tenant(store) if options.makes_first_tokens else None
+        has_tenant = await store.has_tenant()
         async with asyncio.TaskGroup() as tasks:
             guarded = GuardedTasks(tasks)  # for connections, which must not end each other
             service = Service(store, metrics, options, guarded.create_task)
-            try:
-                await service.node.start()
-            except DatabaseUnavailable as error:
-                raise StartupError(f"cannot use the database: {error}") from None
+            await service.node.start()
             await service.open(bound, metrics_bound, certificate, guarded)
             listening(Listening(service.node.id, first_start, has_tenant))
             background = [
@@ -230,6 +175,8 @@ async def serve(
                 task.cancel()
     except* StartupError as errors:
         raise errors.exceptions[0] from None
+    except* DatabaseUnavailable as errors:
+        raise StartupError(f"cannot use the database: {errors.exceptions[0]}") from None
     finally:
         await store.close()
 
@@ -280,24 +227,16 @@ class Service:
         self._start_task = start_task
         self._connections: set[HttpConnection] = set()
         self._servers: list[asyncio.Server | TlsAcceptor] = []
-        self._prefix = _path_of(options.public_url)
+        self._prefix = urlsplit(options.public_url).path.rstrip("/")
         self._has_own_metrics = False
         self._refusal_log = RefusalLog()
         self.trusted = options.trusted
         self.hub = RelayHub(metrics, options.stall_seconds)
-        self.node = Node(options.node_url, store, self.hub, start_task)
-        self.rendezvous = Rendezvous(store, self.hub, self.node, dict(options.environ))
-        policy = RegistryPolicy(
-            _websocket_url(options.public_url),
-            options.ticket_seconds,
-            options.authorization_seconds,
-            options.takeover,
-        )
+        self.node = Node(options, store, self.hub, start_task)
+        self.rendezvous = Rendezvous(store, self.hub, self.node)
         self._endpoints = Endpoints(
-            store, metrics, policy, self.node, refused=self._refused, clock=time.monotonic
+            store, metrics, self.node, refused=self.refused, clock=time.monotonic
         )
-
-    # ---- listening --------------------------------------------------------------------
 
     async def open(
         self,
@@ -315,7 +254,7 @@ class Service:
             self._servers.append(await loop.create_server(self._make_connection, sock=bound.socket))
         if metrics_bound is not None:
             self._has_own_metrics = True
-            handler = _MetricsHandler(self, self._options.metrics)
+            handler = _MetricsHandler(self)
             self._servers.append(
                 await loop.create_server(
                     lambda: HttpConnection(handler, self._start_task, self._connections),
@@ -355,8 +294,6 @@ class Service:
         await self.node.leave()
         await asyncio.sleep(END_SECONDS if self._connections or self.rendezvous.forwarders else 0)
 
-    # ---- requests ---------------------------------------------------------------------
-
     def admission(self) -> SocketAdmission:
         upgraded = len(self.hub.executors) + len(self.hub.clients)
         passed_on = 2 * len(self.rendezvous.forwarders) + self.rendezvous.connecting
@@ -366,105 +303,69 @@ class Service:
         path = path.removeprefix(self._prefix)
         if path.startswith(PATH):
             rejection = Rejection(503, "route_unavailable", "too_many_connections")
-            self._metrics.upgrades.add("unknown", rejection.reason)
-            self._rejected(None, "", rejection)
-            return rejection_answer(rejection)
+            self._metrics.upgrades.add("unknown", rejection.code)
+            return self.refused(_UPGRADE, rejection)
         name, environment_id = endpoint_of(path) or ("other", "")
         refusal = endpoints.unavailable(name, "too many connections", reason="too_many_connections")
         self._metrics.requests.add(name, str(refusal.status))
-        self._refused(name, environment_id, "", refusal)
-        return refusal_answer(refusal)
+        return self.refused(name, refusal, environment_id)
 
     def refuse(self, refusal: Refusal, peer: str) -> ServiceAnswer:
         self._metrics.requests.add("unreadable", str(refusal.status))
-        self._refused("unreadable", "", peer, refusal)
+        return self.refused("unreadable", refusal, peer=peer)
+
+    def refused(
+        self, endpoint: str, refusal: Refusal, environment_id: str = "", peer: str = ""
+    ) -> ServiceAnswer:
+        """Count and log a refusal; returns its answer."""
+        self._metrics.refusals.add(endpoint, refusal.reason)
+        self._refusal_log.add(endpoint, refusal, environment_id, peer)
         return refusal_answer(refusal)
 
     async def answer(self, request: ServiceRequest) -> ServiceAnswer | TakeOver:
         path = request.path.removeprefix(self._prefix)
-        started = time.monotonic()
         if path.startswith(PATH):
             return await self._upgrade(replace(request, path=path))
-        name, answer = await self._answer_named(path, request)
+        started = time.monotonic()
+        name, environment_id = endpoint_of(path) or (_label(path), "")
+        try:
+            if name in endpoints.OPERATIONS:
+                answer = await self._answer_endpoint(name, environment_id, request)
+            else:
+                answer = self._answer_other(path, request)
+        except Refusal as refusal:
+            answer = self.refused(name, refusal, environment_id, request.peer)
         self._metrics.requests.add(name, str(answer.status))
         self._metrics.request_seconds.observe(name, time.monotonic() - started)
         return answer
 
-    async def _answer_named(self, path: str, request: ServiceRequest) -> tuple[str, ServiceAnswer]:
-        """The label of an endpoint, and its answer."""
-        found = endpoint_of(path)
-        if found is None:
-            return self._answer_other(path, request)
-        name, environment_id = found
+    async def _answer_endpoint(
+        self, name: str, environment_id: str, request: ServiceRequest
+    ) -> ServiceAnswer:
+        if request.method != "POST":
+            raise Refusal(405, "method_not_allowed", "use POST", allow="POST")
+        if self.node.is_draining:
+            raise endpoints.unavailable(name, reason="draining")
         try:
-            if request.method != "POST":
-                raise Refusal(405, "method_not_allowed", "use POST", allow="POST")
-            if self.node.is_draining:
-                raise endpoints.unavailable(name, reason="draining")
             async with asyncio.timeout(ANSWER_SECONDS):
-                return name, await self._endpoints.answer(name, environment_id, request)
-        except Refusal as raised:
-            refusal = raised
-        except (DatabaseUnavailable, TimeoutError) as error:
-            log.info("%s cannot be answered: %s", name, str(error) or "it took too long")
-            refusal = endpoints.unavailable(name, reason="database_unavailable")
-        except Exception:  # an edge: a defect must not end the service
-            log.exception("defect while answering %s", name)
-            refusal = endpoints.unavailable(name, reason="defect")
-        self._refused(name, environment_id, request.peer, refusal)
-        return name, refusal_answer(refusal)
+                return await self._endpoints.answer(name, environment_id, request)
+        except Refusal:
+            raise
+        except Exception as error:
+            raise endpoints.unavailable(name, reason=_failure(name, error)) from None
 
-    def _answer_other(self, path: str, request: ServiceRequest) -> tuple[str, ServiceAnswer]:
+    def _answer_other(self, path: str, request: ServiceRequest) -> ServiceAnswer:
         """Health, metrics, and paths that are not served."""
-        try:
-            return self._named_other(path, request)
-        except Refusal as refusal:
-            name = _name_of_other(path)
-            return name, self.refused_answer(name, refusal, request.peer)
-
-    def refused_answer(self, name: str, refusal: Refusal, peer: str) -> ServiceAnswer:
-        """The answer to a request that is none of the registry, logged and counted."""
-        self._refused(name, "", peer, refusal)
-        return refusal_answer(refusal)
-
-    def _named_other(self, path: str, request: ServiceRequest) -> tuple[str, ServiceAnswer]:
-        is_read = request.method in ("GET", "HEAD")
-        if path == "/livez" and is_read:
-            return "livez", ServiceAnswer(200, b"ok\n", _TEXT)
-        if path == "/readyz" and is_read:
-            return "readyz", self._readiness()
-        if path == "/metrics" and is_read and not self._has_own_metrics:
-            access = self._options.metrics
-            access.check(request, is_open=access.is_open)
-            return "metrics", self.metrics_answer()
+        if request.method in ("GET", "HEAD"):
+            if path == "/livez":
+                return ServiceAnswer(200, b"ok\n", _TEXT)
+            if path == "/readyz":
+                return self._readiness()
+            if path == "/metrics" and not self._has_own_metrics:
+                return self.metrics_answer(request, is_open=self._options.metrics_are_open)
         if endpoints.is_plaintext_form(path):
             raise plaintext_disabled()
         raise Refusal(404, "not_found", "there is nothing here")
-
-    def _refused(self, endpoint: str, environment_id: str, peer: str, refusal: Refusal) -> None:
-        self._metrics.refusals.add(endpoint, refusal.reason)
-        self._refusal_log.add(
-            endpoint,
-            refusal.status,
-            refusal.reason,
-            token_id=refusal.token_id,
-            tenant=refusal.tenant,
-            environment_id=environment_id,
-            peer=peer,
-        )
-
-    def _rejected(self, ticket: Ticket | None, peer: str, rejection: Rejection) -> None:
-        """The same for an upgrade; without a ticket its signature is not known to be ours."""
-        self._metrics.refusals.add(_UPGRADE, rejection.cause)
-        self._refusal_log.add(
-            _UPGRADE,
-            rejection.status,
-            rejection.cause,
-            token_id="" if ticket is None else ticket.token_id,
-            tenant=rejection.tenant_name or ("" if ticket is None else ticket.tenant),
-            environment_id="" if ticket is None else ticket.environment_id,
-            peer=peer,
-        )
 
     async def report_refusals(self) -> None:
         """Log the number of refusals without a line again and again until cancelled."""
@@ -479,7 +380,16 @@ class Service:
             return refusal_answer(Refusal(503, "unavailable", "the database is away"))
         return ServiceAnswer(200, b"ok\n", _TEXT)
 
-    def metrics_answer(self) -> ServiceAnswer:
+    def metrics_answer(self, request: ServiceRequest, *, is_open: bool) -> ServiceAnswer:
+        """The metrics for the holder of the token, or if there is none for peers of an open
+        listener; raises Refusal.
+        """
+        if expected := self._options.metrics_token_hash:
+            token = bearer_token(request.headers.get("authorization"))
+            if not hmac.compare_digest(secret_hash(token), expected):
+                raise invalid_token("unknown_token")
+        elif not is_open:
+            raise Refusal(403, "forbidden", "/metrics needs a token or an address of its own")
         gauges = {
             "executors": len(self.hub.executors),
             "clients": len(self.hub.clients),
@@ -499,31 +409,40 @@ class Service:
             is_passed_on = isinstance(granted, Forwarder)
             self._metrics.upgrades.add(ticket.role, "passed_on" if is_passed_on else "accepted")
             return granted
-        except Rejection as rejection:
-            refused = rejection
-        except (DatabaseUnavailable, TimeoutError) as error:
-            log.info("an upgrade cannot be answered: %s", str(error) or "it took too long")
-            refused = Rejection(503, "route_unavailable", "database_unavailable")
-        except Exception:  # an edge: a defect must not end the service
-            log.exception("defect while answering an upgrade")
-            refused = Rejection(503, "route_unavailable", "defect")
-        self._metrics.upgrades.add("unknown" if ticket is None else ticket.role, refused.reason)
-        self._rejected(ticket, request.peer, refused)
-        return rejection_answer(refused)
+        except Rejection as raised:
+            rejection = raised
+        except Exception as error:
+            rejection = Rejection(503, "route_unavailable", _failure("an upgrade", error))
+        self._metrics.upgrades.add("unknown" if ticket is None else ticket.role, rejection.code)
+        if ticket is None:  # its signature is not known to be ours
+            return self.refused(_UPGRADE, rejection, peer=request.peer)
+        rejection.token_id, rejection.tenant = ticket.token_id, rejection.tenant or ticket.tenant
+        return self.refused(_UPGRADE, rejection, ticket.environment_id, request.peer)
 
 
-def _name_of_other(path: str) -> str:
-    """The label of a refused path; peers invent paths, so all but one share a label."""
-    return "metrics" if path == "/metrics" else "other"
+def _failure(name: str, error: Exception) -> str:
+    """Log why a request cannot be answered; returns the reason. An edge for all exceptions: a
+    defect must not end the service.
+    """
+    if isinstance(error, (DatabaseUnavailable, TimeoutError)):
+        log.info("%s cannot be answered: %s", name, str(error) or "it took too long")
+        return "database_unavailable"
+    log.error("defect while answering %s", name, exc_info=error)
+    return "defect"
+
+
+def _label(path: str) -> str:
+    """The metrics label of a path; peers invent paths, so all but these share one."""
+    return path[1:] if path in ("/livez", "/readyz", "/metrics") else "other"
 
 
 class _MetricsHandler:
     """The handler of --metrics-listen."""
 
-    def __init__(self, service: Service, access: MetricsAccess) -> None:
+    trusted: Networks = ()
+
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._access = access
-        self.trusted: Networks = ()
 
     def admission(self) -> SocketAdmission:
         return self._service.admission()
@@ -538,19 +457,6 @@ class _MetricsHandler:
         try:
             if request.path != "/metrics" or request.method not in ("GET", "HEAD"):
                 raise Refusal(404, "not_found", "there is nothing here")
-            self._access.check(request, is_open=True)
-            return self._service.metrics_answer()
+            return self._service.metrics_answer(request, is_open=True)
         except Refusal as refusal:
-            name = _name_of_other(request.path)
-            return self._service.refused_answer(name, refusal, request.peer)
-
-
-def _path_of(url: str) -> str:
-    """The path of a URL that has been checked, without a slash at its end."""
-    _, _, rest = url.partition("://")
-    _, slash, path = rest.partition("/")
-    return (slash + path).rstrip("/")
-
-
-def _websocket_url(url: str) -> str:
-    return "ws" + url.removeprefix("http").rstrip("/")
+            return self._service.refused(_label(request.path), refusal, peer=request.peer)

@@ -112,14 +112,14 @@ def _run(
 ) -> list[list[Row]]:
     if len(steps) == 1 and not durable:
         [(statement, values)] = steps
-        return [_execute(connection, statement.text, values)]
+        return [_execute(connection, statement, values)]
     if durable:
         connection.execute("PRAGMA synchronous = FULL")
     try:
         # IMMEDIATE: a transaction that reads first and writes later could not wait for the lock.
         connection.execute("BEGIN IMMEDIATE")
         try:
-            rows = [_execute(connection, statement.text, values) for statement, values in steps]
+            rows = [_execute(connection, *step) for step in steps]
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.support import jumping_loop
+from tests.support.clock import run_in_virtual_time
 from tests.support.memory_session import GREETING, MemoryDialer, MemoryStream, Message
 
 from exec_server.cli import connection
@@ -227,7 +227,7 @@ def test_a_session_that_is_resumed_late_is_reported(
             (await dialer.stream()).lose()
             await asyncio.sleep(seconds + 1)
 
-    jumping_loop.run(work())
+    run_in_virtual_time(work())
     assert reported == expected
 
 

@@ -12,7 +12,6 @@ from exec_server.hosting.http_messages import (
     json_answer,
     peer_address,
     refusal_answer,
-    rejection_answer,
 )
 from exec_server.hosting.rules import Refusal, Rejection
 
@@ -38,7 +37,7 @@ def test_refusals_have_a_code_and_rejections_a_header() -> None:
     refused = refusal_answer(Refusal(429, "too_many_requests", "slow", **{"retry-after": "3"}))
     assert refused.headers == {"retry-after": "3"}
     assert refused.body == b'{"error": {"code": "too_many_requests", "message": "slow"}}'
-    rejected = rejection_answer(Rejection(401, "expired"))
+    rejected = refusal_answer(Rejection(401, "expired"))
     assert rejected.headers == {"x-codex-rendezvous-rejection-reason": "expired"}
     assert rejected.status == 401
 

@@ -21,7 +21,7 @@ from exec_server.hosting.node import QUEUED_BYTES
 from exec_server.hosting.relay_link import RelayLink
 from exec_server.hosting.rendezvous import Forwarder
 from exec_server.hosting.rules import check, secret_hash
-from exec_server.hosting.service import FIRST_TENANT, MetricsAccess
+from exec_server.hosting.service import FIRST_TENANT
 from exec_server.hosting.store import NewToken
 from exec_server.relay.frames import Frame, Kind, encode
 
@@ -291,7 +291,7 @@ def test_paths_methods_and_health(tmp_path: Path) -> None:
         assert code(await site.ask("register")) == (502, "authentication_service_unavailable")
         for verb in ("connect", "validate"):
             assert code(await site.ask(verb, {})) == (503, "unavailable")
-        handler = service_module._MetricsHandler(site.service, MetricsAccess(is_open=False))
+        handler = service_module._MetricsHandler(site.service)
         assert handler.admission() is SocketAdmission.ACCEPT
         assert code(handler.overloaded("/metrics")) == (503, "unavailable")
         for path, status in (("/metrics", 200), ("/livez", 404)):
@@ -303,30 +303,31 @@ def test_paths_methods_and_health(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("access", "header", "status"),
+    ("token_hash", "are_open", "header", "status"),
     [
-        (MetricsAccess(), "", 200),
-        (MetricsAccess(is_open=False), "", 403),
-        (MetricsAccess(is_open=False), "Bearer x", 403),
-        (MetricsAccess(secret_hash("secret")), "", 401),
-        (MetricsAccess(secret_hash("secret")), "Bearer wrong", 401),
-        (MetricsAccess(secret_hash("secret"), is_open=False), "Bearer secret", 200),
+        ("", True, "", 200),
+        ("", False, "", 403),
+        ("", False, "Bearer x", 403),
+        (secret_hash("secret"), True, "", 401),
+        (secret_hash("secret"), True, "Bearer wrong", 401),
+        (secret_hash("secret"), False, "Bearer secret", 200),
     ],
 )
 def test_metrics_are_for_loopback_or_the_holder_of_their_token(
-    tmp_path: Path, access: MetricsAccess, header: str, status: int
+    tmp_path: Path, token_hash: str, are_open: bool, header: str, status: int
 ) -> None:
     async def scene(site: Site) -> None:
-        object.__setattr__(site.service._options, "metrics", access)
+        object.__setattr__(site.service._options, "metrics_token_hash", token_hash)
+        object.__setattr__(site.service._options, "metrics_are_open", are_open)
         request = ServiceRequest("GET", "/metrics", "", {"authorization": header})
-        own = service_module._MetricsHandler(site.service, access)
+        own = service_module._MetricsHandler(site.service)
         for handler in (site.service, own):
             answer = await handler.answer(request)
             assert isinstance(answer, ServiceAnswer)
-            is_open = handler is own and not access.token_hash
+            is_open = handler is own and not token_hash
             assert answer.status == (200 if is_open else status)
             assert (b"registry_executors" in answer.body) == (answer.status == 200)
-        counters = site.service.metrics_answer().body.decode()
+        counters = site.service._metrics.text({})
         assert ('refusals_total{endpoint="metrics"' in counters) == (status != 200)
         assert 'refusals_total{endpoint="other"' not in counters
 
@@ -413,7 +414,7 @@ def test_a_drain_closes_executors_one_after_the_other(tmp_path: Path) -> None:
         await site.service.node.drain(0.02, ())
         assert b"\x03\xf4" in executor.take_written()  # 1012
         _, [node] = await site.store.status()
-        assert node.is_draining
+        assert node.draining
         await site.service.node.leave()
         assert (await site.store.status())[1] == []
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from exec_server.hosting import service
+from exec_server.hosting.rules import Refusal
 from exec_server.hosting.service import LINES_A_PERIOD, SHOWN_CHARACTERS, RefusalLog
+
+
+def refusal(reason: str, tenant: str = "") -> Refusal:
+    answer = Refusal(403, reason, "")
+    answer.tenant = tenant
+    return answer
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -18,11 +25,11 @@ def test_a_flood_of_one_tenant_or_of_strangers_leaves_the_lines_of_others(
     caplog.set_level("WARNING")
     log = RefusalLog()
     for _ in range(LINES_A_PERIOD + 7):
-        log.add("connect", 401, "unknown_token")
-        log.add("connect", 429, "sockets", token_id="tok-1", tenant="loud")
+        log.add("connect", refusal("unknown_token"))
+        log.add("connect", refusal("sockets", "loud"))
     assert len(lines(caplog)) == 2 * LINES_A_PERIOD
     caplog.clear()
-    log.add("connect", 403, "forbidden", token_id="tok-2", tenant="quiet")
+    log.add("connect", refusal("forbidden", "quiet"))
     assert len(lines(caplog)) == 1
     caplog.clear()
     log.end_period()
@@ -32,7 +39,7 @@ def test_a_flood_of_one_tenant_or_of_strangers_leaves_the_lines_of_others(
     ]
     caplog.clear()
     log.end_period()
-    log.add("connect", 401, "unknown_token")
+    log.add("connect", refusal("unknown_token"))
     assert len(lines(caplog)) == 1
 
 
@@ -44,7 +51,7 @@ def test_tenants_beyond_the_table_share_the_lines_of_strangers(
     caplog.set_level("WARNING")
     log = RefusalLog()
     for tenant in ("a", "b", "c", "d", "a"):
-        log.add("connect", 403, "forbidden", tenant=tenant)
+        log.add("connect", refusal("forbidden", tenant))
     log.end_period()
     assert [line.partition("tenant=")[2].partition(" ")[0] for line in lines(caplog)] == [
         *("a", "b", "c"),
@@ -56,7 +63,7 @@ def test_an_id_that_a_peer_invents_cannot_pose_as_another_field(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("WARNING")
-    RefusalLog().add("connect", 403, "forbidden", environment_id='x" token=tok-2\n' + "y" * 9999)
+    RefusalLog().add("connect", refusal("forbidden"), 'x" token=tok-2\n' + "y" * 9999)
     [line] = lines(caplog)
     assert 'environment="x\\" token=tok-2\\ny' in line
     assert len(line) < SHOWN_CHARACTERS + 150

@@ -9,13 +9,10 @@ from tests.support.memory_site import TENANT, VALIDATION, Site, code, message, p
 
 from exec_server.hosting.rules import HandshakeRate, Refusal, secret_hash
 from exec_server.hosting.service import FIRST_TENANT
-from exec_server.hosting.statements import Statement
 from exec_server.hosting.store import NewToken
 
 
 def test_a_request_beyond_the_rate_writes_nothing(tmp_path: Path) -> None:
-    count = Statement("count", "SELECT count(*) FROM authorizations")
-
     async def scene(site: Site) -> None:
         await site.join((await site.url("register"))["url"])
         await site.store.limit_tenant(FIRST_TENANT, (None, None, None, 2))
@@ -26,7 +23,8 @@ def test_a_request_beyond_the_rate_writes_nothing(tmp_path: Path) -> None:
             "limit handshakes_per_second: each token has 2 with one executor on this node"
         )
         assert refused[0].headers == {"retry-after": "1"}
-        assert await site.store._fetch(count) == [(2,)]
+        count = ("SELECT count(*) FROM authorizations", ())
+        assert await site.store._database.run([count]) == [[(2,)]]
 
     play(tmp_path, scene)
 

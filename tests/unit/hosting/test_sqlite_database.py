@@ -13,9 +13,8 @@ import pytest
 from exec_server.hosting import sqlite_database
 from exec_server.hosting.database import DatabaseUnavailable
 from exec_server.hosting.sqlite_database import SqliteDatabase
-from exec_server.hosting.statements import Statement
 
-INSERT = Statement("insert", "INSERT INTO numbers (number) VALUES ($1)")
+INSERT = "INSERT INTO numbers (number) VALUES ($1)"
 
 
 def play(path: Path, scene: Callable[[SqliteDatabase], Coroutine[Any, Any, None]]) -> None:
@@ -31,7 +30,7 @@ def play(path: Path, scene: Callable[[SqliteDatabase], Coroutine[Any, Any, None]
 
 
 async def setting(database: SqliteDatabase, name: str) -> Any:
-    [[(value,)]] = await database.run([(Statement(name, f"PRAGMA {name}"), ())])
+    [[(value,)]] = await database.run([(f"PRAGMA {name}", ())])
     return value
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from exec_server.errors import StartupError
 from exec_server.hosting.database import DatabaseUnavailable, Row, Step
-from exec_server.hosting.engines import open_database
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.rules import Ticket
+from exec_server.hosting.sqlite_database import SqliteDatabase
 from exec_server.hosting.store import (
     AuthenticatedToken,
     Count,
@@ -33,7 +33,7 @@ def play(directory: Path, scene: Scene) -> None:
     """Run a scene on a new database with one tenant and its token."""
 
     async def run() -> None:
-        store = Store(open_database(None, directory), Metrics())
+        store = Store(SqliteDatabase(directory / "registry.db"), Metrics())
         await store.open()
         token = NewToken("tok-1", "hash", "name", TENANT, ("executor:*", "connect:a"))
         assert await store.add_first_tenant(TENANT, "default", [token])
@@ -247,17 +247,11 @@ def test_a_validation_is_tried_twice() -> None:
     asyncio.run(scene())
 
 
-def test_other_databases_are_refused_without_repeating_their_address(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="postgresql://") as refused:
-        open_database("mysql://secret@host", tmp_path)
-    assert "secret" not in str(refused.value)
-
-
 def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     async def scene() -> None:
-        store = Store(open_database(None, tmp_path / "file" / "data"), Metrics())
+        store = Store(SqliteDatabase(tmp_path / "file" / "data" / "registry.db"), Metrics())
         with pytest.raises(StartupError, match="cannot open"):
             await store.open()
         await store.close()

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
-from tests.support import jumping_loop
-from tests.support.memory_streams import stream_pair
+from tests.support.clock import run_in_virtual_time
+from tests.support.memory_transport import stream_pair
 from tests.support.network import launch
 
 from exec_server.protocol.network import DecisionParams, PolicyParams
@@ -101,7 +101,7 @@ def _time_until_end(*sent: str) -> float:
         world.close()
         return asyncio.get_running_loop().time()
 
-    return jumping_loop.run(run())
+    return run_in_virtual_time(run())
 
 
 _REFUSED = "GET http://bad.test/ HTTP/1.1\nHost: bad.test\n\n"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
-from tests.support import jumping_loop
 from tests.support.certificates import Pair, make_pair
-from tests.support.memory_streams import stream_pair
+from tests.support.clock import run_in_virtual_time
+from tests.support.memory_transport import stream_pair
 
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.host.threads import ThreadPool
@@ -405,7 +405,7 @@ def test_handshakes_are_limited_in_time(authority: CertificateAuthority) -> None
     async def _accept() -> None:
         pass
 
-    jumping_loop.run(run())
+    run_in_virtual_time(run())
 
 
 def test_the_authority_is_made_once() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
-from tests.support import jumping_loop
-from tests.support.memory_streams import stream_pair
+from tests.support.clock import run_in_virtual_time
+from tests.support.memory_transport import stream_pair
 from tests.support.network import launch
 
 from exec_server.host.event_loop import GuardedTasks
@@ -195,7 +195,7 @@ def test_accepting_pauses_without_descriptors(
             assert len(watched) == 1
             monkeypatch.undo()
 
-    jumping_loop.run(run())
+    run_in_virtual_time(run())
 
 
 # ---- lingering ----------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_lingering_ends_with_the_process() -> None:
             end.close()
         await linger(stream)  # which is closed
 
-    jumping_loop.run(run())
+    run_in_virtual_time(run())
 
 
 def test_lingering_is_limited_in_time() -> None:
@@ -224,7 +224,7 @@ def test_lingering_is_limited_in_time() -> None:
         for end in (process, stream):
             end.close()
 
-    jumping_loop.run(run())
+    run_in_virtual_time(run())
 
 
 def test_lingering_is_limited_in_bytes() -> None:
@@ -236,7 +236,7 @@ def test_lingering_is_limited_in_bytes() -> None:
         for end in (process, stream):
             end.close()
 
-    jumping_loop.run(run())
+    run_in_virtual_time(run())
 
 
 # ---- associations -------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 import pytest
-from tests.support import jumping_loop
-from tests.support.memory_streams import stream_pair
+from tests.support.clock import run_in_virtual_time
+from tests.support.memory_transport import stream_pair
 from tests.support.network import launch
 
 from exec_server.protocol.network import DecisionParams, PolicyParams
@@ -121,7 +121,7 @@ def test_slow_handshakes_are_cut_off(sent: bytes) -> None:
             end.writer.close()
         return asyncio.get_running_loop().time()
 
-    assert jumping_loop.run(run()) == module.HANDSHAKE_SECONDS == 30
+    assert run_in_virtual_time(run()) == module.HANDSHAKE_SECONDS == 30
 
 
 def _associate(kind: int, *, is_full: bool = False) -> bytes:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.support.memory_streams import stream_pair
+from tests.support.memory_transport import stream_pair
 
 from exec_server.host import event_loop
 from exec_server.proxy.stream import BUFFER_BYTES, SocketStream, carry

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
-from tests.support import jumping_loop
-from tests.support.memory_streams import stream_pair
+from tests.support.clock import run_in_virtual_time
+from tests.support.memory_transport import stream_pair
 
 from exec_server.proxy import upstream as module
 from exec_server.proxy.stream import SocketStream, Stream, TransportStream
@@ -68,7 +68,7 @@ def test_connecting_is_limited_for_all_addresses_together(monkeypatch: pytest.Mo
         for end in (one, two):
             end.close()
 
-    jumping_loop.run(run())
+    run_in_virtual_time(run())
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def _ask(
                 end.close()
         return loop.time()
 
-    return jumping_loop.run(run())
+    return run_in_virtual_time(run())
 
 
 def test_bytes_after_the_answer_belong_to_the_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ examples:
   exec-server registry status --watch
       a live table
 """
+_VERB_WORDS: Final = ", ".join(f"`{name}{verb.operands}`" for name, verb in VERBS.items())
 
 
 class _RegistryParser(CommandParser):
@@ -79,8 +80,9 @@ def _verb_of(words: list[str]) -> str | None:
 
 def build_parser() -> CommandParser:
     parser = _RegistryParser("registry", description=_DESCRIPTION, epilog=_EPILOG)
-    verbs = ", ".join(f"`{name}{verb.operands}`" for name, verb in VERBS.items())
-    parser.add_argument("words", metavar="VERB", nargs="*", help=f"nothing, or one of {verbs}")
+    parser.add_argument(
+        "words", metavar="VERB", nargs="*", help=f"nothing, or one of {_VERB_WORDS}"
+    )
     add_database_flags(parser)
     add_node_flags(parser)
     add_verb_flags(parser)
@@ -97,32 +99,12 @@ def run(arguments: argparse.Namespace) -> int:
         from exec_server.cli.registry.node import run_node
 
         return run_node(arguments)
-    if (name := _verb_of(words)) is not None:
-        check_verb(arguments, name)
-    from exec_server.cli.registry import verbs
+    name = _verb_of(words)
+    operands = words[0 if name is None else len(name.split()) :]
+    if name is None or not VERBS[name].takes(len(operands)):
+        raise UsageError(f"unknown words `{' '.join(words)}`: expected {_VERB_WORDS}")
+    check_verb(arguments, name)
+    from exec_server.cli.registry.verbs import FUNCTIONS
 
-    match words:
-        case ["init"]:
-            return verbs.init(arguments)
-        case ["token", "create"]:
-            return verbs.create_token(arguments)
-        case ["token", "list"]:
-            return verbs.list_tokens(arguments)
-        case ["token", "revoke", token_id]:
-            return verbs.revoke_token(arguments, token_id)
-        case ["environment", "list"]:
-            return verbs.list_environments(arguments)
-        case ["environment", "remove", *ids]:
-            return verbs.remove_environments(arguments, ids)
-        case ["status"]:
-            return verbs.show_status(arguments)
-        case ["tenant", "list"]:
-            return verbs.list_tenants(arguments)
-        case ["tenant", "show", name]:
-            return verbs.show_tenant(arguments, name)
-        case ["tenant", "remove", name]:
-            return verbs.remove_tenant(arguments, name)
-        case ["tenant", "limit", name]:
-            return verbs.limit_tenant(arguments, name)
-    expected = ", ".join(f"`{name}{verb.operands}`" for name, verb in VERBS.items())
-    raise UsageError(f"unknown words `{' '.join(words)}`: expected {expected}")
+    FUNCTIONS[name](arguments, *operands)
+    return 0

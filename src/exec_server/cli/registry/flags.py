@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import CommandParser, positive_number, positive_seconds, seconds
-from exec_server.errors import StartupError
-from exec_server.hosting.engines import check_database_url, may_hold_password
 
 if TYPE_CHECKING:
+    from exec_server.hosting.database import Database
     from exec_server.protocol.urls import Url
 
 
@@ -47,6 +46,7 @@ def _limit(text: str) -> int:
 
 
 _limit.__name__ = f"limit (1 to {_MOST})"
+_LIMIT: Final[dict[str, Any]] = {"metavar": "N", "type": _limit}
 
 
 class Verb(NamedTuple):
@@ -56,6 +56,10 @@ class Verb(NamedTuple):
     summary: str
     flags: tuple[str, ...]
     examples: tuple[str, ...]
+
+    def takes(self, count: int) -> bool:
+        """Whether the verb takes so many operands."""
+        return self.operands.endswith("...]") or count == len(self.operands.split())
 
 
 VERBS: Final = {
@@ -102,24 +106,14 @@ VERBS: Final = {
         ("--tenant", "--unseen"),
         ("build-7 build-8", "--unseen 30d"),
     ),
-    "status": Verb(
-        "",
-        "Show who is online, from the database.",
-        ("--watch",),
-        ("", "--watch"),
-    ),
+    "status": Verb("", "Show who is online, from the database.", ("--watch",), ("", "--watch")),
     "tenant list": Verb(
         "",
         "List the tenants, with the numbers of their tokens and environments.",
         (),
         ("", "--json"),
     ),
-    "tenant show": Verb(
-        " NAME",
-        "Show a tenant: its numbers and its limits.",
-        (),
-        ("ops",),
-    ),
+    "tenant show": Verb(" NAME", "Show a tenant: its numbers and its limits.", (), ("ops",)),
     "tenant remove": Verb(
         " NAME",
         "Remove a tenant with its tokens and environments, if none of these is online.",
@@ -167,31 +161,16 @@ _VERB_FLAGS: Final[dict[str, dict[str, Any]]] = {
         "without --tenant those of all tenants",
     },
     "--watch": {"action": "store_true", "help": "of status: show it again every two seconds"},
-    "--environments": {
-        "metavar": "N",
-        "type": _limit,
-        "help": "limit of environments of the tenant (default: 1000)",
-    },
-    "--sockets": {
-        "metavar": "N",
-        "type": _limit,
-        "help": "limit of its sockets on each node (default: 2000)",
-    },
-    "--bytes-per-second": {
-        "metavar": "N",
-        "type": _limit,
-        "help": "limit of its relayed bytes on each node (default: 50000000)",
-    },
-    "--handshakes-per-second": {
-        "metavar": "N",
-        "type": _limit,
+    "--environments": _LIMIT | {"help": "limit of environments of the tenant (default: 1000)"},
+    "--sockets": _LIMIT | {"help": "limit of its sockets on each node (default: 2000)"},
+    "--bytes-per-second": _LIMIT
+    | {"help": "limit of its relayed bytes on each node (default: 50000000)"},
+    "--handshakes-per-second": _LIMIT
+    | {
         "help": "connections that one of its tokens may begin with one executor in any second, on "
-        "each node (default: 20, which are 1200 a minute)",
+        "each node (default: 20, which are 1200 a minute)"
     },
 }
-
-
-# ---- adding flags ---------------------------------------------------------------------
 
 
 def add_database_flags(parser: CommandParser) -> None:
@@ -328,12 +307,9 @@ def verb_parser(name: str) -> CommandParser:
     return parser
 
 
-# ---- flags that do not fit ------------------------------------------------------------
-
-
 def check_node(arguments: argparse.Namespace) -> None:
     """Raise UsageError if a verb was forgotten, instead of running a node."""
-    for flag in _given(arguments, _VERB_FLAGS):
+    for flag in _used(arguments, _VERB_FLAGS):
         if flag == _OF_ALL_VERBS:
             raise UsageError("--json belongs to `status` and other verbs; a node has --print-json")
         raise UsageError(f"{flag} belongs to {_owners(flag)}")
@@ -341,20 +317,20 @@ def check_node(arguments: argparse.Namespace) -> None:
 
 def check_verb(arguments: argparse.Namespace, name: str) -> None:
     """Raise UsageError for a flag that the verb would ignore."""
-    for flag in _given(arguments, _VERB_FLAGS):
+    for flag in _used(arguments, _VERB_FLAGS):
         if flag != _OF_ALL_VERBS and flag not in VERBS[name].flags:
             raise UsageError(f"`{name}` takes no {flag}, which belongs to {_owners(flag)}")
     parser = CommandParser("registry", description="")
     add_node_flags(parser)
     for action in parser._actions:
         flag = action.option_strings[-1]
-        given = getattr(arguments, action.dest, action.default)
-        if given != action.default and flag not in VERBS[name].flags:
+        value = getattr(arguments, action.dest, action.default)
+        if value != action.default and flag not in VERBS[name].flags:
             hint = "; use --json" if action.dest == "print_json" else ""
             raise UsageError(f"`{name}` takes no {flag}, which is for running a node{hint}")
 
 
-def _given(arguments: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> list[str]:
+def _used(arguments: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> list[str]:
     return [flag for flag in flags if getattr(arguments, flag[2:].replace("-", "_"))]
 
 
@@ -377,9 +353,11 @@ def hide_password(arguments: argparse.Namespace) -> None:
     Raises UsageError where this is not possible.
     """
     url: str | None = arguments.database
-    if url is None or not may_hold_password(url):
+    if url is None:
         return
-    if not _erase_argument(url):
+    user = url.partition("://")[2].rpartition("@")[0]
+    may_hold_password = ":" in user or "password" in url.lower()
+    if may_hold_password and not _erase_argument(url):
         raise UsageError(
             "--database: other users could read its password in the list of processes; use "
             "--database-url-file, or keep the password in PGPASSFILE"
@@ -403,12 +381,22 @@ def database_url(arguments: argparse.Namespace) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             text = f"--database-url-file {arguments.database_url_file}: {error}"
             raise UsageError(text) from None
-    if url is not None:
-        try:
-            check_database_url(url)
-        except StartupError as error:
-            raise UsageError(str(error)) from None
+    if url is not None and not url.startswith(("postgresql://", "postgres://")):
+        # The text of a URL may hold a password, so it is not repeated.
+        raise UsageError("--database: expected a URL that begins with postgresql://")
     return url
+
+
+def open_database(arguments: argparse.Namespace) -> Database:
+    """The database that the flags name; its engine is imported only here."""
+    url = database_url(arguments)
+    if url is None:
+        from exec_server.hosting.sqlite_database import SqliteDatabase
+
+        return SqliteDatabase(data_directory(arguments) / "registry.db")
+    from exec_server.hosting.postgres_database import PostgresDatabase
+
+    return PostgresDatabase(url)
 
 
 def checked_url(flag: str, text: str | None) -> Url | None:
@@ -428,5 +416,5 @@ def checked_url(flag: str, text: str | None) -> Url | None:
 
 def normalised_url(url: str) -> str:
     """Rendezvous URLs begin with `ws` and the rest of the scheme, so it is in lower case."""
-    scheme, separator, rest = url.partition("://")
-    return scheme.lower() + separator + rest.rstrip("/")
+    scheme, separator, address = url.partition("://")
+    return scheme.lower() + separator + address.rstrip("/")

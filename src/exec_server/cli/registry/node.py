@@ -9,9 +9,10 @@ import os
 import shlex
 import signal
 import stat
-from dataclasses import dataclass
+from dataclasses import asdict
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import NamedTuple
 
 from exec_server.cli import logs
 from exec_server.cli.errors import UsageError
@@ -21,76 +22,55 @@ from exec_server.cli.registry.flags import (
     data_directory,
     database_url,
     normalised_url,
+    open_database,
 )
 from exec_server.cli.streams import print_status, print_text
 from exec_server.errors import StartupError
 from exec_server.host.descriptor_limit import raise_descriptor_limit
 from exec_server.host.event_loop import run as run_loop
-from exec_server.hosting.engines import open_database
 from exec_server.hosting.http_connection import SOCKETS, WANTED_DESCRIPTORS, Capacity, capacity_of
 from exec_server.hosting.http_messages import Networks
+from exec_server.hosting.node import ServiceOptions
 from exec_server.hosting.rules import secret_hash
-from exec_server.hosting.service import Listening, MetricsAccess, ServiceOptions, Signals, serve
+from exec_server.hosting.service import Listening, Signals, serve
 from exec_server.net.listen import BoundSocket, TcpAddress, parse_listen_url
 from exec_server.net.tls_acceptor import ServerCertificate
 from exec_server.protocol.urls import Url
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a node listens, and its two URLs."""
+class _Place(NamedTuple):
+    """Where a node listens, and its settings."""
 
     bound: BoundSocket
     metrics: BoundSocket | None
     listen: str
-    public_url: str
-    node_url: str
-    metrics_access: MetricsAccess
+    options: ServiceOptions
 
 
 def run_node(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. Raises StartupError."""
     logs.configure(arguments.log_level, arguments.log_format)
     certificate = _certificate(arguments)
-    trusted = _networks(arguments.trust_forwarded)
-    url = database_url(arguments)
-    if url is None:
+    if database_url(arguments) is None:
         _warn_about_modes(data_directory(arguments))
     _hide_memory()
     place = _bind(arguments, certificate)
-    try:
-        options = ServiceOptions(
-            place.public_url,
-            place.node_url,
-            arguments.ticket_seconds,
-            arguments.authorization_seconds,
-            arguments.stall_seconds,
-            arguments.drain_seconds,
-            arguments.takeover == "allow",
-            trusted,
-            _capacity(),
-            dict(os.environ),
-            metrics=place.metrics_access,
-            makes_first_tokens=arguments.print_json,
+
+    async def node() -> None:
+        database = open_database(arguments)
+        signals = Signals(asyncio.Event(), asyncio.Event(), asyncio.Event())
+        _handle_signals(signals)
+        await serve(
+            place.bound,
+            database,
+            place.options,
+            signals,
+            listening=lambda facts: _print_listening(arguments, place, facts),
+            metrics_bound=place.metrics,
+            certificate=certificate,
         )
 
-        def listening(facts: Listening) -> None:
-            _print_listening(arguments, place, facts)
-
-        async def node() -> None:
-            database = open_database(url, data_directory(arguments))
-            signals = Signals(asyncio.Event(), asyncio.Event(), asyncio.Event())
-            _handle_signals(signals)
-            await serve(
-                place.bound,
-                database,
-                options,
-                signals,
-                listening=listening,
-                metrics_bound=place.metrics,
-                certificate=certificate,
-            )
-
+    try:
         gc.enable()
         gc.freeze()
         gc.set_threshold(10_000)
@@ -135,9 +115,6 @@ def _handle_signals(signals: Signals) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, signals.reload.set)
-
-
-# ---- arguments ------------------------------------------------------------------------
 
 
 def _certificate(arguments: argparse.Namespace) -> ServerCertificate | None:
@@ -188,12 +165,10 @@ def _bind(arguments: argparse.Namespace, certificate: ServerCertificate | None) 
     _check_node_url(arguments, address)
     metrics = arguments.metrics_listen
     metrics_address = None if metrics is None else _address("--metrics-listen", metrics)
-    is_open = address.is_loopback and certificate is None
-    access = MetricsAccess(_metrics_token(arguments), is_open)
-    _check_metrics(arguments, metrics_address, access)
+    token_hash = _metrics_token(arguments)
+    _check_metrics(arguments, metrics_address, token_hash)
+    trusted = _networks(arguments.trust_forwarded)
     bound = _listen("--listen", address)
-    listen = bound.url.removeprefix("ws://")
-    own = f"{'http' if certificate is None else 'https'}://{listen}"
     try:
         metrics_bound = None
         if metrics_address is not None:
@@ -201,14 +176,24 @@ def _bind(arguments: argparse.Namespace, certificate: ServerCertificate | None) 
     except StartupError:
         bound.close()
         raise
-    return _Place(
-        bound,
-        metrics_bound,
-        listen,
+    listen = bound.url.removeprefix("ws://")
+    own = f"{'http' if certificate is None else 'https'}://{listen}"
+    options = ServiceOptions(
         normalised_url(arguments.public_url or own),
         normalised_url(arguments.node_url or own),
-        access,
+        arguments.ticket_seconds,
+        arguments.authorization_seconds,
+        arguments.stall_seconds,
+        arguments.drain_seconds,
+        arguments.takeover == "allow",
+        trusted,
+        _capacity(),
+        dict(os.environ),
+        metrics_token_hash=token_hash,
+        metrics_are_open=address.is_loopback and certificate is None,
+        makes_first_tokens=arguments.print_json,
     )
+    return _Place(bound, metrics_bound, listen, options)
 
 
 def _metrics_token(arguments: argparse.Namespace) -> str:
@@ -226,9 +211,9 @@ def _metrics_token(arguments: argparse.Namespace) -> str:
 
 
 def _check_metrics(
-    arguments: argparse.Namespace, address: TcpAddress | None, access: MetricsAccess
+    arguments: argparse.Namespace, address: TcpAddress | None, token_hash: str
 ) -> None:
-    if address is None or address.is_loopback or access.token_hash or arguments.insecure_listen:
+    if address is None or address.is_loopback or token_hash or arguments.insecure_listen:
         return
     raise UsageError(
         f"refusing to serve /metrics on {address.host} without a token: use --metrics-token-file, "
@@ -281,14 +266,24 @@ def _check_exposure(
     )
 
 
-# ---- the first lines ------------------------------------------------------------------
-
-
 def _print_listening(arguments: argparse.Namespace, place: _Place, facts: Listening) -> None:
+    url = place.options.public_url
     if arguments.print_json:
-        _print_json(place, facts)
+        import json
+
+        first = facts.first_start
+        event = {
+            "event": "listening",
+            "version": 1,
+            "url": url,
+            "listen": place.listen,
+            "node": facts.node,
+            "first_start": first is not None,
+            **({} if first is None else asdict(first)),
+        }
+        print_text(json.dumps(event) + "\n")
         return
-    lines = [f"listening on {place.listen} as {facts.node}, for {place.public_url}"]
+    lines = [f"listening on {place.listen} as {facts.node}, for {url}"]
     if not facts.has_tenant:
         # Not the tokens: the output of a service is a log.
         lines += [
@@ -296,22 +291,3 @@ def _print_listening(arguments: argparse.Namespace, place: _Place, facts: Listen
             "--database, makes the first two and shows them once. It can run beside this node.",
         ]
     print_text("\n".join(lines) + "\n")
-
-
-def _print_json(place: _Place, facts: Listening) -> None:
-    import json
-
-    first = facts.first_start
-    event: dict[str, object] = {
-        "event": "listening",
-        "version": 1,
-        "url": place.public_url,
-        "listen": place.listen,
-        "node": facts.node,
-        "first_start": first is not None,
-    }
-    if first is not None:
-        event["tenant"] = first.tenant
-        event["executor_token"] = first.executor_token
-        event["client_token"] = first.client_token
-    print_text(json.dumps(event) + "\n")

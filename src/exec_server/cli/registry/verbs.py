@@ -20,12 +20,12 @@ from exec_server.cli.registry.flags import (
     data_directory,
     database_url,
     normalised_url,
+    open_database,
 )
 from exec_server.cli.streams import json_text, local_time, print_text
 from exec_server.errors import printable
 from exec_server.host.event_loop import run as run_loop
 from exec_server.hosting.database import DatabaseUnavailable
-from exec_server.hosting.engines import open_database
 from exec_server.hosting.metrics import Metrics
 from exec_server.hosting.rules import (
     SECRET_BYTES,
@@ -48,7 +48,6 @@ from exec_server.hosting.store import (
     EnvironmentFacts,
     Limits,
     NewToken,
-    NodeFacts,
     Store,
     TenantFacts,
 )
@@ -57,7 +56,7 @@ _CLEAR_SCREEN: Final = "\x1b[H\x1b[2J"
 T = TypeVar("T")
 
 
-def init(arguments: argparse.Namespace) -> int:
+def init(arguments: argparse.Namespace) -> None:
     """Make the first tenant, and print its tokens: the only time that they are shown."""
     checked_url("--public-url", arguments.public_url)
     url = normalised_url(arguments.public_url or f"http://{DEFAULT_LISTEN}")
@@ -66,8 +65,7 @@ def init(arguments: argparse.Namespace) -> int:
         raise CommandError(
             "the registry has tokens already: `exec-server registry token create` makes others"
         )
-    print_text(json_text(asdict(first)) if arguments.json else _welcome(url, first))
-    return 0
+    _print(arguments, asdict(first), _welcome(url, first))
 
 
 def _welcome(url: str, first: FirstStart) -> str:
@@ -95,60 +93,34 @@ def _welcome(url: str, first: FirstStart) -> str:
     return "\n".join(lines) + "\n"
 
 
-def create_token(arguments: argparse.Namespace) -> int:
+def create_token(arguments: argparse.Namespace) -> None:
     """Print a new token: the only time that it is shown."""
     tenant = _tenant(arguments) or FIRST_TENANT
     scopes = _scopes(arguments)
     text = token_text(secrets.token_bytes(SECRET_BYTES))
 
-    async def create(store: Store) -> NewToken:
-        found = await store.tenant(tenant, secrets.token_hex(8))
-        assert found is not None
-        token = NewToken(
-            new_token_id(),
-            secret_hash(text),
-            arguments.name,
-            found[0],
-            scopes,
-            arguments.expires,
-        )
-        expires.append(await store.add_token(token))
-        return token
+    token_id = new_token_id()
 
-    expires: list[float | None] = []
-    token = _with_store(arguments, create, may_create=True)
-    [expires_at] = expires
+    async def create(store: Store) -> float | None:
+        record = await store.tenant(tenant, secrets.token_hex(8))
+        assert record is not None
+        values = (arguments.name, record[0], scopes, arguments.expires)
+        return await store.add_token(NewToken(token_id, secret_hash(text), *values))
+
+    expires_at = _with_store(arguments, create, may_create=True)
+    expires = {"expires_at": _seconds(expires_at)}
     if arguments.credential is not None:
-        _print_credential(arguments.credential, text, expires_at)
-        return 0
-    facts = {
-        "id": token.id,
-        "token": text,
-        "tenant": tenant,
-        "scopes": list(scopes),
-        "expires_at": _seconds(expires_at),
-    }
-    if arguments.json:
-        print_text(json_text(facts))
-        return 0
+        # The line that an executor reads from stdin (`--executor-credential-stdin`).
+        line = {"version": 1, "environment_id": arguments.credential, "token": text, **expires}
+        print_text(json.dumps(line) + "\n")
+        return
     until = "" if expires_at is None else f", valid until {_time(expires_at)}"
-    print_text(
-        f"{text}\n\n{token.id} of tenant {tenant}: {' '.join(scopes)}{until}\n"
-        "The token is not shown again.\n"
+    _print(
+        arguments,
+        {"id": token_id, "token": text, "tenant": tenant, "scopes": list(scopes), **expires},
+        f"{text}\n\n{token_id} of tenant {tenant}: {' '.join(scopes)}{until}\n"
+        "The token is not shown again.\n",
     )
-    return 0
-
-
-def _print_credential(environment_id: str, token: str, expires_at: float | None) -> None:
-    """The line that an executor reads from stdin (`--executor-credential-stdin`)."""
-    assert expires_at is not None
-    line = {
-        "version": 1,
-        "environment_id": environment_id,
-        "token": token,
-        "expires_at": math.floor(expires_at),
-    }
-    print_text(json.dumps(line) + "\n")
 
 
 def _scopes(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -181,18 +153,15 @@ def _tenant(arguments: argparse.Namespace) -> str | None:
     return tenant
 
 
-def list_tokens(arguments: argparse.Namespace) -> int:
+def list_tokens(arguments: argparse.Namespace) -> None:
     """Print the tokens that are not revoked; their texts are not known."""
     tenant = _tenant(arguments)
     tokens = _with_store(arguments, lambda store: store.tokens(tenant))
-    if arguments.json:
-        facts = [asdict(token) for token in tokens]
-        for token in facts:
-            token["scopes"] = token["scopes"].split()
-            for member in ("created_at", "expires_at", "last_used_at"):
-                token[member] = _seconds(token[member])
-        print_text(json_text({"tokens": facts}))
-        return 0
+    facts = [asdict(token) for token in tokens]
+    for token in facts:
+        token["scopes"] = token["scopes"].split()
+        for member in ("created_at", "expires_at", "last_used_at"):
+            token[member] = _seconds(token[member])
     table = [
         (
             *(each.id, each.name, each.tenant, each.scopes, _time(each.created_at)),
@@ -200,11 +169,11 @@ def list_tokens(arguments: argparse.Namespace) -> int:
         )
         for each in tokens
     ]
-    print_text(_table(("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "USED"), table))
-    return 0
+    titles = ("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "USED")
+    _print(arguments, {"tokens": facts}, _table(titles, table))
 
 
-def revoke_token(arguments: argparse.Namespace, token_id: str) -> int:
+def revoke_token(arguments: argparse.Namespace, token_id: str) -> None:
     """Refuse a token from now on, and close its sockets."""
     kill: bool = arguments.kill
     if not _with_store(arguments, lambda store: store.revoke_token(token_id, kill=kill)):
@@ -214,40 +183,29 @@ def revoke_token(arguments: argparse.Namespace, token_id: str) -> int:
         )
     facts = {"id": token_id, "revoked": True, **({"killed": True} if kill else {})}
     more = "; commands of its clients end within seconds" if kill else ""
-    print_text(json_text(facts) if arguments.json else f"{token_id} is revoked{more}\n")
-    return 0
+    _print(arguments, facts, f"{token_id} is revoked{more}\n")
 
 
-# ---- tenants --------------------------------------------------------------------------
-
-
-def list_tenants(arguments: argparse.Namespace) -> int:
+def list_tenants(arguments: argparse.Namespace) -> None:
     """Print the tenants with the numbers of their tokens and environments."""
     tenants = _with_store(arguments, lambda store: store.tenants())
-    if arguments.json:
-        print_text(json_text({"tenants": [_tenant_facts(tenant) for tenant in tenants]}))
-    else:
-        rows = [(each.name, each.tokens, each.environments, each.online) for each in tenants]
-        print_text(_table(("TENANT", "TOKENS", "ENVIRONMENTS", "ONLINE"), rows))
-    return 0
+    rows = [(each.name, each.tokens, each.environments, each.online) for each in tenants]
+    table = _table(("TENANT", "TOKENS", "ENVIRONMENTS", "ONLINE"), rows)
+    _print(arguments, {"tenants": [_tenant_facts(tenant) for tenant in tenants]}, table)
 
 
-def show_tenant(arguments: argparse.Namespace, name: str) -> int:
+def show_tenant(arguments: argparse.Namespace, name: str) -> None:
     """Print the numbers and limits of one tenant."""
     tenants = _with_store(arguments, lambda store: store.tenants(name))
     if not tenants:
         raise _no_tenant(name)
     facts = _tenant_facts(tenants[0])
-    if arguments.json:
-        print_text(json_text(facts))
-        return 0
-    limits = facts.pop("limits")
-    lines = {**facts, **{f"limit {key}": value for key, value in limits.items()}}
-    print_text("".join(f"{key:29}{value}\n" for key, value in lines.items()))
-    return 0
+    lines = {**facts, **{f"limit {key}": value for key, value in facts["limits"].items()}}
+    del lines["limits"]
+    _print(arguments, facts, "".join(f"{key:29}{value}\n" for key, value in lines.items()))
 
 
-def remove_tenant(arguments: argparse.Namespace, name: str) -> int:
+def remove_tenant(arguments: argparse.Namespace, name: str) -> None:
     """Remove a tenant that has nothing online."""
 
     async def remove(store: Store) -> tuple[bool, bool]:
@@ -261,10 +219,8 @@ def remove_tenant(arguments: argparse.Namespace, name: str) -> int:
             f"tenant {name} has an environment online: stop its executors, or revoke their tokens; "
             "see `exec-server registry status`"
         )
-    facts = {"tenant": name, "removed": True}
     text = f"tenant {name} is removed with its tokens and environments\n"
-    print_text(json_text(facts) if arguments.json else text)
-    return 0
+    _print(arguments, {"tenant": name, "removed": True}, text)
 
 
 def _tenant_facts(tenant: TenantFacts) -> dict[str, Any]:
@@ -276,34 +232,25 @@ def _no_tenant(name: str) -> CommandError:
     return CommandError(f"there is no tenant {printable(name)}: `token create --tenant` makes one")
 
 
-def limit_tenant(arguments: argparse.Namespace, name: str) -> int:
+def limit_tenant(arguments: argparse.Namespace, name: str) -> None:
     """Change or show the limits of a tenant."""
     values = tuple(getattr(arguments, field.name) for field in fields(Limits))
     limits: Limits | None = _with_store(arguments, lambda store: store.limit_tenant(name, values))
     if limits is None:
         raise _no_tenant(name)
     facts = {"tenant": name, **asdict(limits)}
-    text = "".join(f"{key:23}{value}\n" for key, value in facts.items())
-    print_text(json_text(facts) if arguments.json else text)
-    return 0
+    _print(arguments, facts, "".join(f"{key:23}{value}\n" for key, value in facts.items()))
 
 
-# ---- environments ---------------------------------------------------------------------
-
-
-def list_environments(arguments: argparse.Namespace) -> int:
+def list_environments(arguments: argparse.Namespace) -> None:
     """Print the environments that count in the limit of a tenant."""
     tenant = _tenant(arguments)
     environments, _ = _with_store(arguments, lambda store: store.status())
     environments = [each for each in environments if tenant in (None, each.tenant)]
-    if arguments.json:
-        print_text(json_text({"environments": _status(environments, [])["environments"]}))
-    else:
-        print_text(_environment_table(environments))
-    return 0
+    _print(arguments, _environment_facts(environments), _environment_table(environments))
 
 
-def remove_environments(arguments: argparse.Namespace, ids: list[str]) -> int:
+def remove_environments(arguments: argparse.Namespace, *ids: str) -> None:
     """Remove environments that are offline, by their ids or by the time when they were seen."""
     if bool(ids) == (arguments.unseen is not None):
         raise UsageError("environment remove needs ids, or --unseen TIME such as --unseen 30d")
@@ -316,52 +263,37 @@ def remove_environments(arguments: argparse.Namespace, ids: list[str]) -> int:
         seconds = arguments.unseen
         removed = _with_store(arguments, lambda store: store.remove_unseen(seconds, tenant))
         kept = []
-    if arguments.json:
+    if arguments.json or removed or not kept:
         facts = [{"tenant": owner, "environment_id": name} for owner, name in removed]
-        print_text(json_text({"removed": facts}))
-    elif removed or not kept:
         lines = [f"{name} of tenant {owner} is removed" for owner, name in removed]
-        print_text("\n".join(lines or ["nothing is removed"]) + "\n")
+        _print(arguments, {"removed": facts}, "\n".join(lines or ["nothing is removed"]) + "\n")
     if kept:
         raise CommandError(
             f"not removed, because online or unknown in tenant {tenant or FIRST_TENANT}: "
             f"{printable(' '.join(kept))}; see `exec-server registry environment list`"
         )
-    return 0
 
 
-# ---- status ---------------------------------------------------------------------------
-
-
-def show_status(arguments: argparse.Namespace) -> int:
+def show_status(arguments: argparse.Namespace) -> None:
     """Print who is online; with --watch again and again."""
-    if not arguments.watch:
-        environments, nodes = _with_store(arguments, lambda store: store.status())
-        print_text(_status_text(arguments, environments, nodes))
-        return 0
 
-    async def watch(store: Store) -> None:
+    async def show(store: Store) -> None:
         while True:
-            text = _status_text(arguments, *await store.status())
-            if os.isatty(1) and not arguments.json:
+            environments, nodes = await store.status()
+            rows = [
+                (each.node, each.url, "yes" if each.draining else "no", each.executors)
+                for each in nodes
+            ]
+            table = _table(("NODE", "URL", "DRAINING", "EXECUTORS"), rows)
+            facts = {**_environment_facts(environments), "nodes": [asdict(each) for each in nodes]}
+            if arguments.watch and os.isatty(1) and not arguments.json:
                 os.write(1, _CLEAR_SCREEN.encode())
-            print_text(text)
+            _print(arguments, facts, f"{_environment_table(environments)}\n{table}")
+            if not arguments.watch:
+                return
             await asyncio.sleep(RENEWAL_SECONDS)
 
-    _with_store(arguments, watch)
-    return 0
-
-
-def _status_text(
-    arguments: argparse.Namespace, environments: list[EnvironmentFacts], nodes: list[NodeFacts]
-) -> str:
-    if arguments.json:
-        return json_text(_status(environments, nodes))
-    of_nodes = [
-        (node.node, node.url, "yes" if node.is_draining else "no", node.executors) for node in nodes
-    ]
-    table = _table(("NODE", "URL", "DRAINING", "EXECUTORS"), of_nodes)
-    return f"{_environment_table(environments)}\n{table}"
+    _with_store(arguments, show)
 
 
 def _environment_table(environments: list[EnvironmentFacts]) -> str:
@@ -376,30 +308,17 @@ def _environment_table(environments: list[EnvironmentFacts]) -> str:
     return _table(titles, rows)
 
 
-def _status(environments: list[EnvironmentFacts], nodes: list[NodeFacts]) -> dict[str, Any]:
+def _environment_facts(environments: list[EnvironmentFacts]) -> dict[str, Any]:
     return {
         "environments": [
-            {
-                "tenant": each.tenant,
-                "environment_id": each.environment_id,
-                "online": each.node is not None,
-                "node": each.node,
-                "since": _seconds(each.since),
-                "streams": each.streams,
-                "bytes": each.bytes,
-            }
+            {**asdict(each), "online": each.node is not None, "since": _seconds(each.since)}
             for each in environments
-        ],
-        "nodes": [
-            {
-                "node": each.node,
-                "url": each.url,
-                "draining": each.is_draining,
-                "executors": each.executors,
-            }
-            for each in nodes
-        ],
+        ]
     }
+
+
+def _print(arguments: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
+    print_text(json_text(facts) if arguments.json else text)
 
 
 def _seconds(at: float | None) -> int | None:
@@ -420,9 +339,6 @@ def _table(titles: tuple[str, ...], rows: list[Any]) -> str:
     return "".join(lines)
 
 
-# ---- the database ---------------------------------------------------------------------
-
-
 def _with_store(
     arguments: argparse.Namespace,
     work: Callable[[Store], Awaitable[T]],
@@ -439,7 +355,7 @@ def _with_store(
         )
 
     async def run() -> T:
-        store = Store(open_database(database_url(arguments), directory), Metrics())
+        store = Store(open_database(arguments), Metrics())
         try:
             await store.open()
             return await work(store)
@@ -449,3 +365,18 @@ def _with_store(
             await store.close()
 
     return run_loop(run())
+
+
+FUNCTIONS: Final[dict[str, Callable[..., None]]] = {
+    "init": init,
+    "token create": create_token,
+    "token list": list_tokens,
+    "token revoke": revoke_token,
+    "environment list": list_environments,
+    "environment remove": remove_environments,
+    "status": show_status,
+    "tenant list": list_tenants,
+    "tenant show": show_tenant,
+    "tenant remove": remove_tenant,
+    "tenant limit": limit_tenant,
+}

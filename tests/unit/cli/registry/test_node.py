@@ -13,7 +13,7 @@ from exec_server.cli.registry import node
 from exec_server.cli.registry.command import build_parser
 from exec_server.errors import StartupError
 from exec_server.hosting.rules import secret_hash
-from exec_server.hosting.service import FirstStart, Listening, MetricsAccess
+from exec_server.hosting.service import FirstStart, Listening
 from exec_server.net.self_signed import make_self_signed
 
 FIRST = Listening("node-1", FirstStart("default", "esr_e", "esr_c"))
@@ -32,15 +32,18 @@ def _place(*words: str) -> node._Place:
 def test_the_urls_follow_from_the_address() -> None:
     place = _place("--listen", "127.0.0.1:0")
     assert place.listen.startswith("127.0.0.1:")
-    assert place.public_url == place.node_url == f"http://{place.listen}"
+    assert place.options.public_url == place.options.node_url == f"http://{place.listen}"
     words = ("--public-url", "https://r.example.net/x/", "--node-url", "http://10.0.0.1:1")
     place = _place("--listen", "0.0.0.0:0", *words, "--metrics-listen", "127.0.0.1:0")
-    assert place.public_url == "https://r.example.net/x"
-    assert place.node_url == "http://10.0.0.1:1"
+    assert place.options.public_url == "https://r.example.net/x"
+    assert place.options.node_url == "http://10.0.0.1:1"
     assert place.metrics is not None
     words = ("--public-url", "HTTPS://R.example.net/X", "--node-url", "Http://node:1/")
     place = _place("--listen", "127.0.0.1:0", *words)
-    assert (place.public_url, place.node_url) == ("https://R.example.net/X", "http://node:1")
+    assert (place.options.public_url, place.options.node_url) == (
+        "https://R.example.net/X",
+        "http://node:1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,13 +66,14 @@ def test_wrong_flags_are_explained(words: tuple[str, ...], text: str) -> None:
 
 
 def test_metrics_are_open_on_loopback_without_tls_alone(tmp_path: Path) -> None:
-    assert _place("--listen", "127.0.0.1:0").metrics_access == MetricsAccess()
+    assert _place("--listen", "127.0.0.1:0").options.metrics_are_open
     outside = ("--listen", "0.0.0.0:0", "--public-url", "https://x")
-    assert _place(*outside).metrics_access == MetricsAccess(is_open=False)
+    assert not _place(*outside).options.metrics_are_open
+    assert not _place(*outside).options.metrics_token_hash
     (tmp_path / "token").write_text("secret\n")
     words = ("--metrics-token-file", str(tmp_path / "token"), "--metrics-listen", "0.0.0.0:0")
     place = _place("--listen", "127.0.0.1:0", *words)
-    assert place.metrics_access == MetricsAccess(secret_hash("secret"))
+    assert place.options.metrics_token_hash == secret_hash("secret")
     assert place.metrics is not None
     insecure = ("--metrics-listen", "0.0.0.0:0", "--insecure-listen")
     assert _place("--listen", "127.0.0.1:0", *insecure).metrics is not None
@@ -88,7 +92,7 @@ def test_a_port_in_use_is_named_without_a_scheme() -> None:
 
 def test_an_exposed_address_may_be_wanted() -> None:
     assert _place("--listen", "0.0.0.0:0", "--insecure-listen").listen.startswith("0.0.0.0:")
-    assert _place("--listen", "127.0.0.1:0", "--node-url", "http://node-1:1").node_url
+    assert _place("--listen", "127.0.0.1:0", "--node-url", "http://node-1:1").options.node_url
 
 
 @pytest.mark.parametrize("flag", ["--database", "--database-url-file"])
@@ -97,7 +101,7 @@ def test_nodes_of_one_database_have_addresses_for_each_other(flag: str, listen: 
     words = ("--listen", listen, "--insecure-listen", flag, "postgresql://x")
     with pytest.raises(UsageError, match="needs --node-url"):
         _place(*words)
-    assert _place(*words, "--node-url", "http://node-1:1").node_url == "http://node-1:1"
+    assert _place(*words, "--node-url", "http://node-1:1").options.node_url == "http://node-1:1"
 
 
 def test_networks_of_proxies() -> None:
@@ -148,7 +152,9 @@ def test_the_first_lines(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = build_parser().parse_words([])
     node._print_listening(arguments, place, EMPTY)
     text = capfd.readouterr().out
-    assert text.startswith(f"listening on {place.listen} as node-1, for {place.public_url}\n")
+    assert text.startswith(
+        f"listening on {place.listen} as node-1, for {place.options.public_url}\n"
+    )
     assert "`exec-server registry init`" in text
     node._print_listening(arguments, place, LATER)
     assert capfd.readouterr().out.count("\n") == 1
