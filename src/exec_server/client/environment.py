@@ -30,17 +30,19 @@ from exec_server.client.commands import (
     CONCURRENCY,
     OUTPUT_BYTES,
     CommandRun,
+    Delivery,
+    OnOutput,
+    OutputLimit,
     RunOptions,
+    Target,
     checked_result,
     run_many,
 )
-from exec_server.client.engine.dialers import Dialer
 from exec_server.client.engine.recovery import RemoteProcesses
 from exec_server.client.engine.server_features import ServerFeatures, StartParamsBuilder
-from exec_server.client.engine.session import CLIENT_NAME, ClientSession
+from exec_server.client.engine.session import CLIENT_NAME, ClientSession, Dialer
 from exec_server.client.handle import ContextTask, Handle
 from exec_server.client.local_server import check_platform
-from exec_server.client.output import Delivery, OnOutput, OutputLimit, Target
 from exec_server.client.process import (
     DetachedProcess,
     Process,

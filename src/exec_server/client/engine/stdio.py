@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from exec_server.client.engine.dialers import CALLS_IN_FLIGHT
+from exec_server.client.engine.session import CALLS_IN_FLIGHT
 from exec_server.errors import ConnectFailed, StartupError, os_error_text
 from exec_server.net.lines import SEND_HIGH_BYTES, SEND_LOW_BYTES, LineStream
 from exec_server.net.stream import MessageStream, ReceiverFactory

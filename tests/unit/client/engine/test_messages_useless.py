@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exec_server.net.liveness import (
+from exec_server.client.engine.messages import (
     FLOOD_SECONDS,
     PAUSE_SECONDS,
     UselessMessages,
