@@ -17,7 +17,7 @@ import io
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypedDict, TypeVar
+from typing import Any, Final, Protocol, Self, TypedDict, TypeVar
 
 import msgspec
 
@@ -26,35 +26,27 @@ from exec_server.client.engine.flow_control import separate_consumer
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess
 from exec_server.client.engine.server_features import SYSTEM_FIRST
 from exec_server.client.exceptions import CommandDenied, CommandFailed, ProgramNotFound, Timeout
-from exec_server.client.process import KILLED, Process, ProcessInput
+from exec_server.client.process import (
+    KILLED,
+    QUIET_SECONDS,
+    REST_SECONDS,
+    Process,
+    ProcessInput,
+)
 from exec_server.client.results import Chunk, Result, RunProgress
 from exec_server.errors import InternalError, InvalidParams, StdinClosed
 from exec_server.protocol.process import OutputParams, Stream
 
-if TYPE_CHECKING:
-    from exec_server.client.transfer.plan import Commands
-
-
-# Output that is kept by default: more than a caller can use, less than would exhaust the memory of
-# this machine. The rest is counted in `lost_bytes`.
-OUTPUT_BYTES: Final = 256 * 1_048_576
 # Servers count queued input in pieces, and some stop answering if there are too many. So at most
 # INPUT_PIECES pieces are sent, each but the last of at least INPUT_PIECE_BYTES.
 INPUT_PIECES: Final = 64
 INPUT_PIECE_BYTES: Final = 262_144
 
-# After the exit, children of the command may keep its output open for as long as they like. The
-# rest of the command's own output arrives within milliseconds; on a slow network it keeps arriving.
-# So a run returns when no output was received for the first time, at the latest after the second.
-QUIET_SECONDS: Final = 0.2
-REST_SECONDS: Final = 1.0
 # A slow receiver of the output may need longer for the rest, which pipes and servers limit.
 REST_BYTES: Final = 4 * 1_048_576
 
 T = TypeVar("T")
 
-# Enough to hide the latency of a connection, without starting more than a small machine bears.
-CONCURRENCY: Final = 8
 
 # The exit code of a shell that has not found a program.
 _NO_PROGRAM: Final = 127
@@ -360,7 +352,6 @@ class CommandRun(Process):
         data: bytes | None,
         seconds: float | None,
         output_limit: int | OutputLimit,
-        *,
         leave_running: bool,
         delivery: Delivery,
     ) -> Result:
@@ -593,34 +584,31 @@ def with_system_programs(argv: Sequence[str]) -> list[str]:
 
 
 class SystemCommands:
-    """Runs commands with programs of the system, through an environment."""
+    """Runs commands with programs of the system, by the methods of an environment."""
 
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
+    def __init__(
+        self,
+        run: Callable[..., Awaitable[Result]],
+        start: Callable[..., Process],
+        user: str | None = None,
+    ) -> None:
+        """They run as `user`, unless a command names another one."""
+        self._run = run
+        self._start = start
+        self._user = user
+
+    def as_user(self, user: str | None) -> SystemCommands:
+        return SystemCommands(self._run, self._start, user)
 
     async def run(self, argv: Sequence[str], **options: Any) -> Result:
         """Raises ProgramNotFound if a command, not one of a script, does not exist."""
-        done = await self._commands.run(with_system_programs(argv), **options)
-        if done.exit_code == _NO_PROGRAM and argv[0] != "/bin/sh":
+        result = await self._run(with_system_programs(argv), **{"user": self._user, **options})
+        if result.exit_code == _NO_PROGRAM and argv[0] != "/bin/sh":
             text = "No such file or directory (os error 2)"
             error = InternalError(f"cannot start {argv[0]}: {text}")
             raise ProgramNotFound.from_rpc(error, errno.ENOENT, argv[0])
-        return done
+        return result
 
     def start(self, argv: Sequence[str], **options: Any) -> Process:
         """Its exit code is 127 if the command does not exist."""
-        return self._commands.start(with_system_programs(argv), **options)
-
-
-class CommandsAs:
-    """Runs commands as another user."""
-
-    def __init__(self, commands: Commands, user: str | None) -> None:
-        self._commands = commands
-        self._user = user
-
-    def run(self, *args: Any, **kwargs: Any) -> Awaitable[Result]:
-        return self._commands.run(*args, user=self._user, **kwargs)
-
-    def start(self, *args: Any, **kwargs: Any) -> Process:
-        return self._commands.start(*args, user=self._user, **kwargs)
+        return self._start(with_system_programs(argv), **{"user": self._user, **options})

@@ -35,7 +35,7 @@ from exec_server.client.arguments import (
     text_pairs,
     user_text,
 )
-from exec_server.client.commands import CommandsAs
+from exec_server.client.commands import SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import (
     AlreadyExists,
@@ -70,7 +70,6 @@ from exec_server.client.transfer.open_file import (
 )
 from exec_server.client.transfer.plan import (
     HELPER_OUTPUT_BYTES,
-    Commands,
     CopyOptions,
 )
 from exec_server.errors import (
@@ -137,7 +136,7 @@ class Files:
         self,
         session: ClientSession,
         paths: PathResolver,
-        commands: Commands,
+        commands: SystemCommands,
         sandbox: AnySandbox | None = None,
         user: str | None = None,
     ) -> None:
@@ -162,7 +161,7 @@ class Files:
         `watch` is not possible then, and `grep` runs the command of this name.
         """
         name = user_text(self._capabilities, user)
-        commands = CommandsAs(self._commands, name)
+        commands = self._commands.as_user(name)
         return Files(self._session, self._paths, commands, self._sandbox, name)
 
     # ---- whole files ------------------------------------------------------------------

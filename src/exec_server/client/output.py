@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Final, Protocol, Self
 
 from exec_server.client.arguments import check_number
-from exec_server.client.exceptions import PatternNotFound
 from exec_server.client.results import Chunk, Line
 from exec_server.protocol.process import Stream
 
@@ -149,6 +148,8 @@ async def wait_for_output(source: OutputSource, pattern: Pattern, seconds: float
 
 async def _search(source: OutputSource, search: PatternSearch, seconds: float | None) -> Pieces:
     """The output up to the chunk in which the pattern ends; on failure all is put back."""
+    from exec_server.client.exceptions import PatternNotFound  # most programs do not search
+
     pieces = Pieces()
     check_number(seconds)
     scope = asyncio.timeout(seconds)

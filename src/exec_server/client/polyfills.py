@@ -24,11 +24,12 @@ import pybase64
 from msgspec import Raw
 
 from exec_server.client.arguments import PathResolver
+from exec_server.client.commands import SystemCommands
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import command_error, path_error
 from exec_server.client.results import Result
-from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, Commands, for_each
+from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, for_each
 from exec_server.errors import (
     InternalError,
     InvalidParams,
@@ -98,7 +99,9 @@ class _OpenFile:
 class Polyfills:
     """The methods of one session, with the files that are open in this way."""
 
-    def __init__(self, session: ClientSession, paths: PathResolver, commands: Commands) -> None:
+    def __init__(
+        self, session: ClientSession, paths: PathResolver, commands: SystemCommands
+    ) -> None:
         self._session = session
         self._paths = paths
         self._commands = commands
@@ -114,7 +117,7 @@ class Polyfills:
             wire.CLOSE.name: self._close,
             entries.LIST.name: self._list,
             entries.CREATE.name: self._create,
-            entries.RESOLVE.name: self._resolve,
+            entries.RESOLVE.name: self._realpath,
             changes.APPEND.name: self._append,
             changes.RENAME.name: self._rename,
             changes.CHMOD.name: self._chmod,
@@ -271,7 +274,7 @@ class Polyfills:
         await self._checked(argv, params, pybase64.b64decode(params.data_base64))
         return wire.Done()
 
-    async def _resolve(self, params: entries.ResolveParams) -> wire.CanonicalizeResult:
+    async def _realpath(self, params: entries.ResolveParams) -> wire.CanonicalizeResult:
         result = await self._checked(["realpath", "-mz", "--", params.path.native()], params)
         return wire.CanonicalizeResult(os.fsdecode(result.stdout.rstrip(b"\0")))
 

@@ -83,8 +83,12 @@ GRACE_SECONDS: Final = 5.0
 COLLECTED_BYTES: Final = 16 * 1_048_576
 # The exit code of a killed process, as servers report it.
 KILLED: Final = 128 + 9
-# After the exit, `collect` returns when no output was received for this time.
+# After the exit, children of the command may keep its output open for as long as they like. The
+# rest of the command's own output arrives within milliseconds; on a slow network it keeps arriving.
+# So `collect` and a run return when no output was received for the first time, a run at the latest
+# after the second.
 QUIET_SECONDS: Final = 0.2
+REST_SECONDS: Final = 1.0
 
 # A name that this client chooses is the program and a random number, because the answer that names
 # it could be lost. The server checks names that callers choose.

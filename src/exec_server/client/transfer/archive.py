@@ -41,6 +41,7 @@ from contextlib import aclosing, contextmanager
 from typing import IO, Any, Final, NamedTuple, Protocol, Self
 
 from exec_server.client.arguments import decoded
+from exec_server.client.commands import SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied, command_error, path_error
 from exec_server.client.results import Progress, Stat, Transfer
@@ -56,7 +57,6 @@ from exec_server.client.transfer.open_file import BLOCK_BYTES
 from exec_server.client.transfer.plan import (
     HELPER_OUTPUT_BYTES,
     MAX_ENTRIES,
-    Commands,
     HelperCommand,
     Item,
     RemoteFiles,
@@ -404,7 +404,7 @@ class ArchiveUpload(TreeUpload):
     def __init__(
         self,
         files: RemoteFiles,
-        commands: Commands,
+        commands: SystemCommands,
         progress: Callable[[Progress], None] | None,
         sandbox: Sandbox | None,
         target: str,
@@ -636,7 +636,7 @@ class ArchiveDownload:
     """One directory or file to archive; iterate over `chunks` once."""
 
     def __init__(
-        self, files: ArchivedFiles, commands: Commands, sandbox: Any, exclude: Sequence[str]
+        self, files: ArchivedFiles, commands: SystemCommands, sandbox: Any, exclude: Sequence[str]
     ) -> None:
         """Paths in `exclude` are relative to the directory."""
         self._files = files

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from exec_server.client.arguments import decoded
+from exec_server.client.commands import SystemCommands
 from exec_server.client.exceptions import (
     AlreadyExists,
     NameTooLong,
@@ -27,7 +28,6 @@ from exec_server.client.exceptions import (
 )
 from exec_server.client.transfer.plan import (
     HELPER_OUTPUT_BYTES,
-    Commands,
     RemoteFiles,
     run_xargs,
     temporary_path,
@@ -67,7 +67,7 @@ class AtomicReplacement:
     def __init__(
         self,
         files: RemoteFiles,
-        commands: Commands,
+        commands: SystemCommands,
         sandbox: Sandbox | None,
         target: str,
         spawn: Spawn,
@@ -149,7 +149,7 @@ class AtomicReplacement:
 
 async def replace(
     files: RemoteFiles,
-    commands: Commands,
+    commands: SystemCommands,
     sandbox: Sandbox | None,
     paths: tuple[str, str],
     *,

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from exec_server.client.arguments import encoded
+from exec_server.client.commands import SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied, error_number
-from exec_server.client.process import Process
 from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat, Transfer
 from exec_server.client.transfer.local_directory import pread
 from exec_server.client.transfer.open_file import BLOCK_BYTES, FileReader, FileWriter
@@ -91,14 +91,6 @@ class RemoteFiles(Protocol):
     async def remove(self, path: str, *, missing_ok: bool = False) -> None: ...
 
     async def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> None: ...
-
-
-class Commands(Protocol):
-    """Runs commands on the server's machine; `environment.Environment` implements it."""
-
-    def run(self, *args: Any, **kwargs: Any) -> Awaitable[Result]: ...
-
-    def start(self, *args: Any, **kwargs: Any) -> Process: ...
 
 
 class Item(NamedTuple):
@@ -213,7 +205,7 @@ class TreeCopy:
     def __init__(
         self,
         files: RemoteFiles,
-        commands: Commands,
+        commands: SystemCommands,
         progress: Callable[[Progress], None] | None,
         sandbox: Sandbox | None,
         options: CopyOptions | None = None,
@@ -329,7 +321,7 @@ def join(top: str, path: str) -> str:
 
 
 async def run_xargs(
-    commands: Commands, argv: Sequence[str], paths: Iterable[str], sandbox: Sandbox | None
+    commands: SystemCommands, argv: Sequence[str], paths: Iterable[str], sandbox: Sandbox | None
 ) -> Result:
     """Run a command with any number of further arguments, through xargs."""
     data = b"".join(encoded(path) + b"\0" for path in paths)
@@ -382,7 +374,7 @@ class HelperCommand:
 
     exit_code: int
 
-    def __init__(self, commands: Commands, sandbox: Any, *, error_bytes: int) -> None:
+    def __init__(self, commands: SystemCommands, sandbox: Any, *, error_bytes: int) -> None:
         """`error_bytes` limits the messages that are kept, to within one piece of output."""
         self._commands = commands
         self._sandbox = sandbox
