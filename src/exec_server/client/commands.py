@@ -26,13 +26,7 @@ from exec_server.client.engine.flow_control import separate_consumer
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess
 from exec_server.client.engine.server_features import SYSTEM_FIRST
 from exec_server.client.exceptions import CommandDenied, CommandFailed, ProgramNotFound, Timeout
-from exec_server.client.process import (
-    KILLED,
-    QUIET_SECONDS,
-    REST_SECONDS,
-    Process,
-    ProcessInput,
-)
+from exec_server.client.process import KILLED, QUIET_SECONDS, REST_SECONDS, Process, ProcessInput
 from exec_server.client.results import Chunk, Result, RunProgress
 from exec_server.errors import InternalError, InvalidParams, StdinClosed
 from exec_server.protocol.process import OutputParams, Stream

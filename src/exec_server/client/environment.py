@@ -72,10 +72,7 @@ _HINTS: Final = (
     ("not pinned", "if the certificate was replaced, pass its new fingerprint as pin="),
     ("expired", "renew the certificate of the server, and check the clocks of both machines"),
     ("mismatch", "use a name of the certificate in the URL, or pin the certificate with pin="),
-    (
-        "certificate",
-        "pass the root certificate as ca_file=, or the fingerprint as pin=",
-    ),
+    ("certificate", "pass the root certificate as ca_file=, or the fingerprint as pin="),
     ("timed out", "check the address, and whether a firewall is in between"),
     ("no such file", "check the path, and that the server is running"),
 )

@@ -68,17 +68,8 @@ from exec_server.client.transfer.open_file import (
     FileWriter,
     too_large_error,
 )
-from exec_server.client.transfer.plan import (
-    HELPER_OUTPUT_BYTES,
-    CopyOptions,
-)
-from exec_server.errors import (
-    InternalError,
-    InvalidRequest,
-    MalformedAnswer,
-    RpcError,
-    Unsupported,
-)
+from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, CopyOptions
+from exec_server.errors import InternalError, InvalidRequest, MalformedAnswer, RpcError, Unsupported
 from exec_server.protocol import files as changes
 from exec_server.protocol import files as entries
 from exec_server.protocol import files as wire

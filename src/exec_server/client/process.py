@@ -20,11 +20,7 @@ import msgspec
 from exec_server.client import linux_numbers
 from exec_server.client.arguments import check_number
 from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Reader
-from exec_server.client.engine.recovery import (
-    KILL_SECONDS,
-    RemoteProcess,
-    RemoteProcesses,
-)
+from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.handle import Handle
 from exec_server.client.output import Lines, Pattern, read_until, wait_for_output

@@ -11,13 +11,7 @@ from exec_server.client.arguments import AnyPath, AnySandbox
 from exec_server.client.results import Entry, FileChange
 from exec_server.client.transfer import open_file
 from exec_server.errors import RpcError
-from exec_server.sync.thread import (
-    Blocking,
-    BlockingHandle,
-    blocking,
-    iterate,
-    wrapped,
-)
+from exec_server.sync.thread import Blocking, BlockingHandle, blocking, iterate, wrapped
 
 # Entries of a walk that are passed to the caller at a time: each batch costs two thread switches.
 WALK_BATCH: Final = 512

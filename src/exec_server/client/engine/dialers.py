@@ -12,10 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from exec_server.client.engine.session import CALLS_IN_FLIGHT
-from exec_server.errors import (
-    ConnectFailed,
-    StartupError,
-)
+from exec_server.errors import ConnectFailed, StartupError
 from exec_server.net.client_stream import ClientStream
 from exec_server.net.client_tls import PinnedContext
 from exec_server.net.stream import MessageStream, ReceiverFactory

@@ -23,11 +23,7 @@ from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket
 from exec_server.registry.api import ConnectionBundle, Registry, retry_delay
 from exec_server.registry.credentials import ClientToken
-from exec_server.registry.destination import (
-    Destinations,
-    check_pinned_registry,
-    check_registry_url,
-)
+from exec_server.registry.destination import Destinations, check_pinned_registry, check_registry_url
 from exec_server.registry.http import HttpClient
 from exec_server.relay.frames import FRAME_BYTES
 from exec_server.relay.noise import Identity, Initiator, prologue

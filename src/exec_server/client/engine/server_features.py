@@ -294,10 +294,7 @@ PROBES: Final = (
     FeatureProbe("has_file_sizes", "fs/getMetadata", _ROOT_URI, _has_size),
     FeatureProbe("has_file_sizes", "fs/getMetadata", _ROOT, _has_size),
     FeatureProbe(
-        "refuses_symlinks",
-        "fs/getMetadata",
-        _ROOT_URI | {"followSymlinks": "?"},
-        _is_member,
+        "refuses_symlinks", "fs/getMetadata", _ROOT_URI | {"followSymlinks": "?"}, _is_member
     ),
     FeatureProbe("confines_files", "fs/getMetadata", _ROOT_URI | _NO_POLICY, _is_sandbox),
     FeatureProbe("confines_files", "fs/getMetadata", _ROOT | _NO_POLICY, _is_sandbox),

@@ -65,12 +65,7 @@ from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.printable import printable
 from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.jsonrpc import RequestId, encode_error, encode_result
-from exec_server.protocol.session import (
-    INITIALIZE,
-    EnvironmentInfo,
-    InitializeParams,
-    SessionId,
-)
+from exec_server.protocol.session import INITIALIZE, EnvironmentInfo, InitializeParams, SessionId
 
 T = TypeVar("T")
 

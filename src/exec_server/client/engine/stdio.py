@@ -72,11 +72,7 @@ class StdioDialer:
     async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
         stream = ProgramStream(make_receiver, self._on_stderr)
         starting = asyncio.get_running_loop().subprocess_exec(
-            lambda: stream,
-            *self._argv,
-            env=self._env,
-            cwd=self._cwd,
-            start_new_session=True,
+            lambda: stream, *self._argv, env=self._env, cwd=self._cwd, start_new_session=True
         )
         try:
             await starting

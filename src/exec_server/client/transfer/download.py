@@ -50,7 +50,7 @@ ENTRY_BYTES: Final = 16_384
 _FIELDS: Final = 6
 # A time has at most 18 digits of seconds: more do not fit into the 64 bits of the system's calls.
 _ENTRY: Final = re.compile(
-    rb"([a-zA-Z?])\0([0-7]{0,6})\0(\d{1,19})\0(-?\d{1,18}(?:\.\d{1,20})?)\0([^\0]*)\0([^\0]*)\0",
+    rb"([a-zA-Z?])\0([0-7]{0,6})\0(\d{1,19})\0(-?\d{1,18}(?:\.\d{1,20})?)\0([^\0]*)\0([^\0]*)\0"
 )
 _MAX_SIZE: Final = 2**63 - 1
 _PERMISSIONS: Final = 0o777

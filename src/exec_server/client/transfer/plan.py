@@ -171,12 +171,7 @@ class Tally:
         if self._progress is not None:
             self._progress(
                 Progress(
-                    path,
-                    self._done,
-                    self.total_bytes,
-                    self._resumed,
-                    self._files,
-                    self.total_files,
+                    path, self._done, self.total_bytes, self._resumed, self._files, self.total_files
                 )
             )
 
