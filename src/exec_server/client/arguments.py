@@ -148,9 +148,6 @@ def native(uri: str) -> str:
         return uri
 
 
-# ---- commands -------------------------------------------------------------------------
-
-
 def argv_list(argv: Iterable[AnyPath]) -> list[str]:
     """The words of a command as texts; raises TypeError, and InvalidParams if there are none."""
     if isinstance(argv, str | bytes | os.PathLike):
@@ -215,9 +212,6 @@ def tty_size(size: tuple[int, int]) -> TtySize:
     raise InvalidParams(f"size must be rows and columns, {limits}, not {size!r}")
 
 
-# ---- sandboxes and users --------------------------------------------------------------
-
-
 def user_text(capabilities: Capabilities, user: str | int | None) -> str | None:
     """The name or number of a user as text; raises Unsupported if the server cannot act as one."""
     if user is None:
@@ -278,9 +272,6 @@ def _check_members(given: Mapping[str, Any], kind: type[Params], name: str) -> N
     for member in given:
         if member not in known:
             raise InvalidParams(f"{name} has no {member!r}, only {', '.join(known)}")
-
-
-# ---- files ----------------------------------------------------------------------------
 
 
 def check_bytes(data: object, advice: str) -> None:

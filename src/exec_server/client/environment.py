@@ -426,8 +426,6 @@ class Environment(Handle):
         """
         return await self._connected.call(call, params, is_retryable=is_retryable)
 
-    # ---- processes --------------------------------------------------------------------
-
     async def run(
         self,
         argv: Iterable[AnyPath],
@@ -633,8 +631,6 @@ class Environment(Handle):
             raise Unsupported("processList", "keep the processes that start() returns instead")
         return (await self._connected.call(LIST, None, is_retryable=True)).processes
 
-    # ---- HTTP -------------------------------------------------------------------------
-
     async def http(
         self,
         method: str,
@@ -683,8 +679,6 @@ class Environment(Handle):
             timeout=timeout,
             follow_redirects=follow_redirects,
         )
-
-    # ---- ports ------------------------------------------------------------------------
 
     def forward_port(
         self, remote_port: int, *, local_port: int = 0, host: str | None = None

@@ -70,8 +70,6 @@ from exec_server.client.transfer.open_file import (
 )
 from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, CopyOptions
 from exec_server.errors import InternalError, InvalidRequest, MalformedAnswer, RpcError, Unsupported
-from exec_server.protocol import files as changes
-from exec_server.protocol import files as entries
 from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.paths import PathUri
@@ -155,8 +153,6 @@ class Files:
         commands = self._commands.as_user(name)
         return Files(self._session, self._paths, commands, self._sandbox, name)
 
-    # ---- whole files ------------------------------------------------------------------
-
     async def read(self, path: AnyPath, *, limit: int = READ_BYTES) -> bytes:
         """Read a file; raises InvalidRequest if it has more than `limit` bytes."""
         found = await self.stat(path)
@@ -225,8 +221,8 @@ class Files:
     async def _create(self, path: AnyPath, data: bytes) -> None:
         """Create a file that must not exist."""
         text = pybase64.b64encode_as_string(data)
-        params = entries.CreateParams(self._paths.uri(path), text, self._sandbox)
-        await self._call(entries.CREATE, params, path, is_retryable=False)
+        params = wire.CreateParams(self._paths.uri(path), text, self._sandbox)
+        await self._call(wire.CREATE, params, path, is_retryable=False)
 
     async def _write(self, path: AnyPath, data: bytes, in_place: bool) -> None:
         streams = self._capabilities.file_write_streaming
@@ -275,8 +271,6 @@ class Files:
 
             replacement = AtomicReplacement(self, self._commands, self._sandbox, target, spawn)
         return FileWriter(self._session, params, path_text(path), replacement)
-
-    # ---- metadata and directories -----------------------------------------------------
 
     async def stat(self, path: AnyPath, *, follow_links: bool = True) -> Stat:
         """The metadata of a path.
@@ -332,7 +326,7 @@ class Files:
         """
         uri, base = self._paths.uri(path), self._paths.absolute(path).rstrip("/")
         try:
-            detailed = await self._call(entries.LIST, entries.ListParams(uri, self._sandbox), path)
+            detailed = await self._call(wire.LIST, wire.ListParams(uri, self._sandbox), path)
             listed = [_detailed_entry(entry, base) for entry in detailed.entries]
         except Unsupported:
             params = wire.ReadDirectoryParams(uri, sandbox=self._sandbox)
@@ -430,10 +424,8 @@ class Files:
         except (NotFound, NotADirectory, LinkLoop):
             if strict:
                 raise
-        resolve = entries.ResolveParams(uri, self._sandbox)
-        return native((await self._call(entries.RESOLVE, resolve, path)).path)
-
-    # ---- changes ----------------------------------------------------------------------
+        resolve = wire.ResolveParams(uri, self._sandbox)
+        return native((await self._call(wire.RESOLVE, resolve, path)).path)
 
     async def copy(self, source: AnyPath, target: AnyPath, *, recursive: bool = False) -> None:
         """Copy a file, a link, or with `recursive` a directory, on the server's machine.
@@ -506,27 +498,27 @@ class Files:
         check_bytes(data, "encode a text")
         for start in range(0, max(len(data), 1), APPEND_BYTES):
             text = pybase64.b64encode_as_string(data[start : start + APPEND_BYTES])
-            params = changes.AppendParams(self._paths.uri(path), text, self._sandbox)
-            await self._call(changes.APPEND, params, path, is_retryable=False)
+            params = wire.AppendParams(self._paths.uri(path), text, self._sandbox)
+            await self._call(wire.APPEND, params, path, is_retryable=False)
 
     async def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = True) -> None:
         """Rename a file or directory; AlreadyExists if `new` exists and `replace` is false."""
-        params = changes.RenameParams(
+        params = wire.RenameParams(
             self._paths.uri(old, "old"), self._paths.uri(new, "new"), replace, self._sandbox
         )
-        await self._call(changes.RENAME, params, old, target=new, is_retryable=False)
+        await self._call(wire.RENAME, params, old, target=new, is_retryable=False)
 
     async def chmod(self, path: AnyPath, mode: int) -> None:
         """Set the permission bits of a file or directory, like 0o755."""
         if not isinstance(mode, int):
             raise TypeError(f"mode must be an int like 0o755, not {type(mode).__name__}")
-        params = changes.ChmodParams(self._paths.uri(path), mode, self._sandbox)
-        await self._call(changes.CHMOD, params, path)
+        params = wire.ChmodParams(self._paths.uri(path), mode, self._sandbox)
+        await self._call(wire.CHMOD, params, path)
 
     async def symlink(self, target: AnyPath, path: AnyPath) -> None:
         """Create a symlink, like os.symlink; a relative target starts at the link's directory."""
-        params = changes.SymlinkParams(self._paths.uri(path), path_text(target), self._sandbox)
-        await self._call(changes.SYMLINK, params, path, is_retryable=False)
+        params = wire.SymlinkParams(self._paths.uri(path), path_text(target), self._sandbox)
+        await self._call(wire.SYMLINK, params, path, is_retryable=False)
 
     async def touch(
         self,
@@ -545,7 +537,7 @@ class Files:
         if modified_ns is None and modified is not None:
             modified_ns = round(modified * 1000) * 1_000_000
         whole, rest = (None, 0) if modified_ns is None else divmod(modified_ns, 1_000_000)
-        params = changes.SetTimesParams(
+        params = wire.SetTimesParams(
             self._paths.uri(path),
             whole,
             None if accessed is None else round(accessed * 1000),
@@ -553,7 +545,7 @@ class Files:
             create=True,
             sandbox=self._sandbox,
         )
-        await self._call(changes.SET_TIMES, params, path)
+        await self._call(wire.SET_TIMES, params, path)
 
     async def glob(self, pattern: str, root: AnyPath = ".", *, limit: int = 1000) -> Found[str]:
         """The paths below `root` that match a pattern like `src/**/*.{ts,tsx}`, relative to it.
@@ -562,8 +554,8 @@ class Files:
         """
         if not isinstance(pattern, str):
             raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
-        params = changes.GlobParams(self._paths.uri(root, "root"), pattern, limit, self._sandbox)
-        found = await self._call(changes.GLOB, params, root)
+        params = wire.GlobParams(self._paths.uri(root, "root"), pattern, limit, self._sandbox)
+        found = await self._call(wire.GLOB, params, root)
         return Found(found.paths, truncated=found.truncated)
 
     async def edit(
@@ -579,9 +571,9 @@ class Files:
         `old` may be a list of pairs of texts: all of them are replaced, or none. Returns the
         number of replacements; raises RpcError with the reason if a text does not fit.
         """
-        edits = [changes.TextEdit(*pair, all) for pair in text_pairs(old, new)]
-        params = changes.EditParams(self._paths.uri(path), edits, self._sandbox)
-        return (await self._call(changes.EDIT, params, path, is_retryable=False)).replacements
+        edits = [wire.TextEdit(*pair, all) for pair in text_pairs(old, new)]
+        params = wire.EditParams(self._paths.uri(path), edits, self._sandbox)
+        return (await self._call(wire.EDIT, params, path, is_retryable=False)).replacements
 
     async def apply_patch(self, patch: str, root: AnyPath = ".") -> builtins.list[ChangedFile]:
         """Apply a unified diff or a patch of Codex to the files below `root`.
@@ -590,17 +582,15 @@ class Files:
         """
         if not isinstance(patch, str):
             raise TypeError(f"patch must be str, not {type(patch).__name__}")
-        params = changes.ApplyPatchParams(self._paths.uri(root, "root"), patch, self._sandbox)
-        done = await self._call(changes.APPLY_PATCH, params, root, is_retryable=False)
+        params = wire.ApplyPatchParams(self._paths.uri(root, "root"), patch, self._sandbox)
+        done = await self._call(wire.APPLY_PATCH, params, root, is_retryable=False)
         return [ChangedFile(change.path, change.kind) for change in done.changes]
 
     async def disk_usage(self, path: AnyPath = ".") -> DiskUsage:
         """The size and free space of the file system that a path is on."""
-        params = changes.DiskUsageParams(self._paths.uri(path), self._sandbox)
-        found = await self._call(changes.DISK_USAGE, params, path)
+        params = wire.DiskUsageParams(self._paths.uri(path), self._sandbox)
+        found = await self._call(wire.DISK_USAGE, params, path)
         return DiskUsage(found.total, found.free, found.available)
-
-    # ---- searches -----------------------------------------------------------------------
 
     async def grep(
         self,
@@ -627,7 +617,7 @@ class Files:
         """
         if not isinstance(pattern, str):
             raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
-        params = changes.GrepParams(
+        params = wire.GrepParams(
             self._paths.uri(root, "root"),
             pattern,
             literal=literal,
@@ -640,7 +630,7 @@ class Files:
             sandbox=self._sandbox,
         )
         # The extension has no users.
-        found = await self._call(changes.GREP, params, root, is_polyfill=self._user is not None)
+        found = await self._call(wire.GREP, params, root, is_polyfill=self._user is not None)
         matches = (
             GrepMatch(
                 each.path, each.line, each.column, each.text, tuple(each.before), tuple(each.after)
@@ -666,8 +656,6 @@ class Files:
             recursive=recursive,
             sandbox=self._sandbox,
         )
-
-    # ---- many files ---------------------------------------------------------------------
 
     async def read_many(
         self, paths: Iterable[AnyPath], *, limit: int = READ_BYTES, check: bool = True
@@ -753,8 +741,6 @@ class Files:
         done = await upload.unpack(archive, limit)
         return _checked(done) if check else done
 
-    # ---- transfers --------------------------------------------------------------------
-
     async def upload(
         self,
         local: AnyPath,
@@ -809,8 +795,6 @@ class Files:
         is_plain = self._sandbox is None and self._user is None
         return self._session if is_plain and self._capabilities.fs_binary else None
 
-    # ---- calls ------------------------------------------------------------------------
-
     def _absolute(self, path: AnyPath, name: str = "path") -> str:
         return self._paths.absolute(path, name)
 
@@ -844,7 +828,7 @@ def _checked(done: Transfer) -> Transfer:
     return done
 
 
-def _detailed_entry(found: entries.ListedEntry, base: str) -> Entry:
+def _detailed_entry(found: wire.ListedEntry, base: str) -> Entry:
     numbers = (found.size, abs(found.modified_at_ms), found.mode)
     if not all(0 <= number <= MAX_NUMBER for number in numbers):
         raise MalformedAnswer(f"{base}: the server sent an impossible size, time or mode")

@@ -130,8 +130,6 @@ class HttpStream(Handle):
             self._session.flow_control.queue_read(self, self._consumer)
         return piece
 
-    # ---- events of the session --------------------------------------------------------
-
     def on_notice(self, notice: Notice[Any], params: Any) -> bool:
         if not isinstance(params, BodyDeltaParams) or params.request_id != self._params.request_id:
             return False

@@ -275,8 +275,6 @@ class Process(Handle):
         words = reprlib.repr(list(self.argv))
         return f"<{type(self).__name__} {words}, {remote}, exit code {self.exit_code}>"
 
-    # ---- life ----------------------------------------------------------------------------
-
     async def _open(self) -> None:
         remote = self._register()
         try:
@@ -339,8 +337,6 @@ class Process(Handle):
     def is_over(self) -> bool:
         """Whether the process has ended and all its output was received, or it was lost."""
         return self._is_closed or self._failure is not None
-
-    # ---- output -----------------------------------------------------------------------
 
     def __aiter__(self) -> OutputIterator:
         return OutputIterator(self)
@@ -477,8 +473,6 @@ class Process(Handle):
         self._session.check_loop()
         await self._changed.wait()
 
-    # ---- input and signals ------------------------------------------------------------
-
     async def write(self, data: bytes) -> None:
         """Send data to stdin or the terminal, after all earlier writes.
 
@@ -576,8 +570,6 @@ class Process(Handle):
                 await self.kill()
                 while not self.is_over and self.exit_code is None:
                     await self._wait_for_change()
-
-    # ---- events of the process --------------------------------------------------------
 
     def on_output(self, event: OutputParams) -> None:
         self._output.append(Chunk(event.stream, event.chunk, self._unread_gap))

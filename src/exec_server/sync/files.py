@@ -11,7 +11,7 @@ from exec_server.client.arguments import AnyPath, AnySandbox
 from exec_server.client.results import Entry, FileChange
 from exec_server.client.transfer import open_file
 from exec_server.errors import RpcError
-from exec_server.sync.thread import Blocking, BlockingHandle, blocking, iterate, wrapped
+from exec_server.sync.thread import Attribute, Blocking, BlockingHandle, blocking, iterate, wrapped
 
 # Entries of a walk that are passed to the caller at a time: each batch costs two thread switches.
 WALK_BATCH: Final = 512
@@ -25,10 +25,7 @@ class FileReader(BlockingHandle[open_file.FileReader]):
     def __iter__(self) -> Iterator[bytes]:
         return iterate(self._thread, self._inner)
 
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
+    size = Attribute[int]()
     read = blocking(open_file.FileReader.read)
     is_changed = blocking(open_file.FileReader.is_changed)
 
@@ -54,10 +51,7 @@ class FileWriter(BlockingHandle[open_file.FileWriter]):
         if self.is_open and not self._thread.is_forked:
             self._thread.call(self._inner.aclose)
 
-    @property
-    def written(self) -> int:
-        return self._inner.written
-
+    written = Attribute[int]()
     write = blocking(open_file.FileWriter.write)
     flush = blocking(open_file.FileWriter.flush)
 

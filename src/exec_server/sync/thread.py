@@ -303,6 +303,17 @@ class Blocking(Generic[A]):
         return f"<exec_server.sync of {self._inner!r}>"
 
 
+class Attribute(Generic[T]):
+    """An attribute of the async object with the same name, which any thread may read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Blocking[Any], owner: type) -> T:
+        value: T = getattr(instance._inner, self._name)
+        return value
+
+
 H = TypeVar("H", bound=Handle)
 
 
@@ -354,9 +365,7 @@ class BlockingHandle(Blocking[H]):
         with contextlib.suppress(SessionLost):  # the environment was closed
             self._thread.call(self._inner.aclose)
 
-    @property
-    def is_open(self) -> bool:
-        return self._inner.is_open
+    is_open = Attribute[bool]()
 
 
 def blocking(

@@ -70,11 +70,10 @@ def find_notice(name: str) -> Notice[Any] | None:
 def _other_notices() -> dict[str, Notice[Any]]:
     # Imported at the first such notification: most clients only run commands.
     from exec_server.protocol import files, http, port
-    from exec_server.protocol import files as protocol_files
 
     notices: tuple[Notice[Any], ...] = (
         files.MISSING_CHANGED,
-        protocol_files.CHANGED,
+        files.CHANGED,
         http.BODY_DELTA,
         port.ACCEPTED,
         port.DATA_NOTICE,

@@ -127,8 +127,6 @@ class RelayDialer:
         finally:
             await self._http.close()
 
-    # ---- the registry -----------------------------------------------------------------
-
     async def _request_connection(self) -> ConnectionBundle:
         """Request the data for one connection; for the first one, retry if the registry is busy."""
         if not self._is_first:
@@ -160,8 +158,6 @@ class RelayDialer:
                 f"fingerprint is {bundle.executor_key.fingerprint}"
             )
         return bundle
-
-    # ---- the relay --------------------------------------------------------------------
 
     async def _connect(
         self, bundle: ConnectionBundle, make_receiver: ReceiverFactory

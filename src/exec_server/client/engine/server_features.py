@@ -225,8 +225,6 @@ METHODS: Final = {
     "fs/diskUsage": "capabilities.fs_disk_usage",
 }
 
-# ---- probes ---------------------------------------------------------------------------
-
 
 class FeatureProbe(msgspec.Struct, frozen=True):
     """A request that changes nothing, and whether its answer shows a feature."""
@@ -390,9 +388,6 @@ class StartParamsBuilder:
         if not (clean_env or self._features.has_environment_policies):
             found |= {"PATH": DEFAULT_PATH, "HOME": self._paths.home or "/"}
         return found
-
-
-# ---- shells that replace features -----------------------------------------------------
 
 
 def _adapted(params: StartParams, data: bytes | None, features: ServerFeatures) -> StartParams:

@@ -195,16 +195,6 @@ def is_transient(error: ExecServerError) -> bool:
 class ClientConnection:
     """A stream, and the calls on it that are not answered."""
 
-    __slots__ = (
-        "_session",
-        "_useless",
-        "end_reason",
-        "is_writing_paused",
-        "last_id",
-        "pending",
-        "stream",
-    )
-
     def __init__(self, session: ClientSession, stream: MessageStream) -> None:
         self._session = session
         self.stream = stream
@@ -393,8 +383,6 @@ class ClientSession:
         self._server_requests = ServerRequests(self._tasks)
         self._pauses = 0
 
-    # ---- lifetime ---------------------------------------------------------------------
-
     async def __aenter__(self) -> Self:
         if self._loop is not None:
             raise RuntimeError("a session can be entered only once: connect again instead")
@@ -472,8 +460,6 @@ class ClientSession:
         if asyncio.get_running_loop() is not self._loop:
             return refuse_background(work, other_loop_error("session"))
         return start_background(self._tasks, work)
-
-    # ---- calls ------------------------------------------------------------------------
 
     async def call(
         self,
@@ -615,8 +601,6 @@ class ClientSession:
         self._pauses -= 1
         if not self._pauses and self._connection is not None:
             self._connection.stream.resume_reading()
-
-    # ---- connecting and reconnecting --------------------------------------------------
 
     async def _attach(self, resume: SessionId | None) -> None:
         """Make one attempt to open a connection and complete the handshake."""
@@ -812,8 +796,6 @@ class ClientSession:
         report_event(self._subscribers, lambda subscriber: subscriber.on_lost(SessionLost(reason)))
         if self._queue:
             self._begin_renewal()
-
-    # ---- received messages ------------------------------------------------------------
 
     def message_received(self, connection: ClientConnection, envelope: Envelope) -> None:
         """Pass on an answer, a notification or a request; raises MalformedMessage."""

@@ -131,8 +131,6 @@ class ProgramStream(LineStream, asyncio.SubprocessProtocol):
     def _stdout(self) -> asyncio.ReadTransport:
         return cast(asyncio.ReadTransport, self._transport.get_pipe_transport(_STDOUT))
 
-    # ---- receiving --------------------------------------------------------------------
-
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == _STDERR:
             self._stderr_received(data)
@@ -156,8 +154,6 @@ class ProgramStream(LineStream, asyncio.SubprocessProtocol):
         else:
             self._stdout.pause_reading()
 
-    # ---- sending ----------------------------------------------------------------------
-
     def _write(self, data: bytes) -> None:
         if self._can_write():
             self._stdin.write(data)
@@ -165,8 +161,6 @@ class ProgramStream(LineStream, asyncio.SubprocessProtocol):
     def unsent(self) -> int:
         unsent = self._stdin.get_write_buffer_size() if self._can_write() else 0
         return unsent + self._outbox.queued_bytes
-
-    # ---- the end ----------------------------------------------------------------------
 
     def probe(self) -> None:
         """No other connection can ask for the session of this program."""

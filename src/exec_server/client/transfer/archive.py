@@ -458,8 +458,6 @@ class ArchiveUpload(TreeUpload):
             raise InvalidRequest(f"{target}: {_NEEDS_FIND} ({reason})")
         return frozenset(decoded(path)[len(top) :] for path in done.stdout.split(b"\0") if path)
 
-    # ---- members ----------------------------------------------------------------------
-
     async def _write_group(self, reader: ArchiveReader, group: list[Member]) -> None:
         for member in group:
             self._take(member.item)

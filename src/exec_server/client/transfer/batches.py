@@ -125,9 +125,6 @@ async def read(session: ClientSession, batch: FileBatch) -> list[memoryview | No
     return contents
 
 
-# ---- files by their absolute paths ----------------------------------------------------
-
-
 async def read_many(
     files: RemoteFiles,
     session: ClientSession | None,

@@ -128,8 +128,6 @@ class Listing:
         """Whether another path differs in case or Unicode form only: here it may be the same."""
         return bool(self._ambiguous) and hash(_folded(path)) in self._ambiguous
 
-    # ---- parsing ----------------------------------------------------------------------
-
     def feed(self, data: bytes) -> None:
         """Take a part of the output; raises MalformedAnswer, InvalidRequest for a huge tree."""
         self._data += data
@@ -283,8 +281,6 @@ class LocalTree:
             if self._root is not None:
                 self._root.close()
             self._root = None
-
-    # ---- entries ----------------------------------------------------------------------
 
     def make_directories(self, items: Iterator[Item], fail: Callable[[str, OSError], None]) -> None:
         """Make directories from the top down; `fail` is called for errors, and may raise them."""
@@ -447,8 +443,6 @@ class LocalTree:
         if (found.st_dev, found.st_ino) in self._ambiguous:
             raise FileExistsError(errno.EEXIST, _SAME_NAME)
 
-    # ---- directories ------------------------------------------------------------------
-
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[Directory, str]]:
         """The open directory of an entry, and the entry's name in it."""
@@ -586,8 +580,6 @@ class Download(TreeCopy):
             for item in self._not_failed(listing.of_kind("d", deepest_first=True)):
                 await asyncio.to_thread(_set_time, join(target, item.path), item.time_ns)
 
-    # ---- the remote tree --------------------------------------------------------------
-
     async def _scan(self, source: str, *, is_directory: bool) -> Listing:
         listing = Listing(source)
         try:
@@ -656,8 +648,6 @@ class Download(TreeCopy):
         found = await self._files.stat(source)
         kind = "f" if found.is_file else "?"
         return Item(path, kind, None, found.size, f"{found.modified:.3f}")
-
-    # ---- content ----------------------------------------------------------------------
 
     async def _fetch_batches(self, tree: LocalTree, listing: Listing, source: str) -> set[str]:
         """Fetch small files together; returns the paths of those that were fetched."""

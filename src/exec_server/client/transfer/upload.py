@@ -150,8 +150,6 @@ class Upload(TreeUpload):
         except (RpcError, SandboxDenied) as error:
             self._tally.left_out.append(f"times: {error}")
 
-    # ---- content ----------------------------------------------------------------------
-
     async def _send_batches(self, source: str, target: str, items: list[Item]) -> set[str]:
         """Send small files together; returns the paths of those that were sent."""
         copied: set[str] = set()
@@ -283,9 +281,6 @@ class _Interrupted(ExecServerError):
     def __init__(self, reached: int, reason: str) -> None:
         super().__init__(reason)
         self.reached = reached
-
-
-# ---- local files, in threads ----------------------------------------------------------
 
 
 def _scan(top: str, fail: Callable[[str, OSError], None]) -> list[Item]:
