@@ -29,18 +29,12 @@ from exec_server.client.engine.recovery import RemoteProcesses
 from exec_server.client.engine.server_features import ServerFeatures, StartParamsBuilder
 from exec_server.client.engine.session import CLIENT_NAME, ClientSession, Dialer
 from exec_server.client.handle import ContextTask, Handle
-from exec_server.client.process import (
-    DetachedProcess,
-    Process,
-    check_support,
-    detached_params,
-    list_detached,
-)
+from exec_server.client.process import DetachedProcess, Process, check_support, detached_params
 from exec_server.client.results import Response, Result, RunProgress
 from exec_server.errors import ConnectFailed, InvalidParams, NotFound, Unsupported
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.network import POLICY_REQUEST, Answer, PolicyParams, PolicyResult
-from exec_server.protocol.process import LIST, Listed, ListedDetached, StartParams
+from exec_server.protocol.process import LIST, LIST_DETACHED, Listed, ListedDetached, StartParams
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 if TYPE_CHECKING:
@@ -606,7 +600,8 @@ class Environment(Handle):
 
     async def detached_processes(self) -> list[ListedDetached]:
         """List the detached processes of the server, of all its clients; raises Unsupported."""
-        return await list_detached(self._connected)
+        check_support(self._connected)
+        return (await self._connected.call(LIST_DETACHED, None, is_retryable=True)).processes
 
     def _command(
         self, kind: type[C], argv: list[str], cwd: AnyPath | None, params: StartParams
@@ -648,13 +643,14 @@ class Environment(Handle):
         from exec_server.client.http import fetch
 
         return await fetch(
-            self._connected,
-            method,
-            url,
-            headers=headers,
-            body=body,
-            timeout=timeout,
-            follow_redirects=follow_redirects,
+            self.http_stream(
+                method,
+                url,
+                headers=headers,
+                body=body,
+                timeout=timeout,
+                follow_redirects=follow_redirects,
+            )
         )
 
     def http_stream(

@@ -164,7 +164,7 @@ class Files:
             async with self.open(path) as file:
                 data = await file.read(limit + 1)
         else:
-            params = wire.ReadFileParams(self._paths.uri(path), sandbox=self._sandbox)
+            params = wire.ReadFileParams(self._paths.uri(path))
             data = (await self._call(wire.READ_FILE, params, path)).data_base64
         if len(data) > limit:
             raise too_large_error(path, limit)
@@ -221,7 +221,7 @@ class Files:
     async def _create(self, path: AnyPath, data: bytes) -> None:
         """Create a file that must not exist."""
         text = pybase64.b64encode_as_string(data)
-        params = wire.CreateParams(self._paths.uri(path), text, self._sandbox)
+        params = wire.CreateParams(self._paths.uri(path), text)
         await self._call(wire.CREATE, params, path, is_retryable=False)
 
     async def _write(self, path: AnyPath, data: bytes, in_place: bool) -> None:
@@ -232,7 +232,7 @@ class Files:
                 await file.write(data)
             return
         text = pybase64.b64encode_as_string(data)
-        params = wire.WriteFileParams(self._paths.uri(path), text, sandbox=self._sandbox)
+        params = wire.WriteFileParams(self._paths.uri(path), text)
         await self._call(wire.WRITE_FILE, params, path)
 
     @property
@@ -280,7 +280,7 @@ class Files:
         the entry that it leads to. Without `fsList`, a path with a link raises InvalidRequest.
         """
         uri = self._paths.uri(path)
-        params = wire.GetMetadataParams(uri, None if follow_links else False, self._sandbox)
+        params = wire.GetMetadataParams(uri, None if follow_links else False)
         try:
             found = await self._call(wire.GET_METADATA, params, path)
         except (InvalidRequest, NotADirectory):  # there is a link in it
@@ -326,10 +326,10 @@ class Files:
         """
         uri, base = self._paths.uri(path), self._paths.absolute(path).rstrip("/")
         try:
-            detailed = await self._call(wire.LIST, wire.ListParams(uri, self._sandbox), path)
+            detailed = await self._call(wire.LIST, wire.ListParams(uri), path)
             listed = [_detailed_entry(entry, base) for entry in detailed.entries]
         except Unsupported:
-            params = wire.ReadDirectoryParams(uri, sandbox=self._sandbox)
+            params = wire.ReadDirectoryParams(uri)
             plain = await self._call(wire.READ_DIRECTORY, params, path)
             listed = [
                 Entry(f"{base}/{entry.file_name}", entry.is_directory, entry.is_file)
@@ -356,7 +356,7 @@ class Files:
         """
         root = self._paths.uri(path)
         options = wire.WalkOptions(WALK_DEPTH, WALK_DIRECTORIES, WALK_ENTRIES, follow_links)
-        found = await self._walk(wire.WalkParams(root, options, self._sandbox), path_text(path))
+        found = await self._walk(wire.WalkParams(root, options), path_text(path))
         if found.truncated:  # it has more entries than one answer
             async for entry in self._walk_one_by_one(root, follow_links, on_error):
                 yield entry
@@ -386,7 +386,7 @@ class Files:
                 if canonical in seen:
                     continue
                 seen.add(canonical)
-            params = wire.WalkParams(PathUri.from_text(uri), options, self._sandbox)
+            params = wire.WalkParams(PathUri.from_text(uri), options)
             found = await self._walk(params, native(uri))
             _report(on_error, found.errors)
             for each in found.entries:
@@ -418,13 +418,13 @@ class Files:
             real = await self.realpath(before or "/", strict=strict)
             return await self.realpath(f"{posixpath.dirname(real)}/{after}", strict=strict)
         uri = self._paths.uri(path)
-        params = wire.CanonicalizeParams(uri, sandbox=self._sandbox)
+        params = wire.CanonicalizeParams(uri)
         try:
             return native((await self._call(wire.CANONICALIZE, params, path)).path)
         except (NotFound, NotADirectory, LinkLoop):
             if strict:
                 raise
-        resolve = wire.ResolveParams(uri, self._sandbox)
+        resolve = wire.ResolveParams(uri)
         return native((await self._call(wire.RESOLVE, resolve, path)).path)
 
     async def copy(self, source: AnyPath, target: AnyPath, *, recursive: bool = False) -> None:
@@ -433,10 +433,7 @@ class Files:
         Raises InvalidRequest if both are the same file, which some servers would truncate.
         """
         params = wire.CopyParams(
-            self._paths.uri(source, "source"),
-            self._paths.uri(target, "target"),
-            recursive,
-            sandbox=self._sandbox,
+            self._paths.uri(source, "source"), self._paths.uri(target, "target"), recursive
         )
         if await self._are_same(source, target):
             names = f"{path_text(source)} to {path_text(target)}"
@@ -474,23 +471,19 @@ class Files:
         uri = self._paths.uri(path)
         if is_dot(path) or self._paths.is_above_cwd(path):
             raise InvalidRequest(f"{path_text(path)}: {_NOT_REMOVED}")
-        params = wire.RemoveParams(uri, recursive, missing_ok, sandbox=self._sandbox)
+        params = wire.RemoveParams(uri, recursive, missing_ok)
         await self._call(wire.REMOVE, params, path, is_retryable=missing_ok)
 
     async def mkdir(self, path: AnyPath, *, parents: bool = False, exist_ok: bool = False) -> None:
         """Create a directory, with `parents` also those above it; AlreadyExists if there is one."""
-        uri = self._paths.uri(path)
-        if parents:
-            if not exist_ok and await self.exists(path):
-                raise already_exists(path_text(path))
-            params = wire.CreateDirectoryParams(uri, recursive=True, sandbox=self._sandbox)
-            await self._call(wire.CREATE_DIRECTORY, params, path)
-            return
-        params = wire.CreateDirectoryParams(uri, recursive=False, sandbox=self._sandbox)
+        params = wire.CreateDirectoryParams(self._paths.uri(path), recursive=parents)
+        if parents and not exist_ok and await self.exists(path):
+            raise already_exists(path_text(path))
+        is_retryable = parents or exist_ok
         try:
-            await self._call(wire.CREATE_DIRECTORY, params, path, is_retryable=exist_ok)
+            await self._call(wire.CREATE_DIRECTORY, params, path, is_retryable=is_retryable)
         except AlreadyExists:
-            if not exist_ok or not (await self.stat(path)).is_directory:
+            if parents or not exist_ok or not (await self.stat(path)).is_directory:
                 raise
 
     async def append(self, path: AnyPath, data: bytes) -> None:
@@ -498,13 +491,13 @@ class Files:
         check_bytes(data, "encode a text")
         for start in range(0, max(len(data), 1), APPEND_BYTES):
             text = pybase64.b64encode_as_string(data[start : start + APPEND_BYTES])
-            params = wire.AppendParams(self._paths.uri(path), text, self._sandbox)
+            params = wire.AppendParams(self._paths.uri(path), text)
             await self._call(wire.APPEND, params, path, is_retryable=False)
 
     async def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = True) -> None:
         """Rename a file or directory; AlreadyExists if `new` exists and `replace` is false."""
         params = wire.RenameParams(
-            self._paths.uri(old, "old"), self._paths.uri(new, "new"), replace, self._sandbox
+            self._paths.uri(old, "old"), self._paths.uri(new, "new"), replace
         )
         await self._call(wire.RENAME, params, old, target=new, is_retryable=False)
 
@@ -512,12 +505,12 @@ class Files:
         """Set the permission bits of a file or directory, like 0o755."""
         if not isinstance(mode, int):
             raise TypeError(f"mode must be an int like 0o755, not {type(mode).__name__}")
-        params = wire.ChmodParams(self._paths.uri(path), mode, self._sandbox)
+        params = wire.ChmodParams(self._paths.uri(path), mode)
         await self._call(wire.CHMOD, params, path)
 
     async def symlink(self, target: AnyPath, path: AnyPath) -> None:
         """Create a symlink, like os.symlink; a relative target starts at the link's directory."""
-        params = wire.SymlinkParams(self._paths.uri(path), path_text(target), self._sandbox)
+        params = wire.SymlinkParams(self._paths.uri(path), path_text(target))
         await self._call(wire.SYMLINK, params, path, is_retryable=False)
 
     async def touch(
@@ -543,7 +536,6 @@ class Files:
             None if accessed is None else round(accessed * 1000),
             modified_ns=rest,
             create=True,
-            sandbox=self._sandbox,
         )
         await self._call(wire.SET_TIMES, params, path)
 
@@ -554,7 +546,7 @@ class Files:
         """
         if not isinstance(pattern, str):
             raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
-        params = wire.GlobParams(self._paths.uri(root, "root"), pattern, limit, self._sandbox)
+        params = wire.GlobParams(self._paths.uri(root, "root"), pattern, limit)
         found = await self._call(wire.GLOB, params, root)
         return Found(found.paths, truncated=found.truncated)
 
@@ -572,7 +564,7 @@ class Files:
         number of replacements; raises RpcError with the reason if a text does not fit.
         """
         edits = [wire.TextEdit(*pair, all) for pair in text_pairs(old, new)]
-        params = wire.EditParams(self._paths.uri(path), edits, self._sandbox)
+        params = wire.EditParams(self._paths.uri(path), edits)
         return (await self._call(wire.EDIT, params, path, is_retryable=False)).replacements
 
     async def apply_patch(self, patch: str, root: AnyPath = ".") -> builtins.list[ChangedFile]:
@@ -582,13 +574,13 @@ class Files:
         """
         if not isinstance(patch, str):
             raise TypeError(f"patch must be str, not {type(patch).__name__}")
-        params = wire.ApplyPatchParams(self._paths.uri(root, "root"), patch, self._sandbox)
+        params = wire.ApplyPatchParams(self._paths.uri(root, "root"), patch)
         done = await self._call(wire.APPLY_PATCH, params, root, is_retryable=False)
         return [ChangedFile(change.path, change.kind) for change in done.changes]
 
     async def disk_usage(self, path: AnyPath = ".") -> DiskUsage:
         """The size and free space of the file system that a path is on."""
-        params = wire.DiskUsageParams(self._paths.uri(path), self._sandbox)
+        params = wire.DiskUsageParams(self._paths.uri(path))
         found = await self._call(wire.DISK_USAGE, params, path)
         return DiskUsage(found.total, found.free, found.available)
 
@@ -627,7 +619,6 @@ class Files:
             before=max(before, context),
             after=max(after, context),
             limit=limit,
-            sandbox=self._sandbox,
         )
         # The extension has no users.
         found = await self._call(wire.GREP, params, root, is_polyfill=self._user is not None)
@@ -809,8 +800,9 @@ class Files:
         is_polyfill: bool = False,
     ) -> R:
         """Call a method, or with `is_polyfill` its polyfill; errors name the path."""
-        if self._user is not None:
-            params = msgspec.structs.replace(params, user=self._user)  # type: ignore[type-var]
+        if self._sandbox is not None or self._user is not None:
+            rights = {"sandbox": self._sandbox, "user": self._user}
+            params = msgspec.structs.replace(params, **rights)  # type: ignore[type-var]
         try:
             if is_polyfill:
                 return await self._session.call_polyfill(call, params)

@@ -36,7 +36,6 @@ from exec_server.errors import (
 from exec_server.protocol.decoding import Base64
 from exec_server.protocol.process import (
     CLOSE_STDIN,
-    LIST_DETACHED,
     READ,
     RESIZE,
     SIGNAL,
@@ -44,7 +43,6 @@ from exec_server.protocol.process import (
     CloseStdinParams,
     Detach,
     ExitedParams,
-    ListedDetached,
     OutputParams,
     ProcessId,
     ReadParams,
@@ -723,12 +721,6 @@ def detached_params(
         _milliseconds("idle_timeout", idle_timeout),
     )
     return msgspec.structs.replace(params, detach=detach), name
-
-
-async def list_detached(session: ClientSession) -> list[ListedDetached]:
-    """The detached processes of the server; raises Unsupported."""
-    check_support(session)
-    return (await session.call(LIST_DETACHED, None, is_retryable=True)).processes
 
 
 async def read_retained(

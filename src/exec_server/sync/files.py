@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Final, Literal, overload
 
 from exec_server.client import file_watch, files
@@ -33,14 +32,9 @@ class FileReader(BlockingHandle[open_file.FileReader]):
 class FileWriter(BlockingHandle[open_file.FileWriter]):
     """An open file to replace, for `with` or `close`, which put the new content in place."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._thread.is_forked:
-            self._thread.call(self._inner.__aexit__, kind, error, traceback)
+            self._thread.call(self._inner.__aexit__, *error)
 
     def _abandon(self) -> None:
         """Leave the file as it was."""

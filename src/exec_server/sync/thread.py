@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent import futures
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 from exec_server.client.engine.flow_control import share_consumer
@@ -337,13 +336,8 @@ class BlockingHandle(Blocking[H]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not KeyboardInterrupt or self._thread.is_forked:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not KeyboardInterrupt or self._thread.is_forked:
             self.close()
             return
         with contextlib.suppress(SessionLost):  # the environment was closed

@@ -130,7 +130,6 @@ class InitializeAnswer(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
-_decode_initialize_answer = msgspec.json.Decoder(InitializeAnswer).decode
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -244,25 +243,13 @@ def _from_wire(kind: Any, value: object) -> object:
     return value if kind is object else kind.from_wire(value)
 
 
-def decode_initialize_answer(text: Raw) -> InitializeAnswer:
-    """Decode the answer to `initialize`; raises MalformedAnswer."""
-    if isinstance(text, jsonrpc.Attached):
-        raise MalformedAnswer("answer to initialize: it has data")
-    try:
-        return _decode_initialize_answer(text)
-    except _UNDECODABLE as error:
-        raise MalformedAnswer(f"answer to initialize: {error}") from None
-
-
 def decode_environment(text: Raw) -> EnvironmentInfo:
     """Decode an environment, with defaults for missing members; raises MalformedAnswer."""
-    if isinstance(text, jsonrpc.Attached):
-        raise MalformedAnswer("environment: it has data")
+    received = decode_as(dict[str, Any], text, "environment")
+    members = {name: value for name, value in received.items() if value is not None}
     try:
-        received = msgspec.json.decode(text, type=dict[str, Any])
-        members = {name: value for name, value in received.items() if value is not None}
         return msgspec.convert(_DEFAULTS | members, EnvironmentInfo)
-    except _UNDECODABLE as error:
+    except msgspec.ValidationError as error:
         raise MalformedAnswer(f"environment: {error}") from None
 
 
@@ -400,11 +387,6 @@ class CallQueue:
 # were received before, control frames, empty fragments, and relay frames without content. A few
 # are normal: servers may be newer, and events may cross a request that ends their subject. Without
 # pause and with nothing else in between they are a flood, which no time-out of a call would end.
-def flood_text() -> str:
-    """The reason for which the connection to such a server ends."""
-    return f"the server has sent nothing but useless messages for {FLOOD_SECONDS:g} s"
-
-
 class UselessMessages:
     """The useless messages of one connection since the last useful one."""
 

@@ -23,25 +23,24 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from msgspec import UNSET, Raw
 
 from exec_server.client.engine.flow_control import FlowControl
 from exec_server.client.engine.messages import (
+    FLOOD_SECONDS,
     CallQueue,
     Envelope,
+    InitializeAnswer,
     InitializeCall,
     PendingCall,
     UselessMessages,
     decode,
     decode_as,
     decode_environment,
-    decode_initialize_answer,
     encode,
     find_notice,
-    flood_text,
     request_body,
 )
 from exec_server.client.engine.server_features import ServerFeatures, discover
@@ -103,6 +102,7 @@ _PROTOCOL_ERROR: Final = 1002
 _NO_ID: Final = -1
 # The reason if the peer does not know `initialize`, or sends it to the client.
 _NOT_A_SERVER: Final = "it does not speak the protocol of an exec-server"
+_FLOOD: Final = f"the server has sent nothing but useless messages for {FLOOD_SECONDS:g} s"
 _RESTARTED: Final = "; the server was probably restarted"
 
 P = TypeVar("P")
@@ -223,7 +223,7 @@ class ClientConnection:
         if is_useful:
             self._useless.useful_received()
         elif self._useless.useless_received(asyncio.get_running_loop().time()):
-            self._session.give_up(self, flood_text())
+            self._session.give_up(self, _FLOOD)
 
     def pause_writing(self) -> None:
         self.is_writing_paused = True
@@ -395,12 +395,7 @@ class ClientSession:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._finish()
 
     async def close(self) -> None:
@@ -640,7 +635,7 @@ class ClientSession:
 
     def _accept(self, connection: ClientConnection, resume: SessionId | None, answer: Raw) -> None:
         """Take the answer to `initialize`; use the connection if the server describes itself."""
-        initialized = decode_initialize_answer(answer)
+        initialized = decode_as(InitializeAnswer, answer, "answer to initialize")
         if resume is not None and initialized.session_id != resume:
             raise SessionLost("exec-server initialized an unexpected session")
         self.session_id = initialized.session_id

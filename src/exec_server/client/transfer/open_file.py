@@ -12,7 +12,6 @@ import binascii
 import uuid
 from collections import deque
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 import msgspec
@@ -350,13 +349,8 @@ class FileWriter(Handle):
         except RpcError as error:
             raise self._path_error(error) from None
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._is_abandoned = error is not None
+    async def __aexit__(self, *error: object) -> None:
+        self._is_abandoned = error[0] is not None
         await self.aclose()
 
     async def _close(self) -> None:

@@ -71,4 +71,4 @@ def test_server_that_floods_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         connection.judge(is_useful=False)
         return owner.told
 
-    assert asyncio.run(scene()) == ["the server has sent nothing but useless messages for 0 s"]
+    assert asyncio.run(scene()) == ["the server has sent nothing but useless messages for 30 s"]
