@@ -42,6 +42,8 @@ REST_BYTES: Final = 4 * 1_048_576
 T = TypeVar("T")
 
 
+# Output of a command that the client runs for its own purposes: a digest, or error messages.
+HELPER_OUTPUT_BYTES: Final = 65_536
 # The exit code of a shell that has not found a program.
 _NO_PROGRAM: Final = 127
 
@@ -586,7 +588,7 @@ class SystemCommands:
         start: Callable[..., Process],
         user: str | None = None,
     ) -> None:
-        """They run as `user`, unless a command names another one."""
+        """They run in `/` and as `user`, unless the options of a command say otherwise."""
         self._run = run
         self._start = start
         self._user = user
@@ -596,7 +598,8 @@ class SystemCommands:
 
     async def run(self, argv: Sequence[str], **options: Any) -> Result:
         """Raises ProgramNotFound if a command, not one of a script, does not exist."""
-        result = await self._run(with_system_programs(argv), **{"user": self._user, **options})
+        options = {"cwd": "/", "user": self._user, "output_limit": HELPER_OUTPUT_BYTES} | options
+        result = await self._run(with_system_programs(argv), **options)
         if result.exit_code == _NO_PROGRAM and argv[0] != "/bin/sh":
             text = "No such file or directory (os error 2)"
             error = InternalError(f"cannot start {argv[0]}: {text}")
@@ -605,4 +608,5 @@ class SystemCommands:
 
     def start(self, argv: Sequence[str], **options: Any) -> Process:
         """Its exit code is 127 if the command does not exist."""
-        return self._start(with_system_programs(argv), **{"user": self._user, **options})
+        options = {"cwd": "/", "user": self._user} | options
+        return self._start(with_system_programs(argv), **options)

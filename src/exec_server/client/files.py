@@ -68,7 +68,7 @@ from exec_server.client.transfer.open_file import (
     FileWriter,
     too_large_error,
 )
-from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, CopyOptions
+from exec_server.client.transfer.plan import CopyOptions
 from exec_server.errors import InternalError, InvalidRequest, MalformedAnswer, RpcError, Unsupported
 from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Call
@@ -452,11 +452,7 @@ class Files:
                 return False
             paths = (self._paths.absolute(source), self._paths.absolute(target))
             argv = ["/bin/sh", "-c", _IS_SAME_FILE, "sh", *paths]
-            return bool(
-                await self._commands.run(
-                    argv, cwd="/", sandbox=self._sandbox, output_limit=HELPER_OUTPUT_BYTES
-                )
-            )
+            return bool(await self._commands.run(argv, sandbox=self._sandbox))
         except (RpcError, SandboxDenied, UnicodeEncodeError, Unsupported):
             return False
 

@@ -24,12 +24,12 @@ import pybase64
 from msgspec import Raw
 
 from exec_server.client.arguments import PathResolver
-from exec_server.client.commands import SystemCommands
+from exec_server.client.commands import HELPER_OUTPUT_BYTES, SystemCommands
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import command_error, path_error
 from exec_server.client.results import Result
-from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, for_each
+from exec_server.client.transfer.plan import for_each
 from exec_server.errors import (
     InternalError,
     InvalidParams,
@@ -138,7 +138,6 @@ class Polyfills:
         """Run a command in the sandbox and with the rights of a request."""
         return await self._commands.run(
             argv,
-            cwd="/",
             env=_C_LOCALE,
             input=data or None,
             sandbox=params.sandbox,  # type: ignore[attr-defined]  # all of its subclasses have one

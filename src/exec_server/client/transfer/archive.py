@@ -41,7 +41,7 @@ from contextlib import aclosing, contextmanager
 from typing import IO, Any, Final, NamedTuple, Protocol, Self
 
 from exec_server.client.arguments import decoded
-from exec_server.client.commands import SystemCommands
+from exec_server.client.commands import HELPER_OUTPUT_BYTES, SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied, command_error, path_error
 from exec_server.client.results import Progress, Stat, Transfer
@@ -55,7 +55,6 @@ from exec_server.client.transfer.batches import (
 from exec_server.client.transfer.batches import write as write_batch
 from exec_server.client.transfer.open_file import BLOCK_BYTES
 from exec_server.client.transfer.plan import (
-    HELPER_OUTPUT_BYTES,
     MAX_ENTRIES,
     HelperCommand,
     Item,
@@ -448,9 +447,7 @@ class ArchiveUpload(TreeUpload):
         top = f"{target.rstrip('/')}/"
         argv = ["find", top, "-type", "l", "-print0"]
         try:
-            done = await self._commands.run(
-                argv, cwd="/", sandbox=self._sandbox, output_limit=LINKS_BYTES
-            )
+            done = await self._commands.run(argv, sandbox=self._sandbox, output_limit=LINKS_BYTES)
         except (RpcError, Unsupported, UnicodeEncodeError):
             raise InvalidRequest(f"{target}: {_NEEDS_FIND}") from None
         if not done or done.lost_bytes:

@@ -26,12 +26,7 @@ from exec_server.client.exceptions import (
     command_error,
     path_error,
 )
-from exec_server.client.transfer.plan import (
-    HELPER_OUTPUT_BYTES,
-    RemoteFiles,
-    run_xargs,
-    temporary_path,
-)
+from exec_server.client.transfer.plan import RemoteFiles, run_xargs, temporary_path
 from exec_server.errors import ExecServerError, RpcError, Unsupported
 from exec_server.protocol.sandbox import Sandbox
 
@@ -104,9 +99,7 @@ class AtomicReplacement:
         """Whether the target may be written; renaming would replace a read-only file as well."""
         argv = ["/bin/sh", "-c", _IS_WRITABLE, "sh", self._target]
         try:
-            done = await self._commands.run(
-                argv, cwd="/", sandbox=self._sandbox, output_limit=HELPER_OUTPUT_BYTES
-            )
+            done = await self._commands.run(argv, sandbox=self._sandbox)
         except (RpcError, UnicodeEncodeError):
             return True
         return bool(done) or done.exit_code in _NO_COMMAND

@@ -23,7 +23,7 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from exec_server.client.results import Transfer
-from exec_server.client.transfer.batches import BATCHES_AT_ONCE, FileBatch, batches_of, is_small
+from exec_server.client.transfer.batches import FileBatch, for_each_batch
 from exec_server.client.transfer.batches import read as read_batch
 from exec_server.client.transfer.local_directory import Directory, pwrite, set_file_mode
 from exec_server.client.transfer.plan import (
@@ -398,32 +398,27 @@ class LocalTree:
         """Make symlinks, which replace files and other symlinks; `fail` is called for errors."""
         for item in items:
             try:
-                self._make_symlink(item)
+                with self._named(item.path), self._parent(item.path) as (directory, name):
+                    # symlink(2) reports these errors.
+                    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                        _check_replaceable(name, directory)
+                        directory.remove(name)
+                    directory.make_symlink(item.target, name)
             except OSError as error:
                 fail(item.path, error)
-
-    def _make_symlink(self, item: Item) -> None:
-        with self._named(item.path), self._parent(item.path) as (directory, name):
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # symlink(2) reports it
-                _check_replaceable(name, directory)
-                directory.remove(name)
-            directory.make_symlink(item.target, name)
 
     def set_modes(self, items: Iterator[Item]) -> list[str]:
         """Set the modes of directories; returns the errors."""
         errors = []
         for item in items:
+            if item.mode is None:
+                continue
             try:
-                self._set_mode(item)
+                with self._named(item.path), self._parent(item.path) as (directory, name):
+                    directory.set_mode(name, item.mode)
             except OSError as error:
                 errors.append(f"modes: {error.filename}: {error.strerror}")
         return errors
-
-    def _set_mode(self, item: Item) -> None:
-        if item.mode is None:
-            return
-        with self._named(item.path), self._parent(item.path) as (directory, name):
-            directory.set_mode(name, item.mode)
 
     def _finish(self, descriptor: int, item: Item) -> tuple[int, int] | None:
         """Give a complete file its mode; returns its inode if another path may lead to it here."""
@@ -670,9 +665,7 @@ class Download(TreeCopy):
                 copied.add(item.path)
                 self._copied(item, sizes[item.path])
 
-        small = [item for item in self._not_failed(listing.of_kind("f")) if is_small(item)]
-        if len(small) > 1:
-            await for_each(batches_of(small, source), fetch, BATCHES_AT_ONCE)
+        await for_each_batch(self._not_failed(listing.of_kind("f")), source, fetch)
         return copied
 
     async def _fetch_if_changed(

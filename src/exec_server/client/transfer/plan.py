@@ -46,8 +46,6 @@ FILES_AT_ONCE: Final = 8
 LARGE_AT_ONCE: Final = 2
 # Entries of a tree: the list of them must fit into memory.
 MAX_ENTRIES: Final = 1_000_000
-# Output of a command that the client runs for its own purposes: a digest, or error messages.
-HELPER_OUTPUT_BYTES: Final = 65_536
 # Servers tell times in milliseconds.
 TIME_TOLERANCE: Final = 0.002
 # Longest file name on Linux.
@@ -268,9 +266,7 @@ class TreeCopy:
         """Whether a remote and a local file have the same first `size` bytes, by their digests."""
         argv = ["/bin/sh", "-c", _DIGEST, "sh", path, str(size)]
         try:
-            result = await self._commands.run(
-                argv, cwd="/", sandbox=self._sandbox, output_limit=HELPER_OUTPUT_BYTES
-            )
+            result = await self._commands.run(argv, sandbox=self._sandbox)
         except (RpcError, UnicodeEncodeError, Unsupported):
             return False
         remote = result.text.split()[0] if result and result.stdout.strip() else ""
@@ -320,14 +316,8 @@ async def run_xargs(
 ) -> Result:
     """Run a command with any number of further arguments, through xargs."""
     data = b"".join(encoded(path) + b"\0" for path in paths)
-    return await commands.run(
-        ["xargs", "-0", *argv],
-        input=data,
-        env={"LC_ALL": "C"},
-        sandbox=sandbox,
-        cwd="/",
-        output_limit=HELPER_OUTPUT_BYTES,
-    )
+    words = ["xargs", "-0", *argv]
+    return await commands.run(words, input=data, env={"LC_ALL": "C"}, sandbox=sandbox)
 
 
 def is_final(error: Exception) -> bool:
@@ -379,7 +369,7 @@ class HelperCommand:
     async def stdout(self, argv: list[str], what: str) -> AsyncGenerator[bytes, None]:
         """Run it; raises ConnectionLost, with the name of the output, if a part was lost."""
         async with self._commands.start(
-            argv, cwd="/", env={"LC_ALL": "C"}, sandbox=self._sandbox
+            argv, env={"LC_ALL": "C"}, sandbox=self._sandbox
         ) as process:
             async for chunk in process:
                 if chunk.lost_before:
