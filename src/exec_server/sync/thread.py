@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent import futures
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from exec_server.client.engine.flow_control import share_consumer
 from exec_server.client.handle import Handle
@@ -308,7 +308,15 @@ class Attribute(Generic[T]):
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: Blocking[Any], owner: type) -> T:
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: Blocking[Any], owner: type) -> T: ...
+
+    def __get__(self, instance: Blocking[Any] | None, owner: type) -> Self | T:
+        if instance is None:
+            return self
         value: T = getattr(instance._inner, self._name)
         return value
 
