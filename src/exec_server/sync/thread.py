@@ -320,6 +320,9 @@ class Attribute(Generic[T]):
         value: T = getattr(instance._inner, self._name)
         return value
 
+    def __set__(self, instance: Blocking[Any], value: object) -> None:
+        raise AttributeError(f"{self._name} cannot be set")
+
 
 H = TypeVar("H", bound=Handle)
 
