@@ -10,6 +10,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # not that of typing, whose import takes long
 if TYPE_CHECKING:
+    from exec_server.client.commands import OutputLimit
     from exec_server.client.connect import connect
     from exec_server.client.environment import Environment, NetworkRequest
     from exec_server.client.exceptions import (
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from exec_server.client.file_watch import FileWatch
     from exec_server.client.files import Files
     from exec_server.client.local_server import RunningServer, serve
-    from exec_server.client.output import OutputLimit
     from exec_server.client.port_forwarding import PortForward, ReversePort
     from exec_server.client.process import DetachedProcess, Process
     from exec_server.client.results import (
@@ -174,7 +174,7 @@ _MODULES = {
     "client.file_watch": ("FileWatch",),
     "client.files": ("Files",),
     "client.local_server": ("RunningServer", "serve"),
-    "client.output": ("OutputLimit",),
+    "client.commands": ("OutputLimit",),
     "client.port_forwarding": ("PortForward", "ReversePort"),
     "client.process": ("DetachedProcess", "Process"),
     "client.results": (

@@ -14,7 +14,7 @@ from langchain_tests.integration_tests import SandboxIntegrationTests
 
 from exec_server.adapters import deepagents
 from exec_server.adapters.deepagents import ExecServerSandbox
-from exec_server.client.output import OutputLimit
+from exec_server.client.commands import OutputLimit
 from tests.adapters.coding_task import NEVER_ENDS
 from tests.adapters.interrupts import nothing_is_left
 from tests.support.server_internals import eventually

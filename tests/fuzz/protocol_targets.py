@@ -82,14 +82,10 @@ def _answer(data: bytes) -> None:
         return
     raw = envelope.result if envelope.result is not msgspec.UNSET else envelope.params
     if isinstance(raw, msgspec.Raw):
-        for kind in _RESULTS:
+        for kind in (*_RESULTS, client_messages.InitializeAnswer):
             with suppress(MalformedMessage):
                 client_messages.decode_as(kind, raw, "x")
-        for decode in (
-            client_messages.decode_initialize_answer,
-            client_messages.decode_environment,
-            _decode_block,
-        ):
+        for decode in (client_messages.decode_environment, _decode_block):
             with suppress(ExecServerError):
                 decode(raw)
 

@@ -22,8 +22,8 @@ from tests.support.client_targets import LOOPS, Recorder, Run, bounded, exercise
 
 from exec_server import sync
 from exec_server.client.engine import stdio
-from exec_server.client.engine.dialers import Dialer, WebSocketDialer
-from exec_server.client.engine.session import ClientSession
+from exec_server.client.engine.dialers import WebSocketDialer
+from exec_server.client.engine.session import ClientSession, Dialer
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.errors import ConnectFailed, SessionLost
 from exec_server.protocol import process

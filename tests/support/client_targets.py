@@ -15,8 +15,7 @@ import pytest
 import uvloop
 
 from exec_server.client.connect import connect
-from exec_server.client.engine.dialers import Dialer
-from exec_server.client.engine.session import ClientSession
+from exec_server.client.engine.session import ClientSession, Dialer
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.client.environment import Environment
 from exec_server.errors import NotFound, SessionLost

@@ -12,10 +12,10 @@ from typing import Any, Final, Unpack
 
 from exec_server.adapters.target import framework_missing, open_environment
 from exec_server.client.arguments import AnySandbox
+from exec_server.client.commands import OutputLimit
 from exec_server.client.connect import ConnectOptions
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import NameTooLong, Timeout
-from exec_server.client.output import OutputLimit
 from exec_server.client.results import FileContent, Result, Transfer
 from exec_server.errors import ExecServerError, InvalidParams
 from exec_server.sync.files import Files

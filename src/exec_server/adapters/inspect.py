@@ -22,10 +22,10 @@ from exec_server.adapters.target import (
     stored_options,
 )
 from exec_server.client.arguments import native
+from exec_server.client.commands import OutputLimit
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import NotEmpty, ProgramNotFound, Timeout
 from exec_server.client.files import Files
-from exec_server.client.output import OutputLimit
 from exec_server.client.results import Result
 from exec_server.errors import InvalidParams, InvalidRequest, Unsupported
 from exec_server.protocol.process import TERMINATE, TerminateParams

@@ -7,10 +7,10 @@ from typing import Final
 
 from exec_server.adapters.target import framework_missing
 from exec_server.client.arguments import AnySandbox
+from exec_server.client.commands import OutputLimit
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import Timeout
 from exec_server.client.files import Files
-from exec_server.client.output import OutputLimit
 from exec_server.client.results import Result
 
 try:

@@ -77,7 +77,7 @@ class ServerUser:
     async def has_name(self, environment: Environment, name: str) -> bool:
         """Whether this is the name or the number of the server's own user."""
         if not self._names:
-            commands = SystemCommands(environment)
+            commands = SystemCommands(environment.run, environment.start)
             shown = await commands.run(["/bin/sh", "-c", "id -un; id -u"], cwd="/")
             self._names = shown.text.split()
         return name in self._names

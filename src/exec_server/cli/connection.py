@@ -15,7 +15,8 @@ from exec_server.cli.errors import CommandError, LostConnection, UsageError
 from exec_server.cli.login import find_login
 from exec_server.cli.streams import print_error, print_log_records, print_notice
 from exec_server.cli.targets import AccessOptions, Target, find_target
-from exec_server.client.engine.dialers import Dialer, WebSocketDialer, is_exposed_url
+from exec_server.client.engine.dialers import WebSocketDialer, is_exposed_url
+from exec_server.client.engine.session import Dialer
 from exec_server.client.environment import Environment
 from exec_server.errors import (
     CertificateRejected,

@@ -103,13 +103,12 @@ def is_dot(path: AnyPath) -> bool:
     return path_text(path).rstrip("/").rpartition("/")[2] in (".", "..")
 
 
-def path_text(path: AnyPath) -> str:
-    """A path as text; raises TypeError if it is none."""
+def path_text(path: AnyPath, name: str = "a path") -> str:
+    """A path, or another text, as text; the TypeError for others has its `name`."""
     try:
         return decoded(path)
     except TypeError:
-        kind = type(path).__name__
-        raise TypeError(f"a path must be str, bytes or os.PathLike, not {kind}") from None
+        raise _not_a_path(path, name) from None
 
 
 def local_path(path: AnyPath) -> str:
@@ -117,8 +116,11 @@ def local_path(path: AnyPath) -> str:
     try:
         return os.fsdecode(path)
     except TypeError:
-        kind = type(path).__name__
-        raise TypeError(f"a path must be str, bytes or os.PathLike, not {kind}") from None
+        raise _not_a_path(path, "a path") from None
+
+
+def _not_a_path(value: object, name: str) -> TypeError:
+    return TypeError(f"{name} must be str, bytes or os.PathLike, not {type(value).__name__}")
 
 
 def decoded(path: AnyPath) -> str:
@@ -148,14 +150,11 @@ def native(uri: str) -> str:
         return uri
 
 
-# ---- commands -------------------------------------------------------------------------
-
-
 def argv_list(argv: Iterable[AnyPath]) -> list[str]:
     """The words of a command as texts; raises TypeError, and InvalidParams if there are none."""
     if isinstance(argv, str | bytes | os.PathLike):
         raise TypeError("argv is a list of words; for a text of a shell use env.shell(text)")
-    words = [_text(word, f"argv[{number}]") for number, word in enumerate(argv)]
+    words = [path_text(word, f"argv[{number}]") for number, word in enumerate(argv)]
     if not words:
         raise InvalidParams("argv must not be empty")
     return words
@@ -175,22 +174,14 @@ def environment_dict(env: Mapping[str, AnyPath] | None) -> dict[str, str]:
     if not isinstance(env, Mapping):
         kind = type(env).__name__
         raise TypeError(f'env must be a mapping like {{"NAME": "value"}}, not {kind}')
-    found = {
-        _text(name, "a name in env"): _text(value, f"env[{name!r}]") for name, value in env.items()
+    variables = {
+        path_text(name, "a name in env"): path_text(value, f"env[{name!r}]")
+        for name, value in env.items()
     }
-    for name in found:
+    for name in variables:
         if not name or "=" in name:
             raise ValueError(f"env has the name {name!r}: a name is not empty and has no =")
-    return found
-
-
-def _text(value: AnyPath, name: str) -> str:
-    """A text or path as text; raises TypeError for others."""
-    try:
-        return decoded(value)
-    except TypeError:
-        kind = type(value).__name__
-        raise TypeError(f"{name} must be str, bytes or a path, not {kind}") from None
+    return variables
 
 
 def check_seconds(seconds: float | None) -> None:
@@ -213,9 +204,6 @@ def tty_size(size: tuple[int, int]) -> TtySize:
             return TtySize(rows, columns)
     limits = f"each from 1 to {MAX_TTY_SIZE}"
     raise InvalidParams(f"size must be rows and columns, {limits}, not {size!r}")
-
-
-# ---- sandboxes and users --------------------------------------------------------------
 
 
 def user_text(capabilities: Capabilities, user: str | int | None) -> str | None:
@@ -278,9 +266,6 @@ def _check_members(given: Mapping[str, Any], kind: type[Params], name: str) -> N
     for member in given:
         if member not in known:
             raise InvalidParams(f"{name} has no {member!r}, only {', '.join(known)}")
-
-
-# ---- files ----------------------------------------------------------------------------
 
 
 def check_bytes(data: object, advice: str) -> None:

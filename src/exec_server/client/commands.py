@@ -9,49 +9,331 @@ the queue of the process, so that a slow receiver slows the command down and los
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import errno
+import inspect
+import io
+import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
+from typing import Any, Final, Protocol, Self, TypedDict, TypeVar
+
+import msgspec
 
 from exec_server.client.arguments import AnyNetworkProxy, AnyPath, AnySandbox
 from exec_server.client.engine.flow_control import separate_consumer
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess
 from exec_server.client.engine.server_features import SYSTEM_FIRST
 from exec_server.client.exceptions import CommandDenied, CommandFailed, ProgramNotFound, Timeout
-from exec_server.client.output import CollectedOutput, Delivery, OnOutput, OutputLimit, Target
-from exec_server.client.process import KILLED, Process, ProcessInput
-from exec_server.client.results import Result, RunProgress
-from exec_server.errors import InternalError, StdinClosed
-from exec_server.protocol.process import OutputParams
+from exec_server.client.process import KILLED, QUIET_SECONDS, REST_SECONDS, Process, ProcessInput
+from exec_server.client.results import Chunk, Result, RunProgress
+from exec_server.errors import InternalError, InvalidParams, StdinClosed
+from exec_server.protocol.process import OutputParams, Stream
 
-if TYPE_CHECKING:
-    from exec_server.client.transfer.plan import Commands
-
-
-# Output that is kept by default: more than a caller can use, less than would exhaust the memory of
-# this machine. The rest is counted in `lost_bytes`.
-OUTPUT_BYTES: Final = 256 * 1_048_576
 # Servers count queued input in pieces, and some stop answering if there are too many. So at most
 # INPUT_PIECES pieces are sent, each but the last of at least INPUT_PIECE_BYTES.
 INPUT_PIECES: Final = 64
 INPUT_PIECE_BYTES: Final = 262_144
 
-# After the exit, children of the command may keep its output open for as long as they like. The
-# rest of the command's own output arrives within milliseconds; on a slow network it keeps arriving.
-# So a run returns when no output was received for the first time, at the latest after the second.
-QUIET_SECONDS: Final = 0.2
-REST_SECONDS: Final = 1.0
 # A slow receiver of the output may need longer for the rest, which pipes and servers limit.
 REST_BYTES: Final = 4 * 1_048_576
 
 T = TypeVar("T")
 
-# Enough to hide the latency of a connection, without starting more than a small machine bears.
-CONCURRENCY: Final = 8
 
+# Output of a command that the client runs for its own purposes: a digest, or error messages.
+HELPER_OUTPUT_BYTES: Final = 65_536
 # The exit code of a shell that has not found a program.
 _NO_PROGRAM: Final = 127
+
+
+# Called with each chunk; a coroutine that it returns is awaited before the next chunk.
+OnOutput = Callable[[Chunk], Awaitable[None] | None]
+Logger = logging.Logger | logging.LoggerAdapter[Any]
+# A local file by its path, an open file of bytes or text such as `sys.stdout`, or a logger.
+Target = str | os.PathLike[str] | io.IOBase | Logger
+
+# A longer line is logged in pieces.
+LOGGED_CHARACTERS = 65_536
+# The end of a stream grows by so much beyond its limit before it is cut, so that small chunks are
+# not moved each time.
+SLACK_BYTES: Final = 65_536
+
+
+class Delivery:
+    """The receivers of a command's output, for `async with`; a terminal's output is stdout."""
+
+    def __init__(
+        self, on_output: OnOutput | None, stdout: Target | None, stderr: Target | None
+    ) -> None:
+        """Raises TypeError for a target of another type, ValueError for `stderr="stdout"`."""
+        if stderr == "stdout":  # in other libraries it merges the streams
+            raise ValueError(
+                'stderr="stdout" would write a file of that name: use merge_stderr=True, or '
+                '"./stdout" for the file'
+            )
+        if on_output is not None and not callable(on_output):
+            raise TypeError(f"on_output must be callable, not {type(on_output).__name__}")
+        self._on_output = on_output
+        self._writers = {
+            stream: _writer(target, stream)
+            for target, stream in ((stdout, _STDOUT), (stderr, _STDERR))
+            if target is not None
+        }
+        if _is_same_path(stdout, stderr):  # opened twice, each would overwrite the other
+            self._writers[_STDERR] = self._writers[_STDOUT]
+
+    @property
+    def has_receivers(self) -> bool:
+        return self._on_output is not None or bool(self._writers)
+
+    async def __aenter__(self) -> Self:
+        self._opened = await asyncio.to_thread(self._open) if self._writers else None
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._opened is not None:
+            await asyncio.to_thread(self._opened.close)
+
+    def _open(self) -> contextlib.ExitStack:
+        with contextlib.ExitStack() as opened:
+            for writer in dict.fromkeys(self._writers.values()):
+                writer.open()
+                opened.callback(writer.close)
+            return opened.pop_all()
+
+    async def deliver(self, chunks: Sequence[Chunk]) -> None:
+        """Pass chunks to all receivers; raises the exception of the first one that fails."""
+        if self._on_output is not None:
+            for chunk in chunks:
+                waiting = self._on_output(chunk)
+                if inspect.isawaitable(waiting):
+                    await waiting
+        if self._writers:
+            # A disk, a pipe or a terminal may block.
+            await asyncio.to_thread(self._write, chunks)
+
+    def _write(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            writer = self._writers.get(_STDERR if chunk.stream == "stderr" else _STDOUT)
+            if writer is not None:
+                writer.write(chunk.data)
+        for writer in self._writers.values():
+            writer.flush()
+
+
+class _Writer(Protocol):
+    def open(self) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class _PathWriter:
+    """A local file that is replaced when the command starts."""
+
+    _file: io.BufferedWriter
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+
+    def open(self) -> None:
+        self._file = open(self._path, "wb")  # noqa: SIM115 - `close` closes it
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _FileWriter:
+    """An open file of bytes, which stays open."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def open(self) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None: ...
+
+
+class _TextWriter(_FileWriter):
+    """An open file of text; characters may be divided between chunks."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def write(self, data: bytes) -> None:
+        self._file.write(self._decoder.decode(data))
+
+    def close(self) -> None:
+        if rest := self._decoder.decode(b"", final=True):
+            self._file.write(rest)
+
+
+class _LogWriter:
+    """A logger, which gets each line."""
+
+    def __init__(self, logger: Logger, level: int) -> None:
+        self._logger = logger
+        self._level = level
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._line = ""
+
+    def open(self) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        *lines, self._line = (self._line + self._decoder.decode(data)).split("\n")
+        for line in lines:
+            self._log(line)
+        if len(self._line) > LOGGED_CHARACTERS:
+            self._log(self._line)
+            self._line = ""
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        self._line += self._decoder.decode(b"", final=True)
+        if self._line:
+            self._log(self._line)
+
+    def _log(self, line: str) -> None:
+        self._logger.log(self._level, "%s", line.removesuffix("\r"))
+
+
+_STDOUT: Stream = "stdout"
+_STDERR: Stream = "stderr"
+
+
+def _is_same_path(stdout: Target | None, stderr: Target | None) -> bool:
+    if isinstance(stdout, str | os.PathLike) and isinstance(stderr, str | os.PathLike):
+        return os.path.realpath(stdout) == os.path.realpath(stderr)
+    return False
+
+
+def _writer(target: Target, stream: Stream) -> _Writer:
+    if isinstance(target, str | os.PathLike):
+        return _PathWriter(target)
+    if isinstance(target, logging.Logger | logging.LoggerAdapter):
+        return _LogWriter(target, logging.INFO if stream == _STDOUT else logging.WARNING)
+    if isinstance(target, io.TextIOBase) or hasattr(target, "encoding"):
+        return _TextWriter(target)
+    if hasattr(target, "write") and hasattr(target, "flush"):
+        return _FileWriter(target)
+    kind = type(target).__name__
+    raise TypeError(f"{stream} must be a path, an open file or a logger, not {kind}")
+
+
+# CollectedOutput: the output of a command up to a limit, for both streams together or for each.
+class OutputLimit(msgspec.Struct, frozen=True):
+    """A limit for each stream: its first `head` bytes and its last `tail` bytes are kept."""
+
+    head: int = 0
+    tail: int = 0
+
+
+class CollectedOutput:
+    """The output of a command up to a limit; the rest is counted, for each stream."""
+
+    def __init__(self, limit: int | OutputLimit) -> None:
+        # Not lists of chunks: chunks of one byte would take fifty times their size.
+        self._streams: dict[bool, _SharedLimit | _HeadAndTail]
+        self.received = 0
+        if isinstance(limit, OutputLimit):
+            for name, size in (("head", limit.head), ("tail", limit.tail)):
+                if size < 0:
+                    raise InvalidParams(f"{name} of output_limit must not be negative: {size}")
+            self._streams = {is_error: _HeadAndTail(limit) for is_error in (False, True)}
+            return
+        if limit < 0:
+            raise InvalidParams(f"output_limit must not be negative: {limit}")
+        remaining = _Remaining(limit)
+        self._streams = {is_error: _SharedLimit(remaining) for is_error in (False, True)}
+
+    def add(self, stream: Stream, data: bytes) -> None:
+        self._streams[stream == "stderr"].add(data)
+
+    @property
+    def stdout(self) -> bytes:
+        return self._streams[False].kept()
+
+    @property
+    def stderr(self) -> bytes:
+        return self._streams[True].kept()
+
+    @property
+    def lost_stdout(self) -> int:
+        return self._streams[False].lost_bytes
+
+    @property
+    def lost_stderr(self) -> int:
+        return self._streams[True].lost_bytes
+
+
+class _Remaining:
+    """The bytes that two streams may still keep."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class _SharedLimit:
+    """The beginning of a stream that shares its limit with the other one."""
+
+    def __init__(self, remaining: _Remaining) -> None:
+        self._remaining = remaining
+        self._data = bytearray()
+        self.lost_bytes = 0
+
+    def add(self, data: bytes) -> None:
+        kept = data[: self._remaining.size]
+        self._remaining.size -= len(kept)
+        self.lost_bytes += len(data) - len(kept)
+        self._data += kept
+
+    def kept(self) -> bytes:
+        return bytes(self._data)
+
+
+class _HeadAndTail:
+    """The beginning and the end of a stream."""
+
+    def __init__(self, limit: OutputLimit) -> None:
+        self._limit = limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._received = 0
+
+    def add(self, data: bytes) -> None:
+        self._received += len(data)
+        taken = min(len(data), self._limit.head - len(self._head))
+        self._head += data[:taken]
+        self._tail += data[taken:]
+        if len(self._tail) > self._limit.tail + SLACK_BYTES:
+            self._cut()
+
+    def _cut(self) -> None:
+        del self._tail[: max(0, len(self._tail) - self._limit.tail)]
+
+    def kept(self) -> bytes:
+        self._cut()
+        return bytes(self._head) + bytes(self._tail)
+
+    @property
+    def lost_bytes(self) -> int:
+        return self._received - len(self._head) - min(len(self._tail), self._limit.tail)
 
 
 class CommandRun(Process):
@@ -66,7 +348,6 @@ class CommandRun(Process):
         data: bytes | None,
         seconds: float | None,
         output_limit: int | OutputLimit,
-        *,
         leave_running: bool,
         delivery: Delivery,
     ) -> Result:
@@ -299,34 +580,33 @@ def with_system_programs(argv: Sequence[str]) -> list[str]:
 
 
 class SystemCommands:
-    """Runs commands with programs of the system, through an environment."""
+    """Runs commands with programs of the system, by the methods of an environment."""
 
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
+    def __init__(
+        self,
+        run: Callable[..., Awaitable[Result]],
+        start: Callable[..., Process],
+        user: str | None = None,
+    ) -> None:
+        """They run in `/` and as `user`, unless the options of a command say otherwise."""
+        self._run = run
+        self._start = start
+        self._user = user
+
+    def as_user(self, user: str | None) -> SystemCommands:
+        return SystemCommands(self._run, self._start, user)
 
     async def run(self, argv: Sequence[str], **options: Any) -> Result:
         """Raises ProgramNotFound if a command, not one of a script, does not exist."""
-        done = await self._commands.run(with_system_programs(argv), **options)
-        if done.exit_code == _NO_PROGRAM and argv[0] != "/bin/sh":
+        options = {"cwd": "/", "user": self._user, "output_limit": HELPER_OUTPUT_BYTES} | options
+        result = await self._run(with_system_programs(argv), **options)
+        if result.exit_code == _NO_PROGRAM and argv[0] != "/bin/sh":
             text = "No such file or directory (os error 2)"
             error = InternalError(f"cannot start {argv[0]}: {text}")
             raise ProgramNotFound.from_rpc(error, errno.ENOENT, argv[0])
-        return done
+        return result
 
     def start(self, argv: Sequence[str], **options: Any) -> Process:
         """Its exit code is 127 if the command does not exist."""
-        return self._commands.start(with_system_programs(argv), **options)
-
-
-class CommandsAs:
-    """Runs commands as another user."""
-
-    def __init__(self, commands: Commands, user: str | None) -> None:
-        self._commands = commands
-        self._user = user
-
-    def run(self, *args: Any, **kwargs: Any) -> Awaitable[Result]:
-        return self._commands.run(*args, user=self._user, **kwargs)
-
-    def start(self, *args: Any, **kwargs: Any) -> Process:
-        return self._commands.start(*args, user=self._user, **kwargs)
+        options = {"cwd": "/", "user": self._user} | options
+        return self._start(with_system_programs(argv), **options)

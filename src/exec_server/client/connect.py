@@ -8,8 +8,8 @@ import ssl
 from collections.abc import Sequence
 from typing import Final, TypedDict, TypeGuard
 
-from exec_server.client.engine.dialers import Dialer, WebSocketDialer
-from exec_server.client.engine.session import CLIENT_NAME
+from exec_server.client.engine.dialers import WebSocketDialer
+from exec_server.client.engine.session import CLIENT_NAME, Dialer
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.client.environment import Environment, OnNetworkRequest, shown_address
 from exec_server.errors import StartupError

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
@@ -26,37 +25,20 @@ from exec_server.client.arguments import (
     input_bytes,
     path_text,
 )
-from exec_server.client.commands import (
-    CONCURRENCY,
-    OUTPUT_BYTES,
-    CommandRun,
-    RunOptions,
-    checked_result,
-    run_many,
-)
-from exec_server.client.engine.dialers import Dialer
 from exec_server.client.engine.recovery import RemoteProcesses
 from exec_server.client.engine.server_features import ServerFeatures, StartParamsBuilder
-from exec_server.client.engine.session import CLIENT_NAME, ClientSession
+from exec_server.client.engine.session import CLIENT_NAME, ClientSession, Dialer
 from exec_server.client.handle import ContextTask, Handle
-from exec_server.client.local_server import check_platform
-from exec_server.client.output import Delivery, OnOutput, OutputLimit, Target
-from exec_server.client.process import (
-    DetachedProcess,
-    Process,
-    check_support,
-    detached_params,
-    list_detached,
-)
+from exec_server.client.process import DetachedProcess, Process, check_support, detached_params
 from exec_server.client.results import Response, Result, RunProgress
 from exec_server.errors import ConnectFailed, InvalidParams, NotFound, Unsupported
-from exec_server.host.interpreter import server_words
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.network import POLICY_REQUEST, Answer, PolicyParams, PolicyResult
-from exec_server.protocol.process import LIST, Listed, ListedDetached, StartParams
+from exec_server.protocol.process import LIST, LIST_DETACHED, Listed, ListedDetached, StartParams
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 if TYPE_CHECKING:
+    from exec_server.client.commands import OnOutput, OutputLimit, RunOptions, Target
     from exec_server.client.files import Files
     from exec_server.client.http import Headers, HttpStream
     from exec_server.client.polyfills import Polyfills
@@ -84,10 +66,7 @@ _HINTS: Final = (
     ("not pinned", "if the certificate was replaced, pass its new fingerprint as pin="),
     ("expired", "renew the certificate of the server, and check the clocks of both machines"),
     ("mismatch", "use a name of the certificate in the URL, or pin the certificate with pin="),
-    (
-        "certificate",
-        "pass the root certificate as ca_file=, or the fingerprint as pin=",
-    ),
+    ("certificate", "pass the root certificate as ca_file=, or the fingerprint as pin="),
     ("timed out", "check the address, and whether a firewall is in between"),
     ("no such file", "check the path, and that the server is running"),
 )
@@ -99,6 +78,12 @@ C = TypeVar("C", bound=Process)
 # For the removal of temporary files before the session is closed: it takes milliseconds, unless the
 # server is unreachable, and then they remain.
 CLEAN_UP_SECONDS: Final = 2.0
+
+# Output that is kept by default: more than a caller can use, less than would exhaust the memory of
+# this machine. The rest is counted in `lost_bytes`.
+OUTPUT_BYTES: Final = 256 * 1_048_576
+# Enough to hide the latency of a connection, without starting more than a small machine bears.
+CONCURRENCY: Final = 8
 
 # The attributes that are set when an environment is opened.
 _SET_ON_OPENING = frozenset(
@@ -125,16 +110,16 @@ OnNetworkRequest = Callable[[NetworkRequest], Decision | Awaitable[Decision]]
 class NetworkRequests:
     """Answers network/policyRequest by a function of the program; without one, denies all."""
 
-    def __init__(self, decide: OnNetworkRequest | None) -> None:
-        self._decide = decide
+    def __init__(self, on_request: OnNetworkRequest | None) -> None:
+        self._on_request = on_request
 
     async def answer(self, params: PolicyParams) -> PolicyResult:
         """The handler of the request; an exception of the function denies it, too."""
-        if self._decide is None:
+        if self._on_request is None:
             return _denial(_NOT_ASKED)
         asked = params.request
         request = NetworkRequest(params.process_id, asked.protocol, asked.host, asked.port)
-        decided = self._decide(request)
+        decided = self._on_request(request)
         decision = await decided if inspect.isawaitable(decided) else decided
         if decision is True:
             return PolicyResult(Answer("allow"))
@@ -225,13 +210,13 @@ def shown_address(
 
 
 def _without_user(url: str) -> str:
+    if "@" not in url:
+        return url
     from urllib.parse import urlsplit
 
     try:
         parts = urlsplit(url)
     except ValueError:
-        return url
-    if "@" not in parts.netloc:
         return url
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
@@ -288,11 +273,13 @@ class Environment(Handle):
         process). The server is a process of its own, because it reaps every child of its process.
         Raises StartupError on other systems than Linux.
         """
+        from exec_server.client.engine.stdio import StdioDialer
+        from exec_server.client.local_server import check_platform
+        from exec_server.host.interpreter import server_words
+
         check_platform()
         variables = os.environ if env is None else env
         argv = [*server_words(variables), "--listen", "stdio", *arguments]
-        from exec_server.client.engine.stdio import StdioDialer
-
         dialer = StdioDialer(argv, env)
         return cls(dialer, stderr=dialer.last_lines)
 
@@ -361,7 +348,9 @@ class Environment(Handle):
             from exec_server.client.commands import SystemCommands
             from exec_server.client.polyfills import Polyfills
 
-            self._polyfills = Polyfills(self.session, self._paths, SystemCommands(self))
+            self._polyfills = Polyfills(
+                self.session, self._paths, SystemCommands(self.run, self.start)
+            )
         return await self._polyfills.table[method](params)
 
     if not TYPE_CHECKING:  # a type checker would accept every name
@@ -382,7 +371,7 @@ class Environment(Handle):
             from exec_server.client.commands import SystemCommands
             from exec_server.client.files import Files
 
-            self._files = Files(self.session, self._paths, SystemCommands(self))
+            self._files = Files(self.session, self._paths, SystemCommands(self.run, self.start))
         return self._files
 
     @property
@@ -431,8 +420,6 @@ class Environment(Handle):
         """
         return await self._connected.call(call, params, is_retryable=is_retryable)
 
-    # ---- processes --------------------------------------------------------------------
-
     async def run(
         self,
         argv: Iterable[AnyPath],
@@ -459,17 +446,19 @@ class Environment(Handle):
         The command runs in `cwd` (default: the server's directory) with the server's environment
         updated by `env`, or with `env` alone if `clean_env` is set. Without `input` its stdin is
         empty. A `sandbox` is "read-only", "workspace-write" (with `cwd` as workspace) or an object
-        of the protocol, as is `network_proxy`, which is the only way out of a sandbox. `on_output`
-        is called with each Chunk; `stdout` and `stderr` are local paths, open files or loggers,
-        `merge_stderr` makes both `stdout`, in the order of writing. A `user` of the machine, by
-        name or number, gets its own rights and directories. `output_limit` is a number of bytes to
-        keep, or an OutputLimit for each stream. Raises RpcError if the command cannot be started
+        of the protocol, as is `network_proxy`, the only way out of a sandbox. `on_output` is called
+        with each Chunk; `stdout` and `stderr` are local paths, open files or loggers;
+        `merge_stderr` makes both `stdout`, in the order of writing. A `user`, by name or number,
+        gets its own rights and directories. `output_limit` is a number of bytes to keep, or an
+        OutputLimit for each stream. Raises RpcError if the command cannot be started
         (ProgramNotFound, WorkingDirectoryNotFound), Unsupported if the server has no proxies or
-        cannot act as the `user`, Timeout with the output after `timeout` seconds, and CommandFailed
-        if `check` is set and the exit code is not 0. Children in the background are left without
-        output until the environment is closed; without `leave_running` they are killed, or
-        Unsupported is raised. A cancelled or failed call kills the command with all descendants.
+        cannot act as the `user`, Timeout with the output after `timeout` seconds, CommandFailed if
+        `check` is set and the exit code is not 0. Children in the background are left without
+        output until the environment is closed, or killed without `leave_running`. A cancelled or
+        failed call kills the command with all descendants.
         """
+        from exec_server.client.commands import CommandRun, Delivery, checked_result
+
         data = input_bytes(input)
         check_seconds(timeout)
         if not leave_running and not self.capabilities.process_terminate_exited:
@@ -489,9 +478,7 @@ class Environment(Handle):
         )
         run = self._command(CommandRun, words, cwd, params)
         async with Delivery(on_output, stdout, stderr) as delivery:
-            result = await run.to_exit(
-                data, timeout, output_limit, leave_running=leave_running, delivery=delivery
-            )
+            result = await run.to_exit(data, timeout, output_limit, leave_running, delivery)
         return checked_result(result) if check else result
 
     async def shell(
@@ -512,6 +499,8 @@ class Environment(Handle):
         """
         if not isinstance(code, str):
             raise TypeError(f"code must be str, not {type(code).__name__}")
+        import textwrap
+
         return await self.run([program, "-c", textwrap.dedent(code), *args], **options)
 
     async def run_many(
@@ -528,6 +517,7 @@ class Environment(Handle):
         raises an exception, or the call is cancelled, the running ones are killed and no further
         one is started.
         """
+        from exec_server.client.commands import run_many
 
         async def run(argv: Iterable[AnyPath]) -> Result:
             return await self.run(argv, **options)
@@ -610,7 +600,8 @@ class Environment(Handle):
 
     async def detached_processes(self) -> list[ListedDetached]:
         """List the detached processes of the server, of all its clients; raises Unsupported."""
-        return await list_detached(self._connected)
+        check_support(self._connected)
+        return (await self._connected.call(LIST_DETACHED, None, is_retryable=True)).processes
 
     def _command(
         self, kind: type[C], argv: list[str], cwd: AnyPath | None, params: StartParams
@@ -635,8 +626,6 @@ class Environment(Handle):
             raise Unsupported("processList", "keep the processes that start() returns instead")
         return (await self._connected.call(LIST, None, is_retryable=True)).processes
 
-    # ---- HTTP -------------------------------------------------------------------------
-
     async def http(
         self,
         method: str,
@@ -654,13 +643,14 @@ class Environment(Handle):
         from exec_server.client.http import fetch
 
         return await fetch(
-            self._connected,
-            method,
-            url,
-            headers=headers,
-            body=body,
-            timeout=timeout,
-            follow_redirects=follow_redirects,
+            self.http_stream(
+                method,
+                url,
+                headers=headers,
+                body=body,
+                timeout=timeout,
+                follow_redirects=follow_redirects,
+            )
         )
 
     def http_stream(
@@ -685,8 +675,6 @@ class Environment(Handle):
             timeout=timeout,
             follow_redirects=follow_redirects,
         )
-
-    # ---- ports ------------------------------------------------------------------------
 
     def forward_port(
         self, remote_port: int, *, local_port: int = 0, host: str | None = None

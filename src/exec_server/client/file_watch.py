@@ -111,8 +111,6 @@ class FileWatch(Handle):
         self._unread.append(change)
         self._changed.set()
 
-    # ---- events of the session --------------------------------------------------------
-
     def on_notice(self, notice: Notice[Any], params: Any) -> bool:
         if not isinstance(params, wire.ChangedParams) or params.watch_id != self._params.watch_id:
             return False

@@ -35,7 +35,7 @@ from exec_server.client.arguments import (
     text_pairs,
     user_text,
 )
-from exec_server.client.commands import CommandsAs
+from exec_server.client.commands import SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import (
     AlreadyExists,
@@ -68,20 +68,8 @@ from exec_server.client.transfer.open_file import (
     FileWriter,
     too_large_error,
 )
-from exec_server.client.transfer.plan import (
-    HELPER_OUTPUT_BYTES,
-    Commands,
-    CopyOptions,
-)
-from exec_server.errors import (
-    InternalError,
-    InvalidRequest,
-    MalformedAnswer,
-    RpcError,
-    Unsupported,
-)
-from exec_server.protocol import files as changes
-from exec_server.protocol import files as entries
+from exec_server.client.transfer.plan import CopyOptions
+from exec_server.errors import InternalError, InvalidRequest, MalformedAnswer, RpcError, Unsupported
 from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.paths import PathUri
@@ -137,7 +125,7 @@ class Files:
         self,
         session: ClientSession,
         paths: PathResolver,
-        commands: Commands,
+        commands: SystemCommands,
         sandbox: AnySandbox | None = None,
         user: str | None = None,
     ) -> None:
@@ -162,10 +150,8 @@ class Files:
         `watch` is not possible then, and `grep` runs the command of this name.
         """
         name = user_text(self._capabilities, user)
-        commands = CommandsAs(self._commands, name)
+        commands = self._commands.as_user(name)
         return Files(self._session, self._paths, commands, self._sandbox, name)
-
-    # ---- whole files ------------------------------------------------------------------
 
     async def read(self, path: AnyPath, *, limit: int = READ_BYTES) -> bytes:
         """Read a file; raises InvalidRequest if it has more than `limit` bytes."""
@@ -178,7 +164,7 @@ class Files:
             async with self.open(path) as file:
                 data = await file.read(limit + 1)
         else:
-            params = wire.ReadFileParams(self._paths.uri(path), sandbox=self._sandbox)
+            params = wire.ReadFileParams(self._paths.uri(path))
             data = (await self._call(wire.READ_FILE, params, path)).data_base64
         if len(data) > limit:
             raise too_large_error(path, limit)
@@ -235,8 +221,8 @@ class Files:
     async def _create(self, path: AnyPath, data: bytes) -> None:
         """Create a file that must not exist."""
         text = pybase64.b64encode_as_string(data)
-        params = entries.CreateParams(self._paths.uri(path), text, self._sandbox)
-        await self._call(entries.CREATE, params, path, is_retryable=False)
+        params = wire.CreateParams(self._paths.uri(path), text)
+        await self._call(wire.CREATE, params, path, is_retryable=False)
 
     async def _write(self, path: AnyPath, data: bytes, in_place: bool) -> None:
         streams = self._capabilities.file_write_streaming
@@ -246,7 +232,7 @@ class Files:
                 await file.write(data)
             return
         text = pybase64.b64encode_as_string(data)
-        params = wire.WriteFileParams(self._paths.uri(path), text, sandbox=self._sandbox)
+        params = wire.WriteFileParams(self._paths.uri(path), text)
         await self._call(wire.WRITE_FILE, params, path)
 
     @property
@@ -286,8 +272,6 @@ class Files:
             replacement = AtomicReplacement(self, self._commands, self._sandbox, target, spawn)
         return FileWriter(self._session, params, path_text(path), replacement)
 
-    # ---- metadata and directories -----------------------------------------------------
-
     async def stat(self, path: AnyPath, *, follow_links: bool = True) -> Stat:
         """The metadata of a path.
 
@@ -296,7 +280,7 @@ class Files:
         the entry that it leads to. Without `fsList`, a path with a link raises InvalidRequest.
         """
         uri = self._paths.uri(path)
-        params = wire.GetMetadataParams(uri, None if follow_links else False, self._sandbox)
+        params = wire.GetMetadataParams(uri, None if follow_links else False)
         try:
             found = await self._call(wire.GET_METADATA, params, path)
         except (InvalidRequest, NotADirectory):  # there is a link in it
@@ -342,10 +326,10 @@ class Files:
         """
         uri, base = self._paths.uri(path), self._paths.absolute(path).rstrip("/")
         try:
-            detailed = await self._call(entries.LIST, entries.ListParams(uri, self._sandbox), path)
+            detailed = await self._call(wire.LIST, wire.ListParams(uri), path)
             listed = [_detailed_entry(entry, base) for entry in detailed.entries]
         except Unsupported:
-            params = wire.ReadDirectoryParams(uri, sandbox=self._sandbox)
+            params = wire.ReadDirectoryParams(uri)
             plain = await self._call(wire.READ_DIRECTORY, params, path)
             listed = [
                 Entry(f"{base}/{entry.file_name}", entry.is_directory, entry.is_file)
@@ -372,7 +356,7 @@ class Files:
         """
         root = self._paths.uri(path)
         options = wire.WalkOptions(WALK_DEPTH, WALK_DIRECTORIES, WALK_ENTRIES, follow_links)
-        found = await self._walk(wire.WalkParams(root, options, self._sandbox), path_text(path))
+        found = await self._walk(wire.WalkParams(root, options), path_text(path))
         if found.truncated:  # it has more entries than one answer
             async for entry in self._walk_one_by_one(root, follow_links, on_error):
                 yield entry
@@ -402,7 +386,7 @@ class Files:
                 if canonical in seen:
                     continue
                 seen.add(canonical)
-            params = wire.WalkParams(PathUri.from_text(uri), options, self._sandbox)
+            params = wire.WalkParams(PathUri.from_text(uri), options)
             found = await self._walk(params, native(uri))
             _report(on_error, found.errors)
             for each in found.entries:
@@ -434,16 +418,14 @@ class Files:
             real = await self.realpath(before or "/", strict=strict)
             return await self.realpath(f"{posixpath.dirname(real)}/{after}", strict=strict)
         uri = self._paths.uri(path)
-        params = wire.CanonicalizeParams(uri, sandbox=self._sandbox)
+        params = wire.CanonicalizeParams(uri)
         try:
             return native((await self._call(wire.CANONICALIZE, params, path)).path)
         except (NotFound, NotADirectory, LinkLoop):
             if strict:
                 raise
-        resolve = entries.ResolveParams(uri, self._sandbox)
-        return native((await self._call(entries.RESOLVE, resolve, path)).path)
-
-    # ---- changes ----------------------------------------------------------------------
+        resolve = wire.ResolveParams(uri)
+        return native((await self._call(wire.RESOLVE, resolve, path)).path)
 
     async def copy(self, source: AnyPath, target: AnyPath, *, recursive: bool = False) -> None:
         """Copy a file, a link, or with `recursive` a directory, on the server's machine.
@@ -451,10 +433,7 @@ class Files:
         Raises InvalidRequest if both are the same file, which some servers would truncate.
         """
         params = wire.CopyParams(
-            self._paths.uri(source, "source"),
-            self._paths.uri(target, "target"),
-            recursive,
-            sandbox=self._sandbox,
+            self._paths.uri(source, "source"), self._paths.uri(target, "target"), recursive
         )
         if await self._are_same(source, target):
             names = f"{path_text(source)} to {path_text(target)}"
@@ -473,11 +452,7 @@ class Files:
                 return False
             paths = (self._paths.absolute(source), self._paths.absolute(target))
             argv = ["/bin/sh", "-c", _IS_SAME_FILE, "sh", *paths]
-            return bool(
-                await self._commands.run(
-                    argv, cwd="/", sandbox=self._sandbox, output_limit=HELPER_OUTPUT_BYTES
-                )
-            )
+            return bool(await self._commands.run(argv, sandbox=self._sandbox))
         except (RpcError, SandboxDenied, UnicodeEncodeError, Unsupported):
             return False
 
@@ -492,23 +467,19 @@ class Files:
         uri = self._paths.uri(path)
         if is_dot(path) or self._paths.is_above_cwd(path):
             raise InvalidRequest(f"{path_text(path)}: {_NOT_REMOVED}")
-        params = wire.RemoveParams(uri, recursive, missing_ok, sandbox=self._sandbox)
+        params = wire.RemoveParams(uri, recursive, missing_ok)
         await self._call(wire.REMOVE, params, path, is_retryable=missing_ok)
 
     async def mkdir(self, path: AnyPath, *, parents: bool = False, exist_ok: bool = False) -> None:
         """Create a directory, with `parents` also those above it; AlreadyExists if there is one."""
-        uri = self._paths.uri(path)
-        if parents:
-            if not exist_ok and await self.exists(path):
-                raise already_exists(path_text(path))
-            params = wire.CreateDirectoryParams(uri, recursive=True, sandbox=self._sandbox)
-            await self._call(wire.CREATE_DIRECTORY, params, path)
-            return
-        params = wire.CreateDirectoryParams(uri, recursive=False, sandbox=self._sandbox)
+        params = wire.CreateDirectoryParams(self._paths.uri(path), recursive=parents)
+        if parents and not exist_ok and await self.exists(path):
+            raise already_exists(path_text(path))
+        is_retryable = parents or exist_ok
         try:
-            await self._call(wire.CREATE_DIRECTORY, params, path, is_retryable=exist_ok)
+            await self._call(wire.CREATE_DIRECTORY, params, path, is_retryable=is_retryable)
         except AlreadyExists:
-            if not exist_ok or not (await self.stat(path)).is_directory:
+            if parents or not exist_ok or not (await self.stat(path)).is_directory:
                 raise
 
     async def append(self, path: AnyPath, data: bytes) -> None:
@@ -516,27 +487,27 @@ class Files:
         check_bytes(data, "encode a text")
         for start in range(0, max(len(data), 1), APPEND_BYTES):
             text = pybase64.b64encode_as_string(data[start : start + APPEND_BYTES])
-            params = changes.AppendParams(self._paths.uri(path), text, self._sandbox)
-            await self._call(changes.APPEND, params, path, is_retryable=False)
+            params = wire.AppendParams(self._paths.uri(path), text)
+            await self._call(wire.APPEND, params, path, is_retryable=False)
 
     async def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = True) -> None:
         """Rename a file or directory; AlreadyExists if `new` exists and `replace` is false."""
-        params = changes.RenameParams(
-            self._paths.uri(old, "old"), self._paths.uri(new, "new"), replace, self._sandbox
+        params = wire.RenameParams(
+            self._paths.uri(old, "old"), self._paths.uri(new, "new"), replace
         )
-        await self._call(changes.RENAME, params, old, target=new, is_retryable=False)
+        await self._call(wire.RENAME, params, old, target=new, is_retryable=False)
 
     async def chmod(self, path: AnyPath, mode: int) -> None:
         """Set the permission bits of a file or directory, like 0o755."""
         if not isinstance(mode, int):
             raise TypeError(f"mode must be an int like 0o755, not {type(mode).__name__}")
-        params = changes.ChmodParams(self._paths.uri(path), mode, self._sandbox)
-        await self._call(changes.CHMOD, params, path)
+        params = wire.ChmodParams(self._paths.uri(path), mode)
+        await self._call(wire.CHMOD, params, path)
 
     async def symlink(self, target: AnyPath, path: AnyPath) -> None:
         """Create a symlink, like os.symlink; a relative target starts at the link's directory."""
-        params = changes.SymlinkParams(self._paths.uri(path), path_text(target), self._sandbox)
-        await self._call(changes.SYMLINK, params, path, is_retryable=False)
+        params = wire.SymlinkParams(self._paths.uri(path), path_text(target))
+        await self._call(wire.SYMLINK, params, path, is_retryable=False)
 
     async def touch(
         self,
@@ -555,15 +526,14 @@ class Files:
         if modified_ns is None and modified is not None:
             modified_ns = round(modified * 1000) * 1_000_000
         whole, rest = (None, 0) if modified_ns is None else divmod(modified_ns, 1_000_000)
-        params = changes.SetTimesParams(
+        params = wire.SetTimesParams(
             self._paths.uri(path),
             whole,
             None if accessed is None else round(accessed * 1000),
             modified_ns=rest,
             create=True,
-            sandbox=self._sandbox,
         )
-        await self._call(changes.SET_TIMES, params, path)
+        await self._call(wire.SET_TIMES, params, path)
 
     async def glob(self, pattern: str, root: AnyPath = ".", *, limit: int = 1000) -> Found[str]:
         """The paths below `root` that match a pattern like `src/**/*.{ts,tsx}`, relative to it.
@@ -572,8 +542,8 @@ class Files:
         """
         if not isinstance(pattern, str):
             raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
-        params = changes.GlobParams(self._paths.uri(root, "root"), pattern, limit, self._sandbox)
-        found = await self._call(changes.GLOB, params, root)
+        params = wire.GlobParams(self._paths.uri(root, "root"), pattern, limit)
+        found = await self._call(wire.GLOB, params, root)
         return Found(found.paths, truncated=found.truncated)
 
     async def edit(
@@ -589,9 +559,9 @@ class Files:
         `old` may be a list of pairs of texts: all of them are replaced, or none. Returns the
         number of replacements; raises RpcError with the reason if a text does not fit.
         """
-        edits = [changes.TextEdit(*pair, all) for pair in text_pairs(old, new)]
-        params = changes.EditParams(self._paths.uri(path), edits, self._sandbox)
-        return (await self._call(changes.EDIT, params, path, is_retryable=False)).replacements
+        edits = [wire.TextEdit(*pair, all) for pair in text_pairs(old, new)]
+        params = wire.EditParams(self._paths.uri(path), edits)
+        return (await self._call(wire.EDIT, params, path, is_retryable=False)).replacements
 
     async def apply_patch(self, patch: str, root: AnyPath = ".") -> builtins.list[ChangedFile]:
         """Apply a unified diff or a patch of Codex to the files below `root`.
@@ -600,17 +570,15 @@ class Files:
         """
         if not isinstance(patch, str):
             raise TypeError(f"patch must be str, not {type(patch).__name__}")
-        params = changes.ApplyPatchParams(self._paths.uri(root, "root"), patch, self._sandbox)
-        done = await self._call(changes.APPLY_PATCH, params, root, is_retryable=False)
+        params = wire.ApplyPatchParams(self._paths.uri(root, "root"), patch)
+        done = await self._call(wire.APPLY_PATCH, params, root, is_retryable=False)
         return [ChangedFile(change.path, change.kind) for change in done.changes]
 
     async def disk_usage(self, path: AnyPath = ".") -> DiskUsage:
         """The size and free space of the file system that a path is on."""
-        params = changes.DiskUsageParams(self._paths.uri(path), self._sandbox)
-        found = await self._call(changes.DISK_USAGE, params, path)
+        params = wire.DiskUsageParams(self._paths.uri(path))
+        found = await self._call(wire.DISK_USAGE, params, path)
         return DiskUsage(found.total, found.free, found.available)
-
-    # ---- searches -----------------------------------------------------------------------
 
     async def grep(
         self,
@@ -637,7 +605,7 @@ class Files:
         """
         if not isinstance(pattern, str):
             raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
-        params = changes.GrepParams(
+        params = wire.GrepParams(
             self._paths.uri(root, "root"),
             pattern,
             literal=literal,
@@ -647,10 +615,9 @@ class Files:
             before=max(before, context),
             after=max(after, context),
             limit=limit,
-            sandbox=self._sandbox,
         )
         # The extension has no users.
-        found = await self._call(changes.GREP, params, root, is_polyfill=self._user is not None)
+        found = await self._call(wire.GREP, params, root, is_polyfill=self._user is not None)
         matches = (
             GrepMatch(
                 each.path, each.line, each.column, each.text, tuple(each.before), tuple(each.after)
@@ -676,8 +643,6 @@ class Files:
             recursive=recursive,
             sandbox=self._sandbox,
         )
-
-    # ---- many files ---------------------------------------------------------------------
 
     async def read_many(
         self, paths: Iterable[AnyPath], *, limit: int = READ_BYTES, check: bool = True
@@ -763,8 +728,6 @@ class Files:
         done = await upload.unpack(archive, limit)
         return _checked(done) if check else done
 
-    # ---- transfers --------------------------------------------------------------------
-
     async def upload(
         self,
         local: AnyPath,
@@ -819,8 +782,6 @@ class Files:
         is_plain = self._sandbox is None and self._user is None
         return self._session if is_plain and self._capabilities.fs_binary else None
 
-    # ---- calls ------------------------------------------------------------------------
-
     def _absolute(self, path: AnyPath, name: str = "path") -> str:
         return self._paths.absolute(path, name)
 
@@ -835,8 +796,9 @@ class Files:
         is_polyfill: bool = False,
     ) -> R:
         """Call a method, or with `is_polyfill` its polyfill; errors name the path."""
-        if self._user is not None:
-            params = msgspec.structs.replace(params, user=self._user)  # type: ignore[type-var]
+        if self._sandbox is not None or self._user is not None:
+            rights = {"sandbox": self._sandbox, "user": self._user}
+            params = msgspec.structs.replace(params, **rights)  # type: ignore[type-var]
         try:
             if is_polyfill:
                 return await self._session.call_polyfill(call, params)
@@ -854,7 +816,7 @@ def _checked(done: Transfer) -> Transfer:
     return done
 
 
-def _detailed_entry(found: entries.ListedEntry, base: str) -> Entry:
+def _detailed_entry(found: wire.ListedEntry, base: str) -> Entry:
     numbers = (found.size, abs(found.modified_at_ms), found.mode)
     if not all(0 <= number <= MAX_NUMBER for number in numbers):
         raise MalformedAnswer(f"{base}: the server sent an impossible size, time or mode")

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from exec_server.host.event_loop import ForkGuard
@@ -61,12 +60,7 @@ class Handle(ABC):
             return self
         return await self.__open(_State.ENTERED)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

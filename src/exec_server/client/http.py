@@ -130,8 +130,6 @@ class HttpStream(Handle):
             self._session.flow_control.queue_read(self, self._consumer)
         return piece
 
-    # ---- events of the session --------------------------------------------------------
-
     def on_notice(self, notice: Notice[Any], params: Any) -> bool:
         if not isinstance(params, BodyDeltaParams) or params.request_id != self._params.request_id:
             return False
@@ -173,11 +171,11 @@ class HttpStream(Handle):
         self._changed.set()
 
 
-async def fetch(session: ClientSession, method: str, url: str, **options: Any) -> Response:
+async def fetch(stream: HttpStream) -> Response:
     """Make a request and read the whole body; raises InternalError if it is too large."""
     body: list[bytes] = []
     size = 0
-    async with HttpStream(session, method, url, **options) as stream:
+    async with stream:
         async for piece in stream:
             size += len(piece)
             if size > BODY_BYTES:

@@ -24,11 +24,12 @@ import pybase64
 from msgspec import Raw
 
 from exec_server.client.arguments import PathResolver
+from exec_server.client.commands import HELPER_OUTPUT_BYTES, SystemCommands
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import command_error, path_error
 from exec_server.client.results import Result
-from exec_server.client.transfer.plan import HELPER_OUTPUT_BYTES, Commands, for_each
+from exec_server.client.transfer.plan import for_each
 from exec_server.errors import (
     InternalError,
     InvalidParams,
@@ -38,8 +39,6 @@ from exec_server.errors import (
     RpcError,
     Unsupported,
 )
-from exec_server.protocol import files as changes
-from exec_server.protocol import files as entries
 from exec_server.protocol import files as wire
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Confinable
@@ -98,7 +97,9 @@ class _OpenFile:
 class Polyfills:
     """The methods of one session, with the files that are open in this way."""
 
-    def __init__(self, session: ClientSession, paths: PathResolver, commands: Commands) -> None:
+    def __init__(
+        self, session: ClientSession, paths: PathResolver, commands: SystemCommands
+    ) -> None:
         self._session = session
         self._paths = paths
         self._commands = commands
@@ -112,19 +113,19 @@ class Polyfills:
             wire.READ_BLOCK.name: self._read_block,
             wire.WRITE_BLOCK.name: self._write_block,
             wire.CLOSE.name: self._close,
-            entries.LIST.name: self._list,
-            entries.CREATE.name: self._create,
-            entries.RESOLVE.name: self._resolve,
-            changes.APPEND.name: self._append,
-            changes.RENAME.name: self._rename,
-            changes.CHMOD.name: self._chmod,
-            changes.SYMLINK.name: self._symlink,
-            changes.SET_TIMES.name: self._set_times,
-            changes.EDIT.name: self._edit,
-            changes.APPLY_PATCH.name: self._apply_patch,
-            changes.GLOB.name: self._glob,
-            changes.GREP.name: self._grep,
-            changes.DISK_USAGE.name: self._disk_usage,
+            wire.LIST.name: self._list,
+            wire.CREATE.name: self._create,
+            wire.RESOLVE.name: self._realpath,
+            wire.APPEND.name: self._append,
+            wire.RENAME.name: self._rename,
+            wire.CHMOD.name: self._chmod,
+            wire.SYMLINK.name: self._symlink,
+            wire.SET_TIMES.name: self._set_times,
+            wire.EDIT.name: self._edit,
+            wire.APPLY_PATCH.name: self._apply_patch,
+            wire.GLOB.name: self._glob,
+            wire.GREP.name: self._grep,
+            wire.DISK_USAGE.name: self._disk_usage,
         }
 
     async def _run(
@@ -137,7 +138,6 @@ class Polyfills:
         """Run a command in the sandbox and with the rights of a request."""
         return await self._commands.run(
             argv,
-            cwd="/",
             env=_C_LOCALE,
             input=data or None,
             sandbox=params.sandbox,  # type: ignore[attr-defined]  # all of its subclasses have one
@@ -151,8 +151,6 @@ class Polyfills:
         if not result:
             raise command_error(_reason(result) or f"{argv[0]} has failed")
         return result
-
-    # ---- methods of newer servers -----------------------------------------------------
 
     async def _status(self, _: None) -> EnvironmentStatus:
         """A server that answers is ready."""
@@ -198,8 +196,6 @@ class Polyfills:
         walk = _Walk(self._session, params)
         await walk.run()
         return wire.WalkResult(walk.entries, walk.errors, walk.is_truncated)
-
-    # ---- files in blocks --------------------------------------------------------------
 
     async def _open(self, params: wire.OpenParams) -> wire.OpenResult:
         features = self._session.features
@@ -261,42 +257,40 @@ class Polyfills:
             return await self._session.call_server(wire.CLOSE, params)
         return wire.Done()
 
-    # ---- extensions -------------------------------------------------------------------
-
-    async def _list(self, params: entries.ListParams) -> entries.ListResult:
+    async def _list(self, params: wire.ListParams) -> wire.ListResult:
         raise Unsupported("fsList", "fs/readDirectory lists the entries without details")
 
-    async def _create(self, params: entries.CreateParams) -> wire.Done:
+    async def _create(self, params: wire.CreateParams) -> wire.Done:
         argv = ["/bin/sh", "-c", _CREATE, "sh", params.path.native()]
         await self._checked(argv, params, pybase64.b64decode(params.data_base64))
         return wire.Done()
 
-    async def _resolve(self, params: entries.ResolveParams) -> wire.CanonicalizeResult:
+    async def _realpath(self, params: wire.ResolveParams) -> wire.CanonicalizeResult:
         result = await self._checked(["realpath", "-mz", "--", params.path.native()], params)
         return wire.CanonicalizeResult(os.fsdecode(result.stdout.rstrip(b"\0")))
 
-    async def _append(self, params: changes.AppendParams) -> changes.AppendResult:
+    async def _append(self, params: wire.AppendParams) -> wire.AppendResult:
         """Append; the size afterwards is not known."""
         argv = ["/bin/sh", "-c", _APPEND, "sh", params.path.native()]
         await self._checked(argv, params, pybase64.b64decode(params.data_base64))
-        return changes.AppendResult(0)
+        return wire.AppendResult(0)
 
-    async def _rename(self, params: changes.RenameParams) -> wire.Done:
+    async def _rename(self, params: wire.RenameParams) -> wire.Done:
         if not params.replace:
             raise Unsupported("fsRename", "rename with replace=True, after a look at the target")
         names = [params.source_path.native(), params.destination_path.native()]
         await self._checked(["mv", "-fT", "--", *names], params)
         return wire.Done()
 
-    async def _chmod(self, params: changes.ChmodParams) -> wire.Done:
+    async def _chmod(self, params: wire.ChmodParams) -> wire.Done:
         await self._checked(["chmod", f"{params.mode:o}", "--", params.path.native()], params)
         return wire.Done()
 
-    async def _symlink(self, params: changes.SymlinkParams) -> wire.Done:
+    async def _symlink(self, params: wire.SymlinkParams) -> wire.Done:
         await self._checked(["ln", "-sT", "--", params.target, params.path.native()], params)
         return wire.Done()
 
-    async def _set_times(self, params: changes.SetTimesParams) -> wire.Done:
+    async def _set_times(self, params: wire.SetTimesParams) -> wire.Done:
         times = {
             "-m": _seconds(params.modified_at_ms, params.modified_ns),
             "-a": _seconds(params.accessed_at_ms),
@@ -306,19 +300,17 @@ class Polyfills:
             await self._checked(["touch", flag, *when, "--", params.path.native()], params)
         return wire.Done()
 
-    async def _glob(self, params: changes.GlobParams) -> changes.GlobResult:
+    async def _glob(self, params: wire.GlobParams) -> wire.GlobResult:
         raise Unsupported("fsGlob", "walk the tree with files.walk() and match its paths")
 
-    async def _disk_usage(self, params: changes.DiskUsageParams) -> changes.DiskUsageResult:
+    async def _disk_usage(self, params: wire.DiskUsageParams) -> wire.DiskUsageResult:
         path = params.path.native()
         argv = ["stat", "-f", "-c", "%S %b %f %a", "--", path]
         words = (await self._checked(argv, params)).text.split()
         if len(words) != 4 or not all(word.isdecimal() and len(word) < 20 for word in words):
             raise MalformedAnswer(f"{path}: stat printed {' '.join(words)[:100]!r}")
         size, *blocks = map(int, words)
-        return changes.DiskUsageResult(*(size * count for count in blocks))
-
-    # ---- changes of texts -------------------------------------------------------------
+        return wire.DiskUsageResult(*(size * count for count in blocks))
 
     def _files(self, params: Confinable) -> Files:
         """The files with the sandbox and the user of a request; they raise errors with paths."""
@@ -327,7 +319,7 @@ class Polyfills:
         sandbox = params.sandbox  # type: ignore[attr-defined]  # all of its subclasses have one
         return Files(self._session, self._paths, self._commands, sandbox, params.user)
 
-    async def _edit(self, params: changes.EditParams) -> changes.EditResult:
+    async def _edit(self, params: wire.EditParams) -> wire.EditResult:
         from exec_server.patching.patch import Edit, apply_edits  # slow to import
 
         files, path = self._files(params), params.path.native()
@@ -335,9 +327,9 @@ class Polyfills:
         edits = [Edit(edit.old_text, edit.new_text, edit.all) for edit in params.edits]
         new, replacements = apply_edits(old, edits)
         await files.write(path, new.encode("utf-8", "surrogateescape"))
-        return changes.EditResult(replacements)
+        return wire.EditResult(replacements)
 
-    async def _apply_patch(self, params: changes.ApplyPatchParams) -> changes.ApplyPatchResult:
+    async def _apply_patch(self, params: wire.ApplyPatchParams) -> wire.ApplyPatchResult:
         from exec_server.patching.patch import parse_patch, plan  # slow to import
 
         files = self._files(params)
@@ -354,9 +346,9 @@ class Polyfills:
         modes = [await self._kept_mode(change, params) for change in planned]
         for change, mode in zip(planned, modes, strict=True):
             await _make_change(files, change, mode)
-        return changes.ApplyPatchResult([_changed_file(change, base) for change in planned])
+        return wire.ApplyPatchResult([_changed_file(change, base) for change in planned])
 
-    async def _kept_mode(self, change: PatchedFile, params: changes.ApplyPatchParams) -> int | None:
+    async def _kept_mode(self, change: PatchedFile, params: wire.ApplyPatchParams) -> int | None:
         """The permission bits of a changed file, if it is to get any."""
         if change.mode is not None or change.renamed_from is None:
             return change.mode
@@ -370,9 +362,7 @@ class Polyfills:
             raise MalformedAnswer(f"{change.renamed_from}: stat printed {word[:100]!r}")
         return int(word, 8) & 0o777
 
-    # ---- grep -------------------------------------------------------------------------
-
-    async def _grep(self, params: changes.GrepParams) -> changes.GrepResult:
+    async def _grep(self, params: wire.GrepParams) -> wire.GrepResult:
         filters = [text for text in (params.glob, params.exclude) if text is not None]
         if not all(map(_SIMPLE_FILTER.fullmatch, filters)):
             raise Unsupported("fsGrep", "use a glob without slashes and braces")
@@ -487,14 +477,14 @@ async def _make_change(files: Files, change: PatchedFile, mode: int | None) -> N
         await files.chmod(change.path, mode)
 
 
-def _changed_file(change: PatchedFile, base: str) -> changes.ChangedFile:
+def _changed_file(change: PatchedFile, base: str) -> wire.ChangedFile:
     path = change.path.removeprefix(f"{base.rstrip('/')}/")
     if change.old is None:
-        return changes.ChangedFile(path, "added")
-    return changes.ChangedFile(path, "deleted" if change.new is None else "modified")
+        return wire.ChangedFile(path, "added")
+    return wire.ChangedFile(path, "deleted" if change.new is None else "modified")
 
 
-def _line_search(params: changes.GrepParams) -> tuple[list[str], LineMatcher]:
+def _line_search(params: wire.GrepParams) -> tuple[list[str], LineMatcher]:
     """The options of `grep` for all lines that may match, and a search in one of them."""
     from exec_server.filesystem.line_patterns import LinePattern
 
@@ -517,7 +507,7 @@ def _line_search(params: changes.GrepParams) -> tuple[list[str], LineMatcher]:
     return options, partial(compiled.search, timeout=LINE_SECONDS)
 
 
-def _grep_words(params: changes.GrepParams) -> list[str]:
+def _grep_words(params: wire.GrepParams) -> list[str]:
     words = ["-rnIZHs", f"-B{params.before}", f"-A{params.after}"]
     words += [f"--include={params.glob}"] if params.glob is not None else []
     if params.exclude is not None:
@@ -526,8 +516,8 @@ def _grep_words(params: changes.GrepParams) -> list[str]:
 
 
 def _grep_matches(
-    params: changes.GrepParams, search: LineMatcher, output: bytes, base: str
-) -> changes.GrepResult:
+    params: wire.GrepParams, search: LineMatcher, output: bytes, base: str
+) -> wire.GrepResult:
     """The matches in the output of `grep`, in the order of paths and lines."""
     is_cut = len(output) >= GREP_OUTPUT_BYTES
     lines: dict[bytes, dict[int, tuple[int, str]]] = {}  # the column of a match, or 0
@@ -546,5 +536,5 @@ def _grep_matches(
             first, last = number - params.before, number + params.after
             before = [found[n][1] for n in range(first, number) if n in found]
             after = [found[n][1] for n in range(number + 1, last + 1) if n in found]
-            matches.append(changes.GrepMatch(name, number, *found[number], before, after))
-    return changes.GrepResult(matches[: params.limit], is_cut or len(matches) > params.limit)
+            matches.append(wire.GrepMatch(name, number, *found[number], before, after))
+    return wire.GrepResult(matches[: params.limit], is_cut or len(matches) > params.limit)

@@ -137,8 +137,6 @@ class PortStreams:
         socket.attach(stream)
         return stream
 
-    # ---- to the server ----------------------------------------------------------------
-
     def add_forward(self, forward: PortForward) -> None:
         self._forwards.add(forward)
 
@@ -184,8 +182,6 @@ class PortStreams:
             raise
         except RpcError as error:
             log.debug("%s does not answer: %s", printable(host), printable(str(error)))
-
-    # ---- from the server --------------------------------------------------------------
 
     async def listen(self, reverse: ReversePort, port: int) -> tuple[ListenerId, int]:
         """Let the server listen; returns the id of the listener and its port."""
@@ -257,8 +253,6 @@ class PortStreams:
         self._add(stream_id, socket, reverse).credit_received(window)
         # The first credit lets the server read from its socket.
         self._session.post(wire.CREDIT, wire.CreditParams(stream_id, WINDOW_BYTES))
-
-    # ---- events of the session --------------------------------------------------------
 
     def on_notice(self, notice: Notice[Any], params: Any) -> bool:
         if isinstance(params, wire.AcceptedNotice):

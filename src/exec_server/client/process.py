@@ -20,11 +20,7 @@ import msgspec
 from exec_server.client import linux_numbers
 from exec_server.client.arguments import check_number
 from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Reader
-from exec_server.client.engine.recovery import (
-    KILL_SECONDS,
-    RemoteProcess,
-    RemoteProcesses,
-)
+from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.handle import Handle
 from exec_server.client.output import Lines, Pattern, read_until, wait_for_output
@@ -40,7 +36,6 @@ from exec_server.errors import (
 from exec_server.protocol.decoding import Base64
 from exec_server.protocol.process import (
     CLOSE_STDIN,
-    LIST_DETACHED,
     READ,
     RESIZE,
     SIGNAL,
@@ -48,7 +43,6 @@ from exec_server.protocol.process import (
     CloseStdinParams,
     Detach,
     ExitedParams,
-    ListedDetached,
     OutputParams,
     ProcessId,
     ReadParams,
@@ -83,8 +77,12 @@ GRACE_SECONDS: Final = 5.0
 COLLECTED_BYTES: Final = 16 * 1_048_576
 # The exit code of a killed process, as servers report it.
 KILLED: Final = 128 + 9
-# After the exit, `collect` returns when no output was received for this time.
+# After the exit, children of the command may keep its output open for as long as they like. The
+# rest of the command's own output arrives within milliseconds; on a slow network it keeps arriving.
+# So `collect` and a run return when no output was received for the first time, a run at the latest
+# after the second.
 QUIET_SECONDS: Final = 0.2
+REST_SECONDS: Final = 1.0
 
 # A name that this client chooses is the program and a random number, because the answer that names
 # it could be lost. The server checks names that callers choose.
@@ -275,8 +273,6 @@ class Process(Handle):
         words = reprlib.repr(list(self.argv))
         return f"<{type(self).__name__} {words}, {remote}, exit code {self.exit_code}>"
 
-    # ---- life ----------------------------------------------------------------------------
-
     async def _open(self) -> None:
         remote = self._register()
         try:
@@ -339,8 +335,6 @@ class Process(Handle):
     def is_over(self) -> bool:
         """Whether the process has ended and all its output was received, or it was lost."""
         return self._is_closed or self._failure is not None
-
-    # ---- output -----------------------------------------------------------------------
 
     def __aiter__(self) -> OutputIterator:
         return OutputIterator(self)
@@ -477,8 +471,6 @@ class Process(Handle):
         self._session.check_loop()
         await self._changed.wait()
 
-    # ---- input and signals ------------------------------------------------------------
-
     async def write(self, data: bytes) -> None:
         """Send data to stdin or the terminal, after all earlier writes.
 
@@ -576,8 +568,6 @@ class Process(Handle):
                 await self.kill()
                 while not self.is_over and self.exit_code is None:
                     await self._wait_for_change()
-
-    # ---- events of the process --------------------------------------------------------
 
     def on_output(self, event: OutputParams) -> None:
         self._output.append(Chunk(event.stream, event.chunk, self._unread_gap))
@@ -731,12 +721,6 @@ def detached_params(
         _milliseconds("idle_timeout", idle_timeout),
     )
     return msgspec.structs.replace(params, detach=detach), name
-
-
-async def list_detached(session: ClientSession) -> list[ListedDetached]:
-    """The detached processes of the server; raises Unsupported."""
-    check_support(session)
-    return (await session.call(LIST_DETACHED, None, is_retryable=True)).processes
 
 
 async def read_retained(

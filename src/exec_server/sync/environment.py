@@ -21,6 +21,7 @@ from exec_server.protocol.session import Capabilities, EnvironmentInfo
 from exec_server.sync.files import Files
 from exec_server.sync.thread import (
     CANCEL_SECONDS,
+    Attribute,
     Blocking,
     BlockingHandle,
     LoopThread,
@@ -52,46 +53,16 @@ class Process(BlockingHandle[process.Process]):
         """The output by lines: texts without their ends, each of one stream."""
         return iterate(self._thread, self._inner.lines())
 
-    @property
-    def id(self) -> ProcessId:
-        return self._inner.id
-
-    @property
-    def pid(self) -> int | None:
-        return self._inner.pid
-
-    @property
-    def name(self) -> str | None:
-        return self._inner.name
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        return self._inner.argv
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._inner.exit_code
-
-    @property
-    def returncode(self) -> int | None:
-        return self._inner.returncode
-
-    @property
-    def is_over(self) -> bool:
-        return self._inner.is_over
-
-    @property
-    def sandbox_denied(self) -> bool:
-        return self._inner.sandbox_denied
-
-    @property
-    def sandbox_denial(self) -> Denial | None:
-        return self._inner.sandbox_denial
-
-    @property
-    def lost_bytes(self) -> int:
-        return self._inner.lost_bytes
-
+    id = Attribute[ProcessId]()
+    pid = Attribute[int | None]()
+    name = Attribute[str | None]()
+    argv = Attribute[tuple[str, ...]]()
+    exit_code = Attribute[int | None]()
+    returncode = Attribute[int | None]()
+    is_over = Attribute[bool]()
+    sandbox_denied = Attribute[bool]()
+    sandbox_denial = Attribute[Denial | None]()
+    lost_bytes = Attribute[int]()
     read_some = blocking(process.Process.read_some)
     collect = blocking(process.Process.collect)
     read_until = blocking(process.Process.read_until)
@@ -112,13 +83,8 @@ class HttpStream(BlockingHandle[http.HttpStream]):
     def __iter__(self) -> Iterator[bytes]:
         return iterate(self._thread, self._inner)
 
-    @property
-    def status(self) -> int:
-        return self._inner.status
-
-    @property
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        return self._inner.headers
+    status = Attribute[int]()
+    headers = Attribute[tuple[tuple[str, str], ...]]()
 
     def header(self, name: str) -> str | None:
         return self._inner.header(name)
@@ -128,37 +94,18 @@ class HttpStream(BlockingHandle[http.HttpStream]):
 class PortForward(BlockingHandle[port_forwarding.PortForward]):
     """A local port that leads to one of the server's machine."""
 
-    @property
-    def remote_port(self) -> int:
-        return self._inner.remote_port
-
-    @property
-    def host(self) -> str | None:
-        return self._inner.host
-
-    @property
-    def port(self) -> int:
-        return self._inner.port
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
+    remote_port = Attribute[int]()
+    host = Attribute[str | None]()
+    port = Attribute[int]()
+    url = Attribute[str]()
 
 
 class ReversePort(BlockingHandle[port_forwarding.ReversePort]):
     """A port of the server's machine that leads to a local one."""
 
-    @property
-    def local_port(self) -> int:
-        return self._inner.local_port
-
-    @property
-    def port(self) -> int:
-        return self._inner.port
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
+    local_port = Attribute[int]()
+    port = Attribute[int]()
+    url = Attribute[str]()
 
 
 class Environment(Blocking[environment.Environment]):
@@ -196,29 +143,12 @@ class Environment(Blocking[environment.Environment]):
             self._files = Files(self._thread, self._inner.files)
         return self._files
 
-    @property
-    def is_open(self) -> bool:
-        return self._inner.is_open
-
-    @property
-    def info(self) -> EnvironmentInfo:
-        return self._inner.info
-
-    @property
-    def cwd(self) -> str:
-        return self._inner.cwd
-
-    @property
-    def home(self) -> str | None:
-        return self._inner.home
-
-    @property
-    def temp_dir(self) -> str:
-        return self._inner.temp_dir
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
+    is_open = Attribute[bool]()
+    info = Attribute[EnvironmentInfo]()
+    cwd = Attribute[str]()
+    home = Attribute[str | None]()
+    temp_dir = Attribute[str]()
+    capabilities = Attribute[Capabilities]()
 
     async def awaited(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Final, Literal, overload
 
 from exec_server.client import file_watch, files
@@ -11,13 +10,7 @@ from exec_server.client.arguments import AnyPath, AnySandbox
 from exec_server.client.results import Entry, FileChange
 from exec_server.client.transfer import open_file
 from exec_server.errors import RpcError
-from exec_server.sync.thread import (
-    Blocking,
-    BlockingHandle,
-    blocking,
-    iterate,
-    wrapped,
-)
+from exec_server.sync.thread import Attribute, Blocking, BlockingHandle, blocking, iterate, wrapped
 
 # Entries of a walk that are passed to the caller at a time: each batch costs two thread switches.
 WALK_BATCH: Final = 512
@@ -31,10 +24,7 @@ class FileReader(BlockingHandle[open_file.FileReader]):
     def __iter__(self) -> Iterator[bytes]:
         return iterate(self._thread, self._inner)
 
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
+    size = Attribute[int]()
     read = blocking(open_file.FileReader.read)
     is_changed = blocking(open_file.FileReader.is_changed)
 
@@ -42,14 +32,9 @@ class FileReader(BlockingHandle[open_file.FileReader]):
 class FileWriter(BlockingHandle[open_file.FileWriter]):
     """An open file to replace, for `with` or `close`, which put the new content in place."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._thread.is_forked:
-            self._thread.call(self._inner.__aexit__, kind, error, traceback)
+            self._thread.call(self._inner.__aexit__, *error)
 
     def _abandon(self) -> None:
         """Leave the file as it was."""
@@ -60,10 +45,7 @@ class FileWriter(BlockingHandle[open_file.FileWriter]):
         if self.is_open and not self._thread.is_forked:
             self._thread.call(self._inner.aclose)
 
-    @property
-    def written(self) -> int:
-        return self._inner.written
-
+    written = Attribute[int]()
     write = blocking(open_file.FileWriter.write)
     flush = blocking(open_file.FileWriter.flush)
 

@@ -10,8 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent import futures
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from exec_server.client.engine.flow_control import share_consumer
 from exec_server.client.handle import Handle
@@ -303,6 +302,28 @@ class Blocking(Generic[A]):
         return f"<exec_server.sync of {self._inner!r}>"
 
 
+class Attribute(Generic[T]):
+    """An attribute of the async object with the same name, which any thread may read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: Blocking[Any], owner: type) -> T: ...
+
+    def __get__(self, instance: Blocking[Any] | None, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        value: T = getattr(instance._inner, self._name)
+        return value
+
+    def __set__(self, instance: Blocking[Any], value: object) -> None:
+        raise AttributeError(f"{self._name} cannot be set")
+
+
 H = TypeVar("H", bound=Handle)
 
 
@@ -326,13 +347,8 @@ class BlockingHandle(Blocking[H]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not KeyboardInterrupt or self._thread.is_forked:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not KeyboardInterrupt or self._thread.is_forked:
             self.close()
             return
         with contextlib.suppress(SessionLost):  # the environment was closed
@@ -354,9 +370,7 @@ class BlockingHandle(Blocking[H]):
         with contextlib.suppress(SessionLost):  # the environment was closed
             self._thread.call(self._inner.aclose)
 
-    @property
-    def is_open(self) -> bool:
-        return self._inner.is_open
+    is_open = Attribute[bool]()
 
 
 def blocking(

@@ -51,7 +51,7 @@ def test_a_missing_program_is_an_error() -> None:
         done = subprocess.run(argv, stderr=subprocess.DEVNULL, check=False)
         return SimpleNamespace(exit_code=done.returncode)
 
-    commands = SystemCommands(cast(Any, SimpleNamespace(run=run)))
+    commands = SystemCommands(cast(Any, run), cast(Any, None))
     with pytest.raises(
         ProgramNotFound, match=r"^no-such: cannot start .*\(os error 2\)$"
     ) as raised:

@@ -1,117 +1,227 @@
-"""Output that is passed on to callbacks, files, texts and loggers."""
+"""Reading up to patterns and by lines: in pieces, from two streams, and without a loss."""
 
 from __future__ import annotations
 
-import io
-import logging
-from collections.abc import Callable
-from pathlib import Path
+import asyncio
+import re
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.support.memory_session import play
+from tests.support.memory_session import outcome, play
 
-from exec_server.client import output as delivery_module
-from exec_server.client.output import Delivery
-from exec_server.client.results import Chunk
+from exec_server.client import output as reader_module
+from exec_server.client.exceptions import PatternNotFound
+from exec_server.client.output import (
+    Lines,
+    PatternSearch,
+    Pieces,
+    read_until,
+    wait_for_output,
+)
+from exec_server.client.results import Chunk, Line
 
-CHUNKS = [
-    Chunk("stdout", b"one\nt\xc3"),
-    Chunk("stderr", b"warning\r\n"),
-    Chunk("stdout", b"\xbcwo"),
-    Chunk("pty", b"!"),
-]
+
+class Output:
+    """Chunks that end, or go on for ever."""
+
+    def __init__(self, *data: bytes | Chunk, is_endless: bool = False) -> None:
+        self.chunks = deque(
+            Chunk("stdout", each) if isinstance(each, bytes) else each for each in data
+        )
+        self._is_endless = is_endless
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.chunks)
+
+    async def __anext__(self) -> Chunk:
+        if self.chunks:
+            return self.chunks.popleft()
+        if self._is_endless:
+            await asyncio.Event().wait()
+        raise StopAsyncIteration
+
+    def put_back(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks.extendleft(reversed(chunks))
+
+    @property
+    def rest(self) -> bytes:
+        return b"".join(chunk.data for chunk in self.chunks)
 
 
-def deliver(
-    on_output: Any = None, stdout: Any = None, stderr: Any = None, more: tuple[Chunk, ...] = ()
-) -> None:
+@pytest.mark.parametrize(
+    "pattern", [b">>> ", ">>> ", re.compile(rb">{3}\s"), re.compile(rb"(?P<prompt>>>> )")]
+)
+@pytest.mark.parametrize(
+    "chunks", [(b"hello\n>>> rest",), (b"hello\n>", b">", b"> rest"), (b"hello\n>>> ", b"rest")]
+)
+def test_the_output_up_to_a_pattern(pattern: Any, chunks: tuple[bytes, ...]) -> None:
     async def run() -> None:
-        async with Delivery(on_output, stdout, stderr) as delivery:
-            assert delivery.has_receivers
-            await delivery.deliver(CHUNKS[:2])
-            await delivery.deliver([*CHUNKS[2:], *more])
+        output = Output(*chunks)
+        assert await wait_for_output(output, pattern, None) == b">>> "
+        assert output.rest == b"hello\n>>> rest"
+        assert await read_until(output, pattern, None) == b"hello\n>>> "
+        assert output.rest == b"rest"
 
     play(run())
 
 
-def test_callbacks_are_called_or_awaited() -> None:
-    seen: list[Chunk] = []
-    deliver(seen.append)
-    assert seen == CHUNKS
-
-    async def take(chunk: Chunk) -> None:
-        seen.append(chunk)
-
-    deliver(take)
-    assert seen == CHUNKS * 2
-
-
-def test_files_get_bytes(tmp_path: Path) -> None:
-    opened = io.BytesIO()
-    deliver(stdout=tmp_path / "out", stderr=opened)
-    assert (tmp_path / "out").read_bytes() == b"one\nt\xc3\xbcwo!"
-    assert opened.getvalue() == b"warning\r\n"
-    deliver(stdout=str(tmp_path / "out"))
-    assert (tmp_path / "out").read_bytes() == b"one\nt\xc3\xbcwo!"
-
-
-def test_texts_get_whole_characters() -> None:
-    text = io.StringIO()
-    deliver(stdout=text)
-    assert text.getvalue() == "one\ntüwo!"
-    deliver(stdout=(cut := io.StringIO()), more=(Chunk("stdout", b"\xc3"),))
-    assert cut.getvalue() == "one\ntüwo!\ufffd"
-
-
-def test_loggers_get_lines(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.INFO)
-    logger = logging.getLogger("test.delivery")
-    deliver(stdout=logger, stderr=logging.LoggerAdapter(logger, {}))
-    assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("INFO", "one"),
-        ("WARNING", "warning"),
-        ("INFO", "tüwo!"),
-    ]
-    caplog.clear()
-    monkeypatch.setattr(delivery_module, "LOGGED_CHARACTERS", 3)
-    deliver(stdout=logger)
-    assert [record.message for record in caplog.records] == ["one", "tüwo", "!"]
-
-
-def test_without_receivers() -> None:
+def test_what_follows_keeps_its_stream() -> None:
     async def run() -> None:
-        async with Delivery(None, None, None) as delivery:
-            assert not delivery.has_receivers
+        output = Output(b"out", Chunk("stderr", b"error: rest"))
+        assert await read_until(output, b"error:", None) == b"outerror:"
+        assert list(output.chunks) == [Chunk("stderr", b" rest")]
 
     play(run())
 
 
-def test_errors_are_raised(tmp_path: Path) -> None:
-    def fail(chunk: Chunk) -> None:
-        raise KeyError("mine")
+def test_a_failed_search_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        for read in (read_until, wait_for_output):
+            output = Output(b"one", b"two")
+            with pytest.raises(
+                PatternNotFound, match="the output ended without b'three'"
+            ) as raised:
+                await read(output, b"three", 10)
+            assert (output.rest, raised.value.output) == (b"onetwo", b"onetwo")
+            output = Output(b"one", b"two", is_endless=True)
+            with pytest.raises(TimeoutError, match=r"no b'three' in the output after 0\.01 s"):
+                await read(output, b"three", 0.01)
+            assert output.rest == b"onetwo"
+            reading = asyncio.get_running_loop().create_task(outcome(read(output, b"3", None)))
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading])
+            assert output.rest == b"onetwo"
+            monkeypatch.setattr(reader_module, "SEARCHED_BYTES", 5)
+            with pytest.raises(PatternNotFound, match="6 bytes of output are without b'three'"):
+                await read(output, b"three", None)
+            assert output.rest == b"onetwo"
+            monkeypatch.undo()
 
-    closed = io.BytesIO()
-    closed.close()
-    cases: list[tuple[Callable[[], None], type[Exception]]] = [
-        (lambda: deliver(fail), KeyError),
-        (lambda: deliver(stdout=closed), ValueError),
-        (lambda: deliver(stderr=tmp_path / "no" / "file"), FileNotFoundError),
-        (lambda: deliver(stdout=3), TypeError),
-    ]
-    for case, kind in cases:
-        with pytest.raises(kind):
-            case()
+    play(run())
 
 
-def test_one_file_for_both_streams(tmp_path: Path) -> None:
-    path = tmp_path / "both"
-    deliver(stdout=path, stderr=f"{tmp_path}/./both")
-    assert path.read_bytes() == b"one\nt\xc3warning\r\n\xbcwo!"
+def test_patterns_of_other_types() -> None:
+    for wrong, kind in ((3, TypeError), (re.compile("x"), TypeError), (b"", ValueError)):
+        with pytest.raises(kind, match="pattern"):
+            PatternSearch(wrong)  # type: ignore[arg-type]
 
 
-def test_the_word_that_merges_streams_elsewhere_names_the_option() -> None:
-    with pytest.raises(ValueError, match="use merge_stderr=True"):
-        Delivery(None, None, "stdout")
+async def _lines(output: Output) -> list[tuple[str, str]]:
+    return [(line.stream, line) async for line in Lines(output)]
+
+
+def test_lines_of_two_streams() -> None:
+    async def run() -> None:
+        output = Output(
+            b"one\ntw",
+            Chunk("stderr", b"err"),
+            b"o\r\n",
+            b"\n\nlast \xc3",
+            Chunk("stderr", b"or\nend"),
+            b"\xbc",
+        )
+        assert await _lines(output) == [
+            ("stdout", "one"),
+            ("stdout", "two"),
+            ("stdout", ""),
+            ("stdout", ""),
+            ("stderr", "error"),
+            ("stdout", "last ü"),
+            ("stderr", "end"),
+        ]
+
+    play(run())
+
+
+def test_what_follows_a_line_stays_unread() -> None:
+    async def run() -> None:
+        output = Output(Chunk("stderr", b"warn"), b"one\ntwo\nthr")
+        line = await anext(Lines(output))
+        assert (line, line.stream, isinstance(line, Line)) == ("one", "stdout", True)
+        assert list(output.chunks) == [Chunk("stderr", b"warn"), Chunk("stdout", b"two\nthr")]
+        endless = Output(b"begun", is_endless=True)
+        reading = asyncio.get_running_loop().create_task(outcome(anext(Lines(endless))))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert endless.rest == b"begun"
+
+    play(run())
+
+
+def test_a_long_line_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "LINE_BYTES", 4)
+
+    async def run() -> None:
+        lines = await _lines(Output(b"abc", Chunk("stderr", b"x"), b"defg", b"h"))
+        assert lines == [("stdout", "abcdefg"), ("stderr", "x"), ("stdout", "h")]
+
+    play(run())
+
+
+def test_small_chunks_are_joined_and_losses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "JOINED_BYTES", 3)
+    pieces = Pieces()
+    for chunk in (
+        *(Chunk("stdout", b".") for _ in range(4)),
+        Chunk("stderr", b"x"),
+        Chunk("stderr", b"y", 7),
+        Chunk("stdout", b"!"),
+    ):
+        pieces.add(chunk)
+    assert (len(pieces), pieces.size("stdout"), pieces.size("stderr")) == (5, 5, 2)
+    last = [Chunk("stderr", b"y", 7), Chunk("stdout", b"!")]
+    assert pieces.chunks(5) == last
+    assert pieces.chunks(4) == [Chunk("stderr", b"x"), *last]
+    assert pieces.chunks(1)[:2] == [Chunk("stdout", b".."), Chunk("stdout", b".")]
+    assert pieces.take_stream("stderr") == (b"xy", "stderr")
+    assert pieces.chunks() == [Chunk("stdout", b"..."), Chunk("stdout", b".!")]
+    assert pieces.take_stream() == (b"....!", "stdout")
+    assert (len(pieces), pieces.chunks(), pieces.size("stdout")) == (0, [], 0)
+
+
+def test_many_small_chunks_are_one_piece() -> None:
+    async def run() -> None:
+        dots = [b"."] * 20_000
+        assert await _lines(Output(*dots)) == [("stdout", "." * 20_000)]
+        for pattern in (b"!", re.compile(rb"!")):
+            output = Output(*dots, b"!rest")
+            assert len(await read_until(output, pattern, None)) == 20_001
+            assert output.rest == b"rest"
+        output = Output(*dots)
+        with pytest.raises(PatternNotFound):
+            await wait_for_output(output, b"!", None)
+        assert list(output.chunks) == [Chunk("stdout", b"." * 20_000)]
+
+    play(run())
+
+
+def test_alternating_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "HELD_PIECES", 3)
+    mixed = [Chunk("stdout", b"o"), Chunk("stderr", b"e")] * 3
+
+    async def run() -> None:
+        output = Output(*mixed, is_endless=True)
+        for pattern in (b"!", re.compile(rb"!")):
+            with pytest.raises(PatternNotFound, match="4 bytes of output are without"):
+                await read_until(output, pattern, None)
+            assert list(output.chunks) == mixed
+        line = await anext(Lines(output))
+        assert (line, line.stream) == ("ee", "stderr")
+
+    play(run())
+
+
+def test_a_compiled_pattern_is_not_searched_for_each_chunk_at_hand() -> None:
+    search = PatternSearch(re.compile(rb"x"))
+    assert not search.feed(b"." * 100, has_more=True)
+    assert not search.feed(b"x", has_more=True)
+    assert search.feed(b"." * 40, has_more=True)
+    assert search.end == 101
+    search = PatternSearch(re.compile(rb"x"))
+    assert not search.feed(b"." * 100)
+    assert search.feed(b"x")

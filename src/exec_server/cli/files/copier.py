@@ -309,7 +309,7 @@ class TargetCopy:
         if self._sync == "time":
             return abs(found.modified - source.modified) < TIME_TOLERANCE
         resolved = [await self._files.realpath(path) for path in (here, there)]
-        commands = SystemCommands(self._environment)
+        commands = SystemCommands(self._environment.run, self._environment.start)
         return bool(await commands.run(["cmp", "-s", "--", *resolved]))
 
     async def _copy_time(self, pair: tuple[str, str]) -> None:

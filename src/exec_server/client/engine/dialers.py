@@ -1,4 +1,4 @@
-"""Dialer, the interface that opens connections to a server, and the dialer for WebSockets.
+"""Dialer for WebSockets.
 
 `relay` has the dialers for relays, which take long to import; `stdio` has the dialer for a program
 that serves on its standard streams.
@@ -9,16 +9,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from exec_server.errors import (
-    CertificateRejected,
-    ConnectFailed,
-    ExecServerError,
-    RegistryUnavailable,
-    SessionAttached,
-    StartupError,
-)
+from exec_server.client.engine.session import CALLS_IN_FLIGHT
+from exec_server.errors import ConnectFailed, StartupError
 from exec_server.net.client_stream import ClientStream
 from exec_server.net.client_tls import PinnedContext
 from exec_server.net.stream import MessageStream, ReceiverFactory
@@ -35,57 +29,14 @@ OPEN_SECONDS = 10.0
 PING_SECONDS = 10.0
 # The interval of the reference.
 RECONNECT_SECONDS = 0.1
-# Calls that are sent and not answered; further ones wait in the client. The reference queues 128
-# requests and as many outgoing messages, and deadlocks when both queues are full.
-CALLS_IN_FLIGHT = 120
 # How long closing may take: sockets are dropped after CLOSE_SECONDS in any case.
 SHUTDOWN_GRACE_SECONDS = CLOSE_SECONDS + 1.0
 
-# HTTP statuses that another attempt would get again.
-_FINAL_STATUSES = frozenset({401, 403, 404})
 _GOING_AWAY = 1001
 _SCHEMES = frozenset({"ws", "wss"})
 _TARGET_SCHEMES = _SCHEMES | {"unix"}
 
 U = TypeVar("U", bound=SocketUser)
-
-
-class Dialer(Protocol):
-    """Opens connections to one server."""
-
-    @property
-    def can_reconnect(self) -> bool:
-        """Whether a session can be resumed on another connection."""
-        ...
-
-    @property
-    def calls_in_flight(self) -> int:
-        """How many calls may await an answer on one connection."""
-        ...
-
-    async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
-        """Open a connection; `is_transient` tells whether to try again after an exception.
-
-        After a cancellation, `close` closes everything that was opened so far.
-        """
-        ...
-
-    def retry_delay(self, attempt: int) -> float:
-        """Seconds to wait after a failed attempt; the first one has number 0."""
-        ...
-
-    async def close(self) -> None:
-        """Close all connections and wait for their end."""
-        ...
-
-
-def is_transient(error: ExecServerError) -> bool:
-    """Whether another attempt to connect, or to resume a session, may succeed."""
-    if isinstance(error, CertificateRejected):
-        return False
-    if isinstance(error, ConnectFailed):
-        return error.status not in _FINAL_STATUSES
-    return isinstance(error, RegistryUnavailable | SessionAttached)
 
 
 class Sockets:

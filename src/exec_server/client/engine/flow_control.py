@@ -358,8 +358,6 @@ class OutputQueue:
         has_reader = bool(self._was_read or self._readers)
         return has_reader and not self._exit_waits and not self._is_ended
 
-    # ---- the process ------------------------------------------------------------------
-
     def append(self, chunk: Chunk) -> None:
         """Queue a chunk that was received."""
         if self._is_discarded:
@@ -382,8 +380,6 @@ class OutputQueue:
         self._chunks.clear()
         self._weigh(-self.weight)
         self._make_space()
-
-    # ---- the reader -------------------------------------------------------------------
 
     def begin_read(self, reader: Reader | None) -> None:
         """Note that the running task reads, as part of an iteration or not."""
@@ -454,8 +450,6 @@ class OutputQueue:
     def _reader_left(self, reader: weakref.ref[Reader]) -> None:
         self._readers.discard(reader)
         self._update()
-
-    # ---- limits -----------------------------------------------------------------------
 
     def _weigh(self, change: int) -> None:
         self.weight += change

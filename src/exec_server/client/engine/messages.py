@@ -38,6 +38,11 @@ from exec_server.protocol.session import EnvironmentInfo, SessionId
 
 R = TypeVar("R")
 
+# How long a flood may last: a person would not wait longer for a command that does nothing.
+FLOOD_SECONDS = 30.0
+# A pause of this length ends a flood: a client with fewer messages is not busy.
+PAUSE_SECONDS = 0.25
+
 # The members of an environment that a server may omit.
 _DEFAULTS: dict[str, object] = {
     "executorVersion": "",
@@ -65,11 +70,10 @@ def find_notice(name: str) -> Notice[Any] | None:
 def _other_notices() -> dict[str, Notice[Any]]:
     # Imported at the first such notification: most clients only run commands.
     from exec_server.protocol import files, http, port
-    from exec_server.protocol import files as protocol_files
 
     notices: tuple[Notice[Any], ...] = (
         files.MISSING_CHANGED,
-        protocol_files.CHANGED,
+        files.CHANGED,
         http.BODY_DELTA,
         port.ACCEPTED,
         port.DATA_NOTICE,
@@ -126,7 +130,6 @@ class InitializeAnswer(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
-_decode_initialize_answer = msgspec.json.Decoder(InitializeAnswer).decode
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -240,25 +243,13 @@ def _from_wire(kind: Any, value: object) -> object:
     return value if kind is object else kind.from_wire(value)
 
 
-def decode_initialize_answer(text: Raw) -> InitializeAnswer:
-    """Decode the answer to `initialize`; raises MalformedAnswer."""
-    if isinstance(text, jsonrpc.Attached):
-        raise MalformedAnswer("answer to initialize: it has data")
-    try:
-        return _decode_initialize_answer(text)
-    except _UNDECODABLE as error:
-        raise MalformedAnswer(f"answer to initialize: {error}") from None
-
-
 def decode_environment(text: Raw) -> EnvironmentInfo:
     """Decode an environment, with defaults for missing members; raises MalformedAnswer."""
-    if isinstance(text, jsonrpc.Attached):
-        raise MalformedAnswer("environment: it has data")
+    received = decode_as(dict[str, Any], text, "environment")
+    members = {name: value for name, value in received.items() if value is not None}
     try:
-        received = msgspec.json.decode(text, type=dict[str, Any])
-        members = {name: value for name, value in received.items() if value is not None}
         return msgspec.convert(_DEFAULTS | members, EnvironmentInfo)
-    except _UNDECODABLE as error:
+    except msgspec.ValidationError as error:
         raise MalformedAnswer(f"environment: {error}") from None
 
 
@@ -387,3 +378,29 @@ class CallQueue:
                 self._calls[call] = None
             else:
                 call.fail(error)
+
+
+# UselessMessages: whether a server keeps its client busy with useless messages. No clock.
+#
+# Useless are answers to requests that were not made, unknown notifications, those about processes
+# and streams that the client does not know, requests that are refused, events that are empty or
+# were received before, control frames, empty fragments, and relay frames without content. A few
+# are normal: servers may be newer, and events may cross a request that ends their subject. Without
+# pause and with nothing else in between they are a flood, which no time-out of a call would end.
+class UselessMessages:
+    """The useless messages of one connection since the last useful one."""
+
+    __slots__ = ("_last", "_since")
+
+    def __init__(self) -> None:
+        self._since = self._last = float("-inf")
+
+    def useful_received(self) -> None:
+        self._last = float("-inf")
+
+    def useless_received(self, now: float) -> bool:
+        """Count a useless message; returns whether the flood has lasted too long."""
+        if now - self._last > PAUSE_SECONDS:
+            self._since = now
+        self._last = now
+        return now - self._since >= FLOOD_SECONDS

@@ -113,18 +113,6 @@ class Gap(NamedTuple):
 class EventSequence:
     """Puts the events of one process into order; no I/O."""
 
-    __slots__ = (
-        "_delivered_bytes",
-        "_dropped",
-        "_early",
-        "_early_bytes",
-        "_has_exited",
-        "_id",
-        "_is_detached",
-        "_is_reading",
-        "last",
-    )
-
     def __init__(self, process_id: ProcessId, *, is_detached: bool = False, last: int = 0) -> None:
         """`last` is the number after which the events of a detached process are wanted."""
         self._id = process_id
@@ -192,8 +180,6 @@ class EventSequence:
         events += self._ready()
         return events
 
-    # ---- bookkeeping ------------------------------------------------------------------
-
     def _deliver(self, event: Event) -> bool:
         """Count an event as delivered; False for an exit that was delivered before.
 
@@ -242,8 +228,6 @@ class EventSequence:
         event = self._early.pop(seq, None)
         if event is not None:
             self._early_bytes -= _size(event)
-
-    # ---- the answer to a read ---------------------------------------------------------
 
     def _known(self, answer: ReadResult, end: int) -> dict[int, Event]:
         """All events that are known, by number."""
@@ -556,8 +540,6 @@ class RemoteProcesses:
             await asyncio.wait(self._ends, timeout=KILL_SECONDS)
         self._unsubscribe()
 
-    # ---- events of the session --------------------------------------------------------
-
     def on_notice(self, notice: Notice[Any], params: Any) -> bool:
         if not isinstance(params, OutputParams | ExitedParams | ClosedParams):
             return False
@@ -594,8 +576,6 @@ class RemoteProcesses:
         for process in [each for each in self._processes.values() if each.is_started]:
             process.sink.on_failed(error)
             self.forget(process)
-
-    # ---- missed events ----------------------------------------------------------------
 
     def recover(self, process: RemoteProcess) -> asyncio.Future[None]:
         """Read all missed events; a recovery in progress covers them."""

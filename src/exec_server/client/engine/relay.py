@@ -23,11 +23,7 @@ from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket
 from exec_server.registry.api import ConnectionBundle, Registry, retry_delay
 from exec_server.registry.credentials import ClientToken
-from exec_server.registry.destination import (
-    Destinations,
-    check_pinned_registry,
-    check_registry_url,
-)
+from exec_server.registry.destination import Destinations, check_pinned_registry, check_registry_url
 from exec_server.registry.http import HttpClient
 from exec_server.relay.frames import FRAME_BYTES
 from exec_server.relay.noise import Identity, Initiator, prologue
@@ -131,8 +127,6 @@ class RelayDialer:
         finally:
             await self._http.close()
 
-    # ---- the registry -----------------------------------------------------------------
-
     async def _request_connection(self) -> ConnectionBundle:
         """Request the data for one connection; for the first one, retry if the registry is busy."""
         if not self._is_first:
@@ -164,8 +158,6 @@ class RelayDialer:
                 f"fingerprint is {bundle.executor_key.fingerprint}"
             )
         return bundle
-
-    # ---- the relay --------------------------------------------------------------------
 
     async def _connect(
         self, bundle: ConnectionBundle, make_receiver: ReceiverFactory

@@ -225,8 +225,6 @@ METHODS: Final = {
     "fs/diskUsage": "capabilities.fs_disk_usage",
 }
 
-# ---- probes ---------------------------------------------------------------------------
-
 
 class FeatureProbe(msgspec.Struct, frozen=True):
     """A request that changes nothing, and whether its answer shows a feature."""
@@ -294,10 +292,7 @@ PROBES: Final = (
     FeatureProbe("has_file_sizes", "fs/getMetadata", _ROOT_URI, _has_size),
     FeatureProbe("has_file_sizes", "fs/getMetadata", _ROOT, _has_size),
     FeatureProbe(
-        "refuses_symlinks",
-        "fs/getMetadata",
-        _ROOT_URI | {"followSymlinks": "?"},
-        _is_member,
+        "refuses_symlinks", "fs/getMetadata", _ROOT_URI | {"followSymlinks": "?"}, _is_member
     ),
     FeatureProbe("confines_files", "fs/getMetadata", _ROOT_URI | _NO_POLICY, _is_sandbox),
     FeatureProbe("confines_files", "fs/getMetadata", _ROOT | _NO_POLICY, _is_sandbox),
@@ -393,9 +388,6 @@ class StartParamsBuilder:
         if not (clean_env or self._features.has_environment_policies):
             found |= {"PATH": DEFAULT_PATH, "HOME": self._paths.home or "/"}
         return found
-
-
-# ---- shells that replace features -----------------------------------------------------
 
 
 def _adapted(params: StartParams, data: bytes | None, features: ServerFeatures) -> StartParams:

@@ -23,28 +23,29 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from msgspec import UNSET, Raw
 
-from exec_server.client.engine.dialers import Dialer, is_transient
 from exec_server.client.engine.flow_control import FlowControl
 from exec_server.client.engine.messages import (
+    FLOOD_SECONDS,
     CallQueue,
     Envelope,
+    InitializeAnswer,
     InitializeCall,
     PendingCall,
+    UselessMessages,
     decode,
     decode_as,
     decode_environment,
-    decode_initialize_answer,
     encode,
     find_notice,
     request_body,
 )
 from exec_server.client.engine.server_features import ServerFeatures, discover
 from exec_server.errors import (
+    CertificateRejected,
     ConnectFailed,
     ConnectionLost,
     ExecServerError,
@@ -52,22 +53,18 @@ from exec_server.errors import (
     InvalidRequest,
     MalformedMessage,
     MethodNotFound,
+    RegistryUnavailable,
     RpcError,
+    SessionAttached,
     SessionLost,
     Unsupported,
     printable,
 )
 from exec_server.host.event_loop import ForkGuard
-from exec_server.net.liveness import UselessMessages, flood_text
-from exec_server.net.stream import MessageStream
+from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.jsonrpc import RequestId, encode_error, encode_result
-from exec_server.protocol.session import (
-    INITIALIZE,
-    EnvironmentInfo,
-    InitializeParams,
-    SessionId,
-)
+from exec_server.protocol.session import INITIALIZE, EnvironmentInfo, InitializeParams, SessionId
 
 T = TypeVar("T")
 
@@ -91,7 +88,12 @@ RECOVERY_SECONDS = 25.0
 MAX_SENDS = 32
 # Size of one message that servers accept. A larger one would cost the connection.
 MESSAGE_BYTES = 64 * 1_048_576
+# Calls that are sent and not answered; further ones wait in the client. The reference queues 128
+# requests and as many outgoing messages, and deadlocks when both queues are full.
+CALLS_IN_FLIGHT = 120
 
+# HTTP statuses that another attempt would get again.
+_FINAL_STATUSES = frozenset({401, 403, 404})
 # Close codes of RFC 6455, section 7.4.1.
 _NORMAL: Final = 1000
 _TIMED_OUT = "timed out waiting for exec-server initialize handshake after"
@@ -100,6 +102,7 @@ _PROTOCOL_ERROR: Final = 1002
 _NO_ID: Final = -1
 # The reason if the peer does not know `initialize`, or sends it to the client.
 _NOT_A_SERVER: Final = "it does not speak the protocol of an exec-server"
+_FLOOD: Final = f"the server has sent nothing but useless messages for {FLOOD_SECONDS:g} s"
 _RESTARTED: Final = "; the server was probably restarted"
 
 P = TypeVar("P")
@@ -151,46 +154,49 @@ async def _settle(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> No
             future.set_result(result)
 
 
-# Connection: one connection of a session, the receiver of its stream.
-class ConnectionOwner(Protocol):
-    """What a connection reports; `session.ClientSession` implements it."""
+class Dialer(Protocol):
+    """Opens connections to one server."""
 
-    def message_received(self, connection: ClientConnection, envelope: Envelope) -> None:
-        """A message was received; raises MalformedMessage if its content is wrong."""
+    @property
+    def can_reconnect(self) -> bool:
+        """Whether a session can be resumed on another connection."""
         ...
 
-    def message_malformed(self, connection: ClientConnection, error: MalformedMessage) -> None:
-        """A message was received that cannot be understood."""
+    @property
+    def calls_in_flight(self) -> int:
+        """How many calls may await an answer on one connection."""
         ...
 
-    def give_up(self, connection: ClientConnection, reason: str) -> None:
-        """The server keeps the client busy with useless messages."""
+    async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
+        """Open a connection; `is_transient` tells whether to try again after an exception.
+
+        After a cancellation, `close` closes everything that was opened so far.
+        """
         ...
 
-    def send_queued(self) -> None:
-        """The stream takes data again."""
+    def retry_delay(self, attempt: int) -> float:
+        """Seconds to wait after a failed attempt; the first one has number 0."""
         ...
 
-    def connection_ended(self, connection: ClientConnection, reason: str) -> None:
-        """The stream has ended."""
+    async def close(self) -> None:
+        """Close all connections and wait for their end."""
         ...
+
+
+def is_transient(error: ExecServerError) -> bool:
+    """Whether another attempt to connect, or to resume a session, may succeed."""
+    if isinstance(error, CertificateRejected):
+        return False
+    if isinstance(error, ConnectFailed):
+        return error.status not in _FINAL_STATUSES
+    return isinstance(error, RegistryUnavailable | SessionAttached)
 
 
 class ClientConnection:
     """A stream, and the calls on it that are not answered."""
 
-    __slots__ = (
-        "_owner",
-        "_useless",
-        "end_reason",
-        "is_writing_paused",
-        "last_id",
-        "pending",
-        "stream",
-    )
-
-    def __init__(self, owner: ConnectionOwner, stream: MessageStream) -> None:
-        self._owner = owner
+    def __init__(self, session: ClientSession, stream: MessageStream) -> None:
+        self._session = session
         self.stream = stream
         self.last_id = 0
         # A cancelled call stays until it is answered: the server is still working on it, so it
@@ -204,9 +210,9 @@ class ClientConnection:
         if self.end_reason is not None:
             return
         try:
-            self._owner.message_received(self, decode(message))
+            self._session.message_received(self, decode(message))
         except MalformedMessage as error:
-            self._owner.message_malformed(self, error)
+            self._session.message_malformed(self, error)
 
     def useless_received(self) -> None:
         if self.end_reason is None:
@@ -217,18 +223,18 @@ class ClientConnection:
         if is_useful:
             self._useless.useful_received()
         elif self._useless.useless_received(asyncio.get_running_loop().time()):
-            self._owner.give_up(self, flood_text())
+            self._session.give_up(self, _FLOOD)
 
     def pause_writing(self) -> None:
         self.is_writing_paused = True
 
     def resume_writing(self) -> None:
         self.is_writing_paused = False
-        self._owner.send_queued()
+        self._session.send_queued()
 
     def connection_lost(self) -> None:
         if self.end_reason is None:
-            self._owner.connection_ended(self, "connection lost")
+            self._session.connection_ended(self, "connection lost")
 
 
 # Messages that the server sends on its own: notifications to subscribers, requests to handlers.
@@ -377,8 +383,6 @@ class ClientSession:
         self._server_requests = ServerRequests(self._tasks)
         self._pauses = 0
 
-    # ---- lifetime ---------------------------------------------------------------------
-
     async def __aenter__(self) -> Self:
         if self._loop is not None:
             raise RuntimeError("a session can be entered only once: connect again instead")
@@ -391,12 +395,7 @@ class ClientSession:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._finish()
 
     async def close(self) -> None:
@@ -456,8 +455,6 @@ class ClientSession:
         if asyncio.get_running_loop() is not self._loop:
             return refuse_background(work, other_loop_error("session"))
         return start_background(self._tasks, work)
-
-    # ---- calls ------------------------------------------------------------------------
 
     async def call(
         self,
@@ -600,8 +597,6 @@ class ClientSession:
         if not self._pauses and self._connection is not None:
             self._connection.stream.resume_reading()
 
-    # ---- connecting and reconnecting --------------------------------------------------
-
     async def _attach(self, resume: SessionId | None) -> None:
         """Make one attempt to open a connection and complete the handshake."""
         made: list[ClientConnection] = []
@@ -640,7 +635,7 @@ class ClientSession:
 
     def _accept(self, connection: ClientConnection, resume: SessionId | None, answer: Raw) -> None:
         """Take the answer to `initialize`; use the connection if the server describes itself."""
-        initialized = decode_initialize_answer(answer)
+        initialized = decode_as(InitializeAnswer, answer, "answer to initialize")
         if resume is not None and initialized.session_id != resume:
             raise SessionLost("exec-server initialized an unexpected session")
         self.session_id = initialized.session_id
@@ -796,8 +791,6 @@ class ClientSession:
         report_event(self._subscribers, lambda subscriber: subscriber.on_lost(SessionLost(reason)))
         if self._queue:
             self._begin_renewal()
-
-    # ---- received messages ------------------------------------------------------------
 
     def message_received(self, connection: ClientConnection, envelope: Envelope) -> None:
         """Pass on an answer, a notification or a request; raises MalformedMessage."""

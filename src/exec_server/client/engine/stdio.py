@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from exec_server.client.engine.dialers import CALLS_IN_FLIGHT
+from exec_server.client.engine.session import CALLS_IN_FLIGHT
 from exec_server.errors import ConnectFailed, StartupError, os_error_text, printable
 from exec_server.host.interpreter import SECRET_NAMES
 from exec_server.net.lines import SEND_HIGH_BYTES, SEND_LOW_BYTES, LineStream
@@ -71,11 +71,7 @@ class StdioDialer:
     async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
         stream = ProgramStream(make_receiver, self._on_stderr)
         starting = asyncio.get_running_loop().subprocess_exec(
-            lambda: stream,
-            *self._argv,
-            env=self._env,
-            cwd=self._cwd,
-            start_new_session=True,
+            lambda: stream, *self._argv, env=self._env, cwd=self._cwd, start_new_session=True
         )
         try:
             await starting
@@ -134,8 +130,6 @@ class ProgramStream(LineStream, asyncio.SubprocessProtocol):
     def _stdout(self) -> asyncio.ReadTransport:
         return cast(asyncio.ReadTransport, self._transport.get_pipe_transport(_STDOUT))
 
-    # ---- receiving --------------------------------------------------------------------
-
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == _STDERR:
             self._stderr_received(data)
@@ -159,8 +153,6 @@ class ProgramStream(LineStream, asyncio.SubprocessProtocol):
         else:
             self._stdout.pause_reading()
 
-    # ---- sending ----------------------------------------------------------------------
-
     def _write(self, data: bytes) -> None:
         if self._can_write():
             self._stdin.write(data)
@@ -168,8 +160,6 @@ class ProgramStream(LineStream, asyncio.SubprocessProtocol):
     def unsent(self) -> int:
         unsent = self._stdin.get_write_buffer_size() if self._can_write() else 0
         return unsent + self._outbox.queued_bytes
-
-    # ---- the end ----------------------------------------------------------------------
 
     def probe(self) -> None:
         """No other connection can ask for the session of this program."""

@@ -41,6 +41,7 @@ from contextlib import aclosing, contextmanager
 from typing import IO, Any, Final, NamedTuple, Protocol, Self
 
 from exec_server.client.arguments import decoded
+from exec_server.client.commands import HELPER_OUTPUT_BYTES, SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied, command_error, path_error
 from exec_server.client.results import Progress, Stat, Transfer
@@ -54,9 +55,7 @@ from exec_server.client.transfer.batches import (
 from exec_server.client.transfer.batches import write as write_batch
 from exec_server.client.transfer.open_file import BLOCK_BYTES
 from exec_server.client.transfer.plan import (
-    HELPER_OUTPUT_BYTES,
     MAX_ENTRIES,
-    Commands,
     HelperCommand,
     Item,
     RemoteFiles,
@@ -404,7 +403,7 @@ class ArchiveUpload(TreeUpload):
     def __init__(
         self,
         files: RemoteFiles,
-        commands: Commands,
+        commands: SystemCommands,
         progress: Callable[[Progress], None] | None,
         sandbox: Sandbox | None,
         target: str,
@@ -448,17 +447,13 @@ class ArchiveUpload(TreeUpload):
         top = f"{target.rstrip('/')}/"
         argv = ["find", top, "-type", "l", "-print0"]
         try:
-            done = await self._commands.run(
-                argv, cwd="/", sandbox=self._sandbox, output_limit=LINKS_BYTES
-            )
+            done = await self._commands.run(argv, sandbox=self._sandbox, output_limit=LINKS_BYTES)
         except (RpcError, Unsupported, UnicodeEncodeError):
             raise InvalidRequest(f"{target}: {_NEEDS_FIND}") from None
         if not done or done.lost_bytes:
             reason = done.error_text.strip().partition("\n")[0] or "it has too many links"
             raise InvalidRequest(f"{target}: {_NEEDS_FIND} ({reason})")
         return frozenset(decoded(path)[len(top) :] for path in done.stdout.split(b"\0") if path)
-
-    # ---- members ----------------------------------------------------------------------
 
     async def _write_group(self, reader: ArchiveReader, group: list[Member]) -> None:
         for member in group:
@@ -636,7 +631,7 @@ class ArchiveDownload:
     """One directory or file to archive; iterate over `chunks` once."""
 
     def __init__(
-        self, files: ArchivedFiles, commands: Commands, sandbox: Any, exclude: Sequence[str]
+        self, files: ArchivedFiles, commands: SystemCommands, sandbox: Any, exclude: Sequence[str]
     ) -> None:
         """Paths in `exclude` are relative to the directory."""
         self._files = files

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from exec_server.client.arguments import decoded
+from exec_server.client.commands import SystemCommands
 from exec_server.client.exceptions import (
     AlreadyExists,
     NameTooLong,
@@ -25,13 +26,7 @@ from exec_server.client.exceptions import (
     command_error,
     path_error,
 )
-from exec_server.client.transfer.plan import (
-    HELPER_OUTPUT_BYTES,
-    Commands,
-    RemoteFiles,
-    run_xargs,
-    temporary_path,
-)
+from exec_server.client.transfer.plan import RemoteFiles, run_xargs, temporary_path
 from exec_server.errors import ExecServerError, RpcError, Unsupported
 from exec_server.protocol.sandbox import Sandbox
 
@@ -67,7 +62,7 @@ class AtomicReplacement:
     def __init__(
         self,
         files: RemoteFiles,
-        commands: Commands,
+        commands: SystemCommands,
         sandbox: Sandbox | None,
         target: str,
         spawn: Spawn,
@@ -104,9 +99,7 @@ class AtomicReplacement:
         """Whether the target may be written; renaming would replace a read-only file as well."""
         argv = ["/bin/sh", "-c", _IS_WRITABLE, "sh", self._target]
         try:
-            done = await self._commands.run(
-                argv, cwd="/", sandbox=self._sandbox, output_limit=HELPER_OUTPUT_BYTES
-            )
+            done = await self._commands.run(argv, sandbox=self._sandbox)
         except (RpcError, UnicodeEncodeError):
             return True
         return bool(done) or done.exit_code in _NO_COMMAND
@@ -149,7 +142,7 @@ class AtomicReplacement:
 
 async def replace(
     files: RemoteFiles,
-    commands: Commands,
+    commands: SystemCommands,
     sandbox: Sandbox | None,
     paths: tuple[str, str],
     *,

@@ -6,7 +6,7 @@ because of a single file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Raw
@@ -88,6 +88,15 @@ def is_small(item: Item) -> bool:
     return item.kind == "f" and item.size <= FILE_BYTES and len(item.path) < BATCH_TEXT_BYTES // 8
 
 
+async def for_each_batch(
+    items: Iterable[Item], top: str, work: Callable[[FileBatch], Awaitable[None]]
+) -> None:
+    """Copy the files among `items` that are small, if there are several, in batches."""
+    small = [item for item in items if is_small(item)]
+    if len(small) > 1:
+        await for_each(batches_of(small, top), work, BATCHES_AT_ONCE)
+
+
 async def write(session: ClientSession, batch: FileBatch, contents: list[bytes | None]) -> set[int]:
     """Write files that have a content; returns the positions of those that are written."""
     sent = [position for position, content in enumerate(contents) if content is not None]
@@ -123,9 +132,6 @@ async def read(session: ClientSession, batch: FileBatch) -> list[memoryview | No
         contents.append(None if size is None else rest[:size])
         rest = rest[size or 0 :]
     return contents
-
-
-# ---- files by their absolute paths ----------------------------------------------------
 
 
 async def read_many(
@@ -216,9 +222,7 @@ async def _read_batches(session: ClientSession, paths: Iterable[str]) -> dict[st
             if content is not None:
                 found[f"/{item.path}"] = bytes(content)
 
-    items = [_item(path, ASSUMED_BYTES) for path in paths]
-    small = [item for item in items if is_small(item)]
-    await for_each(batches_of(small, "/"), read_batch, BATCHES_AT_ONCE)
+    await for_each_batch((_item(path, ASSUMED_BYTES) for path in paths), "/", read_batch)
     return found
 
 
@@ -231,9 +235,8 @@ async def _write_batches(session: ClientSession, contents: Mapping[str, bytes]) 
         data: list[bytes | None] = [contents[path] for path in paths]
         written.update(paths[each] for each in await write(session, batch, data))
 
-    items = [_item(path, len(data)) for path, data in contents.items()]
-    small = [item for item in items if is_small(item)]
-    await for_each(batches_of(small, "/"), write_batch, BATCHES_AT_ONCE)
+    items = (_item(path, len(data)) for path, data in contents.items())
+    await for_each_batch(items, "/", write_batch)
     return written
 
 

@@ -23,7 +23,7 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from exec_server.client.results import Transfer
-from exec_server.client.transfer.batches import BATCHES_AT_ONCE, FileBatch, batches_of, is_small
+from exec_server.client.transfer.batches import FileBatch, for_each_batch
 from exec_server.client.transfer.batches import read as read_batch
 from exec_server.client.transfer.local_directory import Directory, pwrite, set_file_mode
 from exec_server.client.transfer.plan import (
@@ -50,7 +50,7 @@ ENTRY_BYTES: Final = 16_384
 _FIELDS: Final = 6
 # A time has at most 18 digits of seconds: more do not fit into the 64 bits of the system's calls.
 _ENTRY: Final = re.compile(
-    rb"([a-zA-Z?])\0([0-7]{0,6})\0(\d{1,19})\0(-?\d{1,18}(?:\.\d{1,20})?)\0([^\0]*)\0([^\0]*)\0",
+    rb"([a-zA-Z?])\0([0-7]{0,6})\0(\d{1,19})\0(-?\d{1,18}(?:\.\d{1,20})?)\0([^\0]*)\0([^\0]*)\0"
 )
 _MAX_SIZE: Final = 2**63 - 1
 _PERMISSIONS: Final = 0o777
@@ -127,8 +127,6 @@ class Listing:
     def is_ambiguous(self, path: str) -> bool:
         """Whether another path differs in case or Unicode form only: here it may be the same."""
         return bool(self._ambiguous) and hash(_folded(path)) in self._ambiguous
-
-    # ---- parsing ----------------------------------------------------------------------
 
     def feed(self, data: bytes) -> None:
         """Take a part of the output; raises MalformedAnswer, InvalidRequest for a huge tree."""
@@ -284,8 +282,6 @@ class LocalTree:
                 self._root.close()
             self._root = None
 
-    # ---- entries ----------------------------------------------------------------------
-
     def make_directories(self, items: Iterator[Item], fail: Callable[[str, OSError], None]) -> None:
         """Make directories from the top down; `fail` is called for errors, and may raise them."""
         failed: set[str] = set()
@@ -402,32 +398,27 @@ class LocalTree:
         """Make symlinks, which replace files and other symlinks; `fail` is called for errors."""
         for item in items:
             try:
-                self._make_symlink(item)
+                with self._named(item.path), self._parent(item.path) as (directory, name):
+                    # symlink(2) reports these errors.
+                    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                        _check_replaceable(name, directory)
+                        directory.remove(name)
+                    directory.make_symlink(item.target, name)
             except OSError as error:
                 fail(item.path, error)
-
-    def _make_symlink(self, item: Item) -> None:
-        with self._named(item.path), self._parent(item.path) as (directory, name):
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # symlink(2) reports it
-                _check_replaceable(name, directory)
-                directory.remove(name)
-            directory.make_symlink(item.target, name)
 
     def set_modes(self, items: Iterator[Item]) -> list[str]:
         """Set the modes of directories; returns the errors."""
         errors = []
         for item in items:
+            if item.mode is None:
+                continue
             try:
-                self._set_mode(item)
+                with self._named(item.path), self._parent(item.path) as (directory, name):
+                    directory.set_mode(name, item.mode)
             except OSError as error:
                 errors.append(f"modes: {error.filename}: {error.strerror}")
         return errors
-
-    def _set_mode(self, item: Item) -> None:
-        if item.mode is None:
-            return
-        with self._named(item.path), self._parent(item.path) as (directory, name):
-            directory.set_mode(name, item.mode)
 
     def _finish(self, descriptor: int, item: Item) -> tuple[int, int] | None:
         """Give a complete file its mode; returns its inode if another path may lead to it here."""
@@ -446,8 +437,6 @@ class LocalTree:
             return
         if (found.st_dev, found.st_ino) in self._ambiguous:
             raise FileExistsError(errno.EEXIST, _SAME_NAME)
-
-    # ---- directories ------------------------------------------------------------------
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[Directory, str]]:
@@ -586,8 +575,6 @@ class Download(TreeCopy):
             for item in self._not_failed(listing.of_kind("d", deepest_first=True)):
                 await asyncio.to_thread(_set_time, join(target, item.path), item.time_ns)
 
-    # ---- the remote tree --------------------------------------------------------------
-
     async def _scan(self, source: str, *, is_directory: bool) -> Listing:
         listing = Listing(source)
         try:
@@ -657,8 +644,6 @@ class Download(TreeCopy):
         kind = "f" if found.is_file else "?"
         return Item(path, kind, None, found.size, f"{found.modified:.3f}")
 
-    # ---- content ----------------------------------------------------------------------
-
     async def _fetch_batches(self, tree: LocalTree, listing: Listing, source: str) -> set[str]:
         """Fetch small files together; returns the paths of those that were fetched."""
         copied: set[str] = set()
@@ -680,9 +665,7 @@ class Download(TreeCopy):
                 copied.add(item.path)
                 self._copied(item, sizes[item.path])
 
-        small = [item for item in self._not_failed(listing.of_kind("f")) if is_small(item)]
-        if len(small) > 1:
-            await for_each(batches_of(small, source), fetch, BATCHES_AT_ONCE)
+        await for_each_batch(self._not_failed(listing.of_kind("f")), source, fetch)
         return copied
 
     async def _fetch_if_changed(

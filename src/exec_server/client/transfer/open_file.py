@@ -12,7 +12,6 @@ import binascii
 import uuid
 from collections import deque
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 import msgspec
@@ -92,18 +91,33 @@ _WRITE_BINARY: Final[Call[Attached[WriteBinaryParams], Done]] = Call(
 )
 
 
-class FileReader(Handle):
+class _OpenFile(Handle):
+    """The common part of files that are read and written."""
+
+    def __init__(self, session: ClientSession, params: OpenParams, path: str) -> None:
+        """Open with `params`, whose handle is replaced by an unused one; errors name `path`."""
+        super().__init__()
+        self._session = session
+        self._params = params
+        self._path = path
+        self._handle = HandleId("")
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            how = "it was closed" if self._handle else "await the file, or use it with `async with`"
+            raise RuntimeError(f"{self._path} is not open: {how}")
+
+    def _path_error(self, error: RpcError) -> ExecServerError:
+        return path_error(error, self._path, is_confined=self._params.sandbox is not None)
+
+
+class FileReader(_OpenFile):
     """A file to read, which `await` or `async with` opens; iterating gives its blocks."""
 
     def __init__(
         self, session: ClientSession, params: OpenParams, path: str, offset: int = 0
     ) -> None:
-        """Open with `params`, whose handle is replaced by an unused one; errors name `path`."""
-        super().__init__()
-        self._session = session
-        self._path = path
-        self._params = params
-        self._handle = HandleId("")
+        super().__init__(session, params, path)
         self._offset = offset  # of the next request
         self._reads: deque[tuple[int, asyncio.Future[tuple[bytes, bool]]]] = deque()
         self._buffered = b""
@@ -126,17 +140,20 @@ class FileReader(Handle):
     @property
     def size(self) -> int:
         """The size of the file when it was opened."""
+        return self._opened_metadata().size
+
+    def _opened_metadata(self) -> GetMetadataResult:
         if self._metadata is None:
-            raise not_open_error(self._path, was_opened=bool(self._handle))
-        return self._metadata.size
+            self._check_open()
+        assert self._metadata is not None
+        return self._metadata
 
     async def read(self, size: int | None = -1) -> bytes:
         """Read `size` bytes, fewer only at the end of the file; all of them by default.
 
         All of them may be READ_BYTES at most; otherwise InvalidRequest is raised.
         """
-        if not self.is_open:
-            raise not_open_error(self._path, was_opened=bool(self._handle))
+        self._check_open()
         if size is not None and size >= 0:
             return await self._read(size)
         data = await self._read(READ_BYTES + 1)
@@ -158,8 +175,7 @@ class FileReader(Handle):
         return self
 
     async def __anext__(self) -> bytes:
-        if not self.is_open:
-            raise not_open_error(self._path, was_opened=bool(self._handle))
+        self._check_open()
         block, self._buffered = self._buffered, b""
         block = block or await self._next_block()
         if not block:
@@ -168,8 +184,7 @@ class FileReader(Handle):
 
     async def is_changed(self) -> bool:
         """Whether the file was changed since it was opened, judged by size and time."""
-        if self._metadata is None:
-            raise not_open_error(self._path, was_opened=bool(self._handle))
+        self._opened_metadata()
         try:
             return await self._differs()
         except NotFound:
@@ -234,17 +249,13 @@ class FileReader(Handle):
             )
 
     async def _differs(self) -> bool:
-        before, now = self._metadata, await self._stat()
-        assert before is not None
+        before, now = self._opened_metadata(), await self._stat()
         return (now.size, now.modified_at_ms) != (before.size, before.modified_at_ms)
 
     async def _stat(self) -> GetMetadataResult:
         opened = self._params
         params = GetMetadataParams(opened.path, sandbox=opened.sandbox, user=opened.user)
         return await self._session.call(GET_METADATA, params, is_retryable=True)
-
-    def _path_error(self, error: RpcError) -> ExecServerError:
-        return path_error(error, self._path, is_confined=self._params.sandbox is not None)
 
 
 class Replacement(Protocol):
@@ -267,7 +278,7 @@ class Replacement(Protocol):
         ...
 
 
-class FileWriter(Handle):
+class FileWriter(_OpenFile):
     """A file to replace, which `await` or `async with` opens.
 
     `aclose`, or leaving the block, waits until all data is written, and then puts it in place. If
@@ -284,13 +295,8 @@ class FileWriter(Handle):
         path: str,
         replacement: Replacement | None = None,
     ) -> None:
-        """Open with `params`, whose handle is replaced by an unused one; errors name `path`."""
-        super().__init__()
-        self._session = session
-        self._path = path
-        self._params = params
+        super().__init__(session, params, path)
         self._replacement = replacement
-        self._handle = HandleId("")
         self._buffer = bytearray()
         self._writes: deque[tuple[int, asyncio.Future[Done]]] = deque()
         self._sent = 0
@@ -350,13 +356,8 @@ class FileWriter(Handle):
         except RpcError as error:
             raise self._path_error(error) from None
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._is_abandoned = error is not None
+    async def __aexit__(self, *error: object) -> None:
+        self._is_abandoned = error[0] is not None
         await self.aclose()
 
     async def _close(self) -> None:
@@ -384,8 +385,7 @@ class FileWriter(Handle):
         """Send data; waits while too much is in flight. Raises errors of earlier writes."""
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data must be bytes, not {type(data).__name__}: encode a text")
-        if not self.is_open:
-            raise not_open_error(self._path, was_opened=bool(self._handle))
+        self._check_open()
         if not self._buffer and len(data) == WRITE_BYTES:
             await self._send(data)
             return
@@ -397,8 +397,7 @@ class FileWriter(Handle):
 
     async def flush(self) -> None:
         """Wait until all data so far is written."""
-        if not self.is_open:
-            raise not_open_error(self._path, was_opened=bool(self._handle))
+        self._check_open()
         await self._flush()
 
     async def _flush(self) -> None:
@@ -449,16 +448,6 @@ class FileWriter(Handle):
             raise
         self._writes.popleft()
         self.written = end
-
-    def _path_error(self, error: RpcError) -> ExecServerError:
-        return path_error(error, self._path, is_confined=self._params.sandbox is not None)
-
-
-def not_open_error(path: str, *, was_opened: bool) -> RuntimeError:
-    """The error of using a file before it is opened, or after it is closed."""
-    if was_opened:
-        return RuntimeError(f"{path} is not open: it was closed")
-    return RuntimeError(f"{path} is not open: await the file, or use it with `async with`")
 
 
 def too_large_error(path: AnyPath, limit: int) -> InvalidRequest:

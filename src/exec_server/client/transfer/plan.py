@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from exec_server.client.arguments import encoded
+from exec_server.client.commands import SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied, error_number
-from exec_server.client.process import Process
 from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat, Transfer
 from exec_server.client.transfer.local_directory import pread
 from exec_server.client.transfer.open_file import BLOCK_BYTES, FileReader, FileWriter
@@ -46,8 +46,6 @@ FILES_AT_ONCE: Final = 8
 LARGE_AT_ONCE: Final = 2
 # Entries of a tree: the list of them must fit into memory.
 MAX_ENTRIES: Final = 1_000_000
-# Output of a command that the client runs for its own purposes: a digest, or error messages.
-HELPER_OUTPUT_BYTES: Final = 65_536
 # Servers tell times in milliseconds.
 TIME_TOLERANCE: Final = 0.002
 # Longest file name on Linux.
@@ -91,14 +89,6 @@ class RemoteFiles(Protocol):
     async def remove(self, path: str, *, missing_ok: bool = False) -> None: ...
 
     async def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> None: ...
-
-
-class Commands(Protocol):
-    """Runs commands on the server's machine; `environment.Environment` implements it."""
-
-    def run(self, *args: Any, **kwargs: Any) -> Awaitable[Result]: ...
-
-    def start(self, *args: Any, **kwargs: Any) -> Process: ...
 
 
 class Item(NamedTuple):
@@ -179,12 +169,7 @@ class Tally:
         if self._progress is not None:
             self._progress(
                 Progress(
-                    path,
-                    self._done,
-                    self.total_bytes,
-                    self._resumed,
-                    self._files,
-                    self.total_files,
+                    path, self._done, self.total_bytes, self._resumed, self._files, self.total_files
                 )
             )
 
@@ -213,7 +198,7 @@ class TreeCopy:
     def __init__(
         self,
         files: RemoteFiles,
-        commands: Commands,
+        commands: SystemCommands,
         progress: Callable[[Progress], None] | None,
         sandbox: Sandbox | None,
         options: CopyOptions | None = None,
@@ -281,9 +266,7 @@ class TreeCopy:
         """Whether a remote and a local file have the same first `size` bytes, by their digests."""
         argv = ["/bin/sh", "-c", _DIGEST, "sh", path, str(size)]
         try:
-            result = await self._commands.run(
-                argv, cwd="/", sandbox=self._sandbox, output_limit=HELPER_OUTPUT_BYTES
-            )
+            result = await self._commands.run(argv, sandbox=self._sandbox)
         except (RpcError, UnicodeEncodeError, Unsupported):
             return False
         remote = result.text.split()[0] if result and result.stdout.strip() else ""
@@ -329,18 +312,12 @@ def join(top: str, path: str) -> str:
 
 
 async def run_xargs(
-    commands: Commands, argv: Sequence[str], paths: Iterable[str], sandbox: Sandbox | None
+    commands: SystemCommands, argv: Sequence[str], paths: Iterable[str], sandbox: Sandbox | None
 ) -> Result:
     """Run a command with any number of further arguments, through xargs."""
     data = b"".join(encoded(path) + b"\0" for path in paths)
-    return await commands.run(
-        ["xargs", "-0", *argv],
-        input=data,
-        env={"LC_ALL": "C"},
-        sandbox=sandbox,
-        cwd="/",
-        output_limit=HELPER_OUTPUT_BYTES,
-    )
+    words = ["xargs", "-0", *argv]
+    return await commands.run(words, input=data, env={"LC_ALL": "C"}, sandbox=sandbox)
 
 
 def is_final(error: Exception) -> bool:
@@ -382,7 +359,7 @@ class HelperCommand:
 
     exit_code: int
 
-    def __init__(self, commands: Commands, sandbox: Any, *, error_bytes: int) -> None:
+    def __init__(self, commands: SystemCommands, sandbox: Any, *, error_bytes: int) -> None:
         """`error_bytes` limits the messages that are kept, to within one piece of output."""
         self._commands = commands
         self._sandbox = sandbox
@@ -392,7 +369,7 @@ class HelperCommand:
     async def stdout(self, argv: list[str], what: str) -> AsyncGenerator[bytes, None]:
         """Run it; raises ConnectionLost, with the name of the output, if a part was lost."""
         async with self._commands.start(
-            argv, cwd="/", env={"LC_ALL": "C"}, sandbox=self._sandbox
+            argv, env={"LC_ALL": "C"}, sandbox=self._sandbox
         ) as process:
             async for chunk in process:
                 if chunk.lost_before:

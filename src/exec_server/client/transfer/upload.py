@@ -14,13 +14,7 @@ from typing import BinaryIO, Final
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import Stat, Transfer
 from exec_server.client.transfer.atomic_replace import replace
-from exec_server.client.transfer.batches import (
-    BATCHES_AT_ONCE,
-    FILE_BYTES,
-    FileBatch,
-    batches_of,
-    is_small,
-)
+from exec_server.client.transfer.batches import FILE_BYTES, FileBatch, for_each_batch
 from exec_server.client.transfer.batches import write as write_batch
 from exec_server.client.transfer.local_directory import file_mode, link_target, pread
 from exec_server.client.transfer.open_file import WRITE_BYTES
@@ -150,8 +144,6 @@ class Upload(TreeUpload):
         except (RpcError, SandboxDenied) as error:
             self._tally.left_out.append(f"times: {error}")
 
-    # ---- content ----------------------------------------------------------------------
-
     async def _send_batches(self, source: str, target: str, items: list[Item]) -> set[str]:
         """Send small files together; returns the paths of those that were sent."""
         copied: set[str] = set()
@@ -169,9 +161,7 @@ class Upload(TreeUpload):
                     self._finished_modes.add(item.path)
                 self._copied(item, len(contents[position] or b""))
 
-        small = [item for item in self._not_failed(items) if is_small(item)]
-        if len(small) > 1:
-            await for_each(batches_of(small, target), send, BATCHES_AT_ONCE)
+        await for_each_batch(self._not_failed(items), target, send)
         return copied
 
     async def _send_if_changed(self, item: Item, source: str, target: str) -> None:
@@ -255,9 +245,7 @@ class Upload(TreeUpload):
         argv = ["/bin/sh", "-c", _APPEND, "sh", part, str(offset), str(item.size - offset)]
         sent = 0
         try:
-            async with self._commands.start(
-                argv, cwd="/", stdin=True, sandbox=self._sandbox
-            ) as process:
+            async with self._commands.start(argv, stdin=True, sandbox=self._sandbox) as process:
                 async for block in _blocks(file, offset):
                     await process.write(block)
                     sent += len(block)
@@ -283,9 +271,6 @@ class _Interrupted(ExecServerError):
     def __init__(self, reached: int, reason: str) -> None:
         super().__init__(reason)
         self.reached = reached
-
-
-# ---- local files, in threads ----------------------------------------------------------
 
 
 def _scan(top: str, fail: Callable[[str, OSError], None]) -> list[Item]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.client.engine.dialers import WebSocketDialer, is_transient
+from exec_server.client.engine.dialers import WebSocketDialer
+from exec_server.client.engine.session import is_transient
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.errors import (
     CertificateRejected,

@@ -204,7 +204,7 @@ def test_words_are_texts_or_paths() -> None:
         with pytest.raises(TypeError, match="argv is a list of words"):
             argv_list(text)  # type: ignore[arg-type]
     assert argv_list(["a", b"b"]) == ["a", "b"]
-    with pytest.raises(TypeError, match=r"argv\[1\] must be str, bytes or a path, not int"):
+    with pytest.raises(TypeError, match=r"argv\[1\] must be str, bytes or os.PathLike, not int"):
         argv_list(["a", 1])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"env\['A'\] must be str, bytes or a path, not int"):
+    with pytest.raises(TypeError, match=r"env\['A'\] must be str, bytes or os.PathLike, not int"):
         build(env={"A": 1})

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from exec_server.client.engine import messages
 from exec_server.client.engine.messages import Envelope
 from exec_server.client.engine.session import ClientConnection
 from exec_server.errors import MalformedMessage
-from exec_server.net import liveness
 
 
 class Owner:
@@ -40,7 +40,7 @@ class Owner:
 
 def test_everything_is_reported_until_the_end() -> None:
     owner = Owner()
-    connection = ClientConnection(owner, cast(Any, None))
+    connection = ClientConnection(cast(Any, owner), cast(Any, None))
     connection.message_received(b'{"method":"a"}')
     connection.message_received(b'{"method":"bad"}')
     connection.message_received(b"{}")
@@ -61,14 +61,14 @@ def test_everything_is_reported_until_the_end() -> None:
 
 
 def test_server_that_floods_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "FLOOD_SECONDS", 0.0)
+    monkeypatch.setattr(messages, "FLOOD_SECONDS", 0.0)
 
     async def scene() -> list[Any]:
         owner = Owner()
-        connection = ClientConnection(owner, cast(Any, None))
+        connection = ClientConnection(cast(Any, owner), cast(Any, None))
         connection.judge(is_useful=True)
         assert owner.told == []
         connection.judge(is_useful=False)
         return owner.told
 
-    assert asyncio.run(scene()) == ["the server has sent nothing but useless messages for 0 s"]
+    assert asyncio.run(scene()) == ["the server has sent nothing but useless messages for 30 s"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.client.output import SLACK_BYTES, CollectedOutput, OutputLimit
+from exec_server.client.commands import SLACK_BYTES, CollectedOutput, OutputLimit
 from exec_server.errors import InvalidParams
 
 
