@@ -231,30 +231,22 @@ def _add_detach_flags(parser: ExecParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
     _check_detach(arguments)
     target = find_target(arguments.target, access_options(arguments))
+    if arguments.detach and target.argv is not None:
+        raise UsageError(
+            f"{target.label}: the server of a stdio target ends with the connection, and a "
+            "detached command with it; --detach needs a server that goes on"
+        )
+    from exec_server.cli.exec import execution
 
-    if arguments.detach:
-        if target.argv is not None:
-            raise UsageError(
-                f"{target.label}: the server of a stdio target ends with the connection, and a "
-                "detached command with it; --detach needs a server that goes on"
-            )
-        from exec_server.cli.exec.execution import start_detached
-
-        return start_detached(arguments, target)
-
-    from exec_server.cli.exec.execution import execute
-
-    return execute(arguments, target)
+    return (execution.start_detached if arguments.detach else execution.execute)(arguments, target)
 
 
 def _check_detach(arguments: argparse.Namespace) -> None:
     """Raise UsageError for flags that do not fit together."""
     if not arguments.detach:
-        flags = ("name", "max_lifetime", "idle_timeout")
-        for flag in flags:
+        for flag in ("name", "max_lifetime", "idle_timeout"):
             if getattr(arguments, flag):
                 raise UsageError(f"--{flag.replace('_', '-')} needs --detach")
     elif not arguments.argv:
@@ -285,13 +277,9 @@ def build_shell_parser() -> CommandParser:
     add_execution_flags(parser)
     # `exec` without a command.
     parser.set_defaults(argv=[], tty=False, no_stdin=False, timeout=None)
+    parser.set_defaults(detach=False, name=None, interactive=False)
+    parser.set_defaults(max_lifetime=None, idle_timeout=None)
     return parser
 
 
-def run_shell(arguments: argparse.Namespace) -> int:
-    """Run the shell; returns the exit code."""
-    target = find_target(arguments.target, access_options(arguments))
-
-    from exec_server.cli.exec.execution import execute
-
-    return execute(arguments, target)
+run_shell = run

@@ -13,7 +13,7 @@ from typing import Literal
 
 from exec_server.cli.connection import Connections, error_text, run_until_signal
 from exec_server.cli.errors import EXIT_FAILURE, CommandError, UsageError
-from exec_server.cli.files.patterns import find_matches, is_pattern
+from exec_server.cli.files.operands import find_matches, is_pattern
 from exec_server.cli.files.progress import ProgressBar
 from exec_server.cli.streams import OutputWriter, StdinReader, describe_stdout_errors, print_status
 from exec_server.cli.targets import AccessOptions, parse_remote_path, remote_path_example

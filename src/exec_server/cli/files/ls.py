@@ -69,8 +69,7 @@ def build_parser() -> CommandParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """List each operand; returns the exit code."""
-    from exec_server.cli.files.operands import for_each_operand
-    from exec_server.cli.files.patterns import is_pattern
+    from exec_server.cli.files.operands import for_each_operand, is_pattern
 
     lister = Lister(
         is_long=arguments.long,
