@@ -452,13 +452,12 @@ examples:
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("completion", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = CommandParser("completion", _DESCRIPTION, _EPILOG)
     parser.add_argument("shell", choices=SHELLS)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script; returns the exit code."""
     print_text(script(arguments.shell))
     return 0
 
@@ -470,13 +469,12 @@ slash. The completion scripts call it.
 
 
 def build_path_parser() -> CommandParser:
-    parser = CommandParser("complete-path", description=_PATH_DESCRIPTION)
+    parser = CommandParser("complete-path", _PATH_DESCRIPTION)
     parser.add_argument("word", metavar="TARGET:PATH")
     return parser
 
 
 def run_path(arguments: argparse.Namespace) -> int:
-    """Print the paths; returns the exit code."""
     try:
         remote = parse_remote_path(arguments.word)
     except UsageError:
@@ -549,14 +547,12 @@ call it.
 
 
 def build_name_parser() -> CommandParser:
-    parser = CommandParser("complete-name", description=_NAME_DESCRIPTION)
+    parser = CommandParser("complete-name", _NAME_DESCRIPTION)
     parser.add_argument("target", metavar="TARGET")
     return parser
 
 
 def run_name(arguments: argparse.Namespace) -> int:
-    """Print the names; returns the exit code."""
-
     async def list_names(environment: Environment) -> list[str]:
         listed = await environment.detached_processes()
         return sorted(each.name for each in listed if _is_name(each.name))

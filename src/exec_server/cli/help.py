@@ -83,7 +83,7 @@ examples:
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("help", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = CommandParser("help", _DESCRIPTION, _EPILOG)
     parser.usage = "exec-server help [COMMAND]"
     parser.add_argument("words", metavar="COMMAND", nargs=argparse.REMAINDER)
     return parser
@@ -120,7 +120,7 @@ examples:
 
 
 def build_version_parser() -> CommandParser:
-    return CommandParser("version", description=_VERSION_DESCRIPTION, epilog=_VERSION_EPILOG)
+    return CommandParser("version", _VERSION_DESCRIPTION, _VERSION_EPILOG)
 
 
 def run_version(_: argparse.Namespace) -> int:

@@ -227,7 +227,7 @@ examples:
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("login", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = CommandParser("login", _DESCRIPTION, _EPILOG)
     parser.add_argument("url", metavar="URL", nargs="?", help="the URL of the registry")
     parser.add_argument("--token-file", metavar="FILE", help="file with the token")
     parser.add_argument("--token-env", metavar="NAME", help="environment variable with the token")
@@ -255,7 +255,6 @@ def build_parser() -> CommandParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Log in, or list the logins; returns the exit code."""
     if arguments.list:
         return _list(as_json=arguments.json)
     if arguments.url is None:
@@ -370,13 +369,12 @@ examples:
 
 
 def build_logout_parser() -> CommandParser:
-    parser = CommandParser("logout", description=_LOGOUT_DESCRIPTION, epilog=_LOGOUT_EPILOG)
+    parser = CommandParser("logout", _LOGOUT_DESCRIPTION, _LOGOUT_EPILOG)
     parser.add_argument("url", metavar="URL", help="the URL of the registry")
     return parser
 
 
 def run_logout(arguments: argparse.Namespace) -> int:
-    """Remove the login; returns the exit code."""
     from exec_server.errors import StartupError
 
     try:

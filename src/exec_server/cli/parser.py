@@ -132,7 +132,7 @@ class CommandParser(ArgumentParser):
     verbs: tuple[str, ...] = ()  # each with a help of its own
 
     def __init__(
-        self, name: str, *, description: str, epilog: str | None = None, **options: Any
+        self, name: str, description: str, epilog: str | None = None, **options: Any
     ) -> None:
         super().__init__(f"exec-server {name}", description=description, epilog=epilog, **options)
 

@@ -19,10 +19,10 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from exec_server.cli.errors import UsageError
-from exec_server.cli.parser import ArgumentParser, CommandParser
+from exec_server.cli.parser import PATH_FORMS, TARGET_FORMS, ArgumentParser, CommandParser
 from exec_server.cli.streams import json_text, print_status, print_text
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ _UNIX_PATH: Final = r"(?s)(unix:.+):([/~].*)|(unix:.+):(.*)"
 _NAMED_PATH: Final = rf"(?s)(?!stdio:|unix:)({_NAME}):(.*)"
 _HOST_PORT: Final = r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+"
 _RELAY: Final = r"(?s)(https?://.+)/([^/]+)"
+_Parser = TypeVar("_Parser", bound=ArgumentParser)
 _KEYS: Final = frozenset(
     {
         *("url", "stdio", "registry", "environment_id"),
@@ -394,8 +395,8 @@ def write_private_file(path: Path, content: bytes, mode: int = 0o600) -> None:
         raise
 
 
-def add_access_flags(parser: ArgumentParser) -> None:
-    """Add the group of flags to a parser."""
+def with_access_flags(parser: _Parser) -> _Parser:
+    """Add the group of flags to a parser, and return it."""
     group = parser.add_argument_group(
         "access", "For targets without a name; for named ones they override targets.toml."
     )
@@ -426,6 +427,22 @@ def add_access_flags(parser: ArgumentParser) -> None:
         help="for relay targets: the only executor key to accept, by its fingerprint "
         "(default: the key that the registry names)",
     )
+    return parser
+
+
+class TargetParser(CommandParser):
+    """The parser of a command on targets, whose description says how they are written."""
+
+    forms = TARGET_FORMS
+
+    def __init__(self, name: str, description: str, epilog: str, **options: Any) -> None:
+        super().__init__(name, f"{description}\n{self.forms}", epilog, **options)
+
+
+class PathParser(TargetParser):
+    """The parser of a command on files of targets."""
+
+    forms = PATH_FORMS
 
 
 def access_options(arguments: argparse.Namespace) -> AccessOptions:
@@ -478,7 +495,7 @@ examples:
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("targets", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = CommandParser("targets", _DESCRIPTION, _EPILOG)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--names", action="store_true", help="print only the names")
     shown.add_argument("--json", action="store_true", help="print a JSON list instead of text")

@@ -5,6 +5,7 @@ The server looks for the paths that match a pattern such as `logs/*.gz`.
 
 from __future__ import annotations
 
+import argparse
 import posixpath
 import re
 import shlex
@@ -16,8 +17,8 @@ from exec_server.cli.connection import Connections, error_text, run_until_signal
 from exec_server.cli.errors import EXIT_FAILURE, CommandError, UsageError
 from exec_server.cli.streams import print_status
 from exec_server.cli.targets import (
-    AccessOptions,
     RemotePath,
+    access_options,
     parse_remote_path,
     remote_path_example,
 )
@@ -95,26 +96,26 @@ class Operand:
 
 
 def for_each_operand(
-    words: list[str],
-    access: AccessOptions,
+    arguments: argparse.Namespace,
     operation: Callable[[Operand], Awaitable[None]],
     *,
     needs_path: bool = True,
     takes_patterns: bool = False,
     may_be_missing: bool = False,
 ) -> int:
-    """Apply the operation to each operand, also after another one failed; returns the exit code.
+    """Apply the operation to each of `paths`, also after another one failed; returns the exit code.
 
     Without `needs_path`, a target alone is its working directory. With `takes_patterns`, a path
     with wildcards is replaced by those that match; there is one unless it `may_be_missing`. Raises
     UsageError.
     """
-    paths = [parse_operand(text, needs_path=needs_path) for text in words]
+    paths = [(text, parse_operand(text, needs_path=needs_path)) for text in arguments.paths]
+    access = access_options(arguments)
 
     async def work() -> int:
         code = 0
         async with Connections(access) as connections:
-            for text, remote in zip(words, paths, strict=True):
+            for text, remote in paths:
                 environment = await connections.get(remote.target)
                 operands = [Operand(environment, remote.path or ".", text)]
                 if takes_patterns and is_pattern(operands[0].path):
