@@ -254,7 +254,7 @@ def build_attach_parser() -> CommandParser:
 def run_attach(arguments: argparse.Namespace) -> int:
     target = find_target(arguments.target, access_options(arguments))
 
-    from exec_server.cli.exec.attachment import attach
+    from exec_server.cli.exec.execution import attach
 
     return attach(arguments, target)
 

@@ -194,7 +194,7 @@ def _read_last_line(pipe: int) -> bytes:
 
 
 HELP_TEXT: Final = """\
- {0}.   end the command and leave
+ {0}.   {1}
  {0}^Z  suspend exec-server
  {0}?   show this help
  {0}{0}   send {0}
