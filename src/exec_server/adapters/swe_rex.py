@@ -7,11 +7,17 @@ import logging
 import re
 import shlex
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Unpack
 
-from exec_server.adapters.target import UNREACHABLE, framework_missing, make_environment
+from exec_server.adapters.target import (
+    UNREACHABLE,
+    configured_files,
+    framework_missing,
+    make_environment,
+    unreachable_as,
+)
 from exec_server.client.arguments import AnySandbox
 from exec_server.client.connect import ConnectOptions
 from exec_server.client.environment import Environment
@@ -33,11 +39,6 @@ log = logging.getLogger(__name__)
 MAX_SESSIONS: Final = 64
 
 
-# BashSession: a bash in a terminal that keeps its state between commands; for adapters.
-#
-# Bash prints a prompt with a random word and the exit code of the last command, which
-# PROMPT_COMMAND sets anew each time, so that programs that change the prompt do no harm. A command
-# is one word for `eval`, so there is one prompt for it however many lines it has.
 class Observation(NamedTuple):
     """The output of a command; the text that ended it, and the exit code if it was the prompt."""
 
@@ -47,19 +48,19 @@ class Observation(NamedTuple):
 
 
 class BashSession:
-    """A bash that runs one command after the other."""
+    """A bash in a terminal that runs one command after the other, and keeps its state.
+
+    It prints a prompt with a random word and the exit code of the last command, which
+    PROMPT_COMMAND sets anew each time, so that programs that change the prompt do no harm. A
+    command is one word for `eval`, so there is one prompt for it however many lines it has.
+    """
 
     def __init__(
-        self,
-        environment: Environment,
-        *,
-        cwd: str | None = None,
-        sandbox: AnySandbox | None = None,
-        user: str | None = None,
+        self, environment: Environment, *, sandbox: AnySandbox | None, user: str | None
     ) -> None:
         self._word = uuid.uuid4().hex
         self._process: Process = environment.start(
-            ["bash"], cwd=cwd, tty=True, env={"TERM": "dumb"}, sandbox=sandbox, user=user
+            ["bash"], tty=True, env={"TERM": "dumb"}, sandbox=sandbox, user=user
         )
 
     async def start(self, files: Sequence[str] = ()) -> str:
@@ -111,7 +112,7 @@ class BashSession:
         prompt = rb"%b:(?P<code>\d+):" % self._word.encode()
         pattern = re.compile(b"|".join([prompt, *texts]))
         read = await self._process.read_until(pattern, timeout)
-        (match,) = [found for found in pattern.finditer(read) if found.end() == len(read)]
+        (match,) = [each for each in pattern.finditer(read) if each.end() == len(read)]
         code = match["code"]
         output = _CONTROL.sub("", read[: match.start()].decode(errors="backslashreplace"))
         ended_by = "" if code is not None else match[0].decode()
@@ -160,6 +161,9 @@ except ImportError as error:
     raise framework_missing("swe-rex", "swe-rex", error) from error
 
 
+_reaching = partial(unreachable_as, SwerexException, "the machine is out of reach: ")
+
+
 class ExecServerRuntime(AbstractRuntime):
     """A machine; it connects at first use, and `close` kills its processes.
 
@@ -193,10 +197,7 @@ class ExecServerRuntime(AbstractRuntime):
             return self._environment
 
     async def _files(self) -> Files:
-        files = (await self._opened()).files
-        if self._user is not None:
-            files = files.as_user(self._user)
-        return files if self._sandbox is None else files.sandboxed(self._sandbox)
+        return configured_files((await self._opened()).files, self._user, self._sandbox)
 
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:  # noqa: ASYNC109 - of the framework
         try:
@@ -280,10 +281,10 @@ class ExecServerRuntime(AbstractRuntime):
     async def _check_syntax(self, command: str) -> None:
         with _reaching():
             environment = await self._opened()
-            done = await environment.run(["bash", "-n"], input=command.encode(), cwd="/")
-        if done.exit_code:
-            text = f"bash cannot parse {command!r}: {done.error_text}"
-            output = {"bash_stdout": done.text, "bash_stderr": done.error_text}
+            result = await environment.run(["bash", "-n"], input=command.encode(), cwd="/")
+        if result.exit_code:
+            text = f"bash cannot parse {command!r}: {result.error_text}"
+            output = {"bash_stdout": result.text, "bash_stderr": result.error_text}
             raise BashIncorrectSyntaxError(text, extra_info=output)
 
     # ---- commands and files -----------------------------------------------------------
@@ -294,7 +295,7 @@ class ExecServerRuntime(AbstractRuntime):
             argv = ["/bin/sh", "-c", argv] if isinstance(argv, str) else ["/bin/sh", "-c", *argv]
         try:
             with _reaching():
-                done = await (await self._opened()).run(
+                result = await (await self._opened()).run(
                     argv,
                     cwd=command.cwd,
                     env=command.env,
@@ -305,12 +306,16 @@ class ExecServerRuntime(AbstractRuntime):
                 )
         except Timeout as late:
             raise CommandTimeoutError(f"{late}: {command.command!r}") from None
-        if command.check and done.exit_code:
-            text = f"{command.command!r} failed with exit code {done.exit_code}: {done.error_text}"
+        if command.check and result.exit_code:
+            text = (
+                f"{command.command!r} failed with exit code {result.exit_code}: {result.error_text}"
+            )
             raise NonZeroExitCodeError(
                 f"{command.error_msg}: {text}" if command.error_msg else text
             )
-        return CommandResponse(stdout=done.text, stderr=done.error_text, exit_code=done.exit_code)
+        return CommandResponse(
+            stdout=result.text, stderr=result.error_text, exit_code=result.exit_code
+        )
 
     async def read_file(self, request: ReadFileRequest) -> ReadFileResponse:
         with _reaching():
@@ -334,7 +339,7 @@ class ExecServerDeployment(AbstractDeployment):
 
     def __init__(self, target: str | None = None, **options: Any) -> None:
         self.logger = log
-        self._made = ExecServerRuntime(target, **options)
+        self._runtime = ExecServerRuntime(target, **options)
         self._is_started = False
         self._hooks = CombinedDeploymentHook()
 
@@ -344,34 +349,25 @@ class ExecServerDeployment(AbstractDeployment):
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:  # noqa: ASYNC109 - of the framework
         if not self._is_started:
             return IsAliveResponse(is_alive=False, message="the deployment is not started")
-        return await self._made.is_alive(timeout=timeout)
+        return await self._runtime.is_alive(timeout=timeout)
 
     async def start(self) -> None:
         self._hooks.on_custom_step("Connecting to exec-server")
         try:
-            await self._made._opened()
+            await self._runtime._opened()
         except UNREACHABLE as error:
             raise DeploymentStartupError(str(error)) from error
         self._is_started = True
 
     async def stop(self) -> None:
         self._is_started = False
-        await self._made.close()
+        await self._runtime.close()
 
     @property
     def runtime(self) -> ExecServerRuntime:
         if not self._is_started:
             raise DeploymentNotStartedError()
-        return self._made
-
-
-@contextmanager
-def _reaching() -> Iterator[None]:
-    """A machine out of reach is an exception of SWE-ReX."""
-    try:
-        yield
-    except UNREACHABLE as error:
-        raise SwerexException(f"the machine is out of reach: {error}") from error
+        return self._runtime
 
 
 def _observation(
