@@ -54,16 +54,13 @@ class Login(NamedTuple):
         """The token of a role, None if there is none; raises UsageError."""
         if role not in self.tokens:
             return None
-        token = self.tokens[role]
-        if token is not None:
-            return token
-        found: str | None = _keyring().get_password(_SERVICE, _account(self.url, role))
-        if found is None:
+        token = self.tokens[role] or _keyring().get_password(_SERVICE, _account(self.url, role))
+        if token is None:
             raise UsageError(
                 f"the keyring no longer holds the token for {self.url}: run "
                 f"`exec-server login {self.url}` again"
             )
-        return found
+        return token
 
 
 def logins_file() -> Path:
@@ -90,10 +87,10 @@ def load_logins() -> dict[str, Login]:
     import json
 
     path = logins_file()
-    found = read_configuration(path)
-    if found is None:
+    configuration = read_configuration(path)
+    if configuration is None:
         return {}
-    text, is_exposed = found
+    text, is_exposed = configuration
     if is_exposed:
         raise UsageError(f"{path} is readable by other users: run `chmod 600 {path}`")
     try:
@@ -272,7 +269,9 @@ def run(arguments: argparse.Namespace) -> int:
     roles: tuple[Role, ...] = permissions.roles
     ca_file = None if arguments.ca_file is None else os.path.abspath(arguments.ca_file)
     login = Login(url, dict.fromkeys(roles, token), ca_file, tuple(arguments.pin))
-    place = _place(arguments.store)
+    place: Place = arguments.store
+    if arguments.store == "auto":
+        place = "keyring" if has_keyring() else "file"
     save_login(login, place)
     print_text(_report(url, permissions, place))
     return 0
@@ -335,12 +334,6 @@ def _ask_registry(arguments: argparse.Namespace, url: str, token: str) -> Permis
         return event_loop.run(probe(url, environment_id(), token, tls))
     except RegistryError as error:
         raise CommandError(str(error)) from None
-
-
-def _place(choice: str) -> Place:
-    if choice == "auto":
-        return "keyring" if has_keyring() else "file"
-    return "keyring" if choice == "keyring" else "file"
 
 
 def _report(url: str, permissions: Permissions, place: Place) -> str:

@@ -156,23 +156,16 @@ def find_target(text: str, access: AccessOptions | None = None) -> Target:
     return target._replace(access=_merged(target.access, access or AccessOptions()))
 
 
-def _merged(stored: AccessOptions, given: AccessOptions) -> AccessOptions:
+def _merged(stored: AccessOptions, flags: AccessOptions) -> AccessOptions:
     """A token from the command line replaces the stored token, of whichever source.
 
     A CA file or pins replace both of the stored ones.
     """
-    checks = given if given.ca_file is not None or given.pins else stored
-    has_token = given.token_file is not None or given.token_env is not None
-    tokens = given if has_token else stored
-    return AccessOptions(
-        token=tokens.token,
-        token_file=tokens.token_file,
-        token_env=tokens.token_env,
-        executor_key=given.executor_key or stored.executor_key,
-        ca_file=checks.ca_file,
-        pins=checks.pins,
-        allow_insecure_token=given.allow_insecure_token or stored.allow_insecure_token,
-    )
+    if flags.has_token:
+        stored = stored._replace(token=None, token_file=None, token_env=None)
+    if flags.ca_file is not None or flags.pins:
+        stored = stored._replace(ca_file=None, pins=())
+    return stored._replace(**{name: value for name, value in flags._asdict().items() if value})
 
 
 def _split_command(command: str, where: str) -> tuple[str, ...]:
@@ -199,11 +192,8 @@ def _named_target(name: str) -> Target:
     known = load_targets()
     if name in known:
         return known[name]
-    listed = (
-        f"known targets: {', '.join(sorted(known))}"
-        if known
-        else f"{targets_file()} defines no targets"
-    )
+    names = ", ".join(sorted(known))
+    listed = f"known targets: {names}" if known else f"{targets_file()} defines no targets"
     if re.fullmatch(_HOST_PORT, name) is not None:
         raise UsageError(f"`{name}` is not a target; did you mean ws://{name}?")
     if re.fullmatch(_NAME, name) is None:
@@ -213,17 +203,18 @@ def _named_target(name: str) -> Target:
     raise UsageError(f"unknown target `{name}`; {listed}")
 
 
-# ---- targets.toml ---------------------------------------------------------------------
-
-
-def targets_file() -> Path:
-    """The path of targets.toml."""
+def configuration_directory() -> Path:
+    """The directory of the user's configurations."""
     from pathlib import Path  # slow to import, and needed for targets with a name only
 
     config = os.environ.get("XDG_CONFIG_HOME", "")
     # The XDG base directory specification says to ignore a relative path.
-    base = Path(config) if config.startswith("/") else Path.home() / ".config"
-    return base / "exec-server" / "targets.toml"
+    return Path(config) if config.startswith("/") else Path.home() / ".config"
+
+
+def targets_file() -> Path:
+    """The path of targets.toml."""
+    return configuration_directory() / "exec-server" / "targets.toml"
 
 
 def read_configuration(path: Path) -> tuple[bytes, bool] | None:
@@ -249,10 +240,10 @@ def load_targets() -> dict[str, Target]:
     import tomllib
 
     path = targets_file()
-    found = read_configuration(path)
-    if found is None:
+    configuration = read_configuration(path)
+    if configuration is None:
         return {}
-    text, is_exposed = found
+    text, is_exposed = configuration
     try:
         tables = tomllib.loads(text.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -313,8 +304,8 @@ def _split_relay_url(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
         relay = _relay_target(table["url"])
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    rest = {key: value for key, value in table.items() if key != "url"}
-    return rest | {"registry": relay.registry, "environment_id": relay.environment_id}
+    others = {key: value for key, value in table.items() if key != "url"}
+    return others | {"registry": relay.registry, "environment_id": relay.environment_id}
 
 
 def _check_combination(where: str, table: Mapping[str, object]) -> None:
@@ -359,9 +350,7 @@ def _parse_pins(where: str, value: object) -> tuple[str, ...]:
 
 def _resolve_path(value: str | None, file: Path) -> str | None:
     """Expand `~`, and make a path relative to the directory of targets.toml absolute."""
-    if value is None:
-        return None
-    return str(file.parent / os.path.expanduser(value))
+    return None if value is None else str(file.parent / os.path.expanduser(value))
 
 
 def _read_token_file(path: str) -> str:

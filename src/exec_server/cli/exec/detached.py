@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.errors import EXIT_FAILURE, CommandError
 from exec_server.cli.exec.command import add_escape_flag
 from exec_server.cli.parser import CommandParser, line_count
 from exec_server.cli.streams import (
-    describe_stdout_errors,
+    by_descriptor,
     json_text,
     local_time,
     print_error,
@@ -211,10 +210,8 @@ async def _retained(environment: Environment, target: Target, name: str) -> tupl
 
 
 async def _write_output(writer: OutputWriter, chunks: Iterable[tuple[str, bytes]]) -> None:
-    for is_error, run in groupby(chunks, lambda chunk: chunk[0] == "stderr"):
-        data = b"".join(data for _, data in run)
-        with describe_stdout_errors():
-            await writer.write(2 if is_error else 1, data)
+    for descriptor, data in by_descriptor(chunks):
+        await writer.print(data, descriptor)
 
 
 _ATTACH_DESCRIPTION: Final = """\

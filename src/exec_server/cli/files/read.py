@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import CommandParser
-from exec_server.cli.streams import describe_stdout_errors, print_status
+from exec_server.cli.streams import print_status
 from exec_server.cli.targets import PathParser, with_access_flags
 from exec_server.printable import printable
 
@@ -54,8 +54,7 @@ def run_cat(arguments: argparse.Namespace) -> int:
     async def print_file(operand: Operand) -> None:
         async with operand.environment.files.open(operand.path, "rb") as file:
             async for block in file:
-                with describe_stdout_errors():
-                    await writer.write(1, block)
+                await writer.print(block)
 
     return for_each_operand(arguments, print_file, takes_patterns=True)
 
@@ -162,28 +161,27 @@ class Tail:
     async def print_end(self, lines: int, heading: bytes = b"") -> None:
         """Print the last lines, after a heading if there is one."""
         seen = await self._look()
-        found = seen.status
-        size = FIRST_BYTES
+        end, size = seen.status.size, FIRST_BYTES
         while True:
-            start = max(0, found.size - size)
-            data = await self._read(start, found.size)
+            start = max(0, end - size)
+            data = await self._read(start, end)
             text = last_lines(data, lines)
             if len(text) < len(data) or start == 0 or size >= MAX_BYTES:
                 break
             size *= 8
         self._seen, self.position, self._printed = seen, start + len(data), data[-COMPARED_BYTES:]
-        await self._write(heading + text)
+        await self._writer.print(heading + text)
 
     async def print_from(self, line: int, heading: bytes = b"") -> None:
         """Print all lines from this one on, counted from 1, after a heading if there is one."""
         self._seen = await self._look()
         missing = line - 1
-        await self._write(heading)
+        await self._writer.print(heading)
         async with self._files.open(self._path, offset=0) as file:
             async for block in file:
                 self._advance_by(block)
-                missing, rest = skip_lines(block, missing)
-                await self._write(rest)
+                missing, remaining = skip_lines(block, missing)
+                await self._writer.print(remaining)
 
     async def follow(self) -> None:
         """Print everything that is appended, for ever."""
@@ -222,7 +220,7 @@ class Tail:
             async with self._files.open(self._path, offset=self.position) as file:
                 async for block in file:
                     self._advance_by(block)
-                    await self._write(block)
+                    await self._writer.print(block)
 
     def _advance_by(self, block: bytes) -> None:
         self.position += len(block)
@@ -238,10 +236,6 @@ class Tail:
             return (await self._files.read(self._path)) if not end else b""
         async with self._files.open(self._path, offset=start) as file:
             return await file.read(end - start)
-
-    async def _write(self, data: bytes) -> None:
-        with describe_stdout_errors():
-            await self._writer.write(1, data)
 
 
 def skip_lines(data: bytes, count: int) -> tuple[int, bytes]:
