@@ -107,8 +107,6 @@ class ExecServerFileSystem(AbstractFileSystem):
         if environment is not None:
             environment.close()
 
-    # ---- paths ------------------------------------------------------------------------
-
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
@@ -122,8 +120,6 @@ class ExecServerFileSystem(AbstractFileSystem):
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
         place = urlsplit(path).netloc if path.startswith(f"{_PROTOCOL}://") else ""
         return {"target": f"ws://{place}"} if place else {}
-
-    # ---- metadata ---------------------------------------------------------------------
 
     @_reaching
     def info(self, path: Any, **_: Any) -> dict[str, Any]:
@@ -158,8 +154,6 @@ class ExecServerFileSystem(AbstractFileSystem):
         if created is None:
             raise NotImplementedError("the file system keeps no time of creation")
         return datetime.fromtimestamp(created, UTC)
-
-    # ---- changes ----------------------------------------------------------------------
 
     @_reaching
     def mkdir(self, path: Any, create_parents: bool = True, **_: Any) -> None:
@@ -229,8 +223,6 @@ class ExecServerFileSystem(AbstractFileSystem):
             self.files.write(name, b"", parents=True)
         else:
             self.files.touch(name)
-
-    # ---- content ----------------------------------------------------------------------
 
     @_reaching
     def cat_file(

@@ -137,8 +137,6 @@ class ExecServerEnvironment(BaseEnvironment):
     def _files(self, user: str | None = None) -> Files:
         return configured_files(self._opened.files, user, self._sandbox, self._workdir)
 
-    # ---- commands ---------------------------------------------------------------------
-
     async def exec(
         self,
         command: str,
@@ -188,8 +186,6 @@ class ExecServerEnvironment(BaseEnvironment):
         except OSError:
             return False
         return found.is_directory if directory else found.is_file
-
-    # ---- transfers --------------------------------------------------------------------
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         with _reaching():

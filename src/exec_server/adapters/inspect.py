@@ -79,8 +79,6 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         self._config = config
         self._server_user = ServerUser()
 
-    # ---- life -------------------------------------------------------------------------
-
     @classmethod
     async def sample_init(
         cls, task_name: str, config: Any, metadata: dict[str, str]
@@ -153,8 +151,6 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
             type="exec-server", command=shlex.join([*words, "sh", "-c", shell])
         )
 
-    # ---- commands ---------------------------------------------------------------------
-
     async def exec(
         self,
         cmd: list[str],
@@ -212,8 +208,6 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
 
     def _path(self, path: str) -> str:
         return posixpath.join(self._directory, path)
-
-    # ---- files ------------------------------------------------------------------------
 
     @property
     def _own_files(self) -> Files:

@@ -102,8 +102,6 @@ class ExecServerSandboxSession(BaseSandboxSession):
         self._terminals: dict[int, tuple[Process, bool]] = {}
         self._forwards: dict[int, PortForward] = {}
 
-    # ---- life -------------------------------------------------------------------------
-
     async def _ensure_backend_started(self) -> None:
         environment = await self._connected()
         try:
@@ -161,8 +159,6 @@ class ExecServerSandboxSession(BaseSandboxSession):
     def _root(self) -> str:
         return str(self.state.manifest.root)
 
-    # ---- commands ---------------------------------------------------------------------
-
     async def exec(
         self,
         *command: str | Path,
@@ -212,8 +208,6 @@ class ExecServerSandboxSession(BaseSandboxSession):
         if port not in self._forwards:
             self._forwards[port] = await self._opened.forward_port(port)
         return ExposedPortEndpoint(host="127.0.0.1", port=self._forwards[port].port)
-
-    # ---- terminals --------------------------------------------------------------------
 
     def supports_pty(self) -> bool:
         return True
@@ -296,8 +290,6 @@ class ExecServerSandboxSession(BaseSandboxSession):
         self._terminals.clear()
         for process, _ in terminals:
             await process.aclose()
-
-    # ---- files ------------------------------------------------------------------------
 
     def _files(self, user: str | User | None = None) -> Files:
         files = self._opened.files
@@ -412,8 +404,6 @@ class ExecServerSandboxSession(BaseSandboxSession):
         entry = await self._validate_entry(path)
         with _writing(entry):
             await self._files().remove(entry, recursive=True, missing_ok=True)
-
-    # ---- archives ---------------------------------------------------------------------
 
     async def persist_workspace(self) -> io.IOBase:
         archive = io.BytesIO()

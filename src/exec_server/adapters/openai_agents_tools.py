@@ -15,12 +15,7 @@ from exec_server.client.results import Result
 try:
     from agents import apply_diff
     from agents.editor import ApplyPatchOperation, ApplyPatchResult
-    from agents.tool import (
-        ShellCallOutcome,
-        ShellCommandOutput,
-        ShellCommandRequest,
-        ShellResult,
-    )
+    from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellCommandRequest, ShellResult
 except ImportError as error:
     raise framework_missing("openai-agents", "openai-agents", error) from error
 

@@ -99,8 +99,6 @@ class ExecServerWorkspace:
             await files.remove(directory, recursive=True, missing_ok=True)
         await self.close()
 
-    # ---- commands ---------------------------------------------------------------------
-
     async def run(
         self,
         command: WorkspaceCommand,
@@ -135,8 +133,6 @@ class ExecServerWorkspace:
             # A deleted directory leaves its commands running.
             await self._check_directory()
         return _command_result(done)
-
-    # ---- files ------------------------------------------------------------------------
 
     # Paths of the framework are absolute; a relative one starts where commands start.
 
@@ -202,8 +198,6 @@ class ExecServerWorkspace:
     async def realpath(self, path: str) -> str:
         async with self._files(path) as (files, whole):
             return await files.realpath(whole, strict=False)
-
-    # ---- life -------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _files(self, path: str) -> AsyncIterator[tuple[Files, str]]:

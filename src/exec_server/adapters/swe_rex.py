@@ -214,8 +214,6 @@ class ExecServerRuntime(AbstractRuntime):
             await environment.aclose()
         return CloseResponse()
 
-    # ---- sessions ---------------------------------------------------------------------
-
     async def create_session(self, request: CreateBashSessionRequest) -> CreateBashSessionResponse:
         if request.session in self._sessions:
             raise SessionExistsError(f"session {request.session} already exists")
@@ -286,8 +284,6 @@ class ExecServerRuntime(AbstractRuntime):
             text = f"bash cannot parse {command!r}: {result.error_text}"
             output = {"bash_stdout": result.text, "bash_stderr": result.error_text}
             raise BashIncorrectSyntaxError(text, extra_info=output)
-
-    # ---- commands and files -----------------------------------------------------------
 
     async def execute(self, command: Command) -> CommandResponse:
         argv = command.command

@@ -48,14 +48,7 @@ files:
   ~/.config/exec-server/targets.toml   named targets; `exec-server targets --help` describes it
 """
 # Characters that roff would change or interpret, and non-ASCII ones by their number.
-_SPECIAL: Final = {
-    "\\": r"\e",
-    "-": r"\-",
-    "'": r"\(aq",
-    "`": r"\(ga",
-    "^": r"\(ha",
-    "~": r"\(ti",
-}
+_SPECIAL: Final = {"\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "^": r"\(ha", "~": r"\(ti"}
 _HEADING: Final = re.compile(r"\S.*:")
 
 

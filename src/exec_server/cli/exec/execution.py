@@ -116,8 +116,6 @@ class _StreamCopy:
         self._can_read = not arguments.no_stdin and not is_null_device(0)
         self._is_joined = False
 
-    # ---- start to end -----------------------------------------------------------------
-
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[_Outcome] = self._loop.create_future()
@@ -201,8 +199,6 @@ class _StreamCopy:
     @property
     def _is_raw(self) -> bool:
         return self._terminal is not None and self._terminal.is_raw
-
-    # ---- streams ----------------------------------------------------------------------
 
     async def _copy_output(self, process: Process, *, tty: bool) -> None:
         """Write output until its end; the outcome is then the exit code."""

@@ -158,9 +158,4 @@ def run_rm(arguments: argparse.Namespace) -> int:
             operand.path, recursive=arguments.recursive, missing_ok=arguments.force
         )
 
-    return for_each_operand(
-        arguments,
-        remove,
-        takes_patterns=True,
-        may_be_missing=arguments.force,
-    )
+    return for_each_operand(arguments, remove, takes_patterns=True, may_be_missing=arguments.force)

@@ -75,12 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         has_units=arguments.human_readable,
         has_headings=len(arguments.paths) > 1 or any(map(is_pattern, arguments.paths)),
     )
-    code = for_each_operand(
-        arguments,
-        lister,
-        needs_path=False,
-        takes_patterns=True,
-    )
+    code = for_each_operand(arguments, lister, needs_path=False, takes_patterns=True)
     if arguments.json:
         print_text(json_text(lister.members))
     return code

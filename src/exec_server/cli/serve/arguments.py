@@ -45,22 +45,10 @@ clients have started end with the server, even if it is killed.
 """
 # These flags require --remote.
 _REMOTE_FLAGS = (
-    "--environment-id",
-    "--executor-id",
-    "--name",
-    "--ca-file",
-    "--pin",
-    "--key-file",
-    "--remote-transport",
-    "--relay-security",
-    "--registry-auth",
-    "--use-agent-identity-auth",
-    "--executor-credential-stdin",
-    "--aws-sigv4",
-    "--aws-profile",
-    "--aws-region",
-    "--aws-service",
-    "--connect",
+    *("--environment-id", "--executor-id", "--name", "--ca-file", "--pin", "--key-file"),
+    *("--remote-transport", "--relay-security", "--registry-auth", "--use-agent-identity-auth"),
+    *("--executor-credential-stdin", "--aws-sigv4", "--aws-profile", "--aws-region"),
+    *("--aws-service", "--connect"),
 )
 
 
@@ -120,10 +108,7 @@ def _find_conflict(arguments: argparse.Namespace) -> str | None:
             arguments.key_file is not None and (is_direct or not _is_encrypted(arguments)),
             "--key-file requires --relay-security noise",
         ),
-        (
-            arguments.ca_file is not None and arguments.pin,
-            "--ca-file and --pin exclude each other",
-        ),
+        (arguments.ca_file is not None and arguments.pin, "--ca-file and --pin exclude each other"),
         (
             arguments.remote is not None and arguments.ws_auth is not None,
             "--ws-auth requires --listen",
@@ -237,10 +222,7 @@ def add_remote_flags(parser: ArgumentParser) -> None:
         "no port is opened on this machine.",
     )
     group.add_argument(
-        "--remote",
-        type=utf8_text,
-        metavar="URL",
-        help="URL of the registry; replaces --listen",
+        "--remote", type=utf8_text, metavar="URL", help="URL of the registry; replaces --listen"
     )
     group.add_argument(
         "--environment-id",
