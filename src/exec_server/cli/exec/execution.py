@@ -34,7 +34,6 @@ from exec_server.cli.errors import (
     EXIT_NOT_RUN,
     EXIT_TIMEOUT,
     CommandError,
-    command_code,
 )
 from exec_server.cli.exec.terminal import (
     FORWARDED,
@@ -383,6 +382,11 @@ def _describe_start_errors(arguments: argparse.Namespace, target: Target) -> Ite
         raise
     except ExecServerError as error:
         raise start_failure(error, arguments.argv, target.label) from None
+
+
+def command_code(code: int) -> int:
+    """The exit code for that of a command: servers before 0.140 report -1 for every signal."""
+    return 128 if code == -1 else code & 0xFF
 
 
 def start_failure(error: ExecServerError, argv: list[str], label: str) -> CommandError:
