@@ -17,7 +17,7 @@ class ManualPages(BuildHookInterface):
             return
         # The parsers import nothing outside of the standard library.
         sys.path.insert(0, str(Path(self.root, "src")))
-        from exec_server.cli.manual import pages
+        from exec_server.cli.help import pages
 
         folder = Path(self.root, "build", "man")
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ from swerex.runtime.abstract import (
 )
 
 from exec_server import Environment
-from exec_server.adapters import bash_session, swe_rex
+from exec_server.adapters import swe_rex
 from exec_server.adapters.swe_rex import ExecServerDeployment, ExecServerRuntime
 from exec_server.adapters.target import make_environment
 from tests.adapters.coding_task import (
@@ -171,7 +171,7 @@ def test_a_cancelled_session(server_url: str) -> None:
 
 
 def test_a_command_that_ignores_all_keys(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bash_session, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(swe_rex, "STOP_SECONDS", 0.2)
     stubborn = "sh -c 'trap \"\" INT TSTP; echo begun; sleep 600'"
 
     async def scene(runtime: ExecServerRuntime) -> None:

@@ -7,6 +7,7 @@ of a confined command without confinement.
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import subprocess
 import sys
@@ -26,9 +27,9 @@ from tests.support.trees import write_files
 
 from exec_server import Environment, serve, sync
 from exec_server.adapters import target as adapter_target
-from exec_server.cli.serve import up
 from exec_server.cli.targets import find_target
 from exec_server.client.engine.stdio import StdioDialer
+from exec_server.host import interpreter
 from exec_server.notebook.remote_cell import NotebookConnections
 from exec_server.protocol import codex
 from exec_server.protocol.paths import PathUri
@@ -92,7 +93,7 @@ _WAYS: dict[str, Callable[[], sync.Environment]] = {
     "async adapter": lambda: sync.Environment(
         lambda: adapter_target.make_environment(None, {}), has_children=True
     ),
-    "unit": lambda: _program(*up.own_command()),
+    "unit": lambda: _program(*interpreter.server_words(os.environ)),
     "script": lambda: _program(str(_SCRIPT)),
     "notebook": _notebook,
 }

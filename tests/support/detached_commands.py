@@ -119,7 +119,7 @@ class FakeEnvironment:
 
         @contextlib.asynccontextmanager
         async def open_environment(
-            target: Target, on_status: object = None
+            target: Target, on_stderr: object = None, on_status: object = None
         ) -> AsyncIterator[FakeEnvironment]:
             assert target is TARGET
             yield self

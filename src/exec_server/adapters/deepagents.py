@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final, Unpack
 
-from exec_server.adapters.target import framework_missing, open_environment
+from exec_server.adapters.target import configured_files, framework_missing, open_environment
 from exec_server.client.arguments import AnySandbox
 from exec_server.client.commands import OutputLimit
 from exec_server.client.connect import ConnectOptions
@@ -138,10 +138,7 @@ class ExecServerSandbox(BaseSandbox):
 
     @property
     def _files(self) -> Files:
-        files = self._environment.files
-        if self._user is not None:
-            files = files.as_user(self._user)
-        return files if self._sandbox is None else files.sandboxed(self._sandbox, cwd=self._cwd)
+        return configured_files(self._environment.files, self._user, self._sandbox, self._cwd)
 
 
 def _response(done: Result) -> ExecuteResponse:

@@ -8,15 +8,18 @@ path of the machine that the storage options name, `exec-server://HOST:PORT/path
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, ParamSpec, TypeVar, Unpack
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from exec_server.adapters.target import UNREACHABLE, framework_missing, open_environment
+from exec_server.adapters.target import (
+    configured_files,
+    framework_missing,
+    open_environment,
+    unreachable_as,
+)
 from exec_server.client.arguments import AnySandbox
 from exec_server.client.connect import ConnectOptions
 from exec_server.client.exceptions import CrossDevice
@@ -30,9 +33,6 @@ try:
     from fsspec.utils import isfilelike
 except ImportError as error:
     raise framework_missing("fsspec", "fsspec", error) from error
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _PROTOCOL: Final = "exec-server"
 # The options that fsspec itself gives a file system; any other one is a mistake, and a misspelled
@@ -50,17 +50,8 @@ _FSSPEC_OPTIONS: Final = frozenset(
 )
 
 
-def _reaching(method: Callable[P, T]) -> Callable[P, T]:
-    """Let a machine out of reach be a ConnectionError: users of fsspec expect an OSError."""
-
-    @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return method(*args, **kwargs)
-        except UNREACHABLE as error:
-            raise ConnectionError(str(error)) from error
-
-    return call
+# Users of fsspec expect an OSError.
+_reaching = unreachable_as(ConnectionError)
 
 
 class ExecServerFileSystem(AbstractFileSystem):
@@ -88,7 +79,8 @@ class ExecServerFileSystem(AbstractFileSystem):
         if sandbox is not None and user is not None:
             raise ValueError("user and sandbox exclude each other")
         names = ConnectOptions.__annotations__
-        connecting = {name: options.pop(name) for name in list(options) if name in names}
+        connecting: Any = {"reconnect": True}
+        connecting |= {name: options.pop(name) for name in list(options) if name in names}
         options |= storage_options or {}
         if unknown := sorted(options.keys() - _FSSPEC_OPTIONS):
             raise TypeError(f"exec-server has no option {', '.join(unknown)}")
@@ -96,7 +88,7 @@ class ExecServerFileSystem(AbstractFileSystem):
         self._target = target
         self._sandbox = sandbox
         self._user = user
-        self._connecting: dict[str, Any] = {"reconnect": True} | connecting
+        self._connecting: ConnectOptions = connecting
         self._lock = threading.Lock()  # guards the environment
         self._environment: Environment | None = None
 
@@ -105,11 +97,8 @@ class ExecServerFileSystem(AbstractFileSystem):
         """The files of the client; connects at first use."""
         with self._lock:
             if self._environment is None:
-                self._environment = _open(self._target, **self._connecting)
-            files = self._environment.files
-        if self._user is not None:
-            return files.as_user(self._user)
-        return files if self._sandbox is None else files.sandboxed(self._sandbox)
+                self._environment = open_environment(self._target, self._connecting)
+            return configured_files(self._environment.files, self._user, self._sandbox)
 
     def close(self) -> None:
         """End the connection; the next use makes a new one."""
@@ -117,8 +106,6 @@ class ExecServerFileSystem(AbstractFileSystem):
             environment, self._environment = self._environment, None
         if environment is not None:
             environment.close()
-
-    # ---- paths ------------------------------------------------------------------------
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -133,8 +120,6 @@ class ExecServerFileSystem(AbstractFileSystem):
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
         place = urlsplit(path).netloc if path.startswith(f"{_PROTOCOL}://") else ""
         return {"target": f"ws://{place}"} if place else {}
-
-    # ---- metadata ---------------------------------------------------------------------
 
     @_reaching
     def info(self, path: Any, **_: Any) -> dict[str, Any]:
@@ -169,8 +154,6 @@ class ExecServerFileSystem(AbstractFileSystem):
         if created is None:
             raise NotImplementedError("the file system keeps no time of creation")
         return datetime.fromtimestamp(created, UTC)
-
-    # ---- changes ----------------------------------------------------------------------
 
     @_reaching
     def mkdir(self, path: Any, create_parents: bool = True, **_: Any) -> None:
@@ -240,8 +223,6 @@ class ExecServerFileSystem(AbstractFileSystem):
             self.files.write(name, b"", parents=True)
         else:
             self.files.touch(name)
-
-    # ---- content ----------------------------------------------------------------------
 
     @_reaching
     def cat_file(
@@ -341,10 +322,6 @@ class ExecServerFile(AbstractBufferedFile):
         if self._writer is not None:
             reason = OSError("the file is discarded")
             self._writer.__exit__(type(reason), reason, None)
-
-
-def _open(target: str | None, **options: Unpack[ConnectOptions]) -> Environment:
-    return open_environment(target, options)
 
 
 def _details(entry: Entry) -> dict[str, Any]:

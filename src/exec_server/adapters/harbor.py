@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from typing import Any
 from msgspec import structs
 
 from exec_server.adapters.target import (
-    UNREACHABLE,
     ServerUser,
+    configured_files,
     framework_missing,
     make_environment,
     token_of_variable,
+    unreachable_as,
 )
 from exec_server.client.arguments import AnySandbox
 from exec_server.client.connect import ConnectOptions
@@ -40,7 +41,13 @@ except ImportError as error:
 
 
 class MachineUnavailableError(RuntimeError):
-    """The machine is out of reach; `retry.include_exceptions` of a job may name this class."""
+    """The machine is out of reach; `retry.include_exceptions` of a job may name this class.
+
+    Harbor has no error of its own for that.
+    """
+
+
+_reaching = partial(unreachable_as, MachineUnavailableError)
 
 
 class ExecServerEnvironment(BaseEnvironment):
@@ -128,12 +135,7 @@ class ExecServerEnvironment(BaseEnvironment):
         return self._environment
 
     def _files(self, user: str | None = None) -> Files:
-        files = self._opened.files
-        if user is not None:
-            files = files.as_user(user)
-        return files if self._sandbox is None else files.sandboxed(self._sandbox, cwd=self._workdir)
-
-    # ---- commands ---------------------------------------------------------------------
+        return configured_files(self._opened.files, user, self._sandbox, self._workdir)
 
     async def exec(
         self,
@@ -185,8 +187,6 @@ class ExecServerEnvironment(BaseEnvironment):
             return False
         return found.is_directory if directory else found.is_file
 
-    # ---- transfers --------------------------------------------------------------------
-
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         with _reaching():
             await self._make_parent(target_path)
@@ -218,15 +218,6 @@ def _check_regular(done: Transfer) -> None:
     failed = tuple(each for each in done.failed if SPECIAL not in str(each.error))
     if failed:
         raise NotAllCopied(structs.replace(done, failed=failed))
-
-
-@contextmanager
-def _reaching() -> Iterator[None]:
-    """Harbor has no error for a machine out of reach, so this is one of ours."""
-    try:
-        yield
-    except UNREACHABLE as error:
-        raise MachineUnavailableError(str(error)) from error
 
 
 class _Output:

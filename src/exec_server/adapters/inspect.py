@@ -9,17 +9,18 @@ from __future__ import annotations
 import posixpath
 import shlex
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Literal, overload
 
 from exec_server.adapters.target import (
     UNREACHABLE,
     ServerUser,
+    configured_files,
     exec_words,
     framework_missing,
     make_environment,
     stored_options,
+    unreachable_as,
 )
 from exec_server.client.arguments import native
 from exec_server.client.commands import OutputLimit
@@ -52,6 +53,7 @@ except ImportError as error:
 DELETIONS: Final = 20
 
 _NOT_FOUND = 127
+_reaching = partial(unreachable_as, SandboxUnavailableError)
 
 
 class ExecServerSandboxConfig(StoredMachine):
@@ -77,8 +79,6 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         self._config = config
         self._server_user = ServerUser()
 
-    # ---- life -------------------------------------------------------------------------
-
     @classmethod
     async def sample_init(
         cls, task_name: str, config: Any, metadata: dict[str, str]
@@ -90,7 +90,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
             settings = await _without_own_user(environment, settings)
             parent = await environment.files.realpath(native(environment.info.temp_dir))
             directory = f"{parent.rstrip('/')}/inspect-{uuid.uuid4().hex}"
-            await _files(environment, settings.user).mkdir(directory)
+            await configured_files(environment.files, settings.user, None).mkdir(directory)
         except BaseException:
             await environment.aclose()
             raise
@@ -145,15 +145,11 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
                 return
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        config = self._config
-        name = await self._command_user(user)
-        words = exec_words(config, name)
+        words = exec_words(self._config, await self._command_user(user))
         shell = f"cd {shlex.quote(self._directory)} && exec sh"
         return SandboxConnection(
             type="exec-server", command=shlex.join([*words, "sh", "-c", shell])
         )
-
-    # ---- commands ---------------------------------------------------------------------
 
     async def exec(
         self,
@@ -213,13 +209,12 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
     def _path(self, path: str) -> str:
         return posixpath.join(self._directory, path)
 
-    # ---- files ------------------------------------------------------------------------
-
     @property
     def _own_files(self) -> Files:
-        files = _files(self._environment, self._config.user)
-        confined = self._config.sandbox
-        return files if confined is None else files.sandboxed(confined, cwd=self._directory)
+        config = self._config
+        return configured_files(
+            self._environment.files, config.user, config.sandbox, self._directory
+        )
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
@@ -246,15 +241,6 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         return data.decode() if text else data
 
 
-@contextmanager
-def _reaching() -> Iterator[None]:
-    """A machine out of reach is an unavailable sandbox."""
-    try:
-        yield
-    except UNREACHABLE as error:
-        raise SandboxUnavailableError(str(error)) from error
-
-
 def _settings(config: Any) -> ExecServerSandboxConfig:
     if config is None:
         return ExecServerSandboxConfig()
@@ -274,10 +260,6 @@ async def _without_own_user(
         return settings
     changed: ExecServerSandboxConfig = settings.model_copy(update={"user": None})
     return changed
-
-
-def _files(environment: Environment, user: str | None) -> Files:
-    return environment.files if user is None else environment.files.as_user(user)
 
 
 def _exec_result(done: Result) -> ExecResult[str]:

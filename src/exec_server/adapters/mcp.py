@@ -235,11 +235,7 @@ class CommandTools:
         """Type into the terminal of a command (tty=true), or wait for more of its output."""
         _encoded(chars)
         return await self._sessions.write(
-            session_id,
-            chars,
-            wait_ms=yield_time_ms,
-            tokens=max_output_tokens,
-            report=_report(ctx),
+            session_id, chars, wait_ms=yield_time_ms, tokens=max_output_tokens, report=_report(ctx)
         )
 
     async def kill_process(self, session_id: SessionId) -> str:

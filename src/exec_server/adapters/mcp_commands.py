@@ -225,14 +225,7 @@ class CommandSessions:
         await self._tasks.__aexit__(None, None, None)
 
     async def run(
-        self,
-        argv: list[str],
-        *,
-        workdir: str,
-        tty: bool,
-        wait_ms: int,
-        tokens: int,
-        report: Report,
+        self, argv: list[str], *, workdir: str, tty: bool, wait_ms: int, tokens: int, report: Report
     ) -> str:
         """Start a command and wait for a while; if the call is cancelled, the command is killed."""
         session = await self._start(argv, workdir, tty=tty)

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from exec_server.adapters.snapshot_archive import without_special_files
 from exec_server.adapters.target import (
     UNREACHABLE,
+    configured_files,
     framework_missing,
     make_environment,
     stored_options,
@@ -43,7 +44,6 @@ __all__ = [
 ]
 
 
-# ExecServerSandboxSession: one sandbox of the OpenAI Agents SDK, with files and terminals.
 try:
     from agents.sandbox.errors import (
         ExecTimeoutError,
@@ -55,7 +55,15 @@ try:
         WorkspaceStartError,
     )
     from agents.sandbox.files import EntryKind, FileEntry
-    from agents.sandbox.session import BaseSandboxSession, SandboxSessionState
+    from agents.sandbox.manifest import Manifest
+    from agents.sandbox.session import (
+        BaseSandboxClient,
+        BaseSandboxClientOptions,
+        BaseSandboxSession,
+        Instrumentation,
+        SandboxSession,
+        SandboxSessionState,
+    )
     from agents.sandbox.session.pty_types import (
         PTY_PROCESSES_MAX,
         PtyExecUpdate,
@@ -64,11 +72,15 @@ try:
         resolve_pty_write_yield_time_ms,
         truncate_text_by_tokens,
     )
+    from agents.sandbox.snapshot import resolve_snapshot
     from agents.sandbox.types import ExecResult, ExposedPortEndpoint, Permissions, User
+    from pydantic import ConfigDict
 
     from exec_server.adapters.stored_machine import StoredMachine
 except ImportError as error:
     raise framework_missing("openai-agents", "openai-agents", error) from error
+
+_DEFAULT_ROOT = Manifest().root
 
 
 class ExecServerSandboxSessionState(SandboxSessionState, StoredMachine):
@@ -89,8 +101,6 @@ class ExecServerSandboxSession(BaseSandboxSession):
         self._environment: Environment | None = None
         self._terminals: dict[int, tuple[Process, bool]] = {}
         self._forwards: dict[int, PortForward] = {}
-
-    # ---- life -------------------------------------------------------------------------
 
     async def _ensure_backend_started(self) -> None:
         environment = await self._connected()
@@ -149,8 +159,6 @@ class ExecServerSandboxSession(BaseSandboxSession):
     def _root(self) -> str:
         return str(self.state.manifest.root)
 
-    # ---- commands ---------------------------------------------------------------------
-
     async def exec(
         self,
         *command: str | Path,
@@ -200,8 +208,6 @@ class ExecServerSandboxSession(BaseSandboxSession):
         if port not in self._forwards:
             self._forwards[port] = await self._opened.forward_port(port)
         return ExposedPortEndpoint(host="127.0.0.1", port=self._forwards[port].port)
-
-    # ---- terminals --------------------------------------------------------------------
 
     def supports_pty(self) -> bool:
         return True
@@ -285,15 +291,9 @@ class ExecServerSandboxSession(BaseSandboxSession):
         for process, _ in terminals:
             await process.aclose()
 
-    # ---- files ------------------------------------------------------------------------
-
     def _files(self, user: str | User | None = None) -> Files:
         files = self._opened.files
-        name = self._user(user)
-        if name is not None:
-            files = files.as_user(name)
-        confined = self.state.sandbox
-        return files if confined is None else files.sandboxed(confined, cwd=self._root)
+        return configured_files(files, self._user(user), self.state.sandbox, self._root)
 
     async def _validate_path_access(self, path: Path | str, *, for_write: bool = False) -> Path:
         """The path below the root or a granted directory; its links may not lead out of both."""
@@ -405,8 +405,6 @@ class ExecServerSandboxSession(BaseSandboxSession):
         with _writing(entry):
             await self._files().remove(entry, recursive=True, missing_ok=True)
 
-    # ---- archives ---------------------------------------------------------------------
-
     async def persist_workspace(self) -> io.IOBase:
         archive = io.BytesIO()
         skipped = [str(path) for path in self._persist_workspace_skip_relpaths()]
@@ -475,25 +473,6 @@ def _writing(path: Path) -> Iterator[None]:
         raise
     except (ExecServerError, OSError) as error:
         raise WorkspaceArchiveWriteError(path=path, cause=error) from error
-
-
-try:
-    from agents.sandbox.manifest import Manifest
-    from agents.sandbox.session import (
-        BaseSandboxClient,
-        BaseSandboxClientOptions,
-        Instrumentation,
-        SandboxSession,
-        SandboxSessionState,
-    )
-    from agents.sandbox.snapshot import resolve_snapshot
-    from pydantic import ConfigDict
-
-    from exec_server.adapters.stored_machine import StoredMachine
-except ImportError as error:
-    raise framework_missing("openai-agents", "openai-agents", error) from error
-
-_DEFAULT_ROOT = Manifest().root
 
 
 class ExecServerSandboxClientOptions(BaseSandboxClientOptions, StoredMachine):

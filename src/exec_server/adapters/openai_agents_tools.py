@@ -5,23 +5,17 @@ from __future__ import annotations
 import posixpath
 from typing import Final
 
-from exec_server.adapters.target import framework_missing
+from exec_server.adapters.target import configured_files, framework_missing
 from exec_server.client.arguments import AnySandbox
 from exec_server.client.commands import OutputLimit
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import Timeout
-from exec_server.client.files import Files
 from exec_server.client.results import Result
 
 try:
     from agents import apply_diff
     from agents.editor import ApplyPatchOperation, ApplyPatchResult
-    from agents.tool import (
-        ShellCallOutcome,
-        ShellCommandOutput,
-        ShellCommandRequest,
-        ShellResult,
-    )
+    from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellCommandRequest, ShellResult
 except ImportError as error:
     raise framework_missing("openai-agents", "openai-agents", error) from error
 
@@ -83,8 +77,7 @@ class ExecServerEditor:
         sandbox: AnySandbox | None = None,
         user: str | None = None,
     ) -> None:
-        files = environment.files if user is None else environment.files.as_user(user)
-        self._files: Files = files if sandbox is None else files.sandboxed(sandbox, cwd=root)
+        self._files = configured_files(environment.files, user, sandbox, root)
         self._root = root
 
     async def create_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:

@@ -13,6 +13,7 @@ from typing import Any
 
 from exec_server.adapters.target import (
     UNREACHABLE,
+    configured_files,
     framework_missing,
     open_environment,
     stored_options,
@@ -66,10 +67,7 @@ class ExecServerWorkspace(LocalWorkspace, StoredMachine):
     @property
     def _files(self) -> Files:
         files = self.environment.files
-        if self.user is not None:
-            files = files.as_user(self.user)
-        confined = self.sandbox
-        return files if confined is None else files.sandboxed(confined, cwd=self.working_dir)
+        return configured_files(files, self.user, self.sandbox, self.working_dir)
 
     def execute_command(
         self, command: str, cwd: str | Path | None = None, timeout: float = 30.0

@@ -15,7 +15,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Unpack
 
-from exec_server.adapters.target import UNREACHABLE, framework_missing, make_environment
+from exec_server.adapters.target import (
+    configured_files,
+    framework_missing,
+    make_environment,
+    unreachable_as,
+)
 from exec_server.client.arguments import AnySandbox, PathResolver, native
 from exec_server.client.connect import ConnectOptions
 from exec_server.client.environment import Environment
@@ -62,7 +67,7 @@ class ExecServerWorkspace:
         """
         self._user = user
         self._target = target
-        self._options = options
+        self._options: ConnectOptions = {"reconnect": True, **options}
         self._sandbox = sandbox
         self._ref = ref
         self._is_attached = ref is not None
@@ -93,8 +98,6 @@ class ExecServerWorkspace:
             files = self._own_files(environment)
             await files.remove(directory, recursive=True, missing_ok=True)
         await self.close()
-
-    # ---- commands ---------------------------------------------------------------------
 
     async def run(
         self,
@@ -130,8 +133,6 @@ class ExecServerWorkspace:
             # A deleted directory leaves its commands running.
             await self._check_directory()
         return _command_result(done)
-
-    # ---- files ------------------------------------------------------------------------
 
     # Paths of the framework are absolute; a relative one starts where commands start.
 
@@ -198,15 +199,11 @@ class ExecServerWorkspace:
         async with self._files(path) as (files, whole):
             return await files.realpath(whole, strict=False)
 
-    # ---- life -------------------------------------------------------------------------
-
     @asynccontextmanager
     async def _files(self, path: str) -> AsyncIterator[tuple[Files, str]]:
         """The files of the machine, and the absolute path without `..`."""
         async with self._opened() as (environment, directory):
-            files = self._own_files(environment)
-            if self._sandbox is not None:
-                files = files.sandboxed(self._sandbox, cwd=directory)
+            files = configured_files(environment.files, self._user, self._sandbox, directory)
             paths = PathResolver(environment.info)
             paths.cwd = directory
             whole = await _without_dotdot(files, paths.absolute(path))
@@ -223,24 +220,19 @@ class ExecServerWorkspace:
                 raise _gone(directory)
 
     def _own_files(self, environment: Environment) -> Files:
-        files = environment.files
-        return files if self._user is None else files.as_user(self._user)
+        return configured_files(environment.files, self._user, None)
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[Environment, str]]:
         """The environment and the directory; an unreachable machine is an unavailable one."""
-        try:
+        with unreachable_as(WorkspaceUnavailableError):
             async with self._lock:
                 if self._environment is None:
-                    self._environment = await make_environment(
-                        self._target, {"reconnect": True, **self._options}
-                    )
+                    self._environment = await make_environment(self._target, self._options)
                 if self._directory is None:
                     self._directory = await self._find_directory(self._environment)
                 opened = self._environment, self._directory
             yield opened
-        except UNREACHABLE as error:
-            raise WorkspaceUnavailableError(str(error)) from error
 
     async def _find_directory(self, environment: Environment) -> str:
         if self._ref is None:

@@ -4,18 +4,124 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final, Unpack
+import re
+import shlex
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, Unpack
 
-from exec_server.adapters.bash_session import BashSession, Observation
-from exec_server.adapters.target import UNREACHABLE, framework_missing, make_environment
+from exec_server.adapters.target import (
+    UNREACHABLE,
+    configured_files,
+    framework_missing,
+    make_environment,
+    unreachable_as,
+)
 from exec_server.client.arguments import AnySandbox
 from exec_server.client.connect import ConnectOptions
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import PatternNotFound, Timeout
 from exec_server.client.files import Files
+from exec_server.client.process import Process
 from exec_server.errors import ExecServerError
+
+# Until bash has read its start-up files.
+START_SECONDS: Final = 30.0
+# Until bash has stopped or killed a job that ignores Ctrl-C. A program can ignore Ctrl-Z as well.
+STOP_SECONDS: Final = 10.0
+
+_CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
+
+log = logging.getLogger(__name__)
+
+# Sessions of a runtime: agents use one or two. Further ones are refused.
+MAX_SESSIONS: Final = 64
+
+
+class Observation(NamedTuple):
+    """The output of a command; the text that ended it, and the exit code if it was the prompt."""
+
+    output: str
+    exit_code: int | None
+    ended_by: str
+
+
+class BashSession:
+    """A bash in a terminal that runs one command after the other, and keeps its state.
+
+    It prints a prompt with a random word and the exit code of the last command, which
+    PROMPT_COMMAND sets anew each time, so that programs that change the prompt do no harm. A
+    command is one word for `eval`, so there is one prompt for it however many lines it has.
+    """
+
+    def __init__(
+        self, environment: Environment, *, sandbox: AnySandbox | None, user: str | None
+    ) -> None:
+        self._word = uuid.uuid4().hex
+        self._process: Process = environment.start(
+            ["bash"], tty=True, env={"TERM": "dumb"}, sandbox=sandbox, user=user
+        )
+
+    async def start(self, files: Sequence[str] = ()) -> str:
+        """Start bash and let it source some files; returns what it has printed."""
+        await self._process
+        lines = [f"source {shlex.quote(file)}" for file in files]
+        prompt = f"PROMPT_COMMAND='PS1=\"{self._word}:$?:\"'"
+        lines += ["bind 'set enable-bracketed-paste off' 2>/dev/null", "PS2=", "PS0=", prompt]
+        # Without an echo, which stty stops for readline too.
+        await self._process.write(f"stty -echo; {'; '.join(lines)}\n".encode())
+        return (await self._read((), START_SECONDS)).output
+
+    async def run(self, command: str, timeout: float | None, expect: Sequence[str]) -> Observation:  # noqa: ASYNC109 - the output stays unread
+        """Run a command until the prompt, or until one of the expected texts is printed.
+
+        Raises TimeoutError; the command goes on then, until `interrupt`.
+        """
+        await self._process.write(f" eval {shlex.quote(command)}\n".encode())
+        return await self._read(expect, timeout)
+
+    async def send(self, line: str, timeout: float | None, expect: Sequence[str]) -> Observation:  # noqa: ASYNC109 - the output stays unread
+        """Send a line to the running program; otherwise like `run`."""
+        await self._process.write(f"{line}\n".encode())
+        return await self._read(expect, timeout)
+
+    async def interrupt(
+        self,
+        timeout: float,  # noqa: ASYNC109 - of one attempt
+        attempts: int,
+        expect: Sequence[str],
+    ) -> Observation:
+        """Interrupt the running command, and kill it if that does not end it.
+
+        Raises TimeoutError if neither is possible, because it ignores all keys of a terminal.
+        """
+        for _ in range(attempts):
+            await self._process.write(b"\x03")
+            try:
+                return await self._read(expect, timeout)
+            except TimeoutError:
+                await asyncio.sleep(0)
+        await self._process.write(b"\x1a")  # Ctrl-Z: the job is killed in the background
+        await self._read((), STOP_SECONDS)
+        await self._process.write(b"kill -9 %% 2>/dev/null\n")
+        return await self._read(expect, STOP_SECONDS)
+
+    async def _read(self, expect: Sequence[str], timeout: float | None) -> Observation:  # noqa: ASYNC109 - nothing is lost by it
+        texts = [re.escape(text.encode()) for text in expect]
+        prompt = rb"%b:(?P<code>\d+):" % self._word.encode()
+        pattern = re.compile(b"|".join([prompt, *texts]))
+        read = await self._process.read_until(pattern, timeout)
+        (match,) = [each for each in pattern.finditer(read) if each.end() == len(read)]
+        code = match["code"]
+        output = _CONTROL.sub("", read[: match.start()].decode(errors="backslashreplace"))
+        ended_by = "" if code is not None else match[0].decode()
+        return Observation(output, None if code is None else int(code), ended_by)
+
+    async def close(self) -> None:
+        """Kill bash with all that it has started."""
+        await self._process.aclose()
+
 
 try:
     from swerex.deployment.abstract import AbstractDeployment
@@ -54,10 +160,8 @@ try:
 except ImportError as error:
     raise framework_missing("swe-rex", "swe-rex", error) from error
 
-log = logging.getLogger(__name__)
 
-# Sessions of a runtime: agents use one or two. Further ones are refused.
-MAX_SESSIONS: Final = 64
+_reaching = partial(unreachable_as, SwerexException, "the machine is out of reach: ")
 
 
 class ExecServerRuntime(AbstractRuntime):
@@ -93,10 +197,7 @@ class ExecServerRuntime(AbstractRuntime):
             return self._environment
 
     async def _files(self) -> Files:
-        files = (await self._opened()).files
-        if self._user is not None:
-            files = files.as_user(self._user)
-        return files if self._sandbox is None else files.sandboxed(self._sandbox)
+        return configured_files((await self._opened()).files, self._user, self._sandbox)
 
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:  # noqa: ASYNC109 - of the framework
         try:
@@ -112,8 +213,6 @@ class ExecServerRuntime(AbstractRuntime):
         if environment is not None:
             await environment.aclose()
         return CloseResponse()
-
-    # ---- sessions ---------------------------------------------------------------------
 
     async def create_session(self, request: CreateBashSessionRequest) -> CreateBashSessionResponse:
         if request.session in self._sessions:
@@ -180,13 +279,11 @@ class ExecServerRuntime(AbstractRuntime):
     async def _check_syntax(self, command: str) -> None:
         with _reaching():
             environment = await self._opened()
-            done = await environment.run(["bash", "-n"], input=command.encode(), cwd="/")
-        if done.exit_code:
-            text = f"bash cannot parse {command!r}: {done.error_text}"
-            output = {"bash_stdout": done.text, "bash_stderr": done.error_text}
+            result = await environment.run(["bash", "-n"], input=command.encode(), cwd="/")
+        if result.exit_code:
+            text = f"bash cannot parse {command!r}: {result.error_text}"
+            output = {"bash_stdout": result.text, "bash_stderr": result.error_text}
             raise BashIncorrectSyntaxError(text, extra_info=output)
-
-    # ---- commands and files -----------------------------------------------------------
 
     async def execute(self, command: Command) -> CommandResponse:
         argv = command.command
@@ -194,7 +291,7 @@ class ExecServerRuntime(AbstractRuntime):
             argv = ["/bin/sh", "-c", argv] if isinstance(argv, str) else ["/bin/sh", "-c", *argv]
         try:
             with _reaching():
-                done = await (await self._opened()).run(
+                result = await (await self._opened()).run(
                     argv,
                     cwd=command.cwd,
                     env=command.env,
@@ -205,12 +302,16 @@ class ExecServerRuntime(AbstractRuntime):
                 )
         except Timeout as late:
             raise CommandTimeoutError(f"{late}: {command.command!r}") from None
-        if command.check and done.exit_code:
-            text = f"{command.command!r} failed with exit code {done.exit_code}: {done.error_text}"
+        if command.check and result.exit_code:
+            text = (
+                f"{command.command!r} failed with exit code {result.exit_code}: {result.error_text}"
+            )
             raise NonZeroExitCodeError(
                 f"{command.error_msg}: {text}" if command.error_msg else text
             )
-        return CommandResponse(stdout=done.text, stderr=done.error_text, exit_code=done.exit_code)
+        return CommandResponse(
+            stdout=result.text, stderr=result.error_text, exit_code=result.exit_code
+        )
 
     async def read_file(self, request: ReadFileRequest) -> ReadFileResponse:
         with _reaching():
@@ -234,7 +335,7 @@ class ExecServerDeployment(AbstractDeployment):
 
     def __init__(self, target: str | None = None, **options: Any) -> None:
         self.logger = log
-        self._made = ExecServerRuntime(target, **options)
+        self._runtime = ExecServerRuntime(target, **options)
         self._is_started = False
         self._hooks = CombinedDeploymentHook()
 
@@ -244,34 +345,25 @@ class ExecServerDeployment(AbstractDeployment):
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:  # noqa: ASYNC109 - of the framework
         if not self._is_started:
             return IsAliveResponse(is_alive=False, message="the deployment is not started")
-        return await self._made.is_alive(timeout=timeout)
+        return await self._runtime.is_alive(timeout=timeout)
 
     async def start(self) -> None:
         self._hooks.on_custom_step("Connecting to exec-server")
         try:
-            await self._made._opened()
+            await self._runtime._opened()
         except UNREACHABLE as error:
             raise DeploymentStartupError(str(error)) from error
         self._is_started = True
 
     async def stop(self) -> None:
         self._is_started = False
-        await self._made.close()
+        await self._runtime.close()
 
     @property
     def runtime(self) -> ExecServerRuntime:
         if not self._is_started:
             raise DeploymentNotStartedError()
-        return self._made
-
-
-@contextmanager
-def _reaching() -> Iterator[None]:
-    """A machine out of reach is an exception of SWE-ReX."""
-    try:
-        yield
-    except UNREACHABLE as error:
-        raise SwerexException(f"the machine is out of reach: {error}") from error
+        return self._runtime
 
 
 def _observation(

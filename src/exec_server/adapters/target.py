@@ -1,14 +1,21 @@
-"""The machine of an adapter: a target, a registry with an environment, or a local server."""
+"""What adapters share: their machine, its files, and its errors.
+
+The machine is a target, a registry with an environment, or a local server.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from exec_server import sync
+from exec_server.client.arguments import AnySandbox
 from exec_server.client.commands import SystemCommands
 from exec_server.client.connect import ConnectOptions, connect
 from exec_server.client.environment import Environment
+from exec_server.client.files import Files
 from exec_server.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -16,15 +23,16 @@ from exec_server.errors import (
     RegistryError,
     SessionLost,
 )
+from exec_server.sync import files as sync_files
 
 if TYPE_CHECKING:  # it needs pydantic, and this module does not
     from exec_server.adapters.stored_machine import StoredMachine
 
+AnyFiles = TypeVar("AnyFiles", Files, sync_files.Files)
+
 # The errors of a machine that is out of reach, that frameworks map to their own exception. They
 # are raised in time: a lost session is given up after RECOVERY_SECONDS of the client.
 UNREACHABLE: Final = (ConnectFailed, ConnectionLost, ProcessLost, RegistryError, SessionLost)
-
-
 # The options of `connect` that say nothing about the machine.
 _OPTIONS_OF_ALL: Final = frozenset({"client_name", "reconnect"})
 
@@ -68,6 +76,24 @@ def exec_words(machine: StoredMachine, user: str | None) -> list[str]:
     return ["exec-server", "exec", "-t", *options, target, "--"]
 
 
+@contextmanager
+def unreachable_as(kind: Callable[[str], Exception], prefix: str = "") -> Iterator[None]:
+    """Let a machine out of reach be an exception of the framework; a decorator too."""
+    try:
+        yield
+    except UNREACHABLE as error:
+        raise kind(f"{prefix}{error}") from error
+
+
+def configured_files(
+    files: AnyFiles, user: str | None, sandbox: AnySandbox | None, cwd: str | None = None
+) -> AnyFiles:
+    """The files as a user, and confined by a sandbox whose workspace is `cwd`."""
+    if user is not None:
+        files = files.as_user(user)
+    return files if sandbox is None else files.sandboxed(sandbox, cwd=cwd)
+
+
 class ServerUser:
     """The user of a server, which needs no other rights to act as this one."""
 
@@ -78,8 +104,8 @@ class ServerUser:
         """Whether this is the name or the number of the server's own user."""
         if not self._names:
             commands = SystemCommands(environment.run, environment.start)
-            shown = await commands.run(["/bin/sh", "-c", "id -un; id -u"], cwd="/")
-            self._names = shown.text.split()
+            result = await commands.run(["/bin/sh", "-c", "id -un; id -u"], cwd="/")
+            self._names = result.text.split()
         return name in self._names
 
 
@@ -114,8 +140,8 @@ def _is_local(target: str | None, options: ConnectOptions) -> bool:
 
     A command for a machine whose target was forgotten must not run here.
     """
-    given = {name for name, value in options.items() if value not in (None, False)}
-    return target is None and given <= _OPTIONS_OF_ALL
+    names = {name for name, value in options.items() if value not in (None, False)}
+    return target is None and names <= _OPTIONS_OF_ALL
 
 
 def framework_missing(framework: str, extra: str, cause: ImportError) -> ImportError:

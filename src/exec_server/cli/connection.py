@@ -78,9 +78,6 @@ def run_event_loop(main: Coroutine[Any, Any, int]) -> int:
     return event_loop.run(main)
 
 
-# ---- connecting -----------------------------------------------------------------------
-
-
 class Connections(AsyncExitStack):
     """One connection for each target of a command line; an async context manager.
 
@@ -249,9 +246,6 @@ def _relay_dialer(target: Target, on_status: Callable[[str], None]) -> Dialer:
         allow_insecure_token=access.allow_insecure_token,
         on_retry=on_retry,
     )
-
-
-# ---- error texts ----------------------------------------------------------------------
 
 
 def error_text(error: Exception, path: str = "") -> str:

@@ -15,13 +15,6 @@ EXIT_NOT_EXECUTABLE: Final = 126
 EXIT_NOT_FOUND: Final = 127
 # The exit code of ssh: few commands use it themselves.
 EXIT_CONNECTION: Final = 255
-# Killed by a signal that the server does not name.
-EXIT_SIGNAL: Final = 128
-
-
-def command_code(code: int) -> int:
-    """The exit code for that of a command: servers before 0.140 report -1 for every signal."""
-    return EXIT_SIGNAL if code == -1 else code & 0xFF
 
 
 class UsageError(Exception):

@@ -6,9 +6,15 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from exec_server.cli.parser import TARGET_FORMS, CommandParser
+from exec_server.cli.parser import CommandParser
 from exec_server.cli.streams import json_text, print_text
-from exec_server.cli.targets import Target, access_options, add_access_flags, find_target
+from exec_server.cli.targets import (
+    Target,
+    TargetParser,
+    access_options,
+    find_target,
+    with_access_flags,
+)
 from exec_server.errors import printable
 
 if TYPE_CHECKING:
@@ -29,10 +35,9 @@ _READ_ONLY_SANDBOX: dict[str, Any] = {
     "windowsSandboxLevel": "disabled",
 }
 
-_DESCRIPTION: Final = f"""\
+_DESCRIPTION: Final = """\
 Show version, directories, shell and capabilities of a target, and whether its sandbox works.
-
-{TARGET_FORMS}"""
+"""
 _EPILOG: Final = """\
 examples:
   exec-server info build
@@ -41,15 +46,13 @@ examples:
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("info", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = TargetParser("info", _DESCRIPTION, _EPILOG)
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the description of the target; returns the exit code."""
     target = find_target(arguments.target, access_options(arguments))
 
     from exec_server.cli.connection import open_environment, run_until_signal

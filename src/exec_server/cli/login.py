@@ -54,16 +54,13 @@ class Login(NamedTuple):
         """The token of a role, None if there is none; raises UsageError."""
         if role not in self.tokens:
             return None
-        token = self.tokens[role]
-        if token is not None:
-            return token
-        found: str | None = _keyring().get_password(_SERVICE, _account(self.url, role))
-        if found is None:
+        token = self.tokens[role] or _keyring().get_password(_SERVICE, _account(self.url, role))
+        if token is None:
             raise UsageError(
                 f"the keyring no longer holds the token for {self.url}: run "
                 f"`exec-server login {self.url}` again"
             )
-        return found
+        return token
 
 
 def logins_file() -> Path:
@@ -90,10 +87,10 @@ def load_logins() -> dict[str, Login]:
     import json
 
     path = logins_file()
-    found = read_configuration(path)
-    if found is None:
+    configuration = read_configuration(path)
+    if configuration is None:
         return {}
-    text, is_exposed = found
+    text, is_exposed = configuration
     if is_exposed:
         raise UsageError(f"{path} is readable by other users: run `chmod 600 {path}`")
     try:
@@ -227,7 +224,7 @@ examples:
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("login", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = CommandParser("login", _DESCRIPTION, _EPILOG)
     parser.add_argument("url", metavar="URL", nargs="?", help="the URL of the registry")
     parser.add_argument("--token-file", metavar="FILE", help="file with the token")
     parser.add_argument("--token-env", metavar="NAME", help="environment variable with the token")
@@ -255,7 +252,6 @@ def build_parser() -> CommandParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Log in, or list the logins; returns the exit code."""
     if arguments.list:
         return _list(as_json=arguments.json)
     if arguments.url is None:
@@ -273,7 +269,9 @@ def run(arguments: argparse.Namespace) -> int:
     roles: tuple[Role, ...] = permissions.roles
     ca_file = None if arguments.ca_file is None else os.path.abspath(arguments.ca_file)
     login = Login(url, dict.fromkeys(roles, token), ca_file, tuple(arguments.pin))
-    place = _place(arguments.store)
+    place: Place = arguments.store
+    if arguments.store == "auto":
+        place = "keyring" if has_keyring() else "file"
     save_login(login, place)
     print_text(_report(url, permissions, place))
     return 0
@@ -338,12 +336,6 @@ def _ask_registry(arguments: argparse.Namespace, url: str, token: str) -> Permis
         raise CommandError(str(error)) from None
 
 
-def _place(choice: str) -> Place:
-    if choice == "auto":
-        return "keyring" if has_keyring() else "file"
-    return "keyring" if choice == "keyring" else "file"
-
-
 def _report(url: str, permissions: Permissions, place: Place) -> str:
     where = "the keyring" if place == "keyring" else "logins.json, which only you can read"
     lines = [f"Logged in to {url}; the token is in {where}."]
@@ -370,13 +362,12 @@ examples:
 
 
 def build_logout_parser() -> CommandParser:
-    parser = CommandParser("logout", description=_LOGOUT_DESCRIPTION, epilog=_LOGOUT_EPILOG)
+    parser = CommandParser("logout", _LOGOUT_DESCRIPTION, _LOGOUT_EPILOG)
     parser.add_argument("url", metavar="URL", help="the URL of the registry")
     return parser
 
 
 def run_logout(arguments: argparse.Namespace) -> int:
-    """Remove the login; returns the exit code."""
     from exec_server.errors import StartupError
 
     try:

@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.errors import UsageError
-from exec_server.cli.parser import TARGET_FORMS, CommandParser
-from exec_server.cli.targets import access_options, add_access_flags
+from exec_server.cli.parser import CommandParser
+from exec_server.cli.targets import TargetParser, access_options, with_access_flags
 
 if TYPE_CHECKING:
     import socket
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 LINE_BYTES: Final = 8 * 1_048_576
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
-_DESCRIPTION: Final = f"""\
+_DESCRIPTION: Final = """\
 Serve an MCP client, such as Codex, Claude Code or Cursor, on stdin and stdout: its model runs
 commands and changes files on the target. What it has started ends with it.
-
-{TARGET_FORMS}"""
+"""
 _EPILOG: Final = """\
 It needs the package mcp: pip install '.[mcp]' in a checkout. docs/mcp.md lists the tools.
 
@@ -39,7 +38,7 @@ examples:
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("mcp", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = TargetParser("mcp", _DESCRIPTION, _EPILOG)
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument(
         "--cwd", metavar="DIR", help="where relative paths start (default: that of the server)"
@@ -63,12 +62,10 @@ def build_parser() -> CommandParser:
     group.add_argument(
         "--http-token-env", metavar="NAME", help="environment variable with the token of clients"
     )
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until the client has gone or a signal arrives; returns the exit code."""
     from exec_server.cli.errors import CommandError
     from exec_server.cli.start_options import command_sandbox, load_policy
     from exec_server.cli.targets import find_target

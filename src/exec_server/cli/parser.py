@@ -64,12 +64,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, **options: Any) -> None:
         # No abbreviated flags: a new flag could make an abbreviation ambiguous.
-        super().__init__(
-            prog,
-            formatter_class=HelpFormatter,
-            allow_abbrev=False,
-            **options,
-        )
+        super().__init__(prog, formatter_class=HelpFormatter, allow_abbrev=False, **options)
 
     def help_command(self) -> str:
         """The command that error texts refer to."""
@@ -132,7 +127,7 @@ class CommandParser(ArgumentParser):
     verbs: tuple[str, ...] = ()  # each with a help of its own
 
     def __init__(
-        self, name: str, *, description: str, epilog: str | None = None, **options: Any
+        self, name: str, description: str, epilog: str | None = None, **options: Any
     ) -> None:
         super().__init__(f"exec-server {name}", description=description, epilog=epilog, **options)
 

@@ -12,7 +12,7 @@ import os
 import select
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -33,10 +33,10 @@ READ_BYTES: Final = 65_536
 
 def write_all(descriptor: int, data: bytes) -> None:
     """Write all of `data`. Blocking; raises OSError."""
-    rest = memoryview(data)
-    while rest:
+    unwritten = memoryview(data)
+    while unwritten:
         try:
-            rest = rest[os.write(descriptor, rest) :]
+            unwritten = unwritten[os.write(descriptor, unwritten) :]
         except BlockingIOError:  # another process has set O_NONBLOCK on the shared description
             select.select([], [descriptor], [])
 
@@ -194,14 +194,24 @@ class OutputWriter:
         finally:
             self.is_writing = False
 
+    async def print(self, data: bytes, descriptor: int = 1) -> None:
+        """The same; raises CommandError, or BrokenPipeError."""
+        with describe_stdout_errors():
+            await self.write(descriptor, data)
+
     async def write_output(self, process: Process, inspect: Callable[[bytes], None] | None) -> None:
         """Write the output of a command until its end; `inspect` is called with it before."""
         while chunks := await process.read_some():
-            for is_error, run in groupby(chunks, lambda chunk: chunk.stream == "stderr"):
-                data = b"".join(chunk.data for chunk in run)
+            for descriptor, data in by_descriptor((chunk.stream, chunk.data) for chunk in chunks):
                 if inspect is not None:
                     inspect(data)
-                await self.write(2 if is_error else 1, data)
+                await self.write(descriptor, data)
+
+
+def by_descriptor(chunks: Iterable[tuple[str, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Streams and their bytes as descriptors to write to, consecutive ones joined."""
+    for is_error, run in groupby(chunks, lambda chunk: chunk[0] == "stderr"):
+        yield 2 if is_error else 1, b"".join(data for _, data in run)
 
 
 def is_null_device(descriptor: int) -> bool:

@@ -7,7 +7,7 @@ new command is its functions and its row. docs/architecture.md describes them.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from exec_server.cli.errors import EXIT_CONNECTION, EXIT_FAILURE, EXIT_NOT_RUN
 
@@ -26,210 +26,118 @@ ALL_PATHS: Final = "remote and local paths"
 COMMAND: Final = "a command"
 
 
-class CommandRow:
+class CommandRow(NamedTuple):
     """One row of the table."""
 
-    # Not a dataclass, which is slow to import.
-    def __init__(
-        self,
-        name: str,
-        group: str,
-        summary: str,
-        module: str,
-        operands: str = NOTHING,
-        *,
-        failure_code: int = EXIT_FAILURE,
-        connection_code: int = EXIT_FAILURE,
-        is_client: bool = True,
-    ) -> None:
-        self.name = name
-        self.group = group
-        self.summary = summary  # a few words in lower case
-        # MODULE or MODULE:PREFIX below exec_server.cli; it defines `build_parser` and `run`, or
-        # `build_PREFIX_parser` and `run_PREFIX`. Only the commands of clients are run in this way.
-        self._module, _, self._prefix = module.partition(":")
-        self.operands = operands
-        self.failure_code = failure_code  # the exit code for errors other than wrong arguments
-        self.connection_code = connection_code  # the exit code if the target cannot be reached
-        self.is_client = is_client  # False: it starts processes here, under the watchdog
+    name: str
+    group: str
+    summary: str  # a few words in lower case
+    # MODULE or MODULE:PREFIX below exec_server.cli; it defines `build_parser` and `run`, or
+    # `build_PREFIX_parser` and `run_PREFIX`. Only the commands of clients are run in this way.
+    module: str
+    operands: str = NOTHING
 
     @property
     def is_visible(self) -> bool:
         """Whether help, completion and suggestions show it."""
         return self.group in GROUPS
 
+    @property
+    def is_client(self) -> bool:
+        """False if it starts processes here, under the watchdog."""
+        return self.name not in _SERVERS
+
+    @property
+    def failure_code(self) -> int:
+        """The exit code for errors other than wrong arguments."""
+        return EXIT_NOT_RUN if self.name in ("exec", "shell") else EXIT_FAILURE
+
+    @property
+    def connection_code(self) -> int:
+        """The exit code if the target cannot be reached."""
+        return EXIT_CONNECTION if self.name in _CONNECTED else EXIT_FAILURE
+
     def build_parser(self) -> ArgumentParser:
         """Import the module of the command, and make its parser."""
-        name = f"build_{self._prefix}_parser" if self._prefix else "build_parser"
-        parser: ArgumentParser = self._function(name)()
+        parser: ArgumentParser = self._function("build_{}_parser", "build_parser")()
         return parser
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run a client's command with the arguments of its parser; returns the exit code."""
-        code: int = self._function(f"run_{self._prefix}" if self._prefix else "run")(arguments)
+        code: int = self._function("run_{}", "run")(arguments)
         return code
 
-    def _function(self, name: str) -> Any:
-        return getattr(import_module(f"exec_server.cli.{self._module}"), name)
+    def _function(self, prefixed: str, plain: str) -> Any:
+        module, _, prefix = self.module.partition(":")
+        name = prefixed.format(prefix) if prefix else plain
+        return getattr(import_module(f"exec_server.cli.{module}"), name)
 
 
-_RUN: Final = "run commands on a target"
-_FILES: Final = "files of a target"
-_TARGETS: Final = "about targets"
-_MACHINE: Final = "serve this machine"
-_OTHER: Final = "other"
+_SERVERS: Final = frozenset({"serve", "up", "forward", "sandbox"})
+# They are connected as long as they run, and so use the exit code of ssh.
+_CONNECTED: Final = frozenset({"exec", "shell", "attach", "port", "mcp"})
 # In the order of `exec-server --help`.
-GROUPS: Final = (_RUN, _FILES, _TARGETS, _MACHINE, _OTHER)
-
-COMMANDS: Final = {
-    row.name: row
-    for row in (
-        CommandRow(
-            "exec",
-            _RUN,
-            "run a command on a target",
-            "exec.command",
-            TARGETS,
-            failure_code=EXIT_NOT_RUN,
-            connection_code=EXIT_CONNECTION,
-        ),
-        CommandRow(
-            "shell",
-            _RUN,
-            "open a login shell on a target",
-            "exec.command:shell",
-            TARGETS,
-            failure_code=EXIT_NOT_RUN,
-            connection_code=EXIT_CONNECTION,
-        ),
-        CommandRow("ps", _RUN, "list detached commands", "exec.detached:ps", TARGETS),
-        CommandRow(
-            "logs",
-            _RUN,
-            "print the output of a detached command",
-            "exec.detached:logs",
-            DETACHED,
-        ),
-        CommandRow(
-            "attach",
-            _RUN,
-            "use a detached command on this terminal",
-            "exec.detached:attach",
-            DETACHED,
-            connection_code=EXIT_CONNECTION,
-        ),
-        CommandRow("kill", _RUN, "end detached commands", "exec.detached:kill", DETACHED),
-        CommandRow(
-            "port",
-            _RUN,
-            "forward ports between this machine and a target",
-            "exec.port",
-            TARGETS,
-            connection_code=EXIT_CONNECTION,
-        ),
-        CommandRow(
-            "mcp",
-            _RUN,
-            "give a model tools for a target (MCP)",
-            "mcp",
-            TARGETS,
-            connection_code=EXIT_CONNECTION,
-        ),
-        CommandRow("cp", _FILES, "copy files and directories", "files.copy", ALL_PATHS),
-        CommandRow("put", _FILES, "copy local files to a target", "files.copy:put", ALL_PATHS),
-        CommandRow("get", _FILES, "copy files of a target here", "files.copy:get", ALL_PATHS),
-        CommandRow("ls", _FILES, "list files of a target", "files.ls", REMOTE_PATHS),
-        CommandRow("cat", _FILES, "print files of a target", "files.read:cat", REMOTE_PATHS),
-        CommandRow(
-            "tail",
-            _FILES,
-            "print or follow the end of a file",
-            "files.read:tail",
-            REMOTE_PATHS,
-        ),
-        CommandRow("grep", _FILES, "search the files of a target", "files.grep", ALL_PATHS),
-        CommandRow(
-            "watch",
-            _FILES,
-            "print changes of files as they happen",
-            "files.read:watch",
-            REMOTE_PATHS,
-        ),
-        CommandRow("mkdir", _FILES, "create directories", "files.change:mkdir", REMOTE_PATHS),
-        CommandRow(
-            "mv", _FILES, "rename or move files of a target", "files.change:mv", REMOTE_PATHS
-        ),
-        CommandRow("rm", _FILES, "remove files of a target", "files.change:rm", REMOTE_PATHS),
-        CommandRow(
-            "info",
-            _TARGETS,
-            "show version, directories and capabilities of a target",
-            "info",
-            TARGETS,
-        ),
-        CommandRow("targets", _TARGETS, "list the targets of targets.toml", "targets"),
-        CommandRow(
-            "login",
-            _TARGETS,
-            "store the token for a registry",
-            "login",
-        ),
-        CommandRow(
-            "logout",
-            _TARGETS,
-            "forget the token for a registry",
-            "login:logout",
-        ),
-        CommandRow(
-            "serve",
-            _MACHINE,
-            "listen for clients (the default without a command)",
-            "serve.arguments",
-            is_client=False,
-        ),
-        CommandRow(
-            "tls-init",
-            _MACHINE,
-            "make a self-signed certificate for a server with TLS",
-            "tls",
-        ),
-        CommandRow(
-            "up",
-            _MACHINE,
-            "make this machine reachable through a registry",
-            "serve.arguments:up",
-            is_client=False,
-        ),
-        CommandRow(
+_ROWS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
+    "run commands on a target": (
+        ("exec", "run a command on a target", "exec.command", TARGETS),
+        ("shell", "open a login shell on a target", "exec.command:shell", TARGETS),
+        ("ps", "list detached commands", "exec.detached:ps", TARGETS),
+        ("logs", "print the output of a detached command", "exec.detached:logs", DETACHED),
+        ("attach", "use a detached command on this terminal", "exec.detached:attach", DETACHED),
+        ("kill", "end detached commands", "exec.detached:kill", DETACHED),
+        ("port", "forward ports between this machine and a target", "exec.port", TARGETS),
+        ("mcp", "give a model tools for a target (MCP)", "mcp", TARGETS),
+    ),
+    "files of a target": (
+        ("cp", "copy files and directories", "files.copy", ALL_PATHS),
+        ("put", "copy local files to a target", "files.copy:put", ALL_PATHS),
+        ("get", "copy files of a target here", "files.copy:get", ALL_PATHS),
+        ("ls", "list files of a target", "files.ls", REMOTE_PATHS),
+        ("cat", "print files of a target", "files.read:cat", REMOTE_PATHS),
+        ("tail", "print or follow the end of a file", "files.read:tail", REMOTE_PATHS),
+        ("grep", "search the files of a target", "files.grep", ALL_PATHS),
+        ("watch", "print changes of files as they happen", "files.read:watch", REMOTE_PATHS),
+        ("mkdir", "create directories", "files.change:mkdir", REMOTE_PATHS),
+        ("mv", "rename or move files of a target", "files.change:mv", REMOTE_PATHS),
+        ("rm", "remove files of a target", "files.change:rm", REMOTE_PATHS),
+    ),
+    "about targets": (
+        ("info", "show version, directories and capabilities of a target", "info", TARGETS),
+        ("targets", "list the targets of targets.toml", "targets"),
+        ("login", "store the token for a registry", "login"),
+        ("logout", "forget the token for a registry", "login:logout"),
+    ),
+    "serve this machine": (
+        ("serve", "listen for clients (the default without a command)", "serve.arguments"),
+        ("tls-init", "make a self-signed certificate for a server with TLS", "tls"),
+        ("up", "make this machine reachable through a registry", "serve.arguments:up"),
+        (
             "forward",
-            _MACHINE,
             "serve clients of a relay on behalf of another server",
             "serve.arguments:forward",
-            is_client=False,
         ),
-        CommandRow(
+        (
             "registry",
-            _MACHINE,
             "run a registry, so that machines behind a NAT can be reached",
             "registry.command",
         ),
-        CommandRow(
-            "sandbox",
-            _MACHINE,
-            "test the sandbox of this machine",
-            "sandbox.command",
-            is_client=False,
-        ),
-        CommandRow("completion", _OTHER, "print a shell completion script", "completion"),
-        CommandRow("help", _OTHER, "show the help of a command", "help", COMMAND),
-        CommandRow("complete-path", "", "list remote paths", "completion:path"),
-        CommandRow("complete-name", "", "list detached names", "completion:name"),
-        CommandRow("version", _OTHER, "print the version", "help:version"),
-    )
+        ("sandbox", "test the sandbox of this machine", "sandbox.command"),
+    ),
+    "other": (
+        ("completion", "print a shell completion script", "completion"),
+        ("help", "show the help of a command", "help", COMMAND),
+        ("version", "print the version", "help:version"),
+    ),
+    "": (  # not shown
+        ("complete-path", "list remote paths", "completion:path"),
+        ("complete-name", "list detached names", "completion:name"),
+    ),
+}
+GROUPS: Final = tuple(filter(None, _ROWS))
+COMMANDS: Final = {
+    row[0]: CommandRow(row[0], group, *row[1:]) for group, rows in _ROWS.items() for row in rows
 }
 
-
-# ---- command lines ---------------------------------------------------------------------
 
 _HELP_FLAGS = ("-h", "--help")
 _VERSION_FLAGS = ("-V", "--version")
@@ -244,17 +152,12 @@ def route(words: list[str]) -> tuple[str, list[str]]:
         return "help", words[1:]
     if words[:1] and words[0] in _VERSION_FLAGS:
         return "version", []
-    name, rest = (
-        ("serve", words) if not words or words[0].startswith("-") else (words[0], words[1:])
-    )
-    if name in COMMANDS and not COMMANDS[name].is_client and _asks_for_help(rest):
-        return "help", [name, *(word for word in rest if word not in _HELP_FLAGS)]
-    return name, rest
-
-
-def _asks_for_help(words: list[str]) -> bool:
-    separator = words.index("--") if "--" in words else len(words)
-    return any(flag in words[:separator] for flag in _HELP_FLAGS)
+    has_name = words and not words[0].startswith("-")
+    name, options = (words[0], words[1:]) if has_name else ("serve", words)
+    separator = options.index("--") if "--" in options else len(options)
+    if name in _SERVERS and any(flag in options[:separator] for flag in _HELP_FLAGS):
+        return "help", [name, *(word for word in options if word not in _HELP_FLAGS)]
+    return name, options
 
 
 # Words of other programs for the same thing, which resemble none of ours.

@@ -19,10 +19,10 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from exec_server.cli.errors import UsageError
-from exec_server.cli.parser import ArgumentParser, CommandParser
+from exec_server.cli.parser import PATH_FORMS, TARGET_FORMS, ArgumentParser, CommandParser
 from exec_server.cli.streams import json_text, print_status, print_text
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ _UNIX_PATH: Final = r"(?s)(unix:.+):([/~].*)|(unix:.+):(.*)"
 _NAMED_PATH: Final = rf"(?s)(?!stdio:|unix:)({_NAME}):(.*)"
 _HOST_PORT: Final = r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+"
 _RELAY: Final = r"(?s)(https?://.+)/([^/]+)"
+_Parser = TypeVar("_Parser", bound=ArgumentParser)
 _KEYS: Final = frozenset(
     {
         *("url", "stdio", "registry", "environment_id"),
@@ -155,23 +156,16 @@ def find_target(text: str, access: AccessOptions | None = None) -> Target:
     return target._replace(access=_merged(target.access, access or AccessOptions()))
 
 
-def _merged(stored: AccessOptions, given: AccessOptions) -> AccessOptions:
+def _merged(stored: AccessOptions, flags: AccessOptions) -> AccessOptions:
     """A token from the command line replaces the stored token, of whichever source.
 
     A CA file or pins replace both of the stored ones.
     """
-    checks = given if given.ca_file is not None or given.pins else stored
-    has_token = given.token_file is not None or given.token_env is not None
-    tokens = given if has_token else stored
-    return AccessOptions(
-        token=tokens.token,
-        token_file=tokens.token_file,
-        token_env=tokens.token_env,
-        executor_key=given.executor_key or stored.executor_key,
-        ca_file=checks.ca_file,
-        pins=checks.pins,
-        allow_insecure_token=given.allow_insecure_token or stored.allow_insecure_token,
-    )
+    if flags.has_token:
+        stored = stored._replace(token=None, token_file=None, token_env=None)
+    if flags.ca_file is not None or flags.pins:
+        stored = stored._replace(ca_file=None, pins=())
+    return stored._replace(**{name: value for name, value in flags._asdict().items() if value})
 
 
 def _split_command(command: str, where: str) -> tuple[str, ...]:
@@ -198,11 +192,8 @@ def _named_target(name: str) -> Target:
     known = load_targets()
     if name in known:
         return known[name]
-    listed = (
-        f"known targets: {', '.join(sorted(known))}"
-        if known
-        else f"{targets_file()} defines no targets"
-    )
+    names = ", ".join(sorted(known))
+    listed = f"known targets: {names}" if known else f"{targets_file()} defines no targets"
     if re.fullmatch(_HOST_PORT, name) is not None:
         raise UsageError(f"`{name}` is not a target; did you mean ws://{name}?")
     if re.fullmatch(_NAME, name) is None:
@@ -212,17 +203,18 @@ def _named_target(name: str) -> Target:
     raise UsageError(f"unknown target `{name}`; {listed}")
 
 
-# ---- targets.toml ---------------------------------------------------------------------
-
-
-def targets_file() -> Path:
-    """The path of targets.toml."""
+def configuration_directory() -> Path:
+    """The directory of the user's configurations."""
     from pathlib import Path  # slow to import, and needed for targets with a name only
 
     config = os.environ.get("XDG_CONFIG_HOME", "")
     # The XDG base directory specification says to ignore a relative path.
-    base = Path(config) if config.startswith("/") else Path.home() / ".config"
-    return base / "exec-server" / "targets.toml"
+    return Path(config) if config.startswith("/") else Path.home() / ".config"
+
+
+def targets_file() -> Path:
+    """The path of targets.toml."""
+    return configuration_directory() / "exec-server" / "targets.toml"
 
 
 def read_configuration(path: Path) -> tuple[bytes, bool] | None:
@@ -248,10 +240,10 @@ def load_targets() -> dict[str, Target]:
     import tomllib
 
     path = targets_file()
-    found = read_configuration(path)
-    if found is None:
+    configuration = read_configuration(path)
+    if configuration is None:
         return {}
-    text, is_exposed = found
+    text, is_exposed = configuration
     try:
         tables = tomllib.loads(text.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -312,8 +304,8 @@ def _split_relay_url(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
         relay = _relay_target(table["url"])
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    rest = {key: value for key, value in table.items() if key != "url"}
-    return rest | {"registry": relay.registry, "environment_id": relay.environment_id}
+    others = {key: value for key, value in table.items() if key != "url"}
+    return others | {"registry": relay.registry, "environment_id": relay.environment_id}
 
 
 def _check_combination(where: str, table: Mapping[str, object]) -> None:
@@ -358,9 +350,7 @@ def _parse_pins(where: str, value: object) -> tuple[str, ...]:
 
 def _resolve_path(value: str | None, file: Path) -> str | None:
     """Expand `~`, and make a path relative to the directory of targets.toml absolute."""
-    if value is None:
-        return None
-    return str(file.parent / os.path.expanduser(value))
+    return None if value is None else str(file.parent / os.path.expanduser(value))
 
 
 def _read_token_file(path: str) -> str:
@@ -394,8 +384,8 @@ def write_private_file(path: Path, content: bytes, mode: int = 0o600) -> None:
         raise
 
 
-def add_access_flags(parser: ArgumentParser) -> None:
-    """Add the group of flags to a parser."""
+def with_access_flags(parser: _Parser) -> _Parser:
+    """Add the group of flags to a parser, and return it."""
     group = parser.add_argument_group(
         "access", "For targets without a name; for named ones they override targets.toml."
     )
@@ -426,6 +416,22 @@ def add_access_flags(parser: ArgumentParser) -> None:
         help="for relay targets: the only executor key to accept, by its fingerprint "
         "(default: the key that the registry names)",
     )
+    return parser
+
+
+class TargetParser(CommandParser):
+    """The parser of a command on targets, whose description says how they are written."""
+
+    forms = TARGET_FORMS
+
+    def __init__(self, name: str, description: str, epilog: str, **options: Any) -> None:
+        super().__init__(name, f"{description}\n{self.forms}", epilog, **options)
+
+
+class PathParser(TargetParser):
+    """The parser of a command on files of targets."""
+
+    forms = PATH_FORMS
 
 
 def access_options(arguments: argparse.Namespace) -> AccessOptions:
@@ -478,7 +484,7 @@ examples:
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("targets", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = CommandParser("targets", _DESCRIPTION, _EPILOG)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--names", action="store_true", help="print only the names")
     shown.add_argument("--json", action="store_true", help="print a JSON list instead of text")

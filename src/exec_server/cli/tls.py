@@ -56,7 +56,7 @@ _days.__name__ = f"number of days (1 to {MAX_DAYS})"
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("tls-init", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = CommandParser("tls-init", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "directory",
         metavar="DIR",
@@ -88,7 +88,6 @@ def build_parser() -> CommandParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make or show the certificate; returns the exit code."""
     from exec_server.net.self_signed import read_facts  # slow to import
 
     directory = Path(arguments.directory) if arguments.directory else _default_directory()

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from exec_server.cli.errors import UsageError
 from exec_server.cli.exec.command import add_command_flags
 from exec_server.cli.parser import TARGET_FORMS, ArgumentParser, positive_seconds
-from exec_server.cli.targets import add_access_flags
+from exec_server.cli.targets import with_access_flags
 
 _DESCRIPTION: Final = f"""\
 Run shell commands on another machine and show their output while they run:
@@ -113,8 +113,7 @@ def _parser(magic: str) -> _MagicParser:
         action="store_true",
         help="start the command and go on; the variable of -o holds the Process",
     )
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def _check(arguments: argparse.Namespace) -> None:

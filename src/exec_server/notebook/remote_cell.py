@@ -219,10 +219,7 @@ def run_cell(
 
 
 def _run(
-    arguments: argparse.Namespace,
-    text: str,
-    env: sync.Environment,
-    names: MutableMapping[str, Any],
+    arguments: argparse.Namespace, text: str, env: sync.Environment, names: MutableMapping[str, Any]
 ) -> None:
     argv = [arguments.shell, "-c", text]
     policy = load_policy("--sandbox", arguments.sandbox)

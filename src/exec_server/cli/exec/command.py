@@ -7,8 +7,8 @@ import re
 from typing import Final
 
 from exec_server.cli.errors import UsageError
-from exec_server.cli.parser import TARGET_FORMS, ArgumentParser, CommandParser, positive_seconds
-from exec_server.cli.targets import access_options, add_access_flags, find_target
+from exec_server.cli.parser import ArgumentParser, CommandParser, positive_seconds
+from exec_server.cli.targets import TargetParser, access_options, find_target, with_access_flags
 from exec_server.errors import printable
 
 # The names that servers accept.
@@ -19,7 +19,7 @@ def add_execution_flags(parser: ArgumentParser) -> None:
     """Add directory, environment, sandbox, user, escape character, and the access flags."""
     add_command_flags(parser)
     add_escape_flag(parser)
-    add_access_flags(parser)
+    with_access_flags(parser)
 
 
 def add_command_flags(parser: ArgumentParser) -> None:
@@ -77,14 +77,13 @@ def _escape(text: str) -> str | None:
 _escape.__name__ = "escape character"  # argparse prints the name of the type
 
 
-_DESCRIPTION: Final = f"""\
+_DESCRIPTION: Final = """\
 Run a command on a target, like ssh. The command gets stdin and the signals of exec-server,
 which prints its stdout and stderr and exits with its exit code. The words of the command are
 not interpreted by a shell. Options stand before TARGET; they are also read between TARGET and
 the command, which begins at the first other word or after --. Without COMMAND, the login shell
 of the server's user is started, on a terminal if exec-server has one.
-
-{TARGET_FORMS}"""
+"""
 _EPILOG: Final = """\
 exit code:
   the exit code of the command, or 128 + N if signal N has killed it
@@ -123,7 +122,7 @@ examples:
 """
 
 
-class ExecParser(CommandParser):
+class ExecParser(TargetParser):
     """Parses options and TARGET; the command begins at the next word, or after `--`."""
 
     def parse_words(self, words: list[str]) -> argparse.Namespace:
@@ -168,7 +167,7 @@ class ExecParser(CommandParser):
 
 
 def build_parser() -> ExecParser:
-    parser = ExecParser("exec", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = ExecParser("exec", _DESCRIPTION, _EPILOG)
     parser.usage = "exec-server exec [-t] [-d] [--cwd DIR] [--env K=V] [...] TARGET [COMMAND...]"
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument(
@@ -231,30 +230,22 @@ def _add_detach_flags(parser: ExecParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
     _check_detach(arguments)
     target = find_target(arguments.target, access_options(arguments))
+    if arguments.detach and target.argv is not None:
+        raise UsageError(
+            f"{target.label}: the server of a stdio target ends with the connection, and a "
+            "detached command with it; --detach needs a server that goes on"
+        )
+    from exec_server.cli.exec import execution
 
-    if arguments.detach:
-        if target.argv is not None:
-            raise UsageError(
-                f"{target.label}: the server of a stdio target ends with the connection, and a "
-                "detached command with it; --detach needs a server that goes on"
-            )
-        from exec_server.cli.exec.execution import start_detached
-
-        return start_detached(arguments, target)
-
-    from exec_server.cli.exec.execution import execute
-
-    return execute(arguments, target)
+    return (execution.start_detached if arguments.detach else execution.execute)(arguments, target)
 
 
 def _check_detach(arguments: argparse.Namespace) -> None:
     """Raise UsageError for flags that do not fit together."""
     if not arguments.detach:
-        flags = ("name", "max_lifetime", "idle_timeout")
-        for flag in flags:
+        for flag in ("name", "max_lifetime", "idle_timeout"):
             if getattr(arguments, flag):
                 raise UsageError(f"--{flag.replace('_', '-')} needs --detach")
     elif not arguments.argv:
@@ -263,12 +254,11 @@ def _check_detach(arguments: argparse.Namespace) -> None:
         raise UsageError("with --detach use --max-lifetime instead of --timeout")
 
 
-_SHELL_DESCRIPTION: Final = f"""\
+_SHELL_DESCRIPTION: Final = """\
 Open the login shell of the server's user, like ssh: on a terminal if stdin and stdout are one,
 otherwise it reads its commands from stdin. It starts in the server's working directory, unless
 --cwd names another.
-
-{TARGET_FORMS}"""
+"""
 _SHELL_EPILOG: Final = """\
 Exit codes, signals and escapes (~. to leave) are those of `exec-server exec`.
 
@@ -280,18 +270,14 @@ examples:
 
 
 def build_shell_parser() -> CommandParser:
-    parser = CommandParser("shell", description=_SHELL_DESCRIPTION, epilog=_SHELL_EPILOG)
+    parser = TargetParser("shell", _SHELL_DESCRIPTION, _SHELL_EPILOG)
     parser.add_argument("target", metavar="TARGET")
     add_execution_flags(parser)
     # `exec` without a command.
     parser.set_defaults(argv=[], tty=False, no_stdin=False, timeout=None)
+    parser.set_defaults(detach=False, name=None, interactive=False)
+    parser.set_defaults(max_lifetime=None, idle_timeout=None)
     return parser
 
 
-def run_shell(arguments: argparse.Namespace) -> int:
-    """Run the shell; returns the exit code."""
-    target = find_target(arguments.target, access_options(arguments))
-
-    from exec_server.cli.exec.execution import execute
-
-    return execute(arguments, target)
+run_shell = run

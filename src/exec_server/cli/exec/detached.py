@@ -5,21 +5,26 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.errors import EXIT_FAILURE, CommandError
 from exec_server.cli.exec.command import add_escape_flag
-from exec_server.cli.parser import TARGET_FORMS, CommandParser, line_count
+from exec_server.cli.parser import CommandParser, line_count
 from exec_server.cli.streams import (
-    describe_stdout_errors,
+    by_descriptor,
     json_text,
     local_time,
     print_error,
     print_status,
     print_text,
 )
-from exec_server.cli.targets import Target, access_options, add_access_flags, find_target
+from exec_server.cli.targets import (
+    Target,
+    TargetParser,
+    access_options,
+    find_target,
+    with_access_flags,
+)
 from exec_server.errors import printable
 
 if TYPE_CHECKING:
@@ -40,11 +45,10 @@ _KILL: Final = frozenset({"KILL", "SIGKILL", "9"})
 # -9, -HUP or -SIGHUP, as kill(1) takes them.
 _SHORT_SIGNAL: Final = re.compile(r"-([0-9]{1,2}|[A-Z][A-Z0-9]+)")
 
-_PS_DESCRIPTION: Final = f"""\
+_PS_DESCRIPTION: Final = """\
 List the detached commands of a target, which `exec-server exec -d` has started, also those of
 other clients. Commands that have ended are listed for an hour.
-
-{TARGET_FORMS}"""
+"""
 _PS_EPILOG: Final = """\
 examples:
   exec-server ps build
@@ -53,15 +57,13 @@ examples:
 
 
 def build_ps_parser() -> CommandParser:
-    parser = CommandParser("ps", description=_PS_DESCRIPTION, epilog=_PS_EPILOG)
+    parser = TargetParser("ps", _PS_DESCRIPTION, _PS_EPILOG)
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run_ps(arguments: argparse.Namespace) -> int:
-    """Print the list; returns the exit code."""
     target = find_target(arguments.target, access_options(arguments))
 
     from exec_server.cli.connection import open_environment, run_until_signal
@@ -108,11 +110,10 @@ def _status(each: ListedDetached) -> str:
     return f"exited {each.exit_code}{limit}"
 
 
-_LOGS_DESCRIPTION: Final = f"""\
+_LOGS_DESCRIPTION: Final = """\
 Print the output of a detached command (`exec-server exec -d`), as far as the server retains it:
 the last MiB, until an hour after its end. Its stderr is printed to stderr.
-
-{TARGET_FORMS}"""
+"""
 _LOGS_EPILOG: Final = """\
 examples:
   exec-server logs build web
@@ -122,7 +123,7 @@ examples:
 
 
 def build_logs_parser() -> CommandParser:
-    parser = CommandParser("logs", description=_LOGS_DESCRIPTION, epilog=_LOGS_EPILOG)
+    parser = TargetParser("logs", _LOGS_DESCRIPTION, _LOGS_EPILOG)
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument("name", metavar="NAME")
     parser.add_argument(
@@ -137,12 +138,10 @@ def build_logs_parser() -> CommandParser:
         type=line_count,
         help="begin with the last N lines of the retained output (default: all of it)",
     )
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run_logs(arguments: argparse.Namespace) -> int:
-    """Print the output; returns the exit code."""
     target = find_target(arguments.target, access_options(arguments))
 
     from exec_server.cli.connection import run_until_signal
@@ -211,18 +210,15 @@ async def _retained(environment: Environment, target: Target, name: str) -> tupl
 
 
 async def _write_output(writer: OutputWriter, chunks: Iterable[tuple[str, bytes]]) -> None:
-    for is_error, run in groupby(chunks, lambda chunk: chunk[0] == "stderr"):
-        data = b"".join(data for _, data in run)
-        with describe_stdout_errors():
-            await writer.write(2 if is_error else 1, data)
+    for descriptor, data in by_descriptor(chunks):
+        await writer.print(data, descriptor)
 
 
-_ATTACH_DESCRIPTION: Final = f"""\
+_ATTACH_DESCRIPTION: Final = """\
 Attach to a detached command (`exec-server exec -d`): print its output, from the oldest that the
 server retains to its end, and send it stdin. Several clients may be attached at a time; all of
 them see the output, and the input of all reaches the command. Leaving does not end the command.
-
-{TARGET_FORMS}"""
+"""
 _ATTACH_EPILOG: Final = """\
 exit code:
   the exit code of the command, if it has ended; 0 after ~. and 128 + N after signal N
@@ -244,29 +240,26 @@ examples:
 
 
 def build_attach_parser() -> CommandParser:
-    parser = CommandParser("attach", description=_ATTACH_DESCRIPTION, epilog=_ATTACH_EPILOG)
+    parser = TargetParser("attach", _ATTACH_DESCRIPTION, _ATTACH_EPILOG)
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("-n", "--no-stdin", action="store_true", help="send no input")
     add_escape_flag(parser)
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run_attach(arguments: argparse.Namespace) -> int:
-    """Attach until the command has ended or the user leaves; returns the exit code."""
     target = find_target(arguments.target, access_options(arguments))
 
-    from exec_server.cli.exec.attachment import attach
+    from exec_server.cli.exec.execution import attach
 
     return attach(arguments, target)
 
 
-_KILL_DESCRIPTION: Final = f"""\
+_KILL_DESCRIPTION: Final = """\
 End detached commands (`exec-server exec -d`): SIGTERM first, and SIGKILL to the command and all
 its descendants if it has not ended after 5 seconds.
-
-{TARGET_FORMS}"""
+"""
 _KILL_EPILOG: Final = """\
 examples:
   exec-server kill build web
@@ -275,7 +268,7 @@ examples:
 """
 
 
-class KillParser(CommandParser):
+class KillParser(TargetParser):
     """Takes a signal in the short form of kill(1) too."""
 
     def parse_words(self, words: list[str]) -> argparse.Namespace:
@@ -294,7 +287,7 @@ def _signal(text: str) -> str:
 
 
 def build_kill_parser() -> KillParser:
-    parser = KillParser("kill", description=_KILL_DESCRIPTION, epilog=_KILL_EPILOG)
+    parser = KillParser("kill", _KILL_DESCRIPTION, _KILL_EPILOG)
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument("names", metavar="NAME", nargs="+")
     parser.add_argument(
@@ -305,12 +298,10 @@ def build_kill_parser() -> KillParser:
         help="send only this signal, with or without SIG; KILL also ends all descendants; "
         "as the first word also -SIGNAL",
     )
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run_kill(arguments: argparse.Namespace) -> int:
-    """End each command; returns the exit code."""
     target = find_target(arguments.target, access_options(arguments))
 
     from exec_server.cli.connection import run_until_signal

@@ -7,9 +7,9 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from exec_server.cli.errors import CommandError, UsageError
-from exec_server.cli.parser import TARGET_FORMS, CommandParser
+from exec_server.cli.parser import CommandParser
 from exec_server.cli.streams import print_text
-from exec_server.cli.targets import access_options, add_access_flags, find_target
+from exec_server.cli.targets import TargetParser, access_options, find_target, with_access_flags
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from exec_server.protocol.decoding import Notice
 
 
-_DESCRIPTION: Final = f"""\
+_DESCRIPTION: Final = """\
 Make a port of a target reachable on this machine, or with -R a port of this machine on the target,
 until Ctrl-C. One line for each port is printed when it is ready. Both ends use the loopback
 addresses of their machine only.
-
-{TARGET_FORMS}"""
+"""
 _EPILOG: Final = """\
 LOCAL is a port of this machine, by default the same number as REMOTE; 0 is any free port. REMOTE
 is a port of the target's machine, or HOST:PORT for another host that it reaches, if the server was
@@ -78,7 +77,7 @@ def parse_forwarding(text: str, *, is_reverse: bool) -> Forwarding:
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("port", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = TargetParser("port", _DESCRIPTION, _EPILOG)
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument("ports", metavar="[LOCAL:]REMOTE", nargs="+")
     direction = parser.add_mutually_exclusive_group()
@@ -95,8 +94,7 @@ def build_parser() -> CommandParser:
         help="connections to REMOTE on the target lead to LOCAL",
     )
     parser.set_defaults(reverse=False)
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -194,7 +194,7 @@ def _read_last_line(pipe: int) -> bytes:
 
 
 HELP_TEXT: Final = """\
- {0}.   end the command and leave
+ {0}.   {1}
  {0}^Z  suspend exec-server
  {0}?   show this help
  {0}{0}   send {0}
@@ -339,8 +339,6 @@ class SignalForwarder:
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
-    # ---- forwarding -------------------------------------------------------------------
-
     def _forward(self, number: signal.Signals) -> None:
         if number == signal.SIGINT:
             now = time.monotonic()
@@ -363,8 +361,6 @@ class SignalForwarder:
             elif number in _FATAL:
                 await self._process.kill()
 
-    # ---- the terminal -----------------------------------------------------------------
-
     def resize(self) -> None:
         """Send the size of the local terminal to the command, if the server supports it."""
         self._has_new_size = True
@@ -383,8 +379,6 @@ class SignalForwarder:
             pass  # the remote terminal keeps its size
         finally:
             self._is_resizing = False
-
-    # ---- stopping and continuing ------------------------------------------------------
 
     def _on_stop(self) -> None:
         if self._terminal is not None:

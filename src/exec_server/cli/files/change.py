@@ -7,18 +7,17 @@ import posixpath
 from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.errors import CommandError, UsageError
-from exec_server.cli.parser import PATH_FORMS, CommandParser
-from exec_server.cli.targets import access_options, add_access_flags
+from exec_server.cli.parser import CommandParser
+from exec_server.cli.targets import PathParser, with_access_flags
 
 if TYPE_CHECKING:
     from exec_server.cli.files.operands import Operand
     from exec_server.client.files import Files
 
 
-_MKDIR_DESCRIPTION: Final = f"""\
+_MKDIR_DESCRIPTION: Final = """\
 Create directories of a target.
-
-{PATH_FORMS}"""
+"""
 _MKDIR_EPILOG: Final = """\
 examples:
   exec-server mkdir build:project
@@ -27,7 +26,7 @@ examples:
 
 
 def build_mkdir_parser() -> CommandParser:
-    parser = CommandParser("mkdir", description=_MKDIR_DESCRIPTION, epilog=_MKDIR_EPILOG)
+    parser = PathParser("mkdir", _MKDIR_DESCRIPTION, _MKDIR_EPILOG)
     parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
     parser.add_argument(
         "-p",
@@ -35,12 +34,10 @@ def build_mkdir_parser() -> CommandParser:
         action="store_true",
         help="also create the directories above; an existing directory is not an error",
     )
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run_mkdir(arguments: argparse.Namespace) -> int:
-    """Create each operand; returns the exit code."""
     from exec_server.cli.files.operands import for_each_operand
 
     async def make(operand: Operand) -> None:
@@ -48,14 +45,13 @@ def run_mkdir(arguments: argparse.Namespace) -> int:
             operand.path, parents=arguments.parents, exist_ok=arguments.parents
         )
 
-    return for_each_operand(arguments.paths, access_options(arguments), make)
+    return for_each_operand(arguments, make)
 
 
-_MV_DESCRIPTION: Final = f"""\
+_MV_DESCRIPTION: Final = """\
 Rename or move files and directories of one target. Into an existing directory, each is moved
 under its own name.
-
-{PATH_FORMS}"""
+"""
 _MV_EPILOG: Final = """\
 examples:
   exec-server mv build:old.txt build:new.txt
@@ -64,7 +60,7 @@ examples:
 
 
 def build_mv_parser() -> CommandParser:
-    parser = CommandParser("mv", description=_MV_DESCRIPTION, epilog=_MV_EPILOG)
+    parser = PathParser("mv", _MV_DESCRIPTION, _MV_EPILOG)
     parser.usage = "exec-server mv [-n] TARGET:SOURCE... TARGET:DESTINATION"
     parser.add_argument("paths", metavar="TARGET:PATH", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -77,12 +73,10 @@ def build_mv_parser() -> CommandParser:
         default=False,
         help="replace an existing file; the default, unless -n comes before",
     )
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run_mv(arguments: argparse.Namespace) -> int:
-    """Move all operands but the last to the last; returns the exit code."""
     from exec_server.cli.connection import error_text
     from exec_server.cli.files.operands import for_each_operand, parse_operand
     from exec_server.client.arguments import PathResolver
@@ -113,7 +107,8 @@ def run_mv(arguments: argparse.Namespace) -> int:
             text = error_text(error, f"{absolute(operand.path)} to {absolute(path)}")
             raise error.explained(f"cannot move it to {path}: {text}") from None
 
-    return for_each_operand(sources, access_options(arguments), move)
+    arguments.paths = sources
+    return for_each_operand(arguments, move)
 
 
 async def _is_directory(files: Files, path: str) -> bool:
@@ -125,11 +120,10 @@ async def _is_directory(files: Files, path: str) -> bool:
         return False
 
 
-_RM_DESCRIPTION: Final = f"""\
+_RM_DESCRIPTION: Final = """\
 Remove files and empty directories of a target, and with -r whole trees. A path may be a pattern
-with *, ?, [...], {{a,b}} and **; quote it for your shell.
-
-{PATH_FORMS}"""
+with *, ?, [...], {a,b} and **; quote it for your shell.
+"""
 _RM_EPILOG: Final = """\
 examples:
   exec-server rm build:/tmp/old.log
@@ -139,7 +133,7 @@ examples:
 
 
 def build_rm_parser() -> CommandParser:
-    parser = CommandParser("rm", description=_RM_DESCRIPTION, epilog=_RM_EPILOG)
+    parser = PathParser("rm", _RM_DESCRIPTION, _RM_EPILOG)
     parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
     parser.add_argument(
         *("-r", "-R", "--recursive"),
@@ -147,12 +141,10 @@ def build_rm_parser() -> CommandParser:
         help="remove directories and their content",
     )
     parser.add_argument("-f", "--force", action="store_true", help="ignore missing files")
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run_rm(arguments: argparse.Namespace) -> int:
-    """Remove each operand; returns the exit code."""
     from exec_server.cli.files.operands import for_each_operand
 
     async def remove(operand: Operand) -> None:
@@ -166,10 +158,4 @@ def run_rm(arguments: argparse.Namespace) -> int:
             operand.path, recursive=arguments.recursive, missing_ok=arguments.force
         )
 
-    return for_each_operand(
-        arguments.paths,
-        access_options(arguments),
-        remove,
-        takes_patterns=True,
-        may_be_missing=arguments.force,
-    )
+    return for_each_operand(arguments, remove, takes_patterns=True, may_be_missing=arguments.force)

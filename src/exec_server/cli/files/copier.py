@@ -9,13 +9,14 @@ import posixpath
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from exec_server.cli.connection import Connections, error_text, run_until_signal
 from exec_server.cli.errors import EXIT_FAILURE, CommandError, UsageError
-from exec_server.cli.files.patterns import find_matches, is_pattern
+from exec_server.cli.files.operands import find_matches, is_pattern
 from exec_server.cli.files.progress import ProgressBar
-from exec_server.cli.streams import OutputWriter, StdinReader, describe_stdout_errors, print_status
+from exec_server.cli.streams import OutputWriter, StdinReader, print_status
 from exec_server.cli.targets import AccessOptions, parse_remote_path, remote_path_example
 from exec_server.client.arguments import PathResolver
 from exec_server.client.commands import SystemCommands
@@ -152,56 +153,42 @@ class _Copier:
     async def _upload(
         self, source: Endpoint, destination: Endpoint, shown: Endpoint | None = None
     ) -> bool:
-        environment = await self._environment(destination)
-        with self._progress(shown or source) as update:
-            transfer = environment.files.upload(
-                source.path,
-                destination.path,
-                progress=update,
-                check=False,
-                keep_times=self._keep_times,
-                sync=self._sync,
-            )
-            outcome = await self._outcome(transfer, source, destination)
-        return await self._report(outcome, source, destination)
+        files = (await self._environment(destination)).files
+        start = partial(files.upload, source.path, destination.path)
+        return await self._transfer(start, shown or source, source, destination)
 
     async def _download(self, source: Endpoint, destination: Endpoint) -> bool:
-        environment = await self._environment(source)
-        with self._progress(source) as update:
-            transfer = environment.files.download(
-                source.path,
-                destination.path,
-                progress=update,
-                check=False,
-                keep_times=self._keep_times,
-                sync=self._sync,
-            )
-            outcome = await self._outcome(transfer, destination, source)
-        return await self._report(outcome, destination, source)
+        files = (await self._environment(source)).files
+        start = partial(files.download, source.path, destination.path)
+        return await self._transfer(start, source, destination, source)
 
-    async def _outcome(
-        self, transfer: Awaitable[Transfer], local: Endpoint, remote: Endpoint
-    ) -> Transfer | RpcError | OSError:
-        """The result or error of a transfer; raises CommandError if all others would fail too."""
-        try:
-            return await transfer
-        except (RpcError, OSError) as error:
-            if is_final(error):
-                raise CommandError(await self._describe_error(error, local, remote)) from None
-            return error
-
-    async def _report(
-        self, outcome: Transfer | RpcError | OSError, local: Endpoint, remote: Endpoint
+    async def _transfer(
+        self,
+        start: Callable[..., Awaitable[Transfer]],
+        label: Endpoint,
+        local: Endpoint,
+        remote: Endpoint,
     ) -> bool:
-        """Print the errors of a transfer; whether the source was copied completely."""
-        if not isinstance(outcome, Transfer):
-            print_status(await self._describe_error(outcome, local, remote))
+        """Print the errors of a transfer; whether the source was copied completely.
+
+        Raises CommandError if all others would fail too.
+        """
+        try:
+            with self._progress(label) as update:
+                transfer = await start(
+                    progress=update, check=False, keep_times=self._keep_times, sync=self._sync
+                )
+        except (RpcError, OSError) as error:
+            text = await self._describe_error(error, local, remote)
+            if is_final(error):
+                raise CommandError(text) from None
+            print_status(text)
             return False
-        for text in outcome.left_out:
+        for text in transfer.left_out:
             print_status(printable(text))
-        for each in outcome.failed:
+        for each in transfer.failed:
             print_status(await self._describe_error(each.error, local, remote))
-        return not outcome.failed
+        return not transfer.failed
 
     async def _describe_error(self, error: Exception, local: Endpoint, remote: Endpoint) -> str:
         """The text of an error, with the path in the form of an argument."""
@@ -390,8 +377,7 @@ async def copy_stream(connections: Connections, source: Endpoint, destination: E
         writer = OutputWriter()
         async with files.open(remote.path) as file:
             async for block in file:
-                with describe_stdout_errors():
-                    await writer.write(1, block)
+                await writer.print(block)
         return 0
     except RpcError as error:
         print_status(f"{remote}: {error_text(error, remote.path)}")

@@ -6,15 +6,16 @@ import argparse
 from typing import Final, Literal
 
 from exec_server.cli.errors import UsageError
-from exec_server.cli.parser import PATH_FORMS, CommandParser
-from exec_server.cli.targets import access_options, add_access_flags, parse_remote_path
+from exec_server.cli.parser import CommandParser
+from exec_server.cli.targets import PathParser, access_options, parse_remote_path, with_access_flags
 
-_DESCRIPTION: Final = f"""\
+_DESCRIPTION: Final = """\
 Copy files and directories to, from or between targets. Directories are copied recursively,
 with modes, symlinks and empty directories. A file appears under its final name only when it
 is complete.
-
-{PATH_FORMS}  A path without a target, or with a / before its first colon, is local: ./a:b
+"""
+_LOCAL_PATHS: Final = """\
+  A path without a target, or with a / before its first colon, is local: ./a:b
 """
 _EPILOG: Final = """\
 Several sources require an existing directory as destination. If the destination is an existing
@@ -31,20 +32,18 @@ examples:
   exec-server cp 'build:logs/*.gz' .               a pattern on the target
   tar c src | exec-server cp - build:src.tar       stdin; stdout is - as the destination
 """
-_PUT_DESCRIPTION: Final = f"""\
+_PUT_DESCRIPTION: Final = """\
 Copy files and directories of this machine to a target: a short form of cp.
-
-{PATH_FORMS}"""
+"""
 _PUT_EPILOG: Final = """\
 examples:
   exec-server put report.pdf build:/srv/
   exec-server put src docs build:project/
 """
-_GET_DESCRIPTION: Final = f"""\
+_GET_DESCRIPTION: Final = """\
 Copy files and directories of a target to this machine: a short form of cp. Without a
 destination they are copied into the current directory.
-
-{PATH_FORMS}"""
+"""
 _GET_EPILOG: Final = """\
 examples:
   exec-server get build:/var/log/syslog
@@ -53,7 +52,9 @@ examples:
 
 
 def build_parser() -> CommandParser:
-    return _build_parser("cp", "SOURCE... DESTINATION", _DESCRIPTION, _EPILOG)
+    parser = _build_parser("cp", "SOURCE... DESTINATION", _DESCRIPTION, _EPILOG)
+    parser.description = f"{parser.description}{_LOCAL_PATHS}"
+    return parser
 
 
 def build_put_parser() -> CommandParser:
@@ -65,7 +66,7 @@ def build_get_parser() -> CommandParser:
 
 
 def _build_parser(name: str, operands: str, description: str, epilog: str) -> CommandParser:
-    parser = CommandParser(name, description=description, epilog=epilog)
+    parser = PathParser(name, description, epilog)
     parser.usage = f"exec-server {name} [-a] [-p] [-q] [--sync] [--checksum] {operands}"
     parser.add_argument("paths", metavar="PATH", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -91,17 +92,14 @@ def _build_parser(name: str, operands: str, description: str, epilog: str) -> Co
     parser.add_argument(
         "--checksum", action="store_true", help="like --sync, but compare size and SHA-256"
     )
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Copy all sources; returns the exit code."""
     return _copy_paths(arguments, arguments.paths)
 
 
 def run_put(arguments: argparse.Namespace) -> int:
-    """Copy all operands; returns the exit code."""
     are_remote = [parse_remote_path(text) is not None for text in arguments.paths]
     if any(are_remote[:-1]) or not are_remote[-1]:
         raise UsageError(
@@ -111,7 +109,6 @@ def run_put(arguments: argparse.Namespace) -> int:
 
 
 def run_get(arguments: argparse.Namespace) -> int:
-    """Copy all operands; returns the exit code."""
     are_remote = [parse_remote_path(text) is not None for text in arguments.paths]
     paths = (
         arguments.paths if len(are_remote) > 1 and not are_remote[-1] else [*arguments.paths, "."]

@@ -7,19 +7,18 @@ import posixpath
 from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.errors import EXIT_USAGE
-from exec_server.cli.parser import PATH_FORMS, CommandParser
-from exec_server.cli.targets import access_options, add_access_flags
+from exec_server.cli.parser import CommandParser
+from exec_server.cli.targets import PathParser, with_access_flags
 
 if TYPE_CHECKING:
     from exec_server.cli.files.operands import Operand
     from exec_server.client.results import GrepMatch
 
 
-_DESCRIPTION: Final = f"""\
+_DESCRIPTION: Final = """\
 Print the lines below directories, or in files, of a target that match a regular expression.
 Binary files are skipped. The exit code is 1 if no line matches.
-
-{PATH_FORMS}"""
+"""
 _EPILOG: Final = """\
 examples:
   exec-server grep 'import +os' build:src
@@ -29,7 +28,7 @@ examples:
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser("grep", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = PathParser("grep", _DESCRIPTION, _EPILOG)
     parser.add_argument("pattern", metavar="PATTERN")
     parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
     parser.add_argument("-i", "--ignore-case", action="store_true", help="ignore case")
@@ -69,12 +68,10 @@ def build_parser() -> CommandParser:
         help="no effect: directories are searched, PATTERN is an extended regular expression, and "
         "paths and line numbers are printed",
     )
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search each operand; returns the exit code of grep."""
     from exec_server.cli.files.operands import for_each_operand
     from exec_server.cli.streams import print_status, print_text
 
@@ -107,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         if found.truncated:
             print_status(f"{operand.label}: there may be further matches; see -m, -g and --exclude")
 
-    failed = for_each_operand(arguments.paths, access_options(arguments), search, needs_path=False)
+    failed = for_each_operand(arguments, search, needs_path=False)
     if failed:
         return EXIT_USAGE if failed == 1 else failed
     return 0 if count else 1

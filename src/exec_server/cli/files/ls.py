@@ -7,9 +7,9 @@ import os
 import posixpath
 from typing import TYPE_CHECKING, Final
 
-from exec_server.cli.parser import PATH_FORMS, CommandParser
+from exec_server.cli.parser import CommandParser
 from exec_server.cli.streams import json_text, local_time, print_text
-from exec_server.cli.targets import access_options, add_access_flags
+from exec_server.cli.targets import PathParser, with_access_flags
 from exec_server.errors import NotFound, RpcError, printable
 
 if TYPE_CHECKING:
@@ -21,11 +21,10 @@ MAX_CONCURRENT_STATS: Final = 32
 # `ls -l` prints a directory in batches of this size, which bounds the results it holds.
 STAT_BATCH_SIZE: Final = 1024
 
-_DESCRIPTION: Final = f"""\
-List directories and files of a target. A path may be a pattern with *, ?, [...], {{a,b}} and **;
+_DESCRIPTION: Final = """\
+List directories and files of a target. A path may be a pattern with *, ?, [...], {a,b} and **;
 quote it for your shell.
-
-{PATH_FORMS}"""
+"""
 _EPILOG: Final = """\
 examples:
   exec-server ls build:                            the server's working directory
@@ -35,7 +34,7 @@ examples:
 """
 
 
-class LsParser(CommandParser):
+class LsParser(PathParser):
     """-h is that of ls(1), except alone."""
 
     def parse_words(self, words: list[str]) -> argparse.Namespace:
@@ -43,7 +42,7 @@ class LsParser(CommandParser):
 
 
 def build_parser() -> CommandParser:
-    parser = LsParser("ls", description=_DESCRIPTION, epilog=_EPILOG, conflict_handler="resolve")
+    parser = LsParser("ls", _DESCRIPTION, _EPILOG, conflict_handler="resolve")
     parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
     parser.add_argument(
         "-l", "--long", action="store_true", help="also show kind, size and modification time"
@@ -62,14 +61,11 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--json", action="store_true", help="print a JSON array with kind, size and time of each"
     )
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List each operand; returns the exit code."""
-    from exec_server.cli.files.operands import for_each_operand
-    from exec_server.cli.files.patterns import is_pattern
+    from exec_server.cli.files.operands import for_each_operand, is_pattern
 
     lister = Lister(
         is_long=arguments.long,
@@ -78,13 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         has_units=arguments.human_readable,
         has_headings=len(arguments.paths) > 1 or any(map(is_pattern, arguments.paths)),
     )
-    code = for_each_operand(
-        arguments.paths,
-        access_options(arguments),
-        lister,
-        needs_path=False,
-        takes_patterns=True,
-    )
+    code = for_each_operand(arguments, lister, needs_path=False, takes_patterns=True)
     if arguments.json:
         print_text(json_text(lister.members))
     return code

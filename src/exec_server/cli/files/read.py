@@ -7,9 +7,9 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from exec_server.cli.errors import UsageError
-from exec_server.cli.parser import PATH_FORMS, CommandParser
-from exec_server.cli.streams import describe_stdout_errors, print_status
-from exec_server.cli.targets import access_options, add_access_flags
+from exec_server.cli.parser import CommandParser
+from exec_server.cli.streams import print_status
+from exec_server.cli.targets import PathParser, with_access_flags
 from exec_server.errors import printable
 
 if TYPE_CHECKING:
@@ -27,11 +27,10 @@ COMPARED_BYTES: Final = 4096
 # -5, as tail(1) takes it.
 _SHORT_COUNT: Final = re.compile(r"-([0-9]+)")
 
-_CAT_DESCRIPTION: Final = f"""\
-Print files of a target to stdout. A path may be a pattern with *, ?, [...], {{a,b}} and **;
+_CAT_DESCRIPTION: Final = """\
+Print files of a target to stdout. A path may be a pattern with *, ?, [...], {a,b} and **;
 quote it for your shell.
-
-{PATH_FORMS}"""
+"""
 _CAT_EPILOG: Final = """\
 examples:
   exec-server cat build:/etc/os-release
@@ -41,14 +40,12 @@ examples:
 
 
 def build_cat_parser() -> CommandParser:
-    parser = CommandParser("cat", description=_CAT_DESCRIPTION, epilog=_CAT_EPILOG)
+    parser = PathParser("cat", _CAT_DESCRIPTION, _CAT_EPILOG)
     parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run_cat(arguments: argparse.Namespace) -> int:
-    """Print each operand; returns the exit code."""
     from exec_server.cli.files.operands import for_each_operand
     from exec_server.cli.streams import OutputWriter
 
@@ -57,19 +54,15 @@ def run_cat(arguments: argparse.Namespace) -> int:
     async def print_file(operand: Operand) -> None:
         async with operand.environment.files.open(operand.path, "rb") as file:
             async for block in file:
-                with describe_stdout_errors():
-                    await writer.write(1, block)
+                await writer.print(block)
 
-    return for_each_operand(
-        arguments.paths, access_options(arguments), print_file, takes_patterns=True
-    )
+    return for_each_operand(arguments, print_file, takes_patterns=True)
 
 
-_TAIL_DESCRIPTION: Final = f"""\
+_TAIL_DESCRIPTION: Final = """\
 Print the last lines of files of a target; with -f also the lines that are appended later, until
 Ctrl-C. A file that is replaced or truncated is read from its beginning. Several files get headings.
-
-{PATH_FORMS}"""
+"""
 _TAIL_EPILOG: Final = """\
 examples:
   exec-server tail build:/var/log/syslog
@@ -78,7 +71,7 @@ examples:
 """
 
 
-class TailParser(CommandParser):
+class TailParser(PathParser):
     """Takes a number of lines in the short form of tail(1) too."""
 
     def parse_words(self, words: list[str]) -> argparse.Namespace:
@@ -99,7 +92,7 @@ _first_or_count.__name__ = "number of lines"  # argparse prints the name of the 
 
 
 def build_tail_parser() -> CommandParser:
-    parser = TailParser("tail", description=_TAIL_DESCRIPTION, epilog=_TAIL_EPILOG)
+    parser = TailParser("tail", _TAIL_DESCRIPTION, _TAIL_EPILOG)
     parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
     parser.add_argument(
         "-n",
@@ -113,12 +106,10 @@ def build_tail_parser() -> CommandParser:
     parser.add_argument(
         *("-f", "-F", "--follow"), action="store_true", help="wait for further lines of one file"
     )
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run_tail(arguments: argparse.Namespace) -> int:
-    """Print the end of each operand; returns the exit code."""
     from exec_server.cli.files.operands import for_each_operand
 
     if arguments.follow and len(arguments.paths) > 1:
@@ -140,7 +131,7 @@ def run_tail(arguments: argparse.Namespace) -> int:
         if arguments.follow:
             await tail.follow()
 
-    return for_each_operand(arguments.paths, access_options(arguments), print_end)
+    return for_each_operand(arguments, print_end)
 
 
 class Seen(NamedTuple):
@@ -170,28 +161,27 @@ class Tail:
     async def print_end(self, lines: int, heading: bytes = b"") -> None:
         """Print the last lines, after a heading if there is one."""
         seen = await self._look()
-        found = seen.status
-        size = FIRST_BYTES
+        end, size = seen.status.size, FIRST_BYTES
         while True:
-            start = max(0, found.size - size)
-            data = await self._read(start, found.size)
+            start = max(0, end - size)
+            data = await self._read(start, end)
             text = last_lines(data, lines)
             if len(text) < len(data) or start == 0 or size >= MAX_BYTES:
                 break
             size *= 8
         self._seen, self.position, self._printed = seen, start + len(data), data[-COMPARED_BYTES:]
-        await self._write(heading + text)
+        await self._writer.print(heading + text)
 
     async def print_from(self, line: int, heading: bytes = b"") -> None:
         """Print all lines from this one on, counted from 1, after a heading if there is one."""
         self._seen = await self._look()
         missing = line - 1
-        await self._write(heading)
+        await self._writer.print(heading)
         async with self._files.open(self._path, offset=0) as file:
             async for block in file:
                 self._advance_by(block)
-                missing, rest = skip_lines(block, missing)
-                await self._write(rest)
+                missing, remaining = skip_lines(block, missing)
+                await self._writer.print(remaining)
 
     async def follow(self) -> None:
         """Print everything that is appended, for ever."""
@@ -230,7 +220,7 @@ class Tail:
             async with self._files.open(self._path, offset=self.position) as file:
                 async for block in file:
                     self._advance_by(block)
-                    await self._write(block)
+                    await self._writer.print(block)
 
     def _advance_by(self, block: bytes) -> None:
         self.position += len(block)
@@ -246,10 +236,6 @@ class Tail:
             return (await self._files.read(self._path)) if not end else b""
         async with self._files.open(self._path, offset=start) as file:
             return await file.read(end - start)
-
-    async def _write(self, data: bytes) -> None:
-        with describe_stdout_errors():
-            await self._writer.write(1, data)
 
 
 def skip_lines(data: bytes, count: int) -> tuple[int, bytes]:
@@ -275,10 +261,9 @@ def last_lines(data: bytes, count: int) -> bytes:
     return data[end + 1 :]
 
 
-_WATCH_DESCRIPTION: Final = f"""\
+_WATCH_DESCRIPTION: Final = """\
 Print the changes of a directory or file of a target, one line each, until Ctrl-C.
-
-{PATH_FORMS}"""
+"""
 _WATCH_EPILOG: Final = """\
 Each line has the kind of the change (created, modified, deleted) and the path. A line `overflow`
 says that some changes are missing, because there were too many at once.
@@ -290,18 +275,16 @@ examples:
 
 
 def build_watch_parser() -> CommandParser:
-    parser = CommandParser("watch", description=_WATCH_DESCRIPTION, epilog=_WATCH_EPILOG)
-    parser.add_argument("path", metavar="TARGET:PATH")
+    parser = PathParser("watch", _WATCH_DESCRIPTION, _WATCH_EPILOG)
+    parser.add_argument("paths", metavar="TARGET:PATH", nargs=1)
     parser.add_argument(
         "-r", "--recursive", action="store_true", help="also watch the directories below"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each change")
-    add_access_flags(parser)
-    return parser
+    return with_access_flags(parser)
 
 
 def run_watch(arguments: argparse.Namespace) -> int:
-    """Print changes until the directory is removed or a signal arrives; returns the exit code."""
     import json
 
     from exec_server.cli.files.operands import for_each_operand
@@ -317,4 +300,4 @@ def run_watch(arguments: argparse.Namespace) -> int:
                 else:
                     print_text(f"{change.kind} {printable(change.path)}".rstrip() + "\n")
 
-    return for_each_operand([arguments.path], access_options(arguments), watch, needs_path=False)
+    return for_each_operand(arguments, watch, needs_path=False)

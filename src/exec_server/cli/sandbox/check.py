@@ -119,9 +119,6 @@ def _refused(confinement: Confinement, features: tuple[Feature, ...]) -> Iterato
         yield "commands whose policy limits only the network"
 
 
-# ---- reasons and fixes ----------------------------------------------------------------
-
-
 def _problems(confinement: Confinement, features: tuple[Feature, ...]) -> Iterator[Problem]:
     broken = [each for each in features if each.failure and not _is_untested(each.failure)]
     if confinement.refusal is None:
@@ -223,9 +220,6 @@ def _line(path: str) -> str | None:
         return None  # this kernel does not have the file
 
 
-# ---- as text --------------------------------------------------------------------------
-
-
 def as_text(report: Report) -> str:
     """The report as text."""
     confinement = report.confinement
@@ -310,9 +304,6 @@ def _enforcement(confinement: Confinement, *, for_commands: bool) -> str:
     sees_host_proc = for_commands and not confinement.private_proc
     note = "; commands see the host's /proc" if sees_host_proc else ""
     return f"enforced by {', '.join(mechanisms[:-1])} and {mechanisms[-1]}{note}"
-
-
-# ---- as JSON --------------------------------------------------------------------------
 
 
 def as_json(report: Report) -> str:

@@ -45,33 +45,31 @@ clients have started end with the server, even if it is killed.
 """
 # These flags require --remote.
 _REMOTE_FLAGS = (
-    "--environment-id",
-    "--executor-id",
-    "--name",
-    "--ca-file",
-    "--pin",
-    "--key-file",
-    "--remote-transport",
-    "--relay-security",
-    "--registry-auth",
-    "--use-agent-identity-auth",
-    "--executor-credential-stdin",
-    "--aws-sigv4",
-    "--aws-profile",
-    "--aws-region",
-    "--aws-service",
-    "--connect",
+    *("--environment-id", "--executor-id", "--name", "--ca-file", "--pin", "--key-file"),
+    *("--remote-transport", "--relay-security", "--registry-auth", "--use-agent-identity-auth"),
+    *("--executor-credential-stdin", "--aws-sigv4", "--aws-profile", "--aws-region"),
+    *("--aws-service", "--connect"),
+)
+
+
+_EXCLUDE = "exclude each other"
+_EXCLUSIVE = (
+    ("--remote", "--listen"),
+    ("--environment-id", "--executor-id"),
+    ("--use-agent-identity-auth", "--executor-credential-stdin"),
+    ("--executor-credential-stdin", "--aws-sigv4"),
+    ("--ca-file", "--pin"),
 )
 
 
 def parse(words: list[str]) -> argparse.Namespace:
     """Parse the arguments of the server; exits with code 2 if they are invalid."""
     parser = build_parser()
-    arguments, rest = parser.parse_known_args(words)
+    arguments, unknown = parser.parse_known_args(words)
     # `forward` may follow flags, which argparse's subcommands do not allow.
-    arguments.forward = rest[:1] == ["forward"]
-    if rest[arguments.forward :]:
-        parser.error(f"unrecognized arguments: {' '.join(rest[arguments.forward :])}")
+    arguments.forward = unknown[:1] == ["forward"]
+    if unknown[arguments.forward :]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown[arguments.forward :])}")
     # `up` sets these: the token of a login, the callback for the first connection, and whether a
     # registry that is away is waited for.
     arguments.registry_token = arguments.on_ready = None
@@ -86,48 +84,30 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def _find_conflict(arguments: argparse.Namespace) -> str | None:
     """The first rule that the flags of remote mode violate in combination."""
-    given = [flag for flag in _REMOTE_FLAGS if getattr(arguments, _dest(flag)) not in (None, False)]
+    flags = [flag for flag in _REMOTE_FLAGS if _is_set(arguments, flag)]
     has_id = arguments.environment_id is not None or arguments.executor_id is not None
-    is_direct = arguments.remote_transport == "direct"
+    is_remote, is_direct = arguments.remote is not None, arguments.remote_transport == "direct"
+    has_key = arguments.key_file is not None
     rules = (
-        (arguments.remote is None and arguments.forward, "forward requires --remote"),
-        (arguments.remote is None and given, f"{', '.join(given)} requires --remote"),
-        (
-            arguments.remote is not None and arguments.listen,
-            "--remote and --listen exclude each other",
+        (not is_remote and arguments.forward, "forward requires --remote"),
+        (not is_remote and flags, f"{', '.join(flags)} requires --remote"),
+        *(
+            (_is_set(arguments, one) and _is_set(arguments, other), f"{one} and {other} {_EXCLUDE}")
+            for one, other in _EXCLUSIVE
         ),
-        (arguments.remote is not None and not has_id, "--remote requires --environment-id"),
-        (
-            arguments.environment_id is not None and arguments.executor_id is not None,
-            "--environment-id and --executor-id exclude each other",
-        ),
+        (is_remote and not has_id, "--remote requires --environment-id"),
         (arguments.forward and arguments.connect is None, "forward requires --connect"),
         (arguments.connect is not None and not arguments.forward, "--connect requires forward"),
-        (
-            arguments.use_agent_identity_auth and arguments.executor_credential_stdin,
-            "--use-agent-identity-auth and --executor-credential-stdin exclude each other",
-        ),
-        (
-            arguments.executor_credential_stdin and arguments.aws_sigv4,
-            "--executor-credential-stdin and --aws-sigv4 exclude each other",
-        ),
         (is_direct and not arguments.aws_sigv4, "--remote-transport direct requires --aws-sigv4"),
         (
             is_direct and arguments.relay_security is not None,
             "--relay-security requires --remote-transport noise",
         ),
         (
-            arguments.key_file is not None and (is_direct or not _is_encrypted(arguments)),
+            has_key and (is_direct or not _is_encrypted(arguments)),
             "--key-file requires --relay-security noise",
         ),
-        (
-            arguments.ca_file is not None and arguments.pin,
-            "--ca-file and --pin exclude each other",
-        ),
-        (
-            arguments.remote is not None and arguments.ws_auth is not None,
-            "--ws-auth requires --listen",
-        ),
+        (is_remote and arguments.ws_auth is not None, "--ws-auth requires --listen"),
     )
     return next((text for is_violated, text in rules if is_violated), None)
 
@@ -138,8 +118,9 @@ def _is_encrypted(arguments: argparse.Namespace) -> bool:
     )
 
 
-def _dest(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
+def _is_set(arguments: argparse.Namespace, flag: str) -> bool:
+    name = flag.removeprefix("--").replace("-", "_")
+    return getattr(arguments, name) not in (None, False)
 
 
 class ServerParser(ArgumentParser):
@@ -237,10 +218,7 @@ def add_remote_flags(parser: ArgumentParser) -> None:
         "no port is opened on this machine.",
     )
     group.add_argument(
-        "--remote",
-        type=utf8_text,
-        metavar="URL",
-        help="URL of the registry; replaces --listen",
+        "--remote", type=utf8_text, metavar="URL", help="URL of the registry; replaces --listen"
     )
     group.add_argument(
         "--environment-id",

@@ -33,12 +33,7 @@ _NO_PROC = (
 )
 _DEFAULT_CLOCK_SKEW = 30
 _CAPABILITY_FLAGS = ("ws_token_file", "ws_token_sha256")
-_SIGNED_FLAGS = (
-    "ws_shared_secret_file",
-    "ws_issuer",
-    "ws_audience",
-    "ws_max_clock_skew_seconds",
-)
+_SIGNED_FLAGS = ("ws_shared_secret_file", "ws_issuer", "ws_audience", "ws_max_clock_skew_seconds")
 
 
 def serve(words: list[str], watchdog: Watchdog) -> int:
@@ -106,9 +101,6 @@ def _import_msgspec() -> None:
     finally:
         if not is_imported:
             del sys.modules[name]
-
-
-# ---- addresses ------------------------------------------------------------------------
 
 
 def _parse_addresses(arguments: argparse.Namespace) -> list[Address]:

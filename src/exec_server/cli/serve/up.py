@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.login import Login, load_logins, normalise_url
 from exec_server.cli.serve.arguments import build_up_parser, parse
+from exec_server.cli.targets import configuration_directory
 from exec_server.errors import RegistryError, StartupError
 from exec_server.host.libc import ignore_unused
 from exec_server.registry.destination import environment_id as machine_id
@@ -54,13 +55,15 @@ def up(words: list[str], watchdog: Watchdog) -> int:
     try:
         arguments = build_up_parser().parse_args(words)
         if arguments.uninstall:
-            return _manage_service(uninstall=True)
+            print(uninstall_service())
+            return 0
         login = _choose_login(arguments.url)
         environment_id = arguments.environment_id or machine_id()
         certificate = _certificate_flags(arguments.ca_file, arguments.pin)
         key = _key_flags(arguments.key_file)
         if arguments.install:
-            return _manage_service(login.url, environment_id, [*certificate, *key])
+            print(install_service(login.url, environment_id, [*certificate, *key]))
+            return 0
         certificate = certificate or _certificate_flags(login.ca_file, login.pins)
         _serve(arguments, login, environment_id, [*certificate, *key], watchdog)
     except SystemExit as end:  # argparse: --help and usage errors
@@ -104,16 +107,6 @@ def _key_flags(key_file: str | None) -> list[str]:
     if key_file is None:
         return []
     return ["--key-file", key_file if key_file == IN_MEMORY else os.path.abspath(key_file)]
-
-
-def _manage_service(
-    url: str = "", environment_id: str = "", flags: Sequence[str] = (), *, uninstall: bool = False
-) -> int:
-    if uninstall:
-        print(uninstall_service())
-    else:
-        print(install_service(url, environment_id, flags))
-    return 0
 
 
 def _serve(
@@ -172,18 +165,7 @@ def _escaped(text: str) -> str:
 
 def unit_path() -> Path:
     """The place of the unit file."""
-    from pathlib import Path
-
-    config = os.environ.get("XDG_CONFIG_HOME", "")
-    base = Path(config) if config.startswith("/") else Path.home() / ".config"
-    return base / "systemd" / "user" / UNIT
-
-
-def own_command() -> list[str]:
-    """The words that start this program again, from any directory."""
-    from exec_server.host.interpreter import server_words
-
-    return server_words(os.environ)
+    return configuration_directory() / "systemd" / "user" / UNIT
 
 
 def install_service(url: str, environment_id: str, flags: Sequence[str] = ()) -> str:
@@ -191,12 +173,14 @@ def install_service(url: str, environment_id: str, flags: Sequence[str] = ()) ->
 
     `flags` are more ones of `exec-server up`.
     """
+    from exec_server.host.interpreter import server_words
+
     systemctl = _systemctl()
     path = unit_path()
     is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(unit_text(url, environment_id, flags, own_command()))
+        path.write_text(unit_text(url, environment_id, flags, server_words(os.environ)))
     except OSError as error:
         raise StartupError(f"cannot write {path}: {error.strerror}") from None
     try:
@@ -232,19 +216,19 @@ def _systemctl() -> str:
 
     from exec_server.host.interpreter import find_system_program
 
-    found = find_system_program("systemctl") or shutil.which("systemctl")
-    if found is None:
+    program = find_system_program("systemctl") or shutil.which("systemctl")
+    if program is None:
         raise StartupError(
             "systemctl is not installed, so there are no services of users here; run "
             "`exec-server up` under the supervisor of this machine instead"
         )
-    return found
+    return program
 
 
 def _call(systemctl: str, *words: str) -> None:
     import subprocess
 
-    shown = f"systemctl --user {' '.join(words)}"
+    command = f"systemctl --user {' '.join(words)}"
     try:
         done = subprocess.run(
             [systemctl, "--user", *words],
@@ -254,7 +238,7 @@ def _call(systemctl: str, *words: str) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise StartupError(f"`{shown}` failed: {error}") from None
+        raise StartupError(f"`{command}` failed: {error}") from None
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        raise StartupError(f"`{shown}` failed: {reason}")
+        raise StartupError(f"`{command}` failed: {reason}")

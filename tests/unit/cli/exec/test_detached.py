@@ -13,7 +13,7 @@ from tests.support.detached_commands import TARGET, FakeEnvironment, listed
 from exec_server.cli import connection
 from exec_server.cli.connection import attached
 from exec_server.cli.errors import CommandError
-from exec_server.cli.exec import attachment, detached
+from exec_server.cli.exec import detached, execution
 from exec_server.cli.exec.detached import END, as_json, as_table
 from exec_server.client.results import Chunk
 from exec_server.protocol import process
@@ -163,7 +163,7 @@ def test_one_target_and_one_name(words: list[str]) -> None:
 
 
 def test_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeEnvironment(listed()).open_in(monkeypatch, attachment)
+    FakeEnvironment(listed()).open_in(monkeypatch, execution)
     monkeypatch.setattr(detached, "find_target", lambda *_: TARGET)
     arguments = detached.build_attach_parser().parse_words(["-n", "-e", "none", "box", "web"])
     assert (arguments.name, arguments.no_stdin, arguments.escape) == ("web", True, None)

@@ -17,7 +17,7 @@ from tests.support.detached_commands import TARGET, FakeEnvironment
 from exec_server.cli.errors import CommandError
 from exec_server.cli.exec import command, execution
 from exec_server.cli.exec.command import build_parser
-from exec_server.cli.exec.execution import start_failure
+from exec_server.cli.exec.execution import command_code, start_failure
 from exec_server.cli.targets import Target
 from exec_server.client.exceptions import ProgramNotFound
 from exec_server.errors import (
@@ -111,3 +111,10 @@ def test_errors_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     environment.failure = SessionLost("gone")
     with pytest.raises(SessionLost):
         execution.start_detached(arguments, TARGET)
+
+
+@pytest.mark.parametrize(("reported", "code"), [(0, 0), (137, 137), (256, 0), (-1, 128)])
+def test_a_signal_that_the_server_does_not_name_is_no_lost_connection(
+    reported: int, code: int
+) -> None:
+    assert command_code(reported) == code

@@ -88,7 +88,7 @@ def _tail(file: File, monkeypatch: pytest.MonkeyPatch) -> tuple[Tail, list[bytes
     async def write(data: bytes) -> None:
         written.append(data)
 
-    monkeypatch.setattr(tail, "_write", write)
+    monkeypatch.setattr(tail._writer, "print", write)
     return tail, written
 
 

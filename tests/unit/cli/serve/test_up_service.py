@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_words_of_the_command_are_quoted_for_systemd() -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / up.UNIT
-    unit.write_text(up.unit_text("https://r", "box", [], up.own_command()))
+    unit.write_text(up.unit_text("https://r", "box", [], interpreter.server_words(os.environ)))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--user", "--man=no", str(unit)],
         capture_output=True,

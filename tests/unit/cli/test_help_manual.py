@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from exec_server.cli.manual import pages
+from exec_server.cli.help import pages
 from exec_server.cli.table import COMMANDS
 
 PAGES = pages()

@@ -10,7 +10,7 @@ import pytest
 from tests.support.detached_commands import TARGET, FakeEnvironment, FakeProcess, listed
 
 from exec_server.cli.errors import CommandError
-from exec_server.cli.exec import attachment
+from exec_server.cli.exec import execution
 from exec_server.cli.exec.detached import build_attach_parser
 from exec_server.client.results import Chunk
 from exec_server.errors import SessionLost
@@ -22,7 +22,7 @@ def _arguments(*words: str) -> argparse.Namespace:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> FakeEnvironment:
-    return FakeEnvironment(listed()).open_in(monkeypatch, attachment)
+    return FakeEnvironment(listed()).open_in(monkeypatch, execution)
 
 
 def test_output_and_exit_code_are_the_commands(
@@ -30,7 +30,7 @@ def test_output_and_exit_code_are_the_commands(
 ) -> None:
     environment.chunks = [Chunk("stdout", b"out"), Chunk("stderr", b"err\n")]
     environment.lost_bytes = 5
-    assert attachment.attach(_arguments("-n"), TARGET) == 3
+    assert execution.attach(_arguments("-n"), TARGET) == 3
     printed = capfd.readouterr()
     assert printed.out == "out"
     assert printed.err == "err\nexec-server: 5 bytes of older output are not retained any more\n"
@@ -40,7 +40,7 @@ def test_output_and_exit_code_are_the_commands(
 def test_an_unknown_name(environment: FakeEnvironment) -> None:
     environment.listed.clear()
     with pytest.raises(CommandError, match="unknown detached process web"):
-        attachment.attach(_arguments("-n"), TARGET)
+        execution.attach(_arguments("-n"), TARGET)
 
 
 def test_a_lost_session(
@@ -52,7 +52,7 @@ def test_a_lost_session(
         raise SessionLost("the server is gone")
 
     monkeypatch.setattr(FakeProcess, "read_some", lost)
-    assert attachment.attach(_arguments("-n"), TARGET) == 255
+    assert execution.attach(_arguments("-n"), TARGET) == 255
     assert capfd.readouterr().err == "exec-server: connection lost: box: the server is gone\n"
 
 
@@ -69,7 +69,7 @@ def test_output_that_cannot_be_written(
 
     monkeypatch.setattr("exec_server.cli.streams.OutputWriter.write", fail)
     environment.chunks = [Chunk("stdout", b"out")]
-    assert attachment.attach(_arguments("-n"), TARGET) == code
+    assert execution.attach(_arguments("-n"), TARGET) == code
     text = "exec-server: cannot write output: full\n" if code == 1 else ""
     assert capfd.readouterr().err == text
 
@@ -90,7 +90,7 @@ def test_input_is_sent_but_not_its_end(
     os.dup2(reader, 0)
     os.close(reader)
     try:
-        assert attachment.attach(_arguments(), TARGET) == 3
+        assert execution.attach(_arguments(), TARGET) == 3
     finally:
         os.dup2(saved, 0)
         os.close(saved)

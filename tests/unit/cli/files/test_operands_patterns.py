@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from exec_server.cli.errors import CommandError
-from exec_server.cli.files.patterns import find_matches, is_pattern, split_pattern
+from exec_server.cli.files.operands import find_matches, is_pattern, split_pattern
 from exec_server.client.results import Found
 from exec_server.errors import Unsupported
 
