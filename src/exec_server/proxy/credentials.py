@@ -32,6 +32,15 @@ if TYPE_CHECKING:
 
 # Compiling costs memory for each character, with some flags thousands of bytes.
 PATTERN_CHARACTERS: Final = 1024
+# Parts of a pattern, one in `{n}` or `{n,m}` counted n times: a compiled pattern has them all.
+# 4,000 take up to 10 MB and 0.2 s to compile, and time grows faster than their number.
+PATTERN_PARTS: Final = 4000
+_PATTERN_TOKEN: Final = re.compile(
+    r"(?P<repeat>\{(?P<least>[0-9\s]+)(?:,[0-9\s]*)?\})"
+    r"|(?P<comment>\(\?#[^)]*\))|(?P<open>\((?:\?(?:[:>|=!]|<[=!]))?)|(?P<close>\))"
+    r"|(?P<set>\[\^?\]?(?:\\.|[^\[\]\\])*\])|\\.|(?P<other>.)",
+    re.DOTALL,
+)
 # For all searches and dummies of one start. Searches of usual patterns take microseconds.
 SEARCH_SECONDS = 0.5
 # For a text of some dozen characters.
@@ -234,6 +243,8 @@ def _compiled(text: str) -> tuple[regex.Pattern[str], bool]:
 
     if len(text) > PATTERN_CHARACTERS:
         raise UnusablePattern(f"is longer than {PATTERN_CHARACTERS} characters")
+    if _count_parts(text) > PATTERN_PARTS:
+        raise UnusablePattern(f"has more than {PATTERN_PARTS} parts with all repetitions")
     try:
         pattern = regex.compile(text, regex.V1, cache_pattern=False)
     except (regex.error, RecursionError, OverflowError) as error:
@@ -245,6 +256,47 @@ def _compiled(text: str) -> tuple[regex.Pattern[str], bool]:
     except TimeoutError:
         raise UnusablePattern("takes too long for a short text") from None
     return pattern, not is_ordinary
+
+
+def _count_parts(text: str) -> int:
+    """The parts of a pattern with all repetitions, or more where its groups are uncertain.
+
+    After a set within a set, and with the flag `x`, a parenthesis may be a character or a comment:
+    a repeated group then counts as if it began where the pattern begins.
+    """
+    is_verbose = re.search(r"\(\?\w*x", text) is not None
+    if is_verbose and re.search(r"\{[\s0-9,]*#", text):
+        raise UnusablePattern("has a comment within a repetition")
+    is_certain = not is_verbose
+    groups: list[int] = []  # the parts before each open one
+    parts = position = 0
+    last_parts = 1
+    while position < len(text):
+        token = _PATTERN_TOKEN.match(text, position)
+        assert token is not None  # any character is one
+        position = token.end()
+        match token.lastgroup:
+            case "repeat":
+                least = int("".join(token["least"].split()) or 0)
+                repeated = last_parts * max(least - 1, 0)
+                parts += repeated
+                last_parts += repeated
+            case "close":
+                last_parts = parts - (groups.pop() if groups else 0)
+            case "comment" if is_certain:
+                pass
+            case kind:
+                if kind == "open" and is_certain:
+                    groups.append(parts)
+                if kind in ("comment", "set") and not is_certain:
+                    position = token.start() + 1
+                is_certain &= token[0] != "["
+                parts += 1
+                if not (is_verbose and token[0][-1].isspace()):
+                    last_parts = 1
+                elif token[0][-1] == "\n":  # may end a comment between a group and its repetition
+                    last_parts = parts
+    return parts
 
 
 # Destination: the URLs below a prefix, to which a secret may be sent. Pure.
