@@ -53,8 +53,6 @@ class ClientStream:
         if ping_seconds is not None:
             self._watchdog.start(ping_seconds)
 
-    # ---- requests of the receiver -----------------------------------------------------
-
     @property
     def origin(self) -> str:
         return self._origin
@@ -90,8 +88,6 @@ class ClientStream:
     def close(self, code: int, reason: str) -> None:
         self._socket.close(code, reason)
 
-    # ---- events of the socket ---------------------------------------------------------
-
     def message_received(self, message: bytes, *, is_text: bool) -> None:
         self._keep_alive.answered()
         if self._probe.is_active:
@@ -116,8 +112,6 @@ class ClientStream:
         self._probe.cancel()
         self._receiver.connection_lost()
         self.ended.set_result(reason)
-
-    # ---- liveness ---------------------------------------------------------------------
 
     def _probe_passed(self) -> None:
         self._probe.cancel()

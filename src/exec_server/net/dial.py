@@ -34,9 +34,6 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 _AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]  # an item of getaddrinfo()
 
 
-# ---- proxies --------------------------------------------------------------------------
-
-
 class Proxy(NamedTuple):
     """An HTTP proxy; `authorization` is the value of its Proxy-Authorization header."""
 
@@ -119,9 +116,6 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
         return ip_network(text.removeprefix("[").removesuffix("]"), strict=False)
     except ValueError:
         return None
-
-
-# ---- connections ----------------------------------------------------------------------
 
 
 async def open_connection(

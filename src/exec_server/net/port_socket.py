@@ -79,8 +79,6 @@ class PortSocket(asyncio.BufferedProtocol):
             self._transport.get_extra_info("sockname") == self._transport.get_extra_info("peername")
         )
 
-    # ---- events of the transport ------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0, low=0)
@@ -126,8 +124,6 @@ class PortSocket(asyncio.BufferedProtocol):
         self._gathered = bytearray()
         if self._stream is not None:
             self._stream.socket_lost(self._end_reason)
-
-    # ---- StreamSocket -----------------------------------------------------------------
 
     def pause_reading(self) -> None:
         self._is_reading = False
@@ -178,8 +174,6 @@ class PortSocket(asyncio.BufferedProtocol):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self._gathered = bytearray()
         self._transport.abort()
-
-    # -----------------------------------------------------------------------------------
 
     def _write_gathered(self) -> None:
         """Write until the kernel does not take more."""

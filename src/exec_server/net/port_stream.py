@@ -39,19 +39,15 @@ class StreamSocket(Protocol):
 
     def write_eof(self) -> None:
         """Close the writing direction after the bytes written before."""
-        ...
 
     def unwritten(self) -> int:
         """Bytes that the kernel has not taken yet."""
-        ...
 
     def close(self) -> None:
         """Close after the bytes written before; `PortStream.socket_lost` follows."""
-        ...
 
     def abort(self) -> None:
         """Reset the connection at once; `PortStream.socket_lost` follows."""
-        ...
 
 
 class StreamPeer(Protocol):
@@ -67,7 +63,6 @@ class StreamPeer(Protocol):
 
     def closed(self) -> None:
         """The socket is closed: nothing of the stream is left at this end."""
-        ...
 
 
 class PortStreamState(enum.Enum):
@@ -112,8 +107,6 @@ class PortStream:
         """How many bytes to read from the socket at a time."""
         return min(self._credit, CHUNK_BYTES) or CHUNK_BYTES
 
-    # ---- events of the socket ---------------------------------------------------------
-
     def data_read(self, data: bytes) -> None:
         self._held += data
         self._send_held()
@@ -134,8 +127,6 @@ class PortStream:
             self._peer.send_reset(reason)
         self._held.clear()
         self._peer.closed()
-
-    # ---- messages of the other end ----------------------------------------------------
 
     def data_received(self, chunk: bytes) -> None:
         if self._state is PortStreamState.CLOSED:
@@ -163,8 +154,6 @@ class PortStream:
     def reset_received(self) -> None:
         self.abort()
 
-    # ---- the link ---------------------------------------------------------------------
-
     def pause_reading(self) -> None:
         """Read nothing from the socket: the link to the other end is congested."""
         self._is_link_paused = True
@@ -185,8 +174,6 @@ class PortStream:
         """Reset both ends."""
         if self._state is not PortStreamState.CLOSED:
             self._fail(reason)
-
-    # -----------------------------------------------------------------------------------
 
     def _fail(self, reason: str) -> None:
         self._peer.send_reset(reason)

@@ -37,11 +37,7 @@ class ClientRelayLink(RelaySocket):
         if handshake is not None:
             self.send_frame(encode(Frame(self.stream_id, Kind.HANDSHAKE, handshake)))
 
-    def open(
-        self,
-        channel: RelayChannel | PlainChannel,
-        receiver: ReceiverFactory,
-    ) -> RelayStream:
+    def open(self, channel: RelayChannel | PlainChannel, receiver: ReceiverFactory) -> RelayStream:
         """The stream; the handshake has made its channel."""
         self._channel = channel
         budget = ByteBudget(RECEIVING_BYTES)
@@ -49,8 +45,6 @@ class ClientRelayLink(RelaySocket):
         if isinstance(self._stream.receiver, JudgingReceiver):
             self._socket.on_useless = self._stream.receiver.useless_received
         return self._stream
-
-    # ---- events of the socket ---------------------------------------------------------
 
     def message_received(self, message: bytes, *, is_text: bool) -> None:
         try:
@@ -89,8 +83,6 @@ class ClientRelayLink(RelaySocket):
             self.answer.set_exception(ConnectFailed("relay handshake failed: connection ended"))
         if self._stream is not None:
             self._stream.stream_lost()
-
-    # ---- requests of the stream -------------------------------------------------------
 
     def _set_reading(self, is_wanted: bool) -> None:
         if is_wanted:

@@ -95,8 +95,6 @@ class ExecutorRelayLink(RelaySocket):
         self._validations: set[asyncio.Task[None]] = set()
         self._multiplexer = make_multiplexer(self)
 
-    # ---- events of the socket ---------------------------------------------------------
-
     def message_received(self, message: bytes, *, is_text: bool) -> None:
         if is_text:
             return
@@ -109,8 +107,6 @@ class ExecutorRelayLink(RelaySocket):
         for task in self._validations:
             task.cancel()
         self._multiplexer.link_lost()
-
-    # ---- requests of the streams ------------------------------------------------------
 
     def validate(self, handshake: PendingHandshake) -> None:
         for job in (self._finish_handshake(handshake), self._prepare(handshake)):

@@ -79,17 +79,14 @@ class Carrier(Protocol):
     @property
     def is_full(self) -> bool:
         """Whether the socket's send buffer is above its high mark."""
-        ...
 
     def send_frame(self, frame: bytes) -> None: ...
 
     def schedule(self, stream: RelayStream) -> None:
         """Call `send_next` of a stream, in turn with the others, until it has no more frames."""
-        ...
 
     def end_stream(self, stream_id: str) -> None:
         """Forget the stream and tell the peer."""
-        ...
 
 
 class RelayStream:
@@ -130,8 +127,6 @@ class RelayStream:
         )
         self.receiver = receiver(self)  # it may pause the stream at once
         self._outbox.producer = self.receiver
-
-    # ---- receiving --------------------------------------------------------------------
 
     def messages_received(self, messages: list[bytes]) -> None:
         if self._is_ended:
@@ -194,8 +189,6 @@ class RelayStream:
     def _update_reading(self) -> None:
         if self._set_reading is not None and not self._is_ended:
             self._set_reading(self._inbox.is_flowing)
-
-    # ---- sending ----------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
         self._outbox.send(message, self._write_message)
@@ -262,8 +255,6 @@ class RelayStream:
 
     def unsent(self) -> int:
         return self._unsent + self._outbox.queued_bytes
-
-    # ---- the end ----------------------------------------------------------------------
 
     def probe(self) -> None:
         if not self._is_ended:
@@ -363,8 +354,6 @@ class RelaySocket(ABC):
     def streams_lost(self) -> None:
         """Tell all streams that the socket is lost."""
 
-    # ---- sending ----------------------------------------------------------------------
-
     def send_frame(self, frame: bytes) -> None:
         self._socket.send(frame, is_text=False)
 
@@ -419,8 +408,6 @@ class RelaySocket(ABC):
         self._socket.abort("write timeout")
         return None
 
-    # ---- receiving and keep-alive -----------------------------------------------------
-
     def pause_reading(self) -> None:
         self.is_paused = True
         self._keep_alive.answered()  # a pong that arrives now is not read
@@ -443,8 +430,6 @@ class RelaySocket(ABC):
         if action is Action.PING:
             self._socket.ping()
         return self._keep_alive.next_check() - now
-
-    # ---- the end ----------------------------------------------------------------------
 
     def close(self, code: int, reason: str) -> None:
         """Close the socket, telling the relay why."""

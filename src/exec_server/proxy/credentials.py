@@ -617,8 +617,6 @@ class CredentialMask:
                 heapq.heapreplace(places, (following, -len(value), value))
         return "".join([*parts, text[end:]])
 
-    # ---- requests ---------------------------------------------------------------------
-
     def is_intercepted(self, host: str, port: int) -> bool:
         """Whether TLS to a host has to be opened, because a secret may belong there."""
         return any(

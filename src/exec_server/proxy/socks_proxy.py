@@ -93,8 +93,6 @@ class UdpAssociation:
                 self._loop.remove_reader(sock)
                 sock.close()
 
-    # ---- from the process -------------------------------------------------------------
-
     def _receive_inner(self, tasks: asyncio.TaskGroup) -> None:
         try:
             data, (address, port) = self._inner.recvfrom(_DATAGRAM_BYTES)
@@ -127,8 +125,6 @@ class UdpAssociation:
                 outer = self._outer[family] = _bind(family, "")
                 self._loop.add_reader(outer, self._receive_outer, outer)
             outer.sendto(payload, (address, port))
-
-    # ---- from the destinations --------------------------------------------------------
 
     def _receive_outer(self, outer: socket.socket) -> None:
         with contextlib.suppress(OSError):  # an error that an earlier datagram has caused

@@ -28,33 +28,26 @@ class Stream(Protocol):
 
     async def receive(self, limit: int = BUFFER_BYTES) -> bytes:
         """The next bytes, at most so many; empty at the end. Raises OSError."""
-        ...
 
     async def send(self, data: bytes) -> None:
         """Send all bytes; waits while the other end does not read. Raises OSError."""
-        ...
 
     @property
     def local_address(self) -> tuple[str, int]:
         """The address and port of this end."""
-        ...
 
     @property
     def is_closed(self) -> bool:
         """Whether `close` or `abort` was called."""
-        ...
 
     def write_eof(self) -> None:
         """End the direction in which bytes are sent."""
-        ...
 
     def close(self) -> None:
         """Close both directions; bytes that were sent still arrive."""
-        ...
 
     def abort(self) -> None:
         """Close both directions so that the other end sees an error."""
-        ...
 
 
 class SocketStream:

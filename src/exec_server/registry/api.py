@@ -305,8 +305,6 @@ class Registry:
     def environment_id(self) -> str:
         return self._id
 
-    # ---- executor ---------------------------------------------------------------------
-
     async def register(self, key: PublicKey) -> Registration:
         """Register once; raises RegistryError.
 
@@ -421,8 +419,6 @@ class Registry:
         except RegistryError:
             raise invalid from None
 
-    # ---- client -----------------------------------------------------------------------
-
     async def connect(self, key: PublicKey) -> ConnectionBundle:
         """Request one connection; raises RegistryUnavailable for transient errors."""
         body = msgspec.json.encode({"harness_public_key": key_object(key)})
@@ -439,15 +435,8 @@ class Registry:
         _check_profile(registered.security_profile)
         return _connection_bundle(registered)
 
-    # ---- both -------------------------------------------------------------------------
-
     async def _post(
-        self,
-        noun: str,
-        action: str,
-        body: bytes,
-        *,
-        extra: list[tuple[str, str]] | None = None,
+        self, noun: str, action: str, body: bytes, *, extra: list[tuple[str, str]] | None = None
     ) -> _Exchange:
         """Send one request; raises HttpFailed, or RegistryError without a valid credential."""
         # All characters are quoted, so that the id stays one segment of the path.

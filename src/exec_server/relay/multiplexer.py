@@ -71,7 +71,6 @@ class ReceivingChannel(Protocol):
 
     def receive_record(self, seq: int, record: bytes) -> list[bytes]:
         """The same for a frame that is no segment."""
-        ...
 
 
 class StreamReceiver(Protocol):
@@ -79,11 +78,9 @@ class StreamReceiver(Protocol):
 
     def messages_received(self, messages: list[bytes]) -> None:
         """A frame has arrived, with its complete messages, if any. RelayError ends the stream."""
-        ...
 
     def stream_lost(self) -> None:
         """The stream has ended; called once, but not after `StreamTable.end` for this stream."""
-        ...
 
 
 class StreamTable:
@@ -242,13 +239,11 @@ class MultiplexerLink(Protocol):
 
     def validate(self, handshake: PendingHandshake) -> None:
         """Let the registry validate the key, then call `finish_handshake`."""
-        ...
 
     def stream_opened(self, channel: RelayChannel) -> StreamReceiver: ...
 
     def stream_revoked(self, stream_id: str) -> None:
         """End what a client has begun on a stream, which may have ended before."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -327,8 +322,6 @@ class EncryptedMultiplexer:
             if self._names_tokens and frame.reason == REVOKED_REASON:
                 self._link.stream_revoked(frame.stream_id)
 
-    # ---- open streams -----------------------------------------------------------------
-
     def _data_received(self, frame: Frame) -> None:
         if frame.is_segment:
             return  # dropped, on open streams too
@@ -347,8 +340,6 @@ class EncryptedMultiplexer:
             handshake.is_cancelled = True
         self._pending.clear()
         self._streams.link_lost()
-
-    # ---- handshakes -------------------------------------------------------------------
 
     def _handshake_received(self, frame: Frame) -> None:
         stream_id = frame.stream_id

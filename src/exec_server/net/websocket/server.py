@@ -161,8 +161,6 @@ class WebSocketStream(asyncio.Protocol):
         self._probe = Probe(PROBE_SECONDS, self.abort)
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
-    # ---- the transport ----------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = transport.get_extra_info("socket")
         is_plain = transport.get_extra_info("ssl_object") is None
@@ -246,8 +244,6 @@ class WebSocketStream(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._socket.resume_writing()
 
-    # ---- the upgrade ------------------------------------------------------------------
-
     def _upgrade(self, data: bytes) -> None:
         self._head += data
         self._next_request()
@@ -306,8 +302,6 @@ class WebSocketStream(asyncio.Protocol):
             self._head = b""
             self._socket.discard(Cause.REFUSED, REFUSED_BYTES)
 
-    # ---- receiving --------------------------------------------------------------------
-
     def event_received(self, event: Event) -> None:
         if event.opcode is Opcode.TEXT or event.opcode is Opcode.BINARY:
             # Only here: a ping between two fragments leaves the incomplete message in memory.
@@ -358,8 +352,6 @@ class WebSocketStream(asyncio.Protocol):
         self._keep_alive.touch(now)
         self._socket.block_reading(is_blocked=False)
 
-    # ---- sending ----------------------------------------------------------------------
-
     def send(self, message: bytes) -> None:
         writer = self._writer
         if (
@@ -402,8 +394,6 @@ class WebSocketStream(asyncio.Protocol):
     def unsent(self) -> int:
         return self._socket.unsent()
 
-    # ---- liveness ---------------------------------------------------------------------
-
     def tick(self, now: float) -> None:
         """Ping a quiet peer; end one that does not answer or that stalls a large message."""
         if self._socket.state is not State.OPEN:
@@ -433,8 +423,6 @@ class WebSocketStream(asyncio.Protocol):
             self._socket.write_frame(Opcode.PING, b"")
             self._socket.force_reading(is_forced=True)
             self._probe.start()
-
-    # ---- the end ----------------------------------------------------------------------
 
     def close(self, code: int, reason: str) -> None:
         if self._socket.state is State.CONNECTING:
