@@ -6,20 +6,22 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.inbox import ByteBudget
-from exec_server.net.relay_stream import RECEIVING_BYTES, RelaySocket, RelayStream, SendingChannel
+from exec_server.net.relay_stream import RECEIVING_BYTES, RelaySocket, RelayStream
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.client import ClientSocket
 from exec_server.relay.multiplexer import (
     EncryptedMultiplexer,
+    Multiplexer,
     MultiplexerLink,
     PendingHandshake,
     StreamReceiver,
 )
 from exec_server.relay.noise import Identity
+from exec_server.relay.records import Channel
 
 # Keys made ahead: clients that connect at the same moment. Further ones wait for theirs.
 KEYS_AHEAD: Final = 4
@@ -55,18 +57,6 @@ class EphemeralKeys:
         self._keys.append(Identity.generate())
         if len(self._keys) < KEYS_AHEAD:
             self._schedule()
-
-
-class Multiplexer(Protocol):
-    """The streams of a link, encrypted or, for older peers, not."""
-
-    def frame_received(self, data: bytes) -> None: ...
-
-    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> None: ...
-
-    def end(self, stream_id: str) -> None: ...
-
-    def link_lost(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +118,7 @@ class ExecutorRelayLink(RelaySocket):
             log.exception("validation failed unexpectedly")
         self._multiplexer.finish_handshake(handshake, is_valid=is_valid)
 
-    def stream_opened(self, channel: SendingChannel) -> StreamReceiver:
+    def stream_opened(self, channel: Channel) -> StreamReceiver:
         settings = self._settings
         return RelayStream(self, channel, settings.receiver, settings.budget)
 

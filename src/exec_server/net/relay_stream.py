@@ -13,7 +13,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Protocol
 
 from exec_server.errors import InternalError, RelayError
 from exec_server.host.event_loop import guarded_call
@@ -22,7 +21,7 @@ from exec_server.net.liveness import Action, CheckTimer, KeepAlive, Probe, Trans
 from exec_server.net.outbox import Outbox
 from exec_server.net.stream import ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket
-from exec_server.relay.records import ONE_RECORD_BYTES, RecordSplitter
+from exec_server.relay.records import ONE_RECORD_BYTES, Channel, RecordSplitter
 
 log = logging.getLogger(__name__)
 
@@ -53,42 +52,6 @@ WRITE_SECONDS = 60.0
 BURST = 32
 
 
-class SendingChannel(Protocol):
-    """Messages to frames, encrypted or, for older peers, not."""
-
-    stream_id: str
-    message_bytes: int
-
-    @property
-    def incoming_size(self) -> int: ...
-
-    def drop_incoming(self) -> None: ...
-
-    def records(self, message: bytes) -> Iterator[bytes | memoryview]: ...
-
-    def one_record(self, message: bytes) -> bytes: ...
-
-    def splitter(self, size: int) -> RecordSplitter: ...
-
-    def seal(self, record: bytes | memoryview) -> bytes: ...
-
-
-class Carrier(Protocol):
-    """The link below a stream, which may carry other streams as well."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the socket's send buffer is above its high mark."""
-
-    def send_frame(self, frame: bytes) -> None: ...
-
-    def schedule(self, stream: RelayStream) -> None:
-        """Call `send_next` of a stream, in turn with the others, until it has no more frames."""
-
-    def end_stream(self, stream_id: str) -> None:
-        """Forget the stream and tell the peer."""
-
-
 class RelayStream:
     """A MessageStream; the link calls `messages_received` and `stream_lost`."""
 
@@ -96,8 +59,8 @@ class RelayStream:
 
     def __init__(
         self,
-        carrier: Carrier,
-        channel: SendingChannel,
+        carrier: RelaySocket,
+        channel: Channel,
         receiver: ReceiverFactory,
         budget: ByteBudget,
         set_reading: Callable[[bool], None] | None = None,

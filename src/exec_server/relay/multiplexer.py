@@ -1,4 +1,4 @@
-"""The encrypted streams on an executor's link, without the socket: handshakes, limits, resets.
+"""The streams on an executor's link, without the socket: handshakes, limits, resets.
 
 Theory of operation. The link passes each frame to `frame_received`; the multiplexer calls the
 link back to send frames, to validate a key and to open a stream.
@@ -31,7 +31,7 @@ from exec_server.relay.noise import (
     Responder,
     prologue,
 )
-from exec_server.relay.records import RelayChannel
+from exec_server.relay.records import Channel, PlainChannel, RelayChannel
 
 log = logging.getLogger(__name__)
 
@@ -60,19 +60,6 @@ MAX_PENDING_OF_TOKEN = 24
 AUTHORIZATION_BYTES = 4096
 
 
-# The open streams of a link: delivery of their messages, and resets.
-class ReceivingChannel(Protocol):
-    """Frames to messages, encrypted or not."""
-
-    stream_id: str
-    prefix: bytes  # of the frames of this stream
-
-    def receive(self, frame: Frame) -> list[bytes]: ...
-
-    def receive_record(self, seq: int, record: bytes) -> list[bytes]:
-        """The same for a frame that is no segment."""
-
-
 class StreamReceiver(Protocol):
     """The receiver of one stream's messages."""
 
@@ -88,8 +75,8 @@ class StreamTable:
 
     def __init__(self, send_frame: Callable[[bytes], None]) -> None:
         self._send_frame = send_frame
-        self._streams: dict[str, tuple[ReceivingChannel, StreamReceiver]] = {}
-        self._by_prefix: dict[bytes, tuple[ReceivingChannel, StreamReceiver]] = {}
+        self._streams: dict[str, tuple[Channel, StreamReceiver]] = {}
+        self._by_prefix: dict[bytes, tuple[Channel, StreamReceiver]] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -101,7 +88,7 @@ class StreamTable:
     def is_full(self) -> bool:
         return len(self._streams) >= MAX_STREAMS
 
-    def add(self, channel: ReceivingChannel, receiver: StreamReceiver) -> None:
+    def add(self, channel: Channel, receiver: StreamReceiver) -> None:
         entry = (channel, receiver)
         self._streams[channel.stream_id] = self._by_prefix[channel.prefix] = entry
 
@@ -240,7 +227,7 @@ class MultiplexerLink(Protocol):
     def validate(self, handshake: PendingHandshake) -> None:
         """Let the registry validate the key, then call `finish_handshake`."""
 
-    def stream_opened(self, channel: RelayChannel) -> StreamReceiver: ...
+    def stream_opened(self, channel: Channel) -> StreamReceiver: ...
 
     def stream_revoked(self, stream_id: str) -> None:
         """End what a client has begun on a stream, which may have ended before."""
@@ -425,3 +412,42 @@ class EncryptedMultiplexer:
         if self._failures.record(source, self._clock()):
             whose = f"of token {printable(source)}" if source else "on this link"
             log.warning("too many failed handshakes %s: some are refused", whose)
+
+
+class PlainMultiplexer:
+    """The executor's streams on one link of the historical form (`--relay-security plain`).
+
+    A stream begins with its first data frame.
+    """
+
+    def __init__(self, link: MultiplexerLink) -> None:
+        self._link = link
+        self._streams = StreamTable(link.send_frame)
+
+    def frame_received(self, data: bytes) -> None:
+        frame = self._streams.frame_received(data)
+        if frame is not None and frame.kind is Kind.DATA:
+            self._open(frame)
+
+    def _open(self, frame: Frame) -> None:
+        """Open a stream with its first frame."""
+        if self._streams.is_full:
+            self._streams.send_reset(frame.stream_id)
+            return
+        channel = PlainChannel(frame.stream_id)
+        self._streams.add(channel, self._link.stream_opened(channel))
+        self._streams.deliver(frame)
+
+    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> None:
+        """Do nothing: streams have no handshake."""
+
+    def end(self, stream_id: str) -> None:
+        """Remove a stream and send its peer a reset."""
+        self._streams.end(stream_id)
+
+    def link_lost(self) -> None:
+        """Tell all streams that the link is lost."""
+        self._streams.link_lost()
+
+
+Multiplexer = EncryptedMultiplexer | PlainMultiplexer
