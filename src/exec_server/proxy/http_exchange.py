@@ -173,7 +173,7 @@ class HttpExchange(ABC):
             head = messages.forwarded_response(request, response, length, date()).encode()
             if length is None:
                 await self.stream.send(head)
-                await self._pass_parsed(messages.may_chunk(request), origin, outer)
+                await self._pass_parsed(request.http_version >= b"1.1", origin, outer)
             else:
                 await self._pass_bytes(head, length, origin, outer)
         except (OSError, h11.ProtocolError):

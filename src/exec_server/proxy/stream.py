@@ -218,9 +218,8 @@ class TransportStream:
         self.writer.transport.abort()
 
 
-# Carries the bytes of a tunnel in both directions until both have ended.
 async def carry(inner: Stream, outer: Stream, early: bytes = b"") -> None:
-    """Join two connections and close them; `early` are bytes that the inner one has sent.
+    """Carry bytes both ways until both have ended; `early` are bytes that the inner one has sent.
 
     An end of one direction is passed on, and the other direction stays open. An error resets both.
     """
