@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net.client_tls import check_pin, roots_for_websockets, tls_context
 from exec_server.net.http1 import HEAD_BYTES, connect_request, parse_status
-from exec_server.net.unix_peer import check_server_user
+from exec_server.net.socket_options import check_server_user
 from exec_server.protocol.urls import Url, host_port, parse_address, parse_url
 
 if TYPE_CHECKING:

@@ -116,10 +116,6 @@ class PortStream:
         self._is_reading = False
         self._send_held()
 
-    def buffer_drained(self) -> None:
-        """The socket has taken most of the bytes that were written to it."""
-        self._return_credit()
-
     def socket_lost(self, reason: str) -> None:
         """The socket is closed; called exactly once, whatever closed it."""
         if self._state is not PortStreamState.CLOSED:
@@ -139,7 +135,7 @@ class PortStream:
             self._window -= len(chunk)
             self._unreturned += len(chunk)
             self._socket.write(chunk)
-            self._return_credit()
+            self.return_credit()
 
     def credit_received(self, count: int) -> None:
         self._credit += count
@@ -198,7 +194,8 @@ class PortStream:
         if self._state is PortStreamState.CLOSED:
             self._socket.close()
 
-    def _return_credit(self) -> None:
+    def return_credit(self) -> None:
+        """Give credit for the bytes that the socket has taken; called when it has taken some."""
         taken = self._unreturned - self._socket.unwritten()
         if taken >= CREDIT_BYTES and (self._state, "receive end") in _TRANSITIONS:
             self._unreturned -= taken

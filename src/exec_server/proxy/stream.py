@@ -12,14 +12,13 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 from typing import Final, Protocol
+
+from exec_server.net.socket_options import reset_on_close
 
 # Bytes that are read at once, and so the most that a connection buffers in each direction. It is
 # not read while they wait for the other end.
 BUFFER_BYTES: Final = 262_144
-# A connection that is closed with this option is reset: the other end sees an error, not an end.
-_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _CLOSED: Final = "the connection was closed"
 
 
@@ -169,7 +168,7 @@ class SocketStream:
 
     def abort(self) -> None:
         if not self.is_closed:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            reset_on_close(self._socket)
         self.close()
 
     def _check_open(self) -> None:

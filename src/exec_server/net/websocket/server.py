@@ -22,9 +22,9 @@ from exec_server.net.http1 import HEAD_BYTES, TLS_HANDSHAKE
 from exec_server.net.inbox import ByteBudget, Reservation
 from exec_server.net.listen import BoundSocket
 from exec_server.net.liveness import Action, KeepAlive, Probe, TransferProgress
+from exec_server.net.socket_options import peer_user
 from exec_server.net.stream import MessageReceiver, ReceiverFactory
 from exec_server.net.tls_acceptor import ServerCertificate, TlsAcceptor
-from exec_server.net.unix_peer import peer_user
 from exec_server.net.websocket.frames import (
     MESSAGE_BYTES,
     SENT_FRAME_BYTES,
