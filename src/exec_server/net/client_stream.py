@@ -39,7 +39,7 @@ class ClientStream:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = socket
-        self._origin = origin
+        self.origin = origin
         self._is_full = False
         self._is_paused = False
         period = math.inf if ping_seconds is None else ping_seconds
@@ -52,10 +52,6 @@ class ClientStream:
             socket.on_useless = self._receiver.useless_received
         if ping_seconds is not None:
             self._watchdog.start(ping_seconds)
-
-    @property
-    def origin(self) -> str:
-        return self._origin
 
     def send(self, message: bytes) -> None:
         self._socket.send(message, is_text=True)

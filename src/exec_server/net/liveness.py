@@ -140,8 +140,6 @@ class Probe:
             self._timer = None
 
 
-# UselessMessages: whether a server keeps its client busy with useless messages. No clock.
-#
 # Useless are answers to requests that were not made, unknown notifications, those about processes
 # and streams that the client does not know, requests that are refused, events that are empty or
 # were received before, control frames, empty fragments, and relay frames without content. A few

@@ -31,9 +31,8 @@ REFILL_SECONDS: Final = 0.05
 log = logging.getLogger(__name__)
 
 
-# EphemeralKeys: keys of handshakes, made while no client waits for them.
 class EphemeralKeys:
-    """A few keys in memory, each of which is used once."""
+    """Keys for handshakes, each used once and made while no client waits for it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -282,7 +282,6 @@ class _RecordWriter:
             self._stream.write_record(rest)
 
 
-# RelaySocket: a WebSocket that carries relay frames of one or several streams.
 class RelaySocket(ABC):
     """The carrier of the streams on one ClientSocket: fair sending, keep-alive, deadlines.
 

@@ -112,12 +112,12 @@ class StreamTable:
         """Fast path: pass an encoded data frame to its stream; False if it has to be decoded."""
         end = 4 + data[3] if len(data) > 3 else 0
         entry = self._by_prefix.get(data[:end])
-        found = None if entry is None else usual_data(data, end)
-        if entry is None or found is None:
+        record = None if entry is None else usual_data(data, end)
+        if entry is None or record is None:
             return False
         channel, receiver = entry
         try:
-            receiver.messages_received(channel.receive_record(*found))
+            receiver.messages_received(channel.receive_record(*record))
         except Exception as error:
             self._fail(channel.stream_id, receiver, error)
         return True
@@ -182,8 +182,6 @@ def _tell_lost(receiver: StreamReceiver) -> None:
         log.exception("the end of a relay stream failed unexpectedly")
 
 
-# HandshakeFailures: failed handshakes of each source, and whether one has had too many. No clock.
-#
 # A source is the token whose client sent the handshake, if the registry names it, and otherwise
 # all clients of a link together. Only failures that cost a private key operation are recorded.
 # They take from an allowance that grows back, so that no source is ever locked out for long, and

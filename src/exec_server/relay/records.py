@@ -20,8 +20,6 @@ WAITING_BYTES = 1_048_576
 _PREFIX_BYTES = 4
 # The largest message that fits into one record.
 ONE_RECORD_BYTES = RECORD_BYTES - _PREFIX_BYTES
-
-
 _LAST_SEQ = 0xFFFF_FFFF
 
 
@@ -152,9 +150,8 @@ class MessageAssembler:
         del buffer[:offset]
 
 
-# One relay stream after its handshake: messages to frames, frames to messages.
 class RelayChannel:
-    """An encrypted stream; a method that raises RelayError has ended it."""
+    """An encrypted stream after its handshake; a method that raises RelayError has ended it."""
 
     message_bytes = MESSAGE_BYTES
 

@@ -86,7 +86,6 @@ SHUTDOWN_GRACE_SECONDS = 0.25
 _TICK_SECONDS = 3.0
 
 
-# BusyPoll: polls for the next request for a moment instead of sleeping.
 class BusyPoll:
     """Keeps the event loop from sleeping for a moment, if there is more than one processor."""
 
@@ -203,7 +202,8 @@ class WebSocketStream(asyncio.Protocol):
                     self._busy_poll.extend()
                 return
         if self._socket.state is State.CONNECTING:
-            self._upgrade(data)
+            self._head += data
+            self._next_request()
         else:
             self._socket.feed(data)
             self._reserve_budget()
@@ -243,10 +243,6 @@ class WebSocketStream(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._socket.resume_writing()
-
-    def _upgrade(self, data: bytes) -> None:
-        self._head += data
-        self._next_request()
 
     def _next_request(self) -> None:
         """Answer the first request that has arrived; one of them makes this a WebSocket."""
@@ -473,7 +469,6 @@ def _origin(peer: tuple[str, int] | None, uid: int | None) -> str:
     return f"websocket JSON-RPC message from exec-server websocket {address}"
 
 
-# WebSocketListener: the listening sockets of a server and all their connections.
 class WebSocketListener:
     """Bound sockets and their connections, which share one set of limits."""
 

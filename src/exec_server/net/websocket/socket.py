@@ -45,8 +45,9 @@ CLOSE_SECONDS = 2.0
 Encode = Callable[[Opcode, bytes, bool], bytes]
 
 
-# The life of a WebSocket, for both ends: one enum, one table of transitions.
 class State(enum.Enum):
+    """The life of a WebSocket, for both ends."""
+
     CONNECTING = enum.auto()  # the upgrade is not complete
     OPEN = enum.auto()
     CLOSING = enum.auto()  # our close frame is sent: messages are dropped until the peer's arrives
@@ -93,7 +94,6 @@ def next_state(state: State, cause: Cause) -> State | None:
     return _TRANSITIONS.get((state, cause))
 
 
-# FrameWriter: writes frames to a transport, at once or gathered.
 class _BorrowedSocket(socket.socket):
     """The socket of a transport, which alone closes it."""
 
@@ -102,7 +102,7 @@ class _BorrowedSocket(socket.socket):
 
 
 class FrameWriter:
-    """Frames to one transport, in order; those in `gathered` go before any other."""
+    """Writes frames to one transport, at once or gathered; those in `gathered` go first."""
 
     __slots__ = (
         "_loop",
