@@ -31,7 +31,7 @@ from exec_server.errors import RelayError
 from exec_server.relay.frames import Kind, decode, encode
 
 READY = {"status": "ready"}
-NO_PAUSE = {"relay.handshake_failures.BURST_FAILURES": 1_000_000}
+NO_PAUSE = {"relay.multiplexer.BURST_FAILURES": 1_000_000}
 # As many as make a gap before them end the stream.
 ENOUGH = 70
 

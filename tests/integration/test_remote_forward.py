@@ -332,7 +332,7 @@ def test_large_messages_pass_both_ways(joined: tuple[RelayLink, Peer]) -> None:
 
 
 def test_a_destination_that_does_not_answer_ends_the_stream() -> None:
-    constants = {"net.forward.CONNECT_SECONDS": scaled(0.3)}
+    constants = {"net.client_stream.CONNECT_SECONDS": scaled(0.3)}
     with _forwarding(constants=constants) as (service, destination), RelayLink(service) as link:
         peer = destination.next()
         assert link.wait_reset() == RESET_REASON

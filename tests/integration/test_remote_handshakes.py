@@ -33,7 +33,7 @@ from exec_server.relay.noise import FIRST_BYTES, Identity
 
 READY = {"status": "ready"}
 # No test here is about the pause, except where it says so.
-NO_PAUSE = {"relay.handshake_failures.BURST_FAILURES": 1_000_000}
+NO_PAUSE = {"relay.multiplexer.BURST_FAILURES": 1_000_000}
 
 
 @pytest.fixture(scope="module")
@@ -445,8 +445,8 @@ def _fail(service: ThreadedRelayService) -> None:
 
 def test_after_too_many_failures_handshakes_are_refused_and_streams_go_on() -> None:
     few = {
-        "relay.handshake_failures.BURST_FAILURES": 8,
-        "relay.handshake_failures.FAILURES_A_SECOND": 1 / scaled(1.0),
+        "relay.multiplexer.BURST_FAILURES": 8,
+        "relay.multiplexer.FAILURES_A_SECOND": 1 / scaled(1.0),
     }
     with (
         ThreadedRelayService(names_tokens=False) as service,
@@ -479,8 +479,8 @@ def _as_reference(kind: str) -> dict[str, float] | None:
     if kind == "reference":
         return None
     return {
-        "relay.handshake_failures.BURST_FAILURES": 8,
-        "relay.handshake_failures.FAILURES_A_SECOND": 0.1,
+        "relay.multiplexer.BURST_FAILURES": 8,
+        "relay.multiplexer.FAILURES_A_SECOND": 0.1,
     }
 
 

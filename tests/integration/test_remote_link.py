@@ -264,8 +264,8 @@ def test_handshakes_of_a_lost_link_are_forgotten() -> None:
 # ---- silence ----------------------------------------------------------------------------
 
 _QUICK_PINGS = {
-    "net.relay_socket.PING_SECONDS": 0.05,
-    "net.relay_socket.PONG_SECONDS": scaled(0.5),
+    "net.relay_stream.PING_SECONDS": 0.05,
+    "net.relay_stream.PONG_SECONDS": scaled(0.5),
 }
 
 
@@ -324,7 +324,7 @@ def test_a_relay_that_is_there_no_more_is_noticed() -> None:
 
 
 def test_a_relay_that_takes_nothing_is_given_up() -> None:
-    constants = {"net.relay_socket.WRITE_SECONDS": scaled(0.3)}
+    constants = {"net.relay_stream.WRITE_SECONDS": scaled(0.3)}
     with (
         ThreadedRelayService() as service,
         start_executor(

@@ -39,7 +39,7 @@ CREDENTIAL = "--executor-credential-stdin"
 NO_KEY = {"CODEX_API_KEY": None}
 READY = {"status": "ready"}
 # No test here is about the pause after failed handshakes.
-NO_PAUSE = {"relay.handshake_failures.BURST_FAILURES": 1_000_000}
+NO_PAUSE = {"relay.multiplexer.BURST_FAILURES": 1_000_000}
 
 _AS_NOBODY = """
 import ctypes, os

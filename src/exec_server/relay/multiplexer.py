@@ -8,7 +8,7 @@ link back to send frames, to validate a key and to open a stream.
 
 Any client of the relay can send frames, so a frame is trusted only after its handshake, and an
 error of one stream ends that stream alone. A handshake costs about a millisecond of processor
-time, so the failures of each source are limited (`handshake_failures`). Open streams go on.
+time, so the failures of each source are limited (`HandshakeFailures`). Open streams go on.
 """
 
 from __future__ import annotations
