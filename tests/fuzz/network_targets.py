@@ -24,8 +24,7 @@ from exec_server.relay import frames
 from exec_server.relay.frames import Frame, Kind
 from exec_server.relay.multiplexer import EncryptedMultiplexer, PendingHandshake
 from exec_server.relay.noise import Identity, Initiator, Responder, prologue
-from exec_server.relay.plain import PlainChannel
-from exec_server.relay.records import MessageAssembler, ReorderWindow
+from exec_server.relay.records import MessageAssembler, PlainChannel, ReorderWindow
 
 
 def _events(pieces: tuple[bytes, ...], *, from_client: bool) -> list[object]:

@@ -26,10 +26,9 @@ from tests.support.network import launch
 from exec_server.protocol.network import DecisionParams, PolicyParams
 from exec_server.proxy.credentials import CredentialMask, SearchTime
 from exec_server.proxy.decider import Decider
-from exec_server.proxy.http_proxy import HttpProxy
 from exec_server.proxy.interception import Interceptor, _InterceptedHttp, _Origin
 from exec_server.proxy.policy import SAFE_METHODS, NetworkPolicy
-from exec_server.proxy.process_proxy import linger
+from exec_server.proxy.process_proxy import HttpProxy, linger
 from exec_server.proxy.stream import SocketStream, Stream
 from exec_server.proxy.upstream import Route, Upstream
 

@@ -16,8 +16,8 @@ from exec_server.protocol.network import DecisionParams, PolicyParams
 from exec_server.protocol.urls import MAX_PORT, parse_address
 from exec_server.proxy import datagrams, hosts
 from exec_server.proxy.decider import Decider
-from exec_server.proxy.http_proxy import HttpProxy
 from exec_server.proxy.policy import NetworkPolicy
+from exec_server.proxy.process_proxy import HttpProxy
 from exec_server.proxy.socks_proxy import SocksProxy
 from exec_server.proxy.stream import TransportStream
 from exec_server.proxy.upstream import Route, Upstream

@@ -18,7 +18,7 @@ from exec_server.relay import multiplexer
 from exec_server.relay.frames import MAX_DEPTH, Frame, Kind, decode, encode
 from exec_server.relay.multiplexer import RESET_REASON, EncryptedMultiplexer, PendingHandshake
 from exec_server.relay.noise import Identity, Initiator, prologue
-from exec_server.relay.records import RelayChannel
+from exec_server.relay.records import Channel, RelayChannel
 
 _FILE = json.loads((Path(__file__).parents[1] / "vectors" / "relay_frames.json").read_text())
 _SCHEMA = _FILE["schema"]
@@ -242,7 +242,7 @@ class _Relay:
     def stream_revoked(self, stream_id: str) -> None:
         raise AssertionError("no harness may say so")
 
-    def stream_opened(self, channel: RelayChannel) -> _Receiver:
+    def stream_opened(self, channel: Channel) -> _Receiver:
         receiver = _Receiver()
         self.receivers[channel.stream_id].append(receiver)
         return receiver

@@ -97,11 +97,12 @@ LAYERS = [
     ),
     # Used by all ends of HTTP, also by the proxies. Its `time` only formats a given one.
     Layer(4, "http1", ("net.http1",), (), frozenset({"websockets", "msgspec", *_IO} - {"time"})),
+    Layer(4, "socket options", ("net.socket_options",), ("errors",)),
     Layer(
         4,
         "net",
         ("net", "net.*"),
-        ("errors", "urls", "relay", "stream", "http1", "portable"),
+        ("errors", "urls", "relay", "stream", "http1", "socket options", "portable"),
     ),
     # The rules of a process's network are applied without looking at the machine.
     Layer(
@@ -115,7 +116,10 @@ LAYERS = [
         4,
         "proxy",
         ("proxy", "proxy.*"),
-        ("errors", "urls", "protocol", "host", "network policy", "http1", "portable"),
+        (
+            *("errors", "urls", "protocol", "host", "network policy", "http1"),
+            *("socket options", "portable"),
+        ),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(4, "registry", ("registry", "registry.*"), ("errors", "urls", "relay", "net")),
@@ -172,7 +176,10 @@ LAYERS = [
         5,
         "hosting",
         ("hosting", "hosting.*"),
-        ("errors", "urls", "relay", "net", "http1", "hosting rules", "portable"),
+        (
+            *("errors", "urls", "relay", "net", "http1", "socket options", "hosting rules"),
+            "portable",
+        ),
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(5, "handle", ("client.handle",), ("portable",)),

@@ -27,8 +27,7 @@ from urllib.parse import urlsplit
 
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.noise import Identity, Initiator, PublicKey, prologue
-from exec_server.relay.plain import PlainChannel
-from exec_server.relay.records import RelayChannel
+from exec_server.relay.records import PlainChannel, RelayChannel
 from tests.relay_service import ThreadedRelayService
 from tests.support.client import (
     CLOSE,

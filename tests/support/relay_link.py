@@ -11,7 +11,7 @@ from exec_server.relay.multiplexer import (
     PendingHandshake,
 )
 from exec_server.relay.noise import FIRST_BYTES, Identity, Initiator, prologue
-from exec_server.relay.records import RelayChannel
+from exec_server.relay.records import Channel, RelayChannel
 
 EXECUTOR = Identity.generate()
 CLIENT = Identity.generate()
@@ -20,7 +20,7 @@ CLIENT = Identity.generate()
 class FakeReceiver:
     """Keeps messages; refuses those that ask for it."""
 
-    def __init__(self, channel: RelayChannel) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.batches: list[list[bytes]] = []
         self.losses = 0
@@ -53,7 +53,7 @@ class FakeLink:
     def validate(self, handshake: PendingHandshake) -> None:
         self.asked.append(handshake)
 
-    def stream_opened(self, channel: RelayChannel) -> FakeReceiver:
+    def stream_opened(self, channel: Channel) -> FakeReceiver:
         self.opened.append(FakeReceiver(channel))
         return self.opened[-1]
 

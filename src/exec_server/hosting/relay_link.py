@@ -16,12 +16,11 @@ before it goes on.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from typing import Final, Protocol
 
 from exec_server.errors import ProtocolError
 from exec_server.net.liveness import Action, KeepAlive
+from exec_server.net.socket_options import reset_on_close
 from exec_server.net.websocket.frames import (
     FRAGMENTS_IN_A_ROW,
     UNFINISHED,
@@ -51,7 +50,6 @@ _FULL_READ_FRAMES: Final = 32
 
 _BINARY: Final = 0x82  # the first byte of a message in one frame
 _LONGEST_HEADER: Final = 14
-_NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 # Received bytes are handled before the next read of any link, so one buffer is enough for all.
 _buffer = bytearray(FRAME_BYTES + _LONGEST_HEADER + READ_BYTES)
@@ -392,8 +390,8 @@ class RelayLink(asyncio.BufferedProtocol):
         self._change(Cause.ABORTED)
         # Otherwise the kernel would go on to offer the bytes that the peer does not take.
         raw = self._transport.get_extra_info("socket")
-        if raw is not None and raw.fileno() >= 0:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        if raw is not None:
+            reset_on_close(raw)
         self._transport.abort()
 
     def eof_received(self) -> bool:

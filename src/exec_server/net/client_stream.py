@@ -39,7 +39,7 @@ class ClientStream:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = socket
-        self._origin = origin
+        self.origin = origin
         self._is_full = False
         self._is_paused = False
         period = math.inf if ping_seconds is None else ping_seconds
@@ -52,12 +52,6 @@ class ClientStream:
             socket.on_useless = self._receiver.useless_received
         if ping_seconds is not None:
             self._watchdog.start(ping_seconds)
-
-    # ---- requests of the receiver -----------------------------------------------------
-
-    @property
-    def origin(self) -> str:
-        return self._origin
 
     def send(self, message: bytes) -> None:
         self._socket.send(message, is_text=True)
@@ -90,8 +84,6 @@ class ClientStream:
     def close(self, code: int, reason: str) -> None:
         self._socket.close(code, reason)
 
-    # ---- events of the socket ---------------------------------------------------------
-
     def message_received(self, message: bytes, *, is_text: bool) -> None:
         self._keep_alive.answered()
         if self._probe.is_active:
@@ -116,8 +108,6 @@ class ClientStream:
         self._probe.cancel()
         self._receiver.connection_lost()
         self.ended.set_result(reason)
-
-    # ---- liveness ---------------------------------------------------------------------
 
     def _probe_passed(self) -> None:
         self._probe.cancel()

@@ -19,9 +19,6 @@ MAX_PINS: Final = 16
 _HEX_DIGITS: Final = frozenset("0123456789abcdef")
 
 
-# ---- root certificates ----------------------------------------------------------------
-
-
 def roots_for_http(environ: Mapping[str, str]) -> str | None:
     """The file of root certificates for HTTP requests, None for those of the system."""
     return environ.get("CODEX_CA_CERTIFICATE") or roots_for_websockets(environ)
@@ -41,9 +38,6 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
     # clients do not require. Private roots often lack them, and must work everywhere.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
-
-
-# ---- pins -----------------------------------------------------------------------------
 
 
 class PinnedContext(ssl.SSLContext):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net.client_tls import check_pin, roots_for_websockets, tls_context
 from exec_server.net.http1 import HEAD_BYTES, connect_request, parse_status
-from exec_server.net.unix_peer import check_server_user
+from exec_server.net.socket_options import check_server_user
 from exec_server.protocol.urls import Url, host_port, parse_address, parse_url
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ _PROXY_SCHEMES = frozenset({"http"})
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 _AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]  # an item of getaddrinfo()
-
-
-# ---- proxies --------------------------------------------------------------------------
 
 
 class Proxy(NamedTuple):
@@ -119,9 +116,6 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
         return ip_network(text.removeprefix("[").removesuffix("]"), strict=False)
     except ValueError:
         return None
-
-
-# ---- connections ----------------------------------------------------------------------
 
 
 async def open_connection(

@@ -266,8 +266,6 @@ class _Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # ---- asyncio.Protocol -------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
@@ -288,8 +286,6 @@ class _Connection(asyncio.Protocol):
         self._fail(os_error_text(error) if isinstance(error, OSError) else "connection closed")
         if not self.lost.done():
             self.lost.set_result(None)
-
-    # ---- response ---------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Parse the received bytes."""

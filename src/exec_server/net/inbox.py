@@ -149,9 +149,8 @@ class Inbox(Generic[T]):
         return True
 
 
-# A number of bytes that all connections of a listener share.
 class ByteBudget:
-    """Bytes that large incoming messages may take up at a time, granted in order of request."""
+    """Bytes that large messages of all connections may take up, granted in order of request."""
 
     def __init__(self, total: int) -> None:
         self._free = total

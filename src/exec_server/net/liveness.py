@@ -22,12 +22,7 @@ class Action(enum.Enum):
 class KeepAlive:
     """Pings a peer every `ping_seconds`; gives up one that does not answer in `pong_seconds`."""
 
-    __slots__ = (
-        "_give_up_at",
-        "_ping_at",
-        "_ping_seconds",
-        "_pong_seconds",
-    )
+    __slots__ = ("_give_up_at", "_ping_at", "_ping_seconds", "_pong_seconds")
 
     def __init__(self, now: float, ping_seconds: float, pong_seconds: float) -> None:
         self._ping_seconds = ping_seconds
@@ -72,10 +67,7 @@ class KeepAlive:
 class TransferProgress:
     """Whether something that should move has moved within `seconds`."""
 
-    __slots__ = (
-        "_moved_at",
-        "_seconds",
-    )
+    __slots__ = ("_moved_at", "_seconds")
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -93,11 +85,7 @@ class TransferProgress:
 class CheckTimer:
     """A timer that calls `check`, which returns the seconds until the next call, None to stop."""
 
-    __slots__ = (
-        "_check",
-        "_loop",
-        "_timer",
-    )
+    __slots__ = ("_check", "_loop", "_timer")
 
     def __init__(self, check: Callable[[], float | None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -124,13 +112,7 @@ class CheckTimer:
 class Probe:
     """Calls `give_up` unless the peer shows within `seconds` that it is alive."""
 
-    __slots__ = (
-        "_give_up",
-        "_loop",
-        "_seconds",
-        "_timer",
-        "is_active",
-    )
+    __slots__ = ("_give_up", "_loop", "_seconds", "_timer", "is_active")
 
     def __init__(self, seconds: float, give_up: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()

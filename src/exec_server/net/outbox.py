@@ -18,11 +18,9 @@ class Producer(Protocol):
 
     def pause_writing(self) -> None:
         """The send buffer is full: stop producing output."""
-        ...
 
     def resume_writing(self) -> None:
         """The send buffer has drained."""
-        ...
 
 
 class PartWriter(Protocol):

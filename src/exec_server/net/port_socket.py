@@ -1,19 +1,21 @@
-"""PortSocket: the socket of a forwarded connection; connecting and listening for it."""
+"""PortSocket: the socket of a forwarded connection; connecting and listening for it.
+
+Its other end is on another machine, so credit decides what is read. `proxy.stream.carry` joins two
+sockets of one machine, where the kernel's buffers suffice.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import ipaddress
-import os
 import socket
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, cast
 
 from exec_server.errors import InternalError, InvalidRequest, os_error_text, printable
 from exec_server.net.port_stream import CHUNK_BYTES, WINDOW_BYTES, PortStream
+from exec_server.net.socket_options import reset_on_close
 
 # The host of listeners, and the first one that connections to loopback try.
 LOOPBACK: Final = "127.0.0.1"
@@ -24,9 +26,6 @@ BACKLOG: Final = 128
 # Bytes that the transport gets at a time: credit returns when the kernel has taken them, while the
 # rest of the window waits.
 WRITE_BYTES: Final = WINDOW_BYTES // 4
-
-# struct linger: closing resets the connection.
-_RESET_ON_CLOSE: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 
 _NEEDS_FLAG: Final = "the server connects to other hosts only with --allow-port-hosts"
 
@@ -78,8 +77,6 @@ class PortSocket(asyncio.BufferedProtocol):
             self._transport.get_extra_info("sockname") == self._transport.get_extra_info("peername")
         )
 
-    # ---- events of the transport ------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0, low=0)
@@ -117,7 +114,7 @@ class PortSocket(asyncio.BufferedProtocol):
         self._is_writing_paused = False
         self._write_gathered()
         if self._stream is not None:
-            self._stream.buffer_drained()
+            self._stream.return_credit()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_reason = os_error_text(exc) if isinstance(exc, OSError) else "connection closed"
@@ -125,8 +122,6 @@ class PortSocket(asyncio.BufferedProtocol):
         self._gathered = bytearray()
         if self._stream is not None:
             self._stream.socket_lost(self._end_reason)
-
-    # ---- StreamSocket -----------------------------------------------------------------
 
     def pause_reading(self) -> None:
         self._is_reading = False
@@ -156,7 +151,7 @@ class PortSocket(asyncio.BufferedProtocol):
 
     def write_eof(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._write_rest()
+            self._write_gathered(is_last=True)
             self._transport.write_eof()
 
     def unwritten(self) -> int:
@@ -166,34 +161,23 @@ class PortSocket(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         if self._transport is not None:
-            self._write_rest()
+            self._write_gathered(is_last=True)
             self._transport.close()
 
     def abort(self) -> None:
         if self._transport is None or self.is_lost:
             return
-        raw = self._transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # it is closed already
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        reset_on_close(self._transport.get_extra_info("socket"))
         self._gathered = bytearray()
         self._transport.abort()
 
-    # -----------------------------------------------------------------------------------
-
-    def _write_gathered(self) -> None:
-        """Write until the kernel does not take more."""
+    def _write_gathered(self, *, is_last: bool = False) -> None:
+        """Write until the kernel does not take more; all of it if no further bytes follow."""
         assert self._transport is not None
-        while self._gathered and not self._is_writing_paused:
+        while self._gathered and (is_last or not self._is_writing_paused):
             part = bytes(self._gathered[:WRITE_BYTES])
             del self._gathered[:WRITE_BYTES]
             self._transport.write(part)
-
-    def _write_rest(self) -> None:
-        """Leave all bytes to the transport: no further ones follow."""
-        assert self._transport is not None
-        if self._gathered:
-            rest, self._gathered = bytes(self._gathered), bytearray()
-            self._transport.write(rest)
 
 
 class PortListener:
@@ -266,13 +250,14 @@ class PortSockets:
         if self._allow_other_hosts:
             return await _look_up(host)
         try:
-            found = await _look_up(host)
+            addresses = await _look_up(host)
         except InternalError as error:  # so it is no name of loopback either
             raise InvalidRequest(f"{error.message}; {_NEEDS_FLAG}") from None
-        allowed = [each for each in found if is_loopback(each)]
+        allowed = [each for each in addresses if is_loopback(each)]
         if not allowed:
             raise InvalidRequest(
-                f"{printable(host)} is not on this machine's loopback ({found[0]}): {_NEEDS_FLAG}"
+                f"{printable(host)} is not on this machine's loopback ({addresses[0]}): "
+                f"{_NEEDS_FLAG}"
             )
         return allowed
 

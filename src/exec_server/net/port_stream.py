@@ -39,19 +39,15 @@ class StreamSocket(Protocol):
 
     def write_eof(self) -> None:
         """Close the writing direction after the bytes written before."""
-        ...
 
     def unwritten(self) -> int:
         """Bytes that the kernel has not taken yet."""
-        ...
 
     def close(self) -> None:
         """Close after the bytes written before; `PortStream.socket_lost` follows."""
-        ...
 
     def abort(self) -> None:
         """Reset the connection at once; `PortStream.socket_lost` follows."""
-        ...
 
 
 class StreamPeer(Protocol):
@@ -67,7 +63,6 @@ class StreamPeer(Protocol):
 
     def closed(self) -> None:
         """The socket is closed: nothing of the stream is left at this end."""
-        ...
 
 
 class PortStreamState(enum.Enum):
@@ -112,8 +107,6 @@ class PortStream:
         """How many bytes to read from the socket at a time."""
         return min(self._credit, CHUNK_BYTES) or CHUNK_BYTES
 
-    # ---- events of the socket ---------------------------------------------------------
-
     def data_read(self, data: bytes) -> None:
         self._held += data
         self._send_held()
@@ -123,10 +116,6 @@ class PortStream:
         self._is_reading = False
         self._send_held()
 
-    def buffer_drained(self) -> None:
-        """The socket has taken most of the bytes that were written to it."""
-        self._return_credit()
-
     def socket_lost(self, reason: str) -> None:
         """The socket is closed; called exactly once, whatever closed it."""
         if self._state is not PortStreamState.CLOSED:
@@ -134,8 +123,6 @@ class PortStream:
             self._peer.send_reset(reason)
         self._held.clear()
         self._peer.closed()
-
-    # ---- messages of the other end ----------------------------------------------------
 
     def data_received(self, chunk: bytes) -> None:
         if self._state is PortStreamState.CLOSED:
@@ -148,7 +135,7 @@ class PortStream:
             self._window -= len(chunk)
             self._unreturned += len(chunk)
             self._socket.write(chunk)
-            self._return_credit()
+            self.return_credit()
 
     def credit_received(self, count: int) -> None:
         self._credit += count
@@ -162,8 +149,6 @@ class PortStream:
 
     def reset_received(self) -> None:
         self.abort()
-
-    # ---- the link ---------------------------------------------------------------------
 
     def pause_reading(self) -> None:
         """Read nothing from the socket: the link to the other end is congested."""
@@ -185,8 +170,6 @@ class PortStream:
         """Reset both ends."""
         if self._state is not PortStreamState.CLOSED:
             self._fail(reason)
-
-    # -----------------------------------------------------------------------------------
 
     def _fail(self, reason: str) -> None:
         self._peer.send_reset(reason)
@@ -211,7 +194,8 @@ class PortStream:
         if self._state is PortStreamState.CLOSED:
             self._socket.close()
 
-    def _return_credit(self) -> None:
+    def return_credit(self) -> None:
+        """Give credit for the bytes that the socket has taken; called when it has taken some."""
         taken = self._unreturned - self._socket.unwritten()
         if taken >= CREDIT_BYTES and (self._state, "receive end") in _TRANSITIONS:
             self._unreturned -= taken

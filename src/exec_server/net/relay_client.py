@@ -11,8 +11,7 @@ from exec_server.net.stream import JudgingReceiver, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket
 from exec_server.relay.frames import Frame, Kind, decode, encode
 from exec_server.relay.noise import TAG_BYTES
-from exec_server.relay.plain import PlainChannel
-from exec_server.relay.records import RelayChannel
+from exec_server.relay.records import Channel
 
 GOING_AWAY = 1001
 # The reason in the reset at a stream's end; the executor does not read it.
@@ -28,7 +27,7 @@ class ClientRelayLink(RelaySocket):
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         # The caller may be cancelled before it asks for the exception.
         self.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._channel: RelayChannel | PlainChannel | None = None
+        self._channel: Channel | None = None
         self._stream: RelayStream | None = None
 
     def introduce(self, handshake: bytes | None) -> None:
@@ -37,11 +36,7 @@ class ClientRelayLink(RelaySocket):
         if handshake is not None:
             self.send_frame(encode(Frame(self.stream_id, Kind.HANDSHAKE, handshake)))
 
-    def open(
-        self,
-        channel: RelayChannel | PlainChannel,
-        receiver: ReceiverFactory,
-    ) -> RelayStream:
+    def open(self, channel: Channel, receiver: ReceiverFactory) -> RelayStream:
         """The stream; the handshake has made its channel."""
         self._channel = channel
         budget = ByteBudget(RECEIVING_BYTES)
@@ -49,8 +44,6 @@ class ClientRelayLink(RelaySocket):
         if isinstance(self._stream.receiver, JudgingReceiver):
             self._socket.on_useless = self._stream.receiver.useless_received
         return self._stream
-
-    # ---- events of the socket ---------------------------------------------------------
 
     def message_received(self, message: bytes, *, is_text: bool) -> None:
         try:
@@ -89,8 +82,6 @@ class ClientRelayLink(RelaySocket):
             self.answer.set_exception(ConnectFailed("relay handshake failed: connection ended"))
         if self._stream is not None:
             self._stream.stream_lost()
-
-    # ---- requests of the stream -------------------------------------------------------
 
     def _set_reading(self, is_wanted: bool) -> None:
         if is_wanted:

@@ -6,20 +6,22 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.inbox import ByteBudget
-from exec_server.net.relay_stream import RECEIVING_BYTES, RelaySocket, RelayStream, SendingChannel
+from exec_server.net.relay_stream import RECEIVING_BYTES, RelaySocket, RelayStream
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.client import ClientSocket
 from exec_server.relay.multiplexer import (
     EncryptedMultiplexer,
+    Multiplexer,
     MultiplexerLink,
     PendingHandshake,
     StreamReceiver,
 )
 from exec_server.relay.noise import Identity
+from exec_server.relay.records import Channel
 
 # Keys made ahead: clients that connect at the same moment. Further ones wait for theirs.
 KEYS_AHEAD: Final = 4
@@ -29,9 +31,8 @@ REFILL_SECONDS: Final = 0.05
 log = logging.getLogger(__name__)
 
 
-# EphemeralKeys: keys of handshakes, made while no client waits for them.
 class EphemeralKeys:
-    """A few keys in memory, each of which is used once."""
+    """Keys for handshakes, each used once and made while no client waits for it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -55,18 +56,6 @@ class EphemeralKeys:
         self._keys.append(Identity.generate())
         if len(self._keys) < KEYS_AHEAD:
             self._schedule()
-
-
-class Multiplexer(Protocol):
-    """The streams of a link, encrypted or, for older peers, not."""
-
-    def frame_received(self, data: bytes) -> None: ...
-
-    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> None: ...
-
-    def end(self, stream_id: str) -> None: ...
-
-    def link_lost(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +84,6 @@ class ExecutorRelayLink(RelaySocket):
         self._validations: set[asyncio.Task[None]] = set()
         self._multiplexer = make_multiplexer(self)
 
-    # ---- events of the socket ---------------------------------------------------------
-
     def message_received(self, message: bytes, *, is_text: bool) -> None:
         if is_text:
             return
@@ -109,8 +96,6 @@ class ExecutorRelayLink(RelaySocket):
         for task in self._validations:
             task.cancel()
         self._multiplexer.link_lost()
-
-    # ---- requests of the streams ------------------------------------------------------
 
     def validate(self, handshake: PendingHandshake) -> None:
         for job in (self._finish_handshake(handshake), self._prepare(handshake)):
@@ -132,7 +117,7 @@ class ExecutorRelayLink(RelaySocket):
             log.exception("validation failed unexpectedly")
         self._multiplexer.finish_handshake(handshake, is_valid=is_valid)
 
-    def stream_opened(self, channel: SendingChannel) -> StreamReceiver:
+    def stream_opened(self, channel: Channel) -> StreamReceiver:
         settings = self._settings
         return RelayStream(self, channel, settings.receiver, settings.budget)
 

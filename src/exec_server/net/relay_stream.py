@@ -13,7 +13,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Protocol
 
 from exec_server.errors import InternalError, RelayError
 from exec_server.host.event_loop import guarded_call
@@ -22,7 +21,7 @@ from exec_server.net.liveness import Action, CheckTimer, KeepAlive, Probe, Trans
 from exec_server.net.outbox import Outbox
 from exec_server.net.stream import ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket
-from exec_server.relay.records import ONE_RECORD_BYTES, RecordSplitter
+from exec_server.relay.records import ONE_RECORD_BYTES, Channel, RecordSplitter
 
 log = logging.getLogger(__name__)
 
@@ -53,45 +52,6 @@ WRITE_SECONDS = 60.0
 BURST = 32
 
 
-class SendingChannel(Protocol):
-    """Messages to frames, encrypted or, for older peers, not."""
-
-    stream_id: str
-    message_bytes: int
-
-    @property
-    def incoming_size(self) -> int: ...
-
-    def drop_incoming(self) -> None: ...
-
-    def records(self, message: bytes) -> Iterator[bytes | memoryview]: ...
-
-    def one_record(self, message: bytes) -> bytes: ...
-
-    def splitter(self, size: int) -> RecordSplitter: ...
-
-    def seal(self, record: bytes | memoryview) -> bytes: ...
-
-
-class Carrier(Protocol):
-    """The link below a stream, which may carry other streams as well."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the socket's send buffer is above its high mark."""
-        ...
-
-    def send_frame(self, frame: bytes) -> None: ...
-
-    def schedule(self, stream: RelayStream) -> None:
-        """Call `send_next` of a stream, in turn with the others, until it has no more frames."""
-        ...
-
-    def end_stream(self, stream_id: str) -> None:
-        """Forget the stream and tell the peer."""
-        ...
-
-
 class RelayStream:
     """A MessageStream; the link calls `messages_received` and `stream_lost`."""
 
@@ -99,8 +59,8 @@ class RelayStream:
 
     def __init__(
         self,
-        carrier: Carrier,
-        channel: SendingChannel,
+        carrier: RelaySocket,
+        channel: Channel,
         receiver: ReceiverFactory,
         budget: ByteBudget,
         set_reading: Callable[[bool], None] | None = None,
@@ -130,8 +90,6 @@ class RelayStream:
         )
         self.receiver = receiver(self)  # it may pause the stream at once
         self._outbox.producer = self.receiver
-
-    # ---- receiving --------------------------------------------------------------------
 
     def messages_received(self, messages: list[bytes]) -> None:
         if self._is_ended:
@@ -194,8 +152,6 @@ class RelayStream:
     def _update_reading(self) -> None:
         if self._set_reading is not None and not self._is_ended:
             self._set_reading(self._inbox.is_flowing)
-
-    # ---- sending ----------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
         self._outbox.send(message, self._write_message)
@@ -263,8 +219,6 @@ class RelayStream:
     def unsent(self) -> int:
         return self._unsent + self._outbox.queued_bytes
 
-    # ---- the end ----------------------------------------------------------------------
-
     def probe(self) -> None:
         if not self._is_ended:
             self._probe.start()
@@ -328,7 +282,6 @@ class _RecordWriter:
             self._stream.write_record(rest)
 
 
-# RelaySocket: a WebSocket that carries relay frames of one or several streams.
 class RelaySocket(ABC):
     """The carrier of the streams on one ClientSocket: fair sending, keep-alive, deadlines.
 
@@ -362,8 +315,6 @@ class RelaySocket(ABC):
     @abstractmethod
     def streams_lost(self) -> None:
         """Tell all streams that the socket is lost."""
-
-    # ---- sending ----------------------------------------------------------------------
 
     def send_frame(self, frame: bytes) -> None:
         self._socket.send(frame, is_text=False)
@@ -419,8 +370,6 @@ class RelaySocket(ABC):
         self._socket.abort("write timeout")
         return None
 
-    # ---- receiving and keep-alive -----------------------------------------------------
-
     def pause_reading(self) -> None:
         self.is_paused = True
         self._keep_alive.answered()  # a pong that arrives now is not read
@@ -443,8 +392,6 @@ class RelaySocket(ABC):
         if action is Action.PING:
             self._socket.ping()
         return self._keep_alive.next_check() - now
-
-    # ---- the end ----------------------------------------------------------------------
 
     def close(self, code: int, reason: str) -> None:
         """Close the socket, telling the relay why."""

@@ -27,7 +27,6 @@ class StdioReceiver(MessageReceiver, Protocol):
 
     def eof_received(self) -> None:
         """No more messages arrive: answer the earlier ones, then close the stream."""
-        ...
 
 
 class StdioStream(LineStream, asyncio.Protocol):
@@ -69,8 +68,6 @@ class StdioStream(LineStream, asyncio.Protocol):
             self._stdout.use(cast(asyncio.WriteTransport, transport))
         self._update_reading()
 
-    # ---- receiving --------------------------------------------------------------------
-
     def data_received(self, data: bytes) -> None:
         self._bytes_received(data)
 
@@ -99,15 +96,11 @@ class StdioStream(LineStream, asyncio.Protocol):
         if self._is_one_socket:
             self._stdout.connection_lost(exc)
 
-    # ---- sending ----------------------------------------------------------------------
-
     def _write(self, data: bytes) -> None:
         self._stdout.write(data)
 
     def unsent(self) -> int:
         return self._stdout.unsent() + self._outbox.queued_bytes
-
-    # ---- the end ----------------------------------------------------------------------
 
     def probe(self) -> None:
         """No second connection can ask for the session of this one."""

@@ -12,40 +12,31 @@ class MessageStream(Protocol):
     @property
     def origin(self) -> str:
         """The source of messages, as error texts name it."""
-        ...
 
     @property
     def is_strict(self) -> bool:
         """Whether a message that is no JSON-RPC ends the link, instead of being answered."""
-        ...
 
     def send(self, message: bytes) -> None:
         """Send a message after those sent before. Never waits; watch `unsent`."""
-        ...
 
     async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
         """Send one message of `size` bytes in parts, holding at most a few of them."""
-        ...
 
     def unsent(self) -> int:
         """Bytes that the peer has not taken yet."""
-        ...
 
     def pause_reading(self) -> None:
         """Deliver no more messages until `resume_reading`; calling it twice changes nothing."""
-        ...
 
     def resume_reading(self) -> None:
         """Deliver messages again, after the caller has returned."""
-        ...
 
     def probe(self) -> None:
         """End the link soon unless the peer shows that it is alive."""
-        ...
 
     def close(self, code: int, reason: str) -> None:
         """End the link, telling the peer why."""
-        ...
 
 
 @runtime_checkable
@@ -54,7 +45,6 @@ class GatheringStream(Protocol):
 
     def send_pieces(self, head: bytes, body: bytes, tail: bytes) -> None:
         """Send one message after those sent before, like `send`."""
-        ...
 
 
 @runtime_checkable
@@ -63,7 +53,6 @@ class BinaryStream(Protocol):
 
     def send_binary(self, head: bytes, data: bytes) -> None:
         """Send one message after those sent before, like `send`."""
-        ...
 
 
 @runtime_checkable
@@ -81,15 +70,12 @@ class MessageReceiver(Protocol):
 
     def pause_writing(self) -> None:
         """The send buffer is full: stop producing output."""
-        ...
 
     def resume_writing(self) -> None:
         """The send buffer has drained."""
-        ...
 
     def connection_lost(self) -> None:
         """The link is gone; called exactly once, whatever ended it."""
-        ...
 
 
 @runtime_checkable
@@ -98,7 +84,6 @@ class JudgingReceiver(Protocol):
 
     def useless_received(self) -> None:
         """Something was received that is no message and no part of one."""
-        ...
 
 
 # Makes the user of a new link.

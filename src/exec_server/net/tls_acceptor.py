@@ -25,7 +25,6 @@ MAX_FILE_BYTES: Final = 65_536
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's reason
 _ENCRYPTED: Final = b"ENCRYPTED"  # in the header of a key with a passphrase
 
-
 log = logging.getLogger(__name__)
 
 # From accept to established TLS. The upgrade request has its own time after that.
@@ -38,9 +37,8 @@ ACCEPT_BURST: Final = 64
 ACCEPT_RETRY_SECONDS: Final = 1.0
 
 
-# ServerCertificate: the TLS context of a listener, from a certificate and a key on the disk.
 class ServerCertificate:
-    """The certificate chain and the private key of a server; `reload` reads them again."""
+    """The TLS context of a listener, from files on the disk; `reload` reads them again."""
 
     def __init__(self, certificate_file: str, key_file: str) -> None:
         """Raises StartupError if the files cannot be used."""

@@ -16,7 +16,7 @@ import json
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
 
 # Compiling costs memory for each character, with some flags thousands of bytes.
 PATTERN_CHARACTERS: Final = 1024
+# Parts of a pattern, one in `{n}` or `{n,m}` counted n times: a compiled pattern has them all.
+# 4,000 take up to 10 MB and 0.2 s to compile, and time grows faster than their number.
+PATTERN_PARTS: Final = 4000
+_PATTERN_TOKEN: Final = re.compile(
+    r"(?P<repeat>\{(?P<least>[0-9\s]+)(?:,[0-9\s]*)?\})"
+    r"|(?P<comment>\(\?#[^)]*\))|(?P<open>\((?:\?(?:[:>|=!]|<[=!]))?)|(?P<close>\))"
+    r"|(?P<set>\[\^?\]?(?:\\.|[^\[\]\\])*\])|\\.|(?P<other>.)",
+    re.DOTALL,
+)
 # For all searches and dummies of one start. Searches of usual patterns take microseconds.
 SEARCH_SECONDS = 0.5
 # For a text of some dozen characters.
@@ -126,7 +135,7 @@ _FEWEST_RANDOM: Final = 30
 _MOST_RANDOM: Final = 256
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # The beginnings by which programs tell the kinds of tokens.
-_CREDENTIALS_PREFIX: Final = re.compile(r"github_pat_|gh[a-z]_|sk-proj-|sk-svcacct-|sk-admin-|sk-")
+_TOKEN_KIND: Final = re.compile(r"github_pat_|gh[a-z]_|sk-proj-|sk-svcacct-|sk-admin-|sk-")
 
 ACTIVE: Final = "CODEX_NETWORK_PROXY_CREDENTIAL_BROKER_ACTIVE"
 BROKERED: Final = "CODEX_NETWORK_PROXY_BROKERED_CREDENTIALS"
@@ -140,36 +149,33 @@ CERTIFICATE_VARIABLES: Final = (
 _PATH_HEADERS: Final = frozenset({b"x-original-url", b"x-rewrite-url"})
 
 
-# SecretPatterns: finds secrets by regular expressions of a client, and makes dummies that fit.
-#
-# A client can write an expression that takes exponential time. So the module `regex` is used,
-# which searches without the lock of the interpreter and stops at a time limit: other clients do
-# not wait, and a start whose patterns take too long is refused.
 class UnusablePattern(ValueError):
     """A pattern that cannot be used; the text says why."""
 
 
-class PatternsTooSlow(Exception):
-    """The searches of one start have taken too long."""
-
-
 class SearchTime:
-    """The time that the searches of one start may take together."""
+    """The time that the searches of one start may take together.
+
+    A client can write an expression that takes exponential time. So the module `regex` is used,
+    which searches without the lock of the interpreter and stops at a time limit: other clients do
+    not wait, and a start whose patterns take too long is refused.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._end = clock() + SEARCH_SECONDS
 
-    def left(self) -> float:
-        """The seconds that are left; raises PatternsTooSlow."""
-        left = self._end - self._clock()
-        if left <= 0:
-            raise PatternsTooSlow
-        return left
+    def limit(self, match: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a search; raises InvalidParams if all of them have taken too long."""
+        with contextlib.suppress(TimeoutError, MemoryError):
+            if (remaining := self._end - self._clock()) > 0:
+                return match(*arguments, timeout=remaining)
+        text = f"the patterns of credential providers take more than {SEARCH_SECONDS} s"
+        raise InvalidParams(f"{_PREFIX}{text}")
 
 
 class SecretPatterns:
-    """The patterns of one provider."""
+    """Finds secrets of one provider by a client's patterns, and makes dummies that fit."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         """Raises UnusablePattern."""
@@ -180,12 +186,12 @@ class SecretPatterns:
         for pattern, is_specific in self._patterns:
             start = 0 if is_named or is_specific else len(text)
             while start < len(text):
-                found = _limited(search_time, pattern.search, text, start)
-                if found is None:
+                match = search_time.limit(pattern.search, text, start)
+                if match is None:
                     break
-                if found[0]:
-                    yield found[0]
-                start = max(found.end(), start + 1)
+                if match[0]:
+                    yield match[0]
+                start = max(match.end(), start + 1)
 
     def dummy(self, value: str, draw: Draw, search_time: SearchTime) -> str | None:
         """A text that the same pattern matches, and that tells nothing of the secret.
@@ -193,9 +199,9 @@ class SecretPatterns:
         None if there is none: a pattern may stand for one text only.
         """
         for pattern, _ in self._patterns:
-            if _limited(search_time, pattern.fullmatch, value):
+            if search_time.limit(pattern.fullmatch, value):
                 for trial in _imitations(value, draw):
-                    if _limited(search_time, pattern.fullmatch, trial):
+                    if search_time.limit(pattern.fullmatch, trial):
                         return trial
         return None
 
@@ -218,14 +224,6 @@ def _same_kind(character: str, draw: Draw) -> str:
     return character
 
 
-def _limited(search_time: SearchTime, match: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a search; raises PatternsTooSlow."""
-    try:
-        return match(*arguments, timeout=search_time.left())
-    except (TimeoutError, MemoryError):
-        raise PatternsTooSlow from None
-
-
 @lru_cache(KEPT_PATTERNS)
 def _compiled(text: str) -> tuple[regex.Pattern[str], bool]:
     """A compiled pattern, and whether it matches no ordinary value; raises UnusablePattern."""
@@ -234,6 +232,8 @@ def _compiled(text: str) -> tuple[regex.Pattern[str], bool]:
 
     if len(text) > PATTERN_CHARACTERS:
         raise UnusablePattern(f"is longer than {PATTERN_CHARACTERS} characters")
+    if _count_parts(text) > PATTERN_PARTS:
+        raise UnusablePattern(f"has more than {PATTERN_PARTS} parts with all repetitions")
     try:
         pattern = regex.compile(text, regex.V1, cache_pattern=False)
     except (regex.error, RecursionError, OverflowError) as error:
@@ -247,9 +247,49 @@ def _compiled(text: str) -> tuple[regex.Pattern[str], bool]:
     return pattern, not is_ordinary
 
 
-# Destination: the URLs below a prefix, to which a secret may be sent. Pure.
+def _count_parts(text: str) -> int:
+    """The parts of a pattern with all repetitions, or more where its groups are uncertain.
+
+    After a set within a set, and with the flag `x`, a parenthesis may be a character or a comment:
+    a repeated group then counts as if it began where the pattern begins.
+    """
+    is_verbose = re.search(r"\(\?\w*x", text) is not None
+    if is_verbose and re.search(r"\{[\s0-9,]*#", text):
+        raise UnusablePattern("has a comment within a repetition")
+    is_certain = not is_verbose
+    groups: list[int] = []  # the parts before each open one
+    parts = position = 0
+    last_parts = 1
+    while position < len(text):
+        token = _PATTERN_TOKEN.match(text, position)
+        assert token is not None  # any character is one
+        position = token.end()
+        match token.lastgroup:
+            case "repeat":
+                least = int("".join(token["least"].split()) or 0)
+                repeated = last_parts * max(least - 1, 0)
+                parts += repeated
+                last_parts += repeated
+            case "close":
+                last_parts = parts - (groups.pop() if groups else 0)
+            case "comment" if is_certain:
+                pass
+            case kind:
+                if kind == "open" and is_certain:
+                    groups.append(parts)
+                if kind in ("comment", "set") and not is_certain:
+                    position = token.start() + 1
+                is_certain &= token[0] != "["
+                parts += 1
+                if not (is_verbose and token[0][-1].isspace()):
+                    last_parts = 1
+                elif token[0][-1] == "\n":  # may end a comment between a group and its repetition
+                    last_parts = parts
+    return parts
+
+
 class CredentialDestination(NamedTuple):
-    """The URLs below a prefix; a host `*.a.b` stands for all names below `a.b`."""
+    """The URLs that may get a secret; a host `*.a.b` stands for all names below `a.b`."""
 
     scheme: Scheme
     host: str
@@ -333,10 +373,6 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost" if address is None else address.is_loopback
 
 
-# Provider: a service with secrets, its own variables and the requests that may contain them.
-#
-# Providers of clients are checked with the reference's rules. It ignores one that breaks them, and
-# the process gets the secrets; here the start is refused.
 class Usage(NamedTuple):
     """The requests that may contain a secret, and the places in them."""
 
@@ -387,76 +423,74 @@ def _built_in_usage(*hosts: str) -> Usage:
     return Usage(destinations, frozenset({b"bearer", b"token", b"basic"}))
 
 
-def custom_providers(given: Mapping[str, CredentialProvider] | None) -> tuple[Provider, ...]:
-    """The providers of a client; raises InvalidParams for one that cannot be used."""
-    if given is None:
-        return ()
-    if len(given) > MAX_PROVIDERS:
+def custom_providers(providers: Mapping[str, CredentialProvider] | None) -> tuple[Provider, ...]:
+    """The providers of a client; raises InvalidParams for one that cannot be used.
+
+    The rules are the reference's, which ignores a provider that breaks them, and gives its secrets
+    to the process.
+    """
+    if len(providers or {}) > MAX_PROVIDERS:
         raise InvalidParams(f"{_PREFIX}at most {MAX_PROVIDERS} credential providers are supported")
-    return tuple(_custom(name, provider) for name, provider in given.items())
+    return tuple(_custom(name, provider) for name, provider in (providers or {}).items())
 
 
-def _custom(name: str, given: CredentialProvider) -> Provider:
+def _custom(name: str, provider: CredentialProvider) -> Provider:
     if not name:
         raise InvalidParams(f"{_PREFIX}credential provider name must not be empty")
-    shown = name if len(name) <= 64 else f"{name[:64]}…"
-    fault = _fault(given)
+    label = name if len(name) <= 64 else f"{name[:64]}…"
+    fault = _fault(provider)
     if fault is not None:
-        raise InvalidParams(f"{_PREFIX}credential provider `{shown}` {fault}")
+        raise InvalidParams(f"{_PREFIX}credential provider `{label}` {fault}")
     try:
-        patterns = SecretPatterns(given.patterns)
-        destinations = tuple(map(parse_destination, given.url_prefixes))
+        patterns = SecretPatterns(provider.patterns)
+        destinations = tuple(map(parse_destination, provider.url_prefixes))
     except UnusablePattern as error:
-        text = f"credential provider `{shown}` has a pattern that {error}"
+        text = f"credential provider `{label}` has a pattern that {error}"
         raise InvalidParams(f"{_PREFIX}{text}") from None
     except ValueError as error:
-        raise InvalidParams(f"{_PREFIX}credential provider `{shown}`: {error}") from None
+        raise InvalidParams(f"{_PREFIX}credential provider `{label}`: {error}") from None
     # Codex sends an empty list if the user names none.
-    schemes = frozenset(each.encode() for each in given.auth or ["bearer"] if each != "header")
-    header = None if given.header is None else given.header.lower().encode()
-    usage = Usage(destinations, schemes, header, (given.prefix or "").encode())
-    return Provider(tuple(given.env), usage, patterns, given.url_prefix_from_env)
+    schemes = frozenset(each.encode() for each in provider.auth or ["bearer"] if each != "header")
+    header = None if provider.header is None else provider.header.lower().encode()
+    usage = Usage(destinations, schemes, header, (provider.prefix or "").encode())
+    return Provider(tuple(provider.env), usage, patterns, provider.url_prefix_from_env)
 
 
-def _fault(given: CredentialProvider) -> str | None:
+def _fault(provider: CredentialProvider) -> str | None:
     """What is wrong with a provider, in the words of the reference where it has some."""
-    items = max(len(given.env), len(given.patterns), len(given.url_prefixes), len(given.auth))
-    texts = (*given.env, *given.url_prefixes, given.header or "", given.prefix or "")
-    if items > MAX_ITEMS or max(map(len, texts)) > MAX_CHARACTERS:
+    lists: Sequence[Sized] = (provider.env, provider.patterns, provider.url_prefixes, provider.auth)
+    texts = (*provider.env, *provider.url_prefixes, provider.header or "", provider.prefix or "")
+    if max(map(len, lists)) > MAX_ITEMS or max(map(len, texts)) > MAX_CHARACTERS:
         return f"has more than {MAX_ITEMS} items, or one of more than {MAX_CHARACTERS} characters"
-    if not given.env:
+    if not provider.env:
         return "has no environment keys"
-    if not all(map(_is_variable, given.env)):
+    if not all(map(_is_variable, provider.env)):
         return "has an invalid environment key"
-    if not _BUILT_IN_VARIABLES.isdisjoint(given.env):
+    if not _BUILT_IN_VARIABLES.isdisjoint(provider.env):
         return "overlaps a built-in credential source"
-    if not given.patterns:
+    if not provider.patterns:
         return "has no credential patterns"
-    if given.url_prefix_from_env is not None and not _is_variable(given.url_prefix_from_env):
+    if provider.url_prefix_from_env is not None and not _is_variable(provider.url_prefix_from_env):
         return "has an invalid host environment key"
-    if not given.url_prefixes and given.url_prefix_from_env is None:
+    if not provider.url_prefixes and provider.url_prefix_from_env is None:
         return "has no destination URL prefixes"
-    return _authentication_fault(given)
+    return _authentication_fault(provider)
 
 
-def _authentication_fault(given: CredentialProvider) -> str | None:
-    uses_header = "header" in given.auth
-    if given.prefix is not None and not uses_header:
+def _authentication_fault(provider: CredentialProvider) -> str | None:
+    uses_header = "header" in provider.auth
+    if provider.prefix is not None and not uses_header:
         return "requires header authentication to use a header prefix"
-    if uses_header != (given.header is not None):
+    if uses_header != (provider.header is not None):
         return "requires a header name exactly when using header authentication"
-    if given.header is None:
+    if provider.header is None:
         return None
-    prefix = given.prefix or ""
-    if not _is_header(given.header) or given.header.lower() in _FRAMING:
+    prefix = provider.prefix or ""
+    if not _is_header(provider.header) or provider.header.lower() in _FRAMING:
         return "has an invalid header name"
     if not prefix.isascii() or (prefix and not prefix.isprintable()):
         return "has an invalid header prefix"
     return None
-
-
-class TooManySecrets(Exception):
-    """The patterns of a client match too many texts."""
 
 
 class _Secret(NamedTuple):
@@ -476,7 +510,7 @@ class CredentialMask:
     ) -> None:
         """`key` is a secret of the server: equal values get equal dummies as long as it lives.
 
-        Raises PatternsTooSlow and TooManySecrets.
+        Raises InvalidParams if the patterns take too long, or match too many texts.
         """
         self._key = key
         self._secrets: dict[str, _Secret] = {}
@@ -489,7 +523,7 @@ class CredentialMask:
         for provider in providers:
             usage = provider.usage_in(env)
             number = len(self._usages)
-            for name, value in _found(provider, usage, env, values, search_time):
+            for name, value in _secrets_in(provider, usage, env, values, search_time):
                 if number == len(self._usages):
                     self._usages.append(usage)
                 dummy = self._dummies.get(value)
@@ -505,13 +539,15 @@ class CredentialMask:
         self, value: str, provider: Provider, env: Mapping[str, str], search_time: SearchTime
     ) -> str:
         if len(self._secrets) >= MAX_SECRETS:
-            raise TooManySecrets
+            text = f"the patterns of credential providers match more than {MAX_SECRETS} texts"
+            raise InvalidParams(f"{_PREFIX}{text}")
         draw = _draw(value, self._key)
         dummy = None
         if not provider.is_built_in:
             dummy = provider.patterns.dummy(value, draw, search_time)
-        if dummy is None or dummy in self._secrets or _occurs(dummy, env.values()):
-            prefix = _CREDENTIALS_PREFIX.match(value)
+        is_taken = dummy is not None and any(dummy in value for value in env.values())
+        if dummy is None or dummy in self._secrets or is_taken:
+            prefix = _TOKEN_KIND.match(value)
             start = f"{prefix[0] if prefix else ''}masked"
             length = min(max(len(value) - len(start), _FEWEST_RANDOM), _MOST_RANDOM)
             dummy = start + "".join(draw(_ALPHABET) for _ in range(length))
@@ -565,8 +601,6 @@ class CredentialMask:
                 heapq.heapreplace(places, (following, -len(value), value))
         return "".join([*parts, text[end:]])
 
-    # ---- requests ---------------------------------------------------------------------
-
     def is_intercepted(self, host: str, port: int) -> bool:
         """Whether TLS to a host has to be opened, because a secret may belong there."""
         return any(
@@ -582,13 +616,17 @@ class CredentialMask:
 
         A secret with a line break stays a dummy: it cannot be sent.
         """
-        given = list(headers)
-        is_known = _PATH_HEADERS.isdisjoint(name.lower() for name, _ in given)
+        headers = list(headers)
+        is_known = _PATH_HEADERS.isdisjoint(name.lower() for name, _ in headers)
         known = path if is_known else None
-        usages = [usage for usage in self._usages if _has(usage, scheme, place, known)]
-        if not usages:
-            return given
-        return [(name, self._restored(name.lower(), value, usages)) for name, value in given]
+        usages = [
+            usage
+            for usage in self._usages
+            if any(
+                one.has_host(scheme, *place) and one.has_path(known) for one in usage.destinations
+            )
+        ]
+        return [(name, self._restored(name.lower(), value, usages)) for name, value in headers]
 
     def _restored(self, name: bytes, value: bytes, usages: Sequence[Usage]) -> bytes:
         """The value of one header of a request with these usages; `name` is in lower case."""
@@ -635,7 +673,7 @@ def _named_values(provider: Provider, env: Mapping[str, str]) -> Iterator[tuple[
             yield name, value
 
 
-def _found(
+def _secrets_in(
     provider: Provider,
     usage: Usage,
     env: Mapping[str, str],
@@ -657,15 +695,6 @@ def _found(
                 continue
             if is_named or len(value) >= _SHORTEST_COPY:
                 yield name, value
-
-
-def _has(usage: Usage, scheme: Scheme, place: tuple[str, int], path: bytes | None) -> bool:
-    """Whether a request goes to a destination of a usage."""
-    return any(each.has_host(scheme, *place) and each.has_path(path) for each in usage.destinations)
-
-
-def _occurs(text: str, values: Iterable[str]) -> bool:
-    return any(text in value for value in values)
 
 
 def _draw(value: str, key: bytes) -> Draw:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from exec_server.proxy import hosts
@@ -14,7 +14,8 @@ MAX_DESTINATIONS: Final = 64
 # Datagrams of one association that wait for decisions; further ones are dropped, as networks do.
 MAX_WAITING: Final = 32
 
-_IPV4, _NAME, _IPV6 = 1, 3, 4
+_IPV4, NAME, _IPV6 = 1, 3, 4
+ADDRESS_BYTES: Final = {_IPV4: 4, _IPV6: 16}
 _HEADER_BYTES: Final = 4
 
 
@@ -34,23 +35,24 @@ def decode(data: bytes) -> Datagram | None:
     """A datagram of the process; None for a fragment, and for one without a valid place."""
     if len(data) < _HEADER_BYTES or data[2] != 0:
         return None
-    kind, rest = data[3], data[_HEADER_BYTES:]
-    if kind == _NAME and rest:
-        size = 1 + rest[0]
-        name = rest[1:size].decode("ascii", "backslashreplace")
-        host = name if name.count(":") == 1 else hosts.normalize(name)
-    elif kind == _IPV4 and len(rest) >= 4:
-        size = 4
-        host = str(IPv4Address(rest[:size]))
-    elif kind == _IPV6 and len(rest) >= 16:
-        size = 16
-        host = str(IPv6Address(rest[:size]))
-    else:
+    kind, start = data[3], _HEADER_BYTES
+    size = ADDRESS_BYTES.get(kind)
+    if kind == NAME and len(data) > start:
+        size, start = data[start], start + 1
+    if size is None or len(data) < start + size + 2:
         return None
-    if len(rest) < size + 2:
-        return None
-    port = int.from_bytes(rest[size : size + 2])
-    return Datagram(Place(host, port), rest[size + 2 :]) if port else None
+    end = start + size
+    port = int.from_bytes(data[end : end + 2])
+    host = decode_host(kind, data[start:end])
+    return Datagram(Place(host, port), data[end + 2 :]) if port else None
+
+
+def decode_host(kind: int, data: bytes) -> str:
+    """The host in its normal form; a name that no host can have stays as it is."""
+    if kind != NAME:
+        return str(ip_address(data))
+    name = data.decode("ascii", "backslashreplace")
+    return name if name.count(":") == 1 else hosts.normalize(name)
 
 
 def encode(address: str, port: int, payload: bytes) -> bytes:

@@ -44,11 +44,9 @@ class Controller(Protocol):
 
     def report(self, decision: DecisionParams) -> None:
         """Tell a decision, if that is possible now."""
-        ...
 
     async def ask(self, question: PolicyParams) -> object:
         """The `result` of the client's answer; None for an error, or without a connection."""
-        ...
 
 
 class Decider:

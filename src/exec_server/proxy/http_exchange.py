@@ -132,8 +132,6 @@ class HttpExchange(ABC):
             await self.stream.send(_CONTINUE)
         return await self.stream.receive(PARSED_BYTES)
 
-    # ---- one exchange with an origin --------------------------------------------------
-
     async def exchange(self, request: h11.Request, forwarded: Head, outer: Stream) -> bool:
         """Pass on a request and its response, both while they arrive; False without a response."""
         head = forwarded.encode()
@@ -175,7 +173,7 @@ class HttpExchange(ABC):
             head = messages.forwarded_response(request, response, length, date()).encode()
             if length is None:
                 await self.stream.send(head)
-                await self._pass_parsed(messages.may_chunk(request), origin, outer)
+                await self._pass_parsed(request.http_version >= b"1.1", origin, outer)
             else:
                 await self._pass_bytes(head, length, origin, outer)
         except (OSError, h11.ProtocolError):
@@ -218,8 +216,6 @@ class HttpExchange(ABC):
             await self.stream.send(messages.chunk(data) if may_chunk else data)
         if may_chunk:
             await self.stream.send(messages.LAST_CHUNK)
-
-    # ---- answers ----------------------------------------------------------------------
 
     async def answer(
         self, request: h11.Request | None, answer: ProxyAnswer, *, last: bool = False

@@ -89,19 +89,6 @@ class ProxyAnswer(NamedTuple):
     body: bytes
 
 
-class Block(msgspec.Struct, frozen=True):
-    """The body of a refusal."""
-
-    status: str
-    host: str
-    reason: str
-    decision: str
-    source: str
-    protocol: str
-    port: int
-    message: str
-
-
 def find_target(request: h11.Request, default_port: int = _HTTP_PORT) -> RequestTarget:
     """The target of a request; raises BadRequest if it has none, or two."""
     host_header = _host_header(request, default_port)
@@ -200,11 +187,6 @@ def keeps_alive(request: h11.Request) -> bool:
     return request.http_version >= b"1.1" and b"close" not in _connection_options(request)
 
 
-def may_chunk(request: h11.Request) -> bool:
-    """Whether the process understands a body in chunks."""
-    return request.http_version >= b"1.1"
-
-
 def body_length(request: h11.Request, response: h11.Response) -> int | None:
     """The bytes of a response's body; None if its head does not tell (RFC 9112, 6.3)."""
     if request.method == b"HEAD" or response.status_code in (204, 304):
@@ -278,7 +260,8 @@ def forwarded_response(
     """
     headers = end_to_end(response)
     if length is None:
-        headers += [(b"transfer-encoding", b"chunked")] if may_chunk(request) else []
+        if request.http_version >= b"1.1":
+            headers.append((b"transfer-encoding", b"chunked"))
     elif response.status_code != 204 and b"transfer-encoding" not in dict(response.headers):
         # With HEAD and 304 the length is that of another response; 204 never has one.
         headers += _length(response)
@@ -301,16 +284,16 @@ def block_answer(request: NetworkAccess, decision: Decision, date: bytes) -> Pro
     if request.protocol == "https_connect":
         return refusal_text(decision.reason, date)
     error, message = _REASONS.get(decision.reason, _OTHER_REASON)
-    block = Block(
-        "blocked",
-        request.host,
-        decision.reason,
-        decision.outcome,
-        decision.source,
-        request.protocol,
-        request.port,
-        message,
-    )
+    block = {
+        "status": "blocked",
+        "host": request.host,
+        "reason": decision.reason,
+        "decision": decision.outcome,
+        "source": decision.source,
+        "protocol": request.protocol,
+        "port": request.port,
+        "message": message,
+    }
     body = msgspec.json.encode(block)
     return _answer(403, b"application/json", body, date, [(b"x-proxy-error", error)])
 
@@ -342,12 +325,12 @@ def encode_answer(request: h11.Request | None, answer: ProxyAnswer, *, last: boo
     return head.encode() + (answer.body if has_body else b"")
 
 
-# HeadBuffer: the head of a request before it is parsed, amended where h11 is stricter than others.
-#
-# h11 remains the only parser: the amendments can make a request invalid, but never another one. A
-# `Host` that was overlooked here makes two, which h11 refuses.
 class HeadBuffer:
-    """The bytes of a connection from the beginning of a request."""
+    """The head of a request before it is parsed, amended where h11 is stricter than others.
+
+    h11 remains the only parser: the amendments can make a request invalid, but never another one.
+    A `Host` that was overlooked here makes two, which h11 refuses.
+    """
 
     def __init__(self, data: bytes = b"", is_closed: bool = False) -> None:
         """`data` are bytes that were read with the request before."""
@@ -390,5 +373,5 @@ def _ascii_line(line: bytes) -> bytes:
         parts[1].decode()
     except (IndexError, UnicodeDecodeError):
         return line
-    parts[1] = _NOT_ASCII.sub(lambda found: b"%%%02X" % found[0][0], parts[1])
+    parts[1] = _NOT_ASCII.sub(lambda match: b"%%%02X" % match[0][0], parts[1])
     return b" ".join(parts)

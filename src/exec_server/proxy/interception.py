@@ -129,10 +129,7 @@ async def _accept_tls(stream: Stream, context: ssl.SSLContext) -> TransportStrea
     reader = asyncio.StreamReader(limit=BUFFER_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
     transport, _ = await loop.connect_accepted_socket(
-        lambda: protocol,
-        stream.detach(),
-        ssl=context,
-        ssl_handshake_timeout=HANDSHAKE_SECONDS,
+        lambda: protocol, stream.detach(), ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS
     )
     return TransportStream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 

@@ -45,23 +45,24 @@ Verdict = Literal["allow", "denied", "not_allowed_local", "not_allowed"]
 Reason = Literal["method_not_allowed", "mitm_required"]
 
 
-# Domain patterns: `a.b` itself, `*.a.b` all below, `**.a.b` both, `*` and `?` inside. Pure.
-#
-# Requests name hosts in ASCII, so international names are encoded by IDNA, as browsers do it.
 class DomainPatterns:
-    """A set of patterns; names without wildcards are found without comparing them all."""
+    """A set of patterns: `a.b` itself, `*.a.b` all below, `**.a.b` both, `*` and `?` inside.
+
+    Names without wildcards are found without comparing them all. Requests name hosts in ASCII, so
+    international names are encoded by IDNA, as browsers do it.
+    """
 
     def __init__(self, patterns: Iterable[str], *, denied: bool = False) -> None:
         """Raises InvalidParams; `denied` patterns must not match everything."""
-        given = list(patterns)
-        if len(given) > MAX_PATTERNS or max(map(len, given), default=0) > PATTERN_CHARACTERS:
+        patterns = list(patterns)
+        if len(patterns) > MAX_PATTERNS or max(map(len, patterns), default=0) > PATTERN_CHARACTERS:
             raise InvalidParams(
                 f"{_PREFIX}at most {MAX_PATTERNS} domain patterns of {PATTERN_CHARACTERS} "
                 "characters are supported"
             )
         self._exact: set[str] = set()
         self._expressions: list[re.Pattern[str]] = []
-        for pattern in given:
+        for pattern in patterns:
             self._add(pattern, denied=denied)
 
     def _add(self, pattern: str, *, denied: bool) -> None:

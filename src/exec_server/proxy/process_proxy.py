@@ -10,29 +10,31 @@ import resource
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-from exec_server.errors import InvalidParams
+import h11
+
 from exec_server.protocol.network import NetworkProxy, ProxySettings
+from exec_server.proxy import http_messages as messages
 from exec_server.proxy.certificate_file import VerifiedFile
 from exec_server.proxy.credentials import (
     CERTIFICATE_VARIABLES,
-    MAX_SECRETS,
-    SEARCH_SECONDS,
     CredentialMask,
-    PatternsTooSlow,
     SearchTime,
-    TooManySecrets,
     custom_providers,
 )
 from exec_server.proxy.decider import Controller, Decider
-from exec_server.proxy.http_proxy import HttpProxy
+from exec_server.proxy.http_exchange import HttpExchange, date
+from exec_server.proxy.http_messages import BadRequest, RequestTarget
 from exec_server.proxy.interception import Interceptor
-from exec_server.proxy.policy import NetworkPolicy, check
+from exec_server.proxy.policy import Decision, NetworkAccess, NetworkPolicy, check
 from exec_server.proxy.resources import ProxyResources
 from exec_server.proxy.socks_proxy import SocksProxy, UdpAssociation
 from exec_server.proxy.stream import SocketStream, Stream, carry
 from exec_server.proxy.upstream import Upstream
+
+_UNIX_SOCKET: Final = b"x-unix-socket"
 
 _HTTP: Final = (
     *("HTTP_PROXY", "HTTPS_PROXY", "WS_PROXY", "WSS_PROXY"),
@@ -76,11 +78,106 @@ LINGER_SECONDS = 1.0
 _Handler = Callable[[Stream, str], Awaitable[None]]
 
 
-# The environment variables that lead a process to its proxies. Pure.
+class HttpProxy(HttpExchange):
+    """One connection of a process: decides about each request, forwards it or opens a tunnel."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        client: str,
+        decider: Decider,
+        upstream: Upstream,
+        interceptor: Interceptor | None = None,
+    ) -> None:
+        super().__init__(stream)
+        self._client = client
+        self._decider = decider
+        self._upstream = upstream
+        self._interceptor = interceptor
+
+    async def handle(self, request: h11.Request) -> bool:
+        if request.method == b"CONNECT":
+            return await self._connect(request)
+        await self._forward(request)
+        return False
+
+    async def _connect(self, request: h11.Request) -> bool:
+        """Serve CONNECT; True if the connection has become a tunnel and has ended."""
+        target = messages.find_target(request)
+        asked = self._request("https_connect", request, target)
+        await self.drop_body(request)
+        decision = await self._decider.decide(asked)
+        if not decision.is_allowed:
+            await self.answer(request, messages.block_answer(asked, decision, date()))
+            return False
+        if self._interceptor is not None and self._interceptor.wants(target.host, target.port):
+            if self.early:
+                raise BadRequest(400, "the tunnel is not open yet")
+            await self._interceptor.serve(
+                self.stream, target[:2], decision.addresses, self._accept_tunnel
+            )
+            return True
+        try:
+            outer = await self._upstream.tunnel(target.host, target.port, decision.addresses)
+        except OSError:
+            await self.answer(request, messages.text_answer(502, "upstream failure", date()))
+            return False
+        try:
+            await self._accept_tunnel()
+        except BaseException:
+            outer.abort()
+            raise
+        await carry(self.stream, outer, self.early)
+        return True
+
+    async def _accept_tunnel(self) -> None:
+        await self.stream.send(b"HTTP/1.1 200 OK\r\ndate: %b\r\n\r\n" % date())
+
+    async def _forward(self, request: h11.Request) -> None:
+        if any(name == _UNIX_SOCKET for name, _ in request.headers):
+            asked = self._request("http", request, RequestTarget("unix-socket", 0, b""))
+            reason = "unix_socket_unsupported"
+            self._decider.report(asked, Decision("deny", "proxy_state", reason, scope="non_domain"))
+            raise BadRequest(501, "unix sockets unsupported")
+        target = messages.find_target(request)
+        asked = self._request("http", request, target)
+        decision = await self._decider.decide(asked)
+        if not decision.is_allowed:
+            answer = messages.block_answer(asked, decision, date())
+            await self.answer(request, answer, last=not messages.is_empty(request))
+            return
+        route = self._upstream.route(target.host, target.port, decision.addresses, tunnel=False)
+        try:
+            outer = await self._upstream.connect(route)
+        except OSError:
+            await self._answer_failure(request)
+            return
+        try:
+            forwarded = messages.forwarded_request(request, target, absolute=route.is_proxy)
+            if route.authorization is not None:
+                forwarded.headers.append((b"Proxy-Authorization", route.authorization))
+            if self._interceptor is not None and not route.is_proxy:
+                # Only destinations on loopback may get secrets without TLS.
+                forwarded = self._interceptor.restored(forwarded, target, "http")
+            has_response = await self.exchange(request, forwarded, outer)
+        finally:
+            outer.close()
+        if not has_response:
+            await self._answer_failure(request)
+
+    async def _answer_failure(self, request: h11.Request) -> None:
+        answer = messages.text_answer(502, "upstream failure", date())
+        await self.answer(request, answer, last=True)
+
+    def _request(self, protocol: Any, request: h11.Request, target: RequestTarget) -> NetworkAccess:
+        method = request.method.decode("ascii")
+        return NetworkAccess(protocol, target.host, target.port, self._client, method)
+
+
 def proxy_variables(
     settings: ProxySettings, http_port: int, socks_port: int | None
 ) -> dict[str, str]:
-    """The variables of a process with proxies on these ports of 127.0.0.1."""
+    """The environment variables that lead a process to proxies on these ports of 127.0.0.1."""
     http = f"http://127.0.0.1:{http_port}"
     socks = http if socks_port is None else f"socks5h://127.0.0.1:{socks_port}"
     exceptions = _LOCAL if settings.allow_local_binding else ""
@@ -97,8 +194,8 @@ def proxy_variables(
 
 def named_ports(env: Mapping[str, str]) -> set[int]:
     """The ports of this machine that the proxy variables of an environment name."""
-    found = (_PROXY_URL.fullmatch(env.get(name, "").lower()) for name in (*_HTTP, *_SOCKS))
-    return {int(each[1]) for each in found if each is not None}
+    matches = (_PROXY_URL.fullmatch(env.get(name, "").lower()) for name in (*_HTTP, *_SOCKS))
+    return {int(match[1]) for match in matches if match is not None}
 
 
 def server_connections() -> int:
@@ -119,7 +216,7 @@ class Listeners:
         self._is_open = False
         self._is_closed = False
 
-    def listen(self, handler: _Handler) -> int:
+    def listen_one(self, handler: _Handler) -> int:
         """Bind a free port of 127.0.0.1, which accepts from `open` on. For any thread."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -131,9 +228,13 @@ class Listeners:
         self._bound.append((listener, handler))
         return int(listener.getsockname()[1])
 
-    def adopt(self, descriptor: int, handler: _Handler) -> None:
+    def adopt_one(self, descriptor: int, handler: _Handler) -> None:
         """Own a listening socket of another network namespace. For any thread."""
         self._bound.append((socket.socket(fileno=descriptor), handler))
+
+    def open_soon(self) -> None:
+        """Begin to accept, from any thread."""
+        self._resources.loop.call_soon_threadsafe(self.open)
 
     def open(self) -> None:
         """Begin to accept; in the event loop."""
@@ -211,7 +312,7 @@ async def linger(stream: Stream) -> None:
                 left -= len(data)
 
 
-class ProcessProxy:
+class ProcessProxy(Listeners):
     """The proxies of one process, from before its start until it has closed."""
 
     def __init__(
@@ -222,6 +323,7 @@ class ProcessProxy:
         resources: ProxyResources,
     ) -> None:
         """Raises InvalidParams for rules that cannot be understood."""
+        super().__init__(resources)
         check(launch, process_id)
         policy = NetworkPolicy(launch)
         self._settings = launch.proxy
@@ -230,9 +332,6 @@ class ProcessProxy:
         variables = resources.variables if launch.proxy.allow_upstream_proxy else None
         self._upstream = Upstream(variables)
         self._interceptor: Interceptor | None = None
-        self._listeners = Listeners(resources)
-        self._resources = resources
-        self._loop = resources.loop
         self._associations = 0
         self._has_datagrams = False
         self.certificates: VerifiedFile | None = None  # of a masked process
@@ -245,16 +344,8 @@ class ProcessProxy:
         if not self._settings.credential_masking:
             return dict(env)
         providers = custom_providers(self._settings.credential_providers)
-        try:
-            mask = CredentialMask(
-                env, self._resources.mask_key, SearchTime(time.thread_time), providers
-            )
-        except PatternsTooSlow:
-            text = f"the patterns of credential providers take more than {SEARCH_SECONDS} s"
-            raise InvalidParams(f"invalid network proxy config: {text}") from None
-        except TooManySecrets:
-            text = f"the patterns of credential providers match more than {MAX_SECRETS} texts"
-            raise InvalidParams(f"invalid network proxy config: {text}") from None
+        search_time = SearchTime(time.thread_time)
+        mask = CredentialMask(env, self._resources.mask_key, search_time, providers)
         self._interceptor = Interceptor(
             mask, self._resources, self._upstream, is_limited=self._is_limited
         )
@@ -263,10 +354,10 @@ class ProcessProxy:
 
     def listen(self) -> dict[str, str]:
         """Bind free ports of this machine; returns the variables of the process. In a thread."""
-        http_port = self._listeners.listen(self._serve_http)
+        http_port = self.listen_one(self._serve_http)
         socks_port = None
         if self._settings.enable_socks5:
-            socks_port = self._listeners.listen(self._serve_socks)
+            socks_port = self.listen_one(self._serve_socks)
             # Sockets of this machine cannot be reached from a network namespace.
             self._has_datagrams = self._settings.enable_socks5_udp
         return proxy_variables(self._settings, http_port, socks_port)
@@ -287,14 +378,7 @@ class ProcessProxy:
         """Own the listening sockets on `namespace_ports`. In a thread."""
         handlers: tuple[_Handler, ...] = (self._serve_http, self._serve_socks)
         for descriptor, handler in zip(descriptors, handlers, strict=False):
-            self._listeners.adopt(descriptor, handler)
-
-    def open_soon(self) -> None:
-        """Begin to accept, from any thread."""
-        self._loop.call_soon_threadsafe(self._listeners.open)
-
-    def close(self) -> None:
-        self._listeners.close()
+            self.adopt_one(descriptor, handler)
 
     async def _serve_http(self, stream: Stream, client: str) -> None:
         await HttpProxy(stream, client, self._decider, self._upstream, self._interceptor).serve()
@@ -324,29 +408,17 @@ class ProcessProxy:
             self._resources.connections -= 1
 
 
-class PortBridge:
+class PortBridge(Listeners):
     """Ports of this machine's loopback that a process in a network namespace may reach."""
 
     def __init__(self, ports: Sequence[int], resources: ProxyResources) -> None:
+        super().__init__(resources)
         self.namespace_ports = tuple(ports)
-        self._listeners = Listeners(resources)
-        self._loop = resources.loop
 
     def adopt(self, descriptors: Sequence[int]) -> None:
         """Own the listening sockets on `namespace_ports`. In a thread."""
         for descriptor, port in zip(descriptors, self.namespace_ports, strict=True):
-            self._listeners.adopt(descriptor, _bridge_to(port))
+            self.adopt_one(descriptor, partial(self._bridge, port))
 
-    def open_soon(self) -> None:
-        """Begin to accept, from any thread."""
-        self._loop.call_soon_threadsafe(self._listeners.open)
-
-    def close(self) -> None:
-        self._listeners.close()
-
-
-def _bridge_to(port: int) -> _Handler:
-    async def bridge(stream: Stream, client: str) -> None:
+    async def _bridge(self, port: int, stream: Stream, client: str) -> None:
         await carry(stream, await SocketStream.connect(LOOPBACK, port))
-
-    return bridge

@@ -8,11 +8,18 @@ import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
-from exec_server.proxy import hosts
-from exec_server.proxy.datagrams import DatagramDestinations, Place, decode, encode, encode_address
+from exec_server.proxy.datagrams import (
+    ADDRESS_BYTES,
+    NAME,
+    DatagramDestinations,
+    Place,
+    decode,
+    decode_host,
+    encode,
+    encode_address,
+)
 from exec_server.proxy.decider import Decider
 from exec_server.proxy.interception import Interceptor
 from exec_server.proxy.policy import NetworkAccess
@@ -34,7 +41,6 @@ _NO_PASSWORD: Final = 0
 _NO_METHOD: Final = b"\x05\xff"
 _CONNECT: Final = 1
 _UDP_ASSOCIATE: Final = 3
-_IPV4, _NAME, _IPV6 = 1, 3, 4
 _NOTHING_BOUND: Final = b"\x01" + bytes(6)
 # Replies of section 6.
 _SUCCESS: Final = 0
@@ -45,14 +51,14 @@ _NO_SUCH_COMMAND: Final = 7
 _NO_SUCH_ADDRESS_TYPE: Final = 8
 
 
-# UdpAssociation: relays the datagrams of one UDP ASSOCIATE of a process.
-#
-# Theory of operation. The process sends its datagrams to a socket of the association on loopback,
-# each with its destination. The first one to a destination waits for the decision; its address is
-# then remembered, and only datagrams from there are passed back. A datagram that cannot be sent at
-# once is dropped, as networks do, so nothing is buffered but what waits for decisions.
 class UdpAssociation:
-    """The sockets of one association, and its destinations."""
+    """Relays the datagrams of one UDP ASSOCIATE of a process.
+
+    The process sends its datagrams to a socket of the association on loopback, each with its
+    destination. The first one to a destination waits for the decision; its address is then
+    remembered, and only datagrams from there are passed back. A datagram that cannot be sent at
+    once is dropped, as networks do, so nothing is buffered but what waits for decisions.
+    """
 
     def __init__(self, client: str, port: int, decider: Decider) -> None:
         """Raises OSError.
@@ -93,8 +99,6 @@ class UdpAssociation:
                 self._loop.remove_reader(sock)
                 sock.close()
 
-    # ---- from the process -------------------------------------------------------------
-
     def _receive_inner(self, tasks: asyncio.TaskGroup) -> None:
         try:
             data, (address, port) = self._inner.recvfrom(_DATAGRAM_BYTES)
@@ -108,8 +112,8 @@ class UdpAssociation:
             decision = tasks.create_task(self._decide(datagram.place))
             self._decisions.add(decision)
             decision.add_done_callback(self._decisions.discard)
-        elif (found := self._destinations.address(datagram.place)) is not None:
-            self._send(found, datagram.place.port, datagram.payload)
+        elif (target := self._destinations.address(datagram.place)) is not None:
+            self._send(target, datagram.place.port, datagram.payload)
 
     async def _decide(self, place: Place) -> None:
         request = NetworkAccess("socks5_udp", place.host, place.port, self._client)
@@ -127,8 +131,6 @@ class UdpAssociation:
                 outer = self._outer[family] = _bind(family, "")
                 self._loop.add_reader(outer, self._receive_outer, outer)
             outer.sendto(payload, (address, port))
-
-    # ---- from the destinations --------------------------------------------------------
 
     def _receive_outer(self, outer: socket.socket) -> None:
         with contextlib.suppress(OSError):  # an error that an earlier datagram has caused
@@ -220,7 +222,7 @@ class SocksProxy:
         await carry(self._stream, outer, self._unread)
 
     async def _serve_datagrams(self, associate: Associate, kind: int, port: int) -> None:
-        if kind == _NAME:
+        if kind == NAME:
             await self._reply(_NO_SUCH_ADDRESS_TYPE)
             return
         with ExitStack() as opened:
@@ -246,10 +248,11 @@ class SocksProxy:
         if version != _VERSION:
             await self._flush()
             return None
-        host = await self._host(kind)
-        if host is None:
+        size = (await read(1))[0] if kind == NAME else ADDRESS_BYTES.get(kind)
+        if size is None:
             await self._reply(_NO_SUCH_ADDRESS_TYPE)
             return None
+        host = decode_host(kind, await read(size))
         return command, kind, host, int.from_bytes(await read(2))
 
     async def _read(self, count: int) -> bytes:
@@ -262,19 +265,6 @@ class SocksProxy:
             self._unread += data
         read, self._unread = self._unread[:count], self._unread[count:]
         return read
-
-    async def _host(self, kind: int) -> str | None:
-        """The host in its normal form; a name that no host can have stays as it is."""
-        read = self._read
-        if kind == _IPV4:
-            return str(IPv4Address(await read(4)))
-        if kind == _IPV6:
-            return str(IPv6Address(await read(16)))
-        if kind != _NAME:
-            return None
-        (length,) = await read(1)
-        name = (await read(length)).decode("ascii", "backslashreplace")
-        return name if name.count(":") == 1 else hosts.normalize(name)
 
     async def _flush(self, more: bytes = b"") -> None:
         """Send what is ready: a process that sends both messages at once gets both answers so."""

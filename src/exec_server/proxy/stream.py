@@ -12,14 +12,13 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 from typing import Final, Protocol
+
+from exec_server.net.socket_options import reset_on_close
 
 # Bytes that are read at once, and so the most that a connection buffers in each direction. It is
 # not read while they wait for the other end.
 BUFFER_BYTES: Final = 262_144
-# A connection that is closed with this option is reset: the other end sees an error, not an end.
-_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _CLOSED: Final = "the connection was closed"
 
 
@@ -28,33 +27,26 @@ class Stream(Protocol):
 
     async def receive(self, limit: int = BUFFER_BYTES) -> bytes:
         """The next bytes, at most so many; empty at the end. Raises OSError."""
-        ...
 
     async def send(self, data: bytes) -> None:
         """Send all bytes; waits while the other end does not read. Raises OSError."""
-        ...
 
     @property
     def local_address(self) -> tuple[str, int]:
         """The address and port of this end."""
-        ...
 
     @property
     def is_closed(self) -> bool:
         """Whether `close` or `abort` was called."""
-        ...
 
     def write_eof(self) -> None:
         """End the direction in which bytes are sent."""
-        ...
 
     def close(self) -> None:
         """Close both directions; bytes that were sent still arrive."""
-        ...
 
     def abort(self) -> None:
         """Close both directions so that the other end sees an error."""
-        ...
 
 
 class SocketStream:
@@ -176,7 +168,7 @@ class SocketStream:
 
     def abort(self) -> None:
         if not self.is_closed:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            reset_on_close(self._socket)
         self.close()
 
     def _check_open(self) -> None:
@@ -225,9 +217,8 @@ class TransportStream:
         self.writer.transport.abort()
 
 
-# Carries the bytes of a tunnel in both directions until both have ended.
 async def carry(inner: Stream, outer: Stream, early: bytes = b"") -> None:
-    """Join two connections and close them; `early` are bytes that the inner one has sent.
+    """Carry bytes both ways until both have ended; `early` are bytes that the inner one has sent.
 
     An end of one direction is passed on, and the other direction stays open. An error resets both.
     """

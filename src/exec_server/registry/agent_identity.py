@@ -25,7 +25,6 @@ from exec_server.registry.http import CompleteResponse, HttpClient, HttpFailed
 # A task id has a few dozen characters; a longer box is not one.
 BOX_BYTES = 4096
 
-
 log = logging.getLogger(__name__)
 
 ISSUER = "https://chatgpt.com/codex-backend/agent-identity"
@@ -45,13 +44,11 @@ _UNAVAILABLE = "Agent Identity authentication is unavailable"
 _ACCEPT = ("accept", "*/*")
 
 
-# Opens the NaCl sealed box in which a registry may send an agent's task id.
-#
-# PyNaCl is an extra of its own, loaded here only: most registries send the id in the clear.
 def open_sealed(box: bytes, key: Ed25519PrivateKey) -> bytes:
-    """Decrypt a box for the Curve25519 form of a signing key.
+    """Decrypt the NaCl sealed box of a task id for the Curve25519 form of a signing key.
 
-    Raises ValueError for a box that cannot be opened, StartupError without PyNaCl.
+    Raises ValueError for a box that cannot be opened, StartupError without PyNaCl: it is an extra
+    of its own, because most registries send the id in the clear.
     """
     if len(box) > BOX_BYTES:
         raise ValueError("sealed box is too long")

@@ -1,8 +1,12 @@
-"""The requests of executors and clients to a registry, one method each."""
+"""The requests of executors and clients to a registry, one method each, and their responses.
+
+`probe` asks a registry for the roles of a token without changing anything there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import ssl
@@ -34,6 +38,7 @@ TRANSIENT_REGISTRATION_ERRORS = {
     (502, "authentication_service_unavailable"),
     (503, "registration_conflict"),
 }
+_KNOWN_CODES = frozenset(code for _, code in TRANSIENT_REGISTRATION_ERRORS)
 _HIDDEN = "[hidden]"
 # Shorter secrets exist in tests only; hiding them would garble the text.
 _SECRET_CHARACTERS = 8
@@ -66,7 +71,6 @@ Role = Literal["executor", "client"]
 _OPERATIONS: Final[tuple[tuple[Role, str], ...]] = (("executor", "validate"), ("client", "connect"))
 
 
-# The JSON form of public keys in requests and responses of a registry.
 class KeyObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The JSON form of a public key."""
 
@@ -89,10 +93,6 @@ def public_key(encoded: KeyObject) -> PublicKey:
     )
     key.check()
     return key
-
-
-# Responses of a registry: their JSON, and the error texts for failures. No I/O.
-_KNOWN_CODES = frozenset(code for _, code in TRANSIENT_REGISTRATION_ERRORS)
 
 
 class RegistrationResponse(msgspec.Struct, frozen=True):
@@ -154,13 +154,21 @@ class ErrorResponse:
 
     def __init__(self, response: CompleteResponse, secrets: Sequence[str]) -> None:
         self.status = response.status
-        error = _error_of(response.body)
+        try:
+            error = msgspec.json.decode(response.body, type=_ErrorBody).error or _Error()
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            error = _Error()
         self.code = error.code
         text = error.message
         if text is None:
             text = response.body.decode(errors="replace").strip()
         self._text = _printable(text, secrets)
         self._shown_code = _printable(error.code or "", secrets)
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the status says that a later attempt may succeed."""
+        return self.status in (408, 429) or 500 <= self.status < 600
 
     def text(self, noun: str, *, hides_responses: bool = False) -> str:
         """The error text; `noun` is the kind of thing that this registry registers."""
@@ -195,30 +203,6 @@ def failure_text(failure: HttpFailed, noun: str) -> str:
     return "\n".join([text, "", "Caused by:", *lines])
 
 
-def registration_failure(failure: HttpFailed, noun: str) -> RegistryError:
-    """The error for a registration without a response."""
-    text = failure_text(failure, noun)
-    if isinstance(failure, ResponseTooLarge | CertificateFailed):
-        return RegistryError(text)
-    cause = failure.causes[-1] if failure.causes else failure.text
-    return RegistryUnreachable(text, f"{noun} registry request failed: {cause}")
-
-
-def registration_refusal(response: ErrorResponse, text: str) -> RegistryError:
-    """The error for a registration that was refused with this text."""
-    if (response.status, response.code) in TRANSIENT_REGISTRATION_ERRORS:
-        return RegistryUnavailable(text)
-    if response.status in (408, 429) or 500 <= response.status < 600:
-        return RegistryUnreachable(text, text)
-    return RegistryError(text)
-
-
-def no_response_error(failure: HttpFailed, noun: str) -> RegistryError:
-    """The error for a request without a response, transient unless it was too large."""
-    kind = RegistryError if isinstance(failure, ResponseTooLarge) else RegistryUnavailable
-    return kind(failure_text(failure, noun))
-
-
 def decode_body(body: bytes, kind: type[T]) -> T:
     """Decode the JSON of a response; raises RegistryError."""
     try:
@@ -232,13 +216,6 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 def protocol_error(text: str) -> RegistryError:
     """The error for a response with unexpected values."""
     return RegistryError(f"exec-server protocol error: {text}")
-
-
-def _error_of(body: bytes) -> _Error:
-    try:
-        return msgspec.json.decode(body, type=_ErrorBody).error or _Error()
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return _Error()
 
 
 def _printable(text: str, secrets: Sequence[str]) -> str:
@@ -305,8 +282,6 @@ class Registry:
     def environment_id(self) -> str:
         return self._id
 
-    # ---- executor ---------------------------------------------------------------------
-
     async def register(self, key: PublicKey) -> Registration:
         """Register once; raises RegistryError.
 
@@ -362,12 +337,8 @@ class Registry:
         exchange = await self._post_registration(noun, "register", b"")
         registered = self._decode_registration(exchange, PlainRegistrationResponse)
         # The two forms have different names for the id.
-        given = (
-            registered.executor_id
-            if registered.executor_id is not None
-            else registered.environment_id
-        )
-        self._check_id(given, noun)
+        ids = (registered.executor_id, registered.environment_id)
+        self._check_id(next((each for each in ids if each is not None), None), noun)
         return Registration(registered.url, "")
 
     async def validate(
@@ -379,8 +350,9 @@ class Registry:
             "harness_public_key": key_object(key),
             "harness_key_authorization": authorization,
         }
-        uuid = _uuid_of(stream_id)
-        extra = [("x-codex-noise-stream-id", uuid)] if uuid is not None else []
+        extra = []
+        with contextlib.suppress(ValueError):  # the id is no UUID
+            extra = [("x-codex-noise-stream-id", str(UUID(stream_id)))]
         try:
             exchange = await self._post(
                 _ENVIRONMENT, "validate", msgspec.json.encode(body), extra=extra
@@ -401,12 +373,21 @@ class Registry:
         try:
             exchange = await self._post(noun, action, body)
         except HttpFailed as failure:
-            raise registration_failure(failure, noun) from None
+            text = failure_text(failure, noun)
+            if isinstance(failure, ResponseTooLarge | CertificateFailed):
+                raise RegistryError(text) from None
+            cause = failure.causes[-1] if failure.causes else failure.text
+            reason = f"{noun} registry request failed: {cause}"
+            raise RegistryUnreachable(text, reason) from None
         if exchange.ok:
             return exchange
         response = exchange.error_response()
         text = response.text(noun, hides_responses=self._credential.hides_responses)
-        raise registration_refusal(response, text)
+        if (response.status, response.code) in TRANSIENT_REGISTRATION_ERRORS:
+            raise RegistryUnavailable(text)
+        if response.is_transient:
+            raise RegistryUnreachable(text, text)
+        raise RegistryError(text)
 
     def _decode_registration(self, exchange: _Exchange, kind: type[T]) -> T:
         """Decode a registration; errors show nothing that may repeat a hidden secret."""
@@ -421,46 +402,54 @@ class Registry:
         except RegistryError:
             raise invalid from None
 
-    # ---- client -----------------------------------------------------------------------
-
     async def connect(self, key: PublicKey) -> ConnectionBundle:
         """Request one connection; raises RegistryUnavailable for transient errors."""
         body = msgspec.json.encode({"harness_public_key": key_object(key)})
         try:
             exchange = await self._post(_ENVIRONMENT, "connect", body)
+        except ResponseTooLarge as failure:
+            raise RegistryError(failure_text(failure, _ENVIRONMENT)) from None
         except HttpFailed as failure:
-            raise no_response_error(failure, _ENVIRONMENT) from None
+            raise RegistryUnavailable(failure_text(failure, _ENVIRONMENT)) from None
         if not exchange.ok:
             response = exchange.error_response()
-            kind = RegistryUnavailable if _is_transient(response) else RegistryError
+            is_offline = (response.status, response.code) == (409, "environment_offline")
+            kind = RegistryUnavailable if is_offline or response.is_transient else RegistryError
             raise kind(response.text(_ENVIRONMENT))
         registered = decode_body(exchange.response.body, ConnectionResponse)
         self._check_id(registered.environment_id, _ENVIRONMENT)
         _check_profile(registered.security_profile)
         return _connection_bundle(registered)
 
-    # ---- both -------------------------------------------------------------------------
+    async def status(self, operation: str) -> int:
+        """The status of a request with an empty object; raises RegistryError without a response."""
+        try:
+            exchange = await self._post(_ENVIRONMENT, operation, b"{}")
+        except HttpFailed as error:
+            # The innermost cause names the reason, such as a certificate or a refused connection.
+            reason = error.causes[-1] if error.causes else str(error)
+            raise RegistryError(f"cannot reach {self._base_url}: {reason}") from None
+        if exchange.response.status in (502, 503):
+            raise RegistryError(f"{self._base_url} is not available at the moment; try again")
+        return exchange.response.status
 
     async def _post(
-        self,
-        noun: str,
-        action: str,
-        body: bytes,
-        *,
-        extra: list[tuple[str, str]] | None = None,
+        self, noun: str, action: str, body: bytes, *, extra: Sequence[tuple[str, str]] = ()
     ) -> _Exchange:
         """Send one request; raises HttpFailed, or RegistryError without a valid credential."""
         # All characters are quoted, so that the id stays one segment of the path.
         url = f"{self._base_url}/cloud/{noun}/{quote(self._id, safe='')}/{action}"
         proof = await self._credential.headers("POST", url, body)
-        headers = [*proof, ("accept", "*/*"), *(extra or [])]
+        headers = [*proof, ("accept", "*/*"), *extra]
         if body:
             headers.insert(0, ("content-type", "application/json"))
         response = await self._http.request("POST", url, headers, body)
-        return _Exchange(response, _secrets(proof))
+        # Credentials must not be shown if a response repeats them.
+        values = [value.partition(" ")[2] for name, value in proof if name == "authorization"]
+        return _Exchange(response, tuple(filter(None, values)))
 
-    def _check_id(self, given: str | None, noun: str) -> None:
-        if given != self._id:
+    def _check_id(self, environment_id: str | None, noun: str) -> None:
+        if environment_id != self._id:
             raise protocol_error(f"{noun} registry returned a different {noun} id")
 
 
@@ -471,10 +460,10 @@ def retry_delay(attempt: int, uniform: Callable[[], float]) -> float:
     return base + uniform() * base / 2
 
 
-def _check_profile(given: str) -> None:
-    if given != SECURITY_PROFILE:
+def _check_profile(profile: str) -> None:
+    if profile != SECURITY_PROFILE:
         raise protocol_error(
-            f"environment registry returned unsupported security profile `{given}`"
+            f"environment registry returned unsupported security profile `{profile}`"
         )
 
 
@@ -494,32 +483,6 @@ def _connection_bundle(registered: ConnectionResponse) -> ConnectionBundle:
     return ConnectionBundle(registered.url, key, registered.executor_registration_id, authorization)
 
 
-def _is_transient(response: ErrorResponse) -> bool:
-    """Whether a client should retry."""
-    if response.status == 409:
-        return response.code == "environment_offline"
-    return response.status in (408, 429) or 500 <= response.status < 600
-
-
-def _uuid_of(text: str) -> str | None:
-    """The canonical form of a UUID, None if the text is not one."""
-    try:
-        return str(UUID(text))
-    except ValueError:
-        return None
-
-
-def _secrets(headers: list[tuple[str, str]]) -> tuple[str, ...]:
-    """The credentials in the headers, which must not be shown if a response repeats them."""
-    values = [value.partition(" ")[2] for name, value in headers if name == "authorization"]
-    return tuple(value for value in values if value)
-
-
-# Asks a registry what a token is for, without changing anything there.
-#
-# A registry checks the token, then its scopes, then the body of a request. An empty body therefore
-# tells a token that is refused (401) and one that is for other operations or environments (403)
-# from one that is accepted (400).
 class Permissions(NamedTuple):
     """The roles of a token."""
 
@@ -530,13 +493,16 @@ class Permissions(NamedTuple):
 async def probe(
     url: str, environment_id: str, token: str, tls: ssl.SSLContext | None
 ) -> Permissions:
-    """The roles of a token; raises RegistryError if the registry refuses it or is none."""
+    """The roles of a token; raises RegistryError if the registry refuses it or is none.
+
+    A registry checks the token, then its scopes, then the body of a request. An empty body
+    therefore tells a token that is refused (401) and one that is for other operations or
+    environments (403) from one that is accepted (400).
+    """
     http = HttpClient(tls)
+    registry = Registry(url, environment_id, Bearer(token), http)
     try:
-        statuses = {
-            role: await _status(http, url, environment_id, operation, token)
-            for role, operation in _OPERATIONS
-        }
+        statuses = {role: await registry.status(operation) for role, operation in _OPERATIONS}
     finally:
         await http.close()
     if 401 in statuses.values():
@@ -550,21 +516,3 @@ async def probe(
         )
     roles = tuple(role for role, status in statuses.items() if status == 400)
     return Permissions(roles, True) if roles else Permissions(("executor", "client"), False)
-
-
-async def _status(
-    http: HttpClient, url: str, environment_id: str, operation: str, token: str
-) -> int:
-    address = f"{url}/cloud/environment/{quote(environment_id, safe='')}/{operation}"
-    headers = await Bearer(token).headers("POST", address, b"{}")
-    try:
-        response = await http.request(
-            "POST", address, [*headers, ("content-type", "application/json")], b"{}"
-        )
-    except HttpFailed as error:
-        # The innermost cause names the reason, such as a certificate or a refused connection.
-        reason = error.causes[-1] if error.causes else str(error)
-        raise RegistryError(f"cannot reach {url}: {reason}") from None
-    if response.status in (502, 503):
-        raise RegistryError(f"{url} is not available at the moment; try again")
-    return response.status

@@ -29,20 +29,16 @@ class Credential(Protocol):
     @property
     def hides_responses(self) -> bool:
         """Whether error texts omit responses of the registry, which may repeat the secret."""
-        ...
 
     @property
     def destinations(self) -> Destinations:
         """The destinations that it may be sent to."""
-        ...
 
     async def ready(self) -> None:
         """Wait until `headers` can be called; raises StartupError."""
-        ...
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
         """Return the headers for one request; raises RegistryError without a valid credential."""
-        ...
 
 
 class _Token:

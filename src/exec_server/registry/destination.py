@@ -15,7 +15,7 @@ from exec_server.protocol.urls import Url, parse_address, parse_url
 _HTTP = frozenset({"http", "https"})
 _WEBSOCKET = frozenset({"ws", "wss"})
 # The issuer of API keys; its keys are sent to no other host.
-_OWN_DOMAINS = ("openai.com", "openai.org")
+_OWN_DOMAINS = (".openai.com", ".openai.org")
 
 _API_KEY_TEXT = (
     "remote exec-server API-key authentication is restricted to HTTPS openai.com and openai.org "
@@ -43,7 +43,18 @@ def check_registry_url(
 
     `allow_any_https`: the user has confirmed that the API key is for this registry.
     """
-    url = _registry_url(destinations, base_url)
+    if destinations is Destinations.ANYWHERE and not base_url.strip():
+        raise StartupError(
+            "environment registry configuration error: environment registry base URL is required"
+        )
+    try:
+        url = parse_url(base_url, _HTTP)
+    except ValueError as error:
+        if destinations is Destinations.ENCRYPTED:
+            prefix = "environment registry configuration error: invalid remote endpoint URL"
+        else:
+            prefix = "invalid remote exec-server registration URL"
+        raise StartupError(f"{prefix}: {error}") from None
     if destinations is Destinations.ANYWHERE or is_loopback(url):
         return
     if destinations is Destinations.ENCRYPTED:
@@ -52,7 +63,7 @@ def check_registry_url(
     elif not url.secure:
         hint = " (--registry-auth api-key lifts this for https only)" * allow_any_https
         raise StartupError(_API_KEY_TEXT + hint)
-    elif not allow_any_https and not _is_own(url.host):
+    elif not allow_any_https and not f".{url.host}".endswith(_OWN_DOMAINS):
         raise StartupError(
             f"{_API_KEY_TEXT}; use --registry-auth api-key if the key is meant for {url.host}"
         )
@@ -84,25 +95,6 @@ def is_loopback(url: Url) -> bool:
     return address is not None and address.is_loopback
 
 
-def _registry_url(destinations: Destinations, base_url: str) -> Url:
-    if destinations is Destinations.ANYWHERE and not base_url.strip():
-        raise StartupError(
-            "environment registry configuration error: environment registry base URL is required"
-        )
-    try:
-        return parse_url(base_url, _HTTP)
-    except ValueError as error:
-        if destinations is Destinations.ENCRYPTED:
-            prefix = "environment registry configuration error: invalid remote endpoint URL"
-        else:
-            prefix = "invalid remote exec-server registration URL"
-        raise StartupError(f"{prefix}: {error}") from None
-
-
-def _is_own(host: str) -> bool:
-    return any(host == domain or host.endswith("." + domain) for domain in _OWN_DOMAINS)
-
-
 def _encryption_text(scheme: str) -> str:
     return (
         "environment registry configuration error: remote transport requires "
@@ -110,9 +102,8 @@ def _encryption_text(scheme: str) -> str:
     )
 
 
-# The name of this machine as the id of an environment.
 def environment_id(host_name: str | None = None) -> str:
-    """The first label of the host name, with other characters than an id may have replaced."""
+    """The first host name label as an environment id, with invalid characters replaced."""
     name = socket.gethostname() if host_name is None else host_name
     label = name.partition(".")[0]
     return re.sub(_OTHERS, "-", label).strip("-")[:MAX_CHARACTERS] or _FALLBACK

@@ -84,8 +84,6 @@ class ExecutorCredential:
         assert self._ended is not None, "wait_closed() before ready()"
         await self._ended
 
-    # ---- the pipe ---------------------------------------------------------------------
-
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         data = b"begin"
         while data and not self._failed:

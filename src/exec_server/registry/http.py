@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -40,27 +41,20 @@ class HttpClient:
         self, method: str, url: str, headers: Sequence[tuple[str, str]], body: bytes = b""
     ) -> CompleteResponse:
         """Send a request; raises HttpFailed unless the whole response arrives in time."""
+        content = bytearray()
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                return await self._ask(method, url, headers, body)
+                # All requests to a registry are idempotent.
+                answer = await self._client.open(method, url, headers, body, repeatable=True)
+                with contextlib.closing(answer):
+                    while piece := await answer.read():
+                        content += piece
+                        if len(content) > BODY_BYTES:
+                            raise ResponseTooLarge(f"response body exceeds {BODY_BYTES} bytes")
         except TimeoutError:
             raise HttpFailed("route-aware request timed out") from None
+        return CompleteResponse(answer.status, answer.reason, answer.headers, bytes(content))
 
     async def close(self) -> None:
         """Close idle connections; pending requests end with their callers."""
         await self._client.close()
-
-    async def _ask(
-        self, method: str, url: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> CompleteResponse:
-        # All requests to a registry are idempotent.
-        answer = await self._client.open(method, url, headers, body, repeatable=True)
-        content = bytearray()
-        try:
-            while piece := await answer.read():
-                content += piece
-                if len(content) > BODY_BYTES:
-                    raise ResponseTooLarge(f"response body exceeds {BODY_BYTES} bytes")
-        finally:
-            answer.close()
-        return CompleteResponse(answer.status, answer.reason, answer.headers, bytes(content))

@@ -1,4 +1,4 @@
-"""The encrypted streams on an executor's link, without the socket: handshakes, limits, resets.
+"""The streams on an executor's link, without the socket: handshakes, limits, resets.
 
 Theory of operation. The link passes each frame to `frame_received`; the multiplexer calls the
 link back to send frames, to validate a key and to open a stream.
@@ -8,7 +8,7 @@ link back to send frames, to validate a key and to open a stream.
 
 Any client of the relay can send frames, so a frame is trusted only after its handshake, and an
 error of one stream ends that stream alone. A handshake costs about a millisecond of processor
-time, so the failures of each source are limited (`handshake_failures`). Open streams go on.
+time, so the failures of each source are limited (`HandshakeFailures`). Open streams go on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from exec_server.relay.noise import (
     Responder,
     prologue,
 )
-from exec_server.relay.records import RelayChannel
+from exec_server.relay.records import Channel, PlainChannel, RelayChannel
 
 log = logging.getLogger(__name__)
 
@@ -59,30 +59,14 @@ MAX_PENDING_OF_TOKEN = 24
 AUTHORIZATION_BYTES = 4096
 
 
-# The open streams of a link: delivery of their messages, and resets.
-class ReceivingChannel(Protocol):
-    """Frames to messages, encrypted or not."""
-
-    stream_id: str
-    prefix: bytes  # of the frames of this stream
-
-    def receive(self, frame: Frame) -> list[bytes]: ...
-
-    def receive_record(self, seq: int, record: bytes) -> list[bytes]:
-        """The same for a frame that is no segment."""
-        ...
-
-
 class StreamReceiver(Protocol):
     """The receiver of one stream's messages."""
 
     def messages_received(self, messages: list[bytes]) -> None:
         """A frame has arrived, with its complete messages, if any. RelayError ends the stream."""
-        ...
 
     def stream_lost(self) -> None:
         """The stream has ended; called once, but not after `StreamTable.end` for this stream."""
-        ...
 
 
 class StreamTable:
@@ -90,8 +74,8 @@ class StreamTable:
 
     def __init__(self, send_frame: Callable[[bytes], None]) -> None:
         self._send_frame = send_frame
-        self._streams: dict[str, tuple[ReceivingChannel, StreamReceiver]] = {}
-        self._by_prefix: dict[bytes, tuple[ReceivingChannel, StreamReceiver]] = {}
+        self._streams: dict[str, tuple[Channel, StreamReceiver]] = {}
+        self._by_prefix: dict[bytes, tuple[Channel, StreamReceiver]] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -103,7 +87,7 @@ class StreamTable:
     def is_full(self) -> bool:
         return len(self._streams) >= MAX_STREAMS
 
-    def add(self, channel: ReceivingChannel, receiver: StreamReceiver) -> None:
+    def add(self, channel: Channel, receiver: StreamReceiver) -> None:
         entry = (channel, receiver)
         self._streams[channel.stream_id] = self._by_prefix[channel.prefix] = entry
 
@@ -127,12 +111,12 @@ class StreamTable:
         """Fast path: pass an encoded data frame to its stream; False if it has to be decoded."""
         end = 4 + data[3] if len(data) > 3 else 0
         entry = self._by_prefix.get(data[:end])
-        found = None if entry is None else usual_data(data, end)
-        if entry is None or found is None:
+        record = None if entry is None else usual_data(data, end)
+        if entry is None or record is None:
             return False
         channel, receiver = entry
         try:
-            receiver.messages_received(channel.receive_record(*found))
+            receiver.messages_received(channel.receive_record(*record))
         except Exception as error:
             self._fail(channel.stream_id, receiver, error)
         return True
@@ -197,8 +181,6 @@ def _tell_lost(receiver: StreamReceiver) -> None:
         log.exception("the end of a relay stream failed unexpectedly")
 
 
-# HandshakeFailures: failed handshakes of each source, and whether one has had too many. No clock.
-#
 # A source is the token whose client sent the handshake, if the registry names it, and otherwise
 # all clients of a link together. Only failures that cost a private key operation are recorded.
 # They take from an allowance that grows back, so that no source is ever locked out for long, and
@@ -241,13 +223,11 @@ class MultiplexerLink(Protocol):
 
     def validate(self, handshake: PendingHandshake) -> None:
         """Let the registry validate the key, then call `finish_handshake`."""
-        ...
 
-    def stream_opened(self, channel: RelayChannel) -> StreamReceiver: ...
+    def stream_opened(self, channel: Channel) -> StreamReceiver: ...
 
     def stream_revoked(self, stream_id: str) -> None:
         """End what a client has begun on a stream, which may have ended before."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -326,8 +306,6 @@ class EncryptedMultiplexer:
             if self._names_tokens and frame.reason == REVOKED_REASON:
                 self._link.stream_revoked(frame.stream_id)
 
-    # ---- open streams -----------------------------------------------------------------
-
     def _data_received(self, frame: Frame) -> None:
         if frame.is_segment:
             return  # dropped, on open streams too
@@ -346,8 +324,6 @@ class EncryptedMultiplexer:
             handshake.is_cancelled = True
         self._pending.clear()
         self._streams.link_lost()
-
-    # ---- handshakes -------------------------------------------------------------------
 
     def _handshake_received(self, frame: Frame) -> None:
         stream_id = frame.stream_id
@@ -433,3 +409,42 @@ class EncryptedMultiplexer:
         if self._failures.record(source, self._clock()):
             whose = f"of token {printable(source)}" if source else "on this link"
             log.warning("too many failed handshakes %s: some are refused", whose)
+
+
+class PlainMultiplexer:
+    """The executor's streams on one link of the historical form (`--relay-security plain`).
+
+    A stream begins with its first data frame.
+    """
+
+    def __init__(self, link: MultiplexerLink) -> None:
+        self._link = link
+        self._streams = StreamTable(link.send_frame)
+
+    def frame_received(self, data: bytes) -> None:
+        frame = self._streams.frame_received(data)
+        if frame is not None and frame.kind is Kind.DATA:
+            self._open(frame)
+
+    def _open(self, frame: Frame) -> None:
+        """Open a stream with its first frame."""
+        if self._streams.is_full:
+            self._streams.send_reset(frame.stream_id)
+            return
+        channel = PlainChannel(frame.stream_id)
+        self._streams.add(channel, self._link.stream_opened(channel))
+        self._streams.deliver(frame)
+
+    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> None:
+        """Do nothing: streams have no handshake."""
+
+    def end(self, stream_id: str) -> None:
+        """Remove a stream and send its peer a reset."""
+        self._streams.end(stream_id)
+
+    def link_lost(self) -> None:
+        """Tell all streams that the link is lost."""
+        self._streams.link_lost()
+
+
+Multiplexer = EncryptedMultiplexer | PlainMultiplexer

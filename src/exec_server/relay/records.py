@@ -20,8 +20,6 @@ WAITING_BYTES = 1_048_576
 _PREFIX_BYTES = 4
 # The largest message that fits into one record.
 ONE_RECORD_BYTES = RECORD_BYTES - _PREFIX_BYTES
-
-
 _LAST_SEQ = 0xFFFF_FFFF
 
 
@@ -152,9 +150,8 @@ class MessageAssembler:
         del buffer[:offset]
 
 
-# One relay stream after its handshake: messages to frames, frames to messages.
 class RelayChannel:
-    """An encrypted stream; a method that raises RelayError has ended it."""
+    """An encrypted stream after its handshake; a method that raises RelayError has ended it."""
 
     message_bytes = MESSAGE_BYTES
 
@@ -209,3 +206,72 @@ class RelayChannel:
             raise RelayError("stream is exhausted")
         self._seq = seq + 1
         return data_frame(self.prefix, seq, self._sending.seal(record))
+
+
+class PlainChannel:
+    """A stream of the historical form, not encrypted: each message is the payload of a frame.
+
+    Sequence numbers are sent and ignored; a message may be sent in segments.
+    """
+
+    message_bytes = MESSAGE_BYTES
+
+    def __init__(self, stream_id: str) -> None:
+        self.stream_id = stream_id
+        self.prefix = stream_prefix(stream_id)
+        self._seq = 0
+        self._segments = bytearray()
+        self._next_segment = 0
+
+    def receive(self, frame: Frame) -> list[bytes]:
+        """Return the message that a data frame completes."""
+        if frame.segment_count <= 1:
+            return [frame.payload]
+        if frame.segment_index == 0:
+            self._segments.clear()
+        elif frame.segment_index != self._next_segment:
+            raise RelayError("segments out of order")
+        if len(self._segments) + len(frame.payload) > MESSAGE_BYTES:
+            raise RelayError("message is too long")
+        self._segments += frame.payload
+        self._next_segment = frame.segment_index + 1
+        if self._next_segment < frame.segment_count:
+            return []
+        message = bytes(self._segments)
+        self._segments.clear()
+        self._next_segment = 0
+        return [message]
+
+    def receive_record(self, seq: int, record: bytes) -> list[bytes]:
+        """Return the message of a frame that is no segment."""
+        return [record]
+
+    @property
+    def incoming_size(self) -> int:
+        """The bytes held of an incomplete message, whose size is not known."""
+        return len(self._segments)
+
+    def drop_incoming(self) -> None:
+        """Free the memory of an incomplete message: no more frames are received."""
+        self._segments = bytearray()
+
+    def records(self, message: bytes) -> Iterator[bytes | memoryview]:
+        if not 0 < len(message) <= MESSAGE_BYTES:
+            raise RelayError(f"message of {len(message)} bytes")
+        return iter((message,))
+
+    def one_record(self, message: bytes) -> bytes:
+        """The record of a short message."""
+        return b"".join(self.records(message))
+
+    def splitter(self, size: int) -> RecordSplitter:
+        """Return a splitter that collects the whole message, because one frame carries it."""
+        assert size > 0
+        return RecordSplitter(size, start=b"", record_bytes=size)
+
+    def seal(self, record: bytes | memoryview) -> bytes:
+        seq, self._seq = self._seq, self._seq + 1 & _LAST_SEQ
+        return data_frame(self.prefix, seq, bytes(record))
+
+
+Channel = RelayChannel | PlainChannel

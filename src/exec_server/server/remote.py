@@ -27,9 +27,8 @@ from exec_server.net.websocket.frames import MESSAGE_BYTES
 from exec_server.registry.api import Registration, Registry, retry_delay
 from exec_server.registry.credentials import Credential
 from exec_server.relay.frames import FRAME_BYTES
-from exec_server.relay.multiplexer import PendingHandshake
+from exec_server.relay.multiplexer import PendingHandshake, PlainMultiplexer
 from exec_server.relay.noise import Identity
-from exec_server.relay.plain import PlainMultiplexer
 
 log = logging.getLogger(__name__)
 

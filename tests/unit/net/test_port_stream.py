@@ -132,13 +132,13 @@ def test_credit_returns_when_the_socket_has_taken_the_bytes() -> None:
     end.stream.data_received(bytes(WINDOW_BYTES))
     assert end.peer.messages == []
     end.socket.kept = WINDOW_BYTES - CREDIT_BYTES + 1
-    end.stream.buffer_drained()
+    end.stream.return_credit()
     assert end.peer.messages == []
     end.socket.kept -= 1
-    end.stream.buffer_drained()
+    end.stream.return_credit()
     assert end.peer.messages == [CREDIT_BYTES]
     end.socket.kept = 0
-    end.stream.buffer_drained()
+    end.stream.return_credit()
     assert end.peer.messages == [CREDIT_BYTES, WINDOW_BYTES - CREDIT_BYTES]
 
 
@@ -180,7 +180,7 @@ def test_no_credit_is_given_after_the_end() -> None:
     end.stream.data_received(bytes(WINDOW_BYTES))
     end.stream.end_received()
     end.socket.kept = 0
-    end.stream.buffer_drained()
+    end.stream.return_credit()
     assert end.peer.messages == []
 
 
@@ -281,7 +281,7 @@ def test_every_byte_arrives_in_any_order_of_events(sizes: list[int], events: lis
             back.queue.popleft()(sender)
         elif event == "take":
             sink.kept = 0
-            receiver.buffer_drained()
+            receiver.return_credit()
             sink.kept = 10**9
         elif event == "pause":
             sender.pause_reading()

@@ -9,7 +9,7 @@ from exec_server.net.relay_client import ClientRelayLink
 from exec_server.net.stream import MessageStream
 from exec_server.net.websocket.client import ClientSocket
 from exec_server.relay.frames import Frame, Kind, encode
-from exec_server.relay.plain import PlainChannel
+from exec_server.relay.records import PlainChannel
 
 STREAM = "stream"
 

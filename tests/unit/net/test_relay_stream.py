@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.support.clock import Clock
@@ -102,6 +102,10 @@ class Receiver:
         self.seen.append("lost")
 
 
+def _stream(carrier: Carrier, channel: Channel, *arguments: Any) -> RelayStream:
+    return RelayStream(cast(Any, carrier), cast(Any, channel), *arguments)
+
+
 class Link:
     """A stream with both its neighbours."""
 
@@ -116,9 +120,7 @@ class Link:
             made.append(Receiver(stream))
             return made[0]
 
-        self.stream = RelayStream(
-            self.carrier, self.channel, make, self.budget, self.reading.append
-        )
+        self.stream = _stream(self.carrier, self.channel, make, self.budget, self.reading.append)
         self.seen = made[0].seen
 
 
@@ -358,7 +360,7 @@ def test_lost_stream_sends_nothing_more(link: Link, clock: Clock) -> None:
 
 
 def test_stream_of_a_shared_socket_does_not_pause_it(clock: Clock) -> None:
-    stream = RelayStream(Carrier(), Channel(), Receiver, ByteBudget(0))
+    stream = _stream(Carrier(), Channel(), Receiver, ByteBudget(0))
     stream.pause_reading()
     stream.messages_received([b"1"])
     stream.resume_reading()

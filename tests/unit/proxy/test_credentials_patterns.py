@@ -8,11 +8,11 @@ import time
 
 import pytest
 
+from exec_server.errors import InvalidParams
 from exec_server.proxy import credentials
 from exec_server.proxy.credentials import (
     PATTERN_CHARACTERS,
     Draw,
-    PatternsTooSlow,
     SearchTime,
     SecretPatterns,
     UnusablePattern,
@@ -73,12 +73,31 @@ def test_a_specific_pattern_holds_for_all_variables(pattern: str) -> None:
         (".*", "matches the empty text"),
         ("(.*)" * 7 + r"\1\2\3\4\5\6\7[\x01\x02]", "takes too long for a short text"),
         ("a?", "matches the empty text"),
+        ("a{65535}" * 100, "has more than 4000 parts with all repetitions"),
+        ("(?:a{100}){100}", "has more than 4000 parts"),
+        (r"(?:a{100}[(]\)){100}", "has more than 4000 parts"),
+        ("(?:[[a]--[(]]a{100}){100}", "has more than 4000 parts"),
+        ("(){5000}(?#comment)", "has more than 4000 parts"),
+        ("(?x)(?:a{1 00}) {10 0}", "has more than 4000 parts"),
+        ("(?x:(?:a{100}) # }\n {100})", "has more than 4000 parts"),
+        ("(?x)a{#\n65535}", "has a comment within a repetition"),
         ("a" * (PATTERN_CHARACTERS + 1), f"is longer than {PATTERN_CHARACTERS} characters"),
     ],
 )
 def test_unusable_patterns(pattern: str, text: str) -> None:
     with pytest.raises(UnusablePattern, match=text):
         SecretPatterns([pattern])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("a{4000}", "a{1,65535}", "a{,65535}b", "(?:a(?#[)){1000}(?:b|c){400}", "[a{9999}]"),
+        *("[[:alnum:]]{2000}", "(?x) a{20} [[:digit:]]{10} # a comment\n (?: b ){9}"),
+    ],
+)
+def test_patterns_have_many_parts(pattern: str) -> None:
+    SecretPatterns([pattern])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +134,9 @@ def test_a_pattern_of_exponential_time_is_stopped(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(credentials, "SEARCH_SECONDS", 0.02)
     patterns = SecretPatterns(["(x+)+y"])
     search_time = SearchTime(time.monotonic)
-    with pytest.raises(PatternsTooSlow):
+    with pytest.raises(InvalidParams, match="take more than"):
         list(patterns.find("x" * 4000, search_time, is_named=True))
-    with pytest.raises(PatternsTooSlow):  # the time of a start is over for all of its patterns
+    with pytest.raises(
+        InvalidParams, match="take more than"
+    ):  # the time of a start is over for all of its patterns
         list(SecretPatterns(["b"]).find("b", search_time, is_named=True))

@@ -41,7 +41,7 @@ from exec_server.relay.noise import (
     Responder,
     prologue,
 )
-from exec_server.relay.records import RelayChannel
+from exec_server.relay.records import Channel, RelayChannel
 
 _FILE = json.loads((Path(__file__).parents[2] / "vectors" / "relay_frames.json").read_text())
 
@@ -77,7 +77,7 @@ def test_handshake_asks_the_registry_and_opens_a_stream(link: FakeLink) -> None:
 
 def test_answer_is_sent_before_the_stream_can_say_anything() -> None:
     class Talker(FakeLink):
-        def stream_opened(self, channel: RelayChannel) -> FakeReceiver:
+        def stream_opened(self, channel: Channel) -> FakeReceiver:
             self.send_frame(channel.seal(b"hello"))
             return super().stream_opened(channel)
 
@@ -89,7 +89,7 @@ def test_answer_is_sent_before_the_stream_can_say_anything() -> None:
 
 def test_a_stream_that_cannot_be_opened_is_reset() -> None:
     class Full(FakeLink):
-        def stream_opened(self, channel: RelayChannel) -> FakeReceiver:
+        def stream_opened(self, channel: Channel) -> FakeReceiver:
             raise MemoryError
 
     link = Full()

@@ -15,7 +15,7 @@ from tests.support.relay_link import (
 
 from exec_server.relay.frames import Frame, Kind, decode
 from exec_server.relay.multiplexer import BURST_FAILURES
-from exec_server.relay.records import RelayChannel
+from exec_server.relay.records import Channel, RelayChannel
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ class _Defective(FakeReceiver):
 class _LinkWithDefect(FakeLink):
     """Its first stream has a receiver with a defect."""
 
-    def stream_opened(self, channel: RelayChannel) -> FakeReceiver:
+    def stream_opened(self, channel: Channel) -> FakeReceiver:
         made = FakeReceiver(channel) if self.opened else _Defective(channel)
         self.opened.append(made)
         return made

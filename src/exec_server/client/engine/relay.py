@@ -27,8 +27,7 @@ from exec_server.registry.destination import Destinations, check_pinned_registry
 from exec_server.registry.http import HttpClient
 from exec_server.relay.frames import FRAME_BYTES
 from exec_server.relay.noise import Identity, Initiator, prologue
-from exec_server.relay.plain import PlainChannel
-from exec_server.relay.records import RelayChannel
+from exec_server.relay.records import PlainChannel, RelayChannel
 
 # For the handshake on an open WebSocket.
 HANDSHAKE_SECONDS = 10.0

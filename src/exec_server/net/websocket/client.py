@@ -54,7 +54,6 @@ class SocketUser(Producer, Protocol):
 
     def socket_lost(self, reason: str) -> None:
         """The socket has ended; called exactly once, from the event loop."""
-        ...
 
 
 async def connect(
@@ -134,8 +133,6 @@ class ClientSocket(asyncio.Protocol):
     def is_closing(self) -> bool:
         return self._lost_reason is not None
 
-    # ---- the transport ----------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         is_plain = transport.get_extra_info("ssl_object") is None
         descriptor = transport.get_extra_info("socket").fileno() if is_plain else -1
@@ -183,8 +180,6 @@ class ClientSocket(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._socket.resume_writing()
 
-    # ---- the upgrade ------------------------------------------------------------------
-
     def _answer_received(self, data: bytes) -> None:
         head, end, rest = (self._head + data).partition(b"\r\n\r\n")
         if not end and len(head) <= HEAD_BYTES:
@@ -217,8 +212,6 @@ class ClientSocket(asyncio.Protocol):
             self._loop.call_soon(self._outbox.pause_writing)
         self._inbox.resume()
 
-    # ---- receiving --------------------------------------------------------------------
-
     def event_received(self, event: Event) -> None:
         opcode = event.opcode
         if opcode is Opcode.CLOSE:
@@ -245,8 +238,6 @@ class ClientSocket(asyncio.Protocol):
     def resume_reading(self) -> None:
         """Deliver messages again, after the caller has returned."""
         self._inbox.resume()
-
-    # ---- sending ----------------------------------------------------------------------
 
     def send(self, message: bytes, *, is_text: bool) -> None:
         """Send a message after those sent before. Never waits; watch `unsent`."""
@@ -294,8 +285,6 @@ class ClientSocket(asyncio.Protocol):
             start = 0
         self._masks_used = start + 4
         return self._masks[start : start + 4]
-
-    # ---- liveness and the end ---------------------------------------------------------
 
     def ping(self) -> None:
         """Ask for a pong."""

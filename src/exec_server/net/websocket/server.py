@@ -22,9 +22,9 @@ from exec_server.net.http1 import HEAD_BYTES, TLS_HANDSHAKE
 from exec_server.net.inbox import ByteBudget, Reservation
 from exec_server.net.listen import BoundSocket
 from exec_server.net.liveness import Action, KeepAlive, Probe, TransferProgress
+from exec_server.net.socket_options import peer_user
 from exec_server.net.stream import MessageReceiver, ReceiverFactory
 from exec_server.net.tls_acceptor import ServerCertificate, TlsAcceptor
-from exec_server.net.unix_peer import peer_user
 from exec_server.net.websocket.frames import (
     MESSAGE_BYTES,
     SENT_FRAME_BYTES,
@@ -86,7 +86,6 @@ SHUTDOWN_GRACE_SECONDS = 0.25
 _TICK_SECONDS = 3.0
 
 
-# BusyPoll: polls for the next request for a moment instead of sleeping.
 class BusyPoll:
     """Keeps the event loop from sleeping for a moment, if there is more than one processor."""
 
@@ -161,8 +160,6 @@ class WebSocketStream(asyncio.Protocol):
         self._probe = Probe(PROBE_SECONDS, self.abort)
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
-    # ---- the transport ----------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = transport.get_extra_info("socket")
         is_plain = transport.get_extra_info("ssl_object") is None
@@ -205,7 +202,8 @@ class WebSocketStream(asyncio.Protocol):
                     self._busy_poll.extend()
                 return
         if self._socket.state is State.CONNECTING:
-            self._upgrade(data)
+            self._head += data
+            self._next_request()
         else:
             self._socket.feed(data)
             self._reserve_budget()
@@ -245,12 +243,6 @@ class WebSocketStream(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._socket.resume_writing()
-
-    # ---- the upgrade ------------------------------------------------------------------
-
-    def _upgrade(self, data: bytes) -> None:
-        self._head += data
-        self._next_request()
 
     def _next_request(self) -> None:
         """Answer the first request that has arrived; one of them makes this a WebSocket."""
@@ -306,8 +298,6 @@ class WebSocketStream(asyncio.Protocol):
             self._head = b""
             self._socket.discard(Cause.REFUSED, REFUSED_BYTES)
 
-    # ---- receiving --------------------------------------------------------------------
-
     def event_received(self, event: Event) -> None:
         if event.opcode is Opcode.TEXT or event.opcode is Opcode.BINARY:
             # Only here: a ping between two fragments leaves the incomplete message in memory.
@@ -358,8 +348,6 @@ class WebSocketStream(asyncio.Protocol):
         self._keep_alive.touch(now)
         self._socket.block_reading(is_blocked=False)
 
-    # ---- sending ----------------------------------------------------------------------
-
     def send(self, message: bytes) -> None:
         writer = self._writer
         if (
@@ -402,8 +390,6 @@ class WebSocketStream(asyncio.Protocol):
     def unsent(self) -> int:
         return self._socket.unsent()
 
-    # ---- liveness ---------------------------------------------------------------------
-
     def tick(self, now: float) -> None:
         """Ping a quiet peer; end one that does not answer or that stalls a large message."""
         if self._socket.state is not State.OPEN:
@@ -433,8 +419,6 @@ class WebSocketStream(asyncio.Protocol):
             self._socket.write_frame(Opcode.PING, b"")
             self._socket.force_reading(is_forced=True)
             self._probe.start()
-
-    # ---- the end ----------------------------------------------------------------------
 
     def close(self, code: int, reason: str) -> None:
         if self._socket.state is State.CONNECTING:
@@ -485,7 +469,6 @@ def _origin(peer: tuple[str, int] | None, uid: int | None) -> str:
     return f"websocket JSON-RPC message from exec-server websocket {address}"
 
 
-# WebSocketListener: the listening sockets of a server and all their connections.
 class WebSocketListener:
     """Bound sockets and their connections, which share one set of limits."""
 

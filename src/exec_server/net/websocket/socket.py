@@ -45,8 +45,9 @@ CLOSE_SECONDS = 2.0
 Encode = Callable[[Opcode, bytes, bool], bytes]
 
 
-# The life of a WebSocket, for both ends: one enum, one table of transitions.
 class State(enum.Enum):
+    """The life of a WebSocket, for both ends."""
+
     CONNECTING = enum.auto()  # the upgrade is not complete
     OPEN = enum.auto()
     CLOSING = enum.auto()  # our close frame is sent: messages are dropped until the peer's arrives
@@ -93,7 +94,6 @@ def next_state(state: State, cause: Cause) -> State | None:
     return _TRANSITIONS.get((state, cause))
 
 
-# FrameWriter: writes frames to a transport, at once or gathered.
 class _BorrowedSocket(socket.socket):
     """The socket of a transport, which alone closes it."""
 
@@ -102,7 +102,7 @@ class _BorrowedSocket(socket.socket):
 
 
 class FrameWriter:
-    """Frames to one transport, in order; those in `gathered` go before any other."""
+    """Writes frames to one transport, at once or gathered; those in `gathered` go first."""
 
     __slots__ = (
         "_loop",
@@ -217,19 +217,15 @@ class SocketEnd(Protocol):
 
     def event_received(self, event: Event) -> None:
         """A message or control frame has arrived, or many fragments; the state is OPEN."""
-        ...
 
     def bytes_received(self) -> None:
         """A part of a long frame has arrived."""
-        ...
 
     def protocol_failed(self, error: ProtocolError) -> None:
         """The peer broke the protocol; its close frame is sent, its later bytes are dropped."""
-        ...
 
     def abort(self, why: str) -> None:
         """Drop the connection without a close frame."""
-        ...
 
     def eof_received(self) -> bool: ...
 
@@ -307,8 +303,6 @@ class FramedSocket:
     @property
     def _is_discarding(self) -> bool:
         return self.state is State.DISCARDING
-
-    # ---- receiving --------------------------------------------------------------------
 
     def feed(self, data: bytes) -> None:
         """Take received bytes and deliver the events that they complete."""
@@ -405,8 +399,6 @@ class FramedSocket:
         else:
             self.write_frame(Opcode.PONG, payload)
 
-    # ---- sending ----------------------------------------------------------------------
-
     def write_frame(self, opcode: Opcode, payload: bytes, *, final: bool = True) -> None:
         self.writer.write_in_order(self._encode(opcode, payload, final))
 
@@ -436,8 +428,6 @@ class FramedSocket:
             self.write_frame(Opcode.PONG, self._pong)
             self._pong = None
         self.outbox.resume_writing()
-
-    # ---- the end ----------------------------------------------------------------------
 
     def end_writing(self) -> None:
         """Show the peer that nothing follows; what it still sends is read and dropped."""

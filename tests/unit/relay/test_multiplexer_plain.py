@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 
 from exec_server.errors import RelayError
-from exec_server.relay import plain
+from exec_server.relay import records
 from exec_server.relay.frames import Frame, Kind, decode, encode
-from exec_server.relay.multiplexer import MAX_STREAMS, RESET_REASON, PendingHandshake
-from exec_server.relay.plain import PlainChannel, PlainMultiplexer
-from exec_server.relay.records import MESSAGE_BYTES
+from exec_server.relay.multiplexer import (
+    MAX_STREAMS,
+    RESET_REASON,
+    PendingHandshake,
+    PlainMultiplexer,
+)
+from exec_server.relay.records import MESSAGE_BYTES, Channel, PlainChannel
 
 
 class _Receiver:
@@ -41,7 +45,13 @@ class _Link:
     def send_frame(self, frame: bytes) -> None:
         self.sent.append(decode(frame))
 
-    def stream_opened(self, channel: PlainChannel) -> _Receiver:
+    def validate(self, handshake: PendingHandshake) -> None:
+        raise AssertionError("streams have no handshake")
+
+    def stream_revoked(self, stream_id: str) -> None:
+        raise AssertionError("no relay may say so")
+
+    def stream_opened(self, channel: Channel) -> _Receiver:
         self.opened[channel.stream_id] = _Receiver()
         return self.opened[channel.stream_id]
 
@@ -129,7 +139,7 @@ def test_segments_keep_their_order(index: int) -> None:
 
 
 def test_segments_have_the_limit_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "MESSAGE_BYTES", 10)
+    monkeypatch.setattr(records, "MESSAGE_BYTES", 10)
     channel = PlainChannel("s")
     assert channel.receive(_data("s", b"12345", segment_count=2)) == []
     last = _data("s", b"67890", segment_index=1, segment_count=2)
@@ -144,7 +154,7 @@ def test_messages_beyond_the_limits_are_not_sent(monkeypatch: pytest.MonkeyPatch
     assert channel.message_bytes == MESSAGE_BYTES
     with pytest.raises(RelayError, match="message of 0 bytes"):
         channel.records(b"")
-    monkeypatch.setattr(plain, "MESSAGE_BYTES", 10)
+    monkeypatch.setattr(records, "MESSAGE_BYTES", 10)
     assert list(channel.records(b"1234567890")) == [b"1234567890"]
     with pytest.raises(RelayError, match="message of 11 bytes"):
         channel.records(b"1234567890x")

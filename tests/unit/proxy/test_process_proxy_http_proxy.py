@@ -13,8 +13,8 @@ from tests.support.network import launch
 from exec_server.protocol.network import DecisionParams, PolicyParams
 from exec_server.proxy import http_exchange as module
 from exec_server.proxy.decider import Decider
-from exec_server.proxy.http_proxy import HttpProxy
 from exec_server.proxy.policy import NetworkPolicy
+from exec_server.proxy.process_proxy import HttpProxy
 from exec_server.proxy.stream import TransportStream
 from exec_server.proxy.upstream import Route, Upstream
 

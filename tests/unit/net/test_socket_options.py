@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from exec_server.errors import ConnectFailed
-from exec_server.net import unix_peer
-from exec_server.net.unix_peer import check_server_user, peer_user
+from exec_server.net import socket_options
+from exec_server.net.socket_options import check_server_user, peer_user, reset_on_close
 
 
 def test_both_ends_know_each_other(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_both_ends_know_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("uid", [0, 5])
 def test_root_and_this_user_are_no_strangers(uid: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unix_peer, "peer_user", lambda _: uid)
+    monkeypatch.setattr(socket_options, "peer_user", lambda _: uid)
     monkeypatch.setattr(os, "geteuid", lambda: 5)
     with socket.socket(socket.AF_UNIX) as client:
         check_server_user(client, "/s")
@@ -37,7 +37,7 @@ def test_root_and_this_user_are_no_strangers(uid: int, monkeypatch: pytest.Monke
 
 def test_another_user_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "the server at the unix socket /s is run by uid 6, which is neither this user (uid 5)"
-    monkeypatch.setattr(unix_peer, "peer_user", lambda _: 6)
+    monkeypatch.setattr(socket_options, "peer_user", lambda _: 6)
     monkeypatch.setattr(os, "geteuid", lambda: 5)
     with (
         socket.socket(socket.AF_UNIX) as client,
@@ -57,3 +57,15 @@ def test_the_owner_of_the_file_counts_without_credentials(
             os.chown(tmp_path, 65_534, 65_534)
             with pytest.raises(ConnectFailed, match="uid 65534"):
                 check_server_user(client, str(tmp_path))
+
+
+def test_closing_resets_the_connection_and_a_closed_socket_is_ignored() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    with other:
+        reset_on_close(one)
+        one.close()
+        with pytest.raises(ConnectionResetError):
+            other.recv(1)
+    reset_on_close(one)

@@ -1,7 +1,8 @@
-"""Unix sockets: the user at the other end, and the client's check of it."""
+"""Socket options: the user at the other end of a unix socket, and resets."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -10,6 +11,13 @@ from typing import Final
 from exec_server.errors import ConnectFailed
 
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
+_RESET: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)  # struct linger
+
+
+def reset_on_close(connected: socket.socket) -> None:
+    """Let closing reset the connection: the peer sees an error, and unsent bytes are dropped."""
+    with contextlib.suppress(OSError):  # it is closed already
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 def peer_user(connected: socket.socket) -> int:
