@@ -12,7 +12,6 @@ from tests.support.memory_session import outcome
 
 from exec_server.client import process as process_module
 from exec_server.client.engine import flow_control as flow_module
-from exec_server.client.engine import flow_control as queue_module
 from exec_server.client.process import Process
 from exec_server.errors import ProcessLost, Unsupported
 
@@ -62,7 +61,7 @@ async def test_the_request(scene: Scene) -> None:
 def fill(scene: Scene, first: int, weight: int) -> int:
     """Send output of this weight in chunks of 8192 bytes; returns the next number."""
     seq = first
-    for _ in range(-(-weight // (8192 + queue_module.CHUNK_COST))):
+    for _ in range(-(-weight // (8192 + flow_module.CHUNK_COST))):
         scene.output(seq, bytes(8192))
         seq += 1
     return seq
@@ -77,9 +76,9 @@ async def test_a_full_queue_holds_the_reading(scene: Scene) -> None:
     process = await scene.started()
     scene.output(1)
     await anext(process)
-    fill(scene, 2, queue_module.FULL_BYTES)
+    fill(scene, 2, flow_module.FULL_BYTES)
     assert not scene.stream.receiving
-    while process._output.weight >= queue_module.DRAINED_BYTES:
+    while process._output.weight >= flow_module.DRAINED_BYTES:
         assert not scene.stream.receiving
         await anext(process)
     assert scene.stream.receiving
@@ -100,7 +99,7 @@ async def test_a_reader_that_waits_is_not_held_up(scene: Scene) -> None:
         await turns()
         scene.output(1)
         await anext(process)
-        fill(scene, 2, queue_module.FULL_BYTES)
+        fill(scene, 2, flow_module.FULL_BYTES)
         assert not scene.stream.receiving
         go.set()
         request = await scene.stream.next("fs/getMetadata")
@@ -121,7 +120,7 @@ async def test_a_reader_that_stands_still_holds_up_others_for_a_while(scene: Sce
         scene.output(1)
         # A task of its own takes the output, and no more.
         await tasks.create_task(_take(process))
-        fill(scene, 2, queue_module.FULL_BYTES)
+        fill(scene, 2, flow_module.FULL_BYTES)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(flow_module, "STALL_SECONDS", 0.01)
             call = tasks.create_task(scene.env.files.exists("/"))
@@ -140,14 +139,14 @@ async def test_nobody_reads_and_nobody_is_held_up(scene: Scene) -> None:
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(process.wait())
         await turns()
-        seq = fill(scene, 1, queue_module.OVERFLOW_BYTES)
+        seq = fill(scene, 1, flow_module.OVERFLOW_BYTES)
         assert scene.stream.receiving
         assert process._remote is not None
         assert process._remote.is_skipping
         scene.output(seq, b"ignored")
         scene.exited(seq + 1, 5)
         assert await waiting == 5
-        assert process._output.weight < queue_module.OVERFLOW_BYTES + 2 * 8192
+        assert process._output.weight < flow_module.OVERFLOW_BYTES + 2 * 8192
     got = [await anext(process) for _ in range(seq - 1)]
     last = seq + 9
     assert (await scene.answer_read((last, b"kept"), firstSeq=last, lostBytes=77))[

@@ -12,7 +12,6 @@ from tests.support.trees import do, uri
 
 from exec_server.errors import InvalidParams, NotFound
 from exec_server.filesystem import search
-from exec_server.filesystem import search as module
 from exec_server.filesystem.search import Ripgrep, grep
 from exec_server.protocol import files as wire
 
@@ -139,7 +138,7 @@ def test_a_search_ends_at_its_limit_and_time(folder: Path, monkeypatch: pytest.M
 def test_a_long_message_of_ripgrep_is_skipped(
     folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(module, "MESSAGE_BYTES", 400)
+    monkeypatch.setattr(search, "MESSAGE_BYTES", 400)
     long = {"type": "match", "data": {"lines": {"text": "x" * 2000}}}
     program = Program(_begin(f"{folder}/f"), long, _begin(f"{folder}/g"), _SUMMARY, piece=piece)
     assert program.paths(_params(pattern="[13]|x$")) == ["f", "f", "g"]

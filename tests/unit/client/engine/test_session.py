@@ -25,7 +25,6 @@ from tests.support.memory_session import (
 
 from exec_server import errors
 from exec_server.client.engine import session
-from exec_server.client.engine import session as module
 from exec_server.client.engine.server_features import PROBES
 from exec_server.client.engine.session import ClientSession
 from exec_server.errors import ConnectFailed, RegistryUnavailable, SessionLost
@@ -97,7 +96,7 @@ def test_the_connection_may_end_while_the_server_is_asked() -> None:
 
 
 def test_a_server_that_answers_no_question_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INFO_SECONDS", 0.01)
+    monkeypatch.setattr(session, "INFO_SECONDS", 0.01)
 
     async def scene() -> None:
         dialer = MemoryDialer()
@@ -184,7 +183,7 @@ def test_a_useless_answer_to_initialize_is_fatal(
 def test_a_server_that_does_not_answer_initialize_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "INITIALIZE_SECONDS", 0.01)
+    monkeypatch.setattr(session, "INITIALIZE_SECONDS", 0.01)
 
     async def scene() -> None:
         dialer = MemoryDialer()
@@ -369,7 +368,7 @@ async def test_a_call_in_another_event_loop_is_refused(
 
 
 def test_a_request_that_no_server_takes_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MESSAGE_BYTES", 200)
+    monkeypatch.setattr(session, "MESSAGE_BYTES", 200)
 
     @in_session
     async def scene(session: ClientSession, dialer: MemoryDialer, stream: MemoryStream) -> None:
