@@ -49,10 +49,7 @@ class Service:
         """Makes one request of a harness to the registry."""
         where = urlsplit(self.url)
         connection = http.client.HTTPConnection(where.hostname or "", where.port, SOCKET_SECONDS)
-        headers = {
-            "Authorization": f"Bearer {self.token}",
-            "Content-Type": "application/json",
-        }
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         try:
             path = f"/cloud/environment/{environment}/{action}"
             connection.request("POST", path, json.dumps(body), headers)

@@ -46,14 +46,7 @@ class Workload:
 
 
 # The factor from a sample (in seconds, bytes, or either per second) to its unit.
-UNITS = {
-    "µs": 1e6,
-    "ms": 1e3,
-    "MB": 1e-6,
-    "KiB": 1 / 1024,
-    "MB/s": 1e-6,
-    "thousand/s": 1e-3,
-}
+UNITS = {"µs": 1e6, "ms": 1e3, "MB": 1e-6, "KiB": 1 / 1024, "MB/s": 1e-6, "thousand/s": 1e-3}
 
 
 def _request(

@@ -144,10 +144,7 @@ async def terminal(world: World, random: Random) -> None:
     """A terminal without line editing carries every byte; its size changes meanwhile."""
     argv, accounts = world.printing(random, random.randint(1_000, 400_000), piece=4096)
     shell = ["sh", "-c", 'stty raw -echo; exec "$@"', "sh", *argv]
-    async with (
-        world.environment() as env,
-        env.start(shell, tty=True, size=(24, 80)) as process,
-    ):
+    async with world.environment() as env, env.start(shell, tty=True, size=(24, 80)) as process:
         async for chunk in process:
             add_output(chunk, accounts)
             if env.capabilities.process_resize and random.random() < 0.1:
@@ -200,10 +197,7 @@ async def tree(world: World, random: Random) -> None:
 async def stubborn(world: World, random: Random) -> None:
     """A command that ignores polite signals is killed too."""
     token = world.name("stubborn")
-    async with (
-        world.environment() as env,
-        env.start(world.child("stubborn", token)) as process,
-    ):
+    async with world.environment() as env, env.start(world.child("stubborn", token)) as process:
         await _read_until(process, b"grown")
         if env.capabilities.process_signals:
             await process.signal(random.choice(["TERM", "HUP", "INT"]))

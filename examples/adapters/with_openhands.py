@@ -54,10 +54,7 @@ class RunTool(ToolDefinition[RunAction, RunObservation]):
 target = sys.argv[1] if len(sys.argv) > 1 else None  # None is a server of this machine
 register_tool(RunTool.name, RunTool)
 call = MessageToolCall(
-    id="1",
-    name=RunTool.name,
-    arguments=json.dumps({"command": "uname -s"}),
-    origin="completion",
+    id="1", name=RunTool.name, arguments=json.dumps({"command": "uname -s"}), origin="completion"
 )
 script = [
     Message(role="assistant", content=[TextContent(text="")], tool_calls=[call]),

@@ -37,13 +37,7 @@ from tests.adapters.coding_task import (
 from tests.adapters.drivers import TOKEN, Driver, DriverModule, Place, call, load
 from tests.adapters.interrupts import interrupted
 from tests.adapters.proxy import Proxy
-from tests.support.client import (
-    Server,
-    descendants,
-    scaled,
-    start_server,
-    survivors,
-)
+from tests.support.client import Server, descendants, scaled, start_server, survivors
 from tests.support.server_internals import eventually
 
 # Instead of the 25 s for which the client tries to reach its server again.

@@ -17,12 +17,7 @@ from typing import Any
 import pytest
 from harbor.agents.terminus_2.terminus_2 import Terminus2
 from harbor.llms.base import BaseLLM, LLMResponse
-from harbor.models.trial.config import (
-    AgentConfig,
-    EnvironmentConfig,
-    TaskConfig,
-    TrialConfig,
-)
+from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
 
 from tests.adapters.coding_task import EDIT, NEVER_ENDS, NUMBER, READ, RUN_TESTS, make_repository

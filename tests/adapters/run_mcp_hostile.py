@@ -357,9 +357,7 @@ def test_http_requests_are_limited(server_url: str, monkeypatch: pytest.MonkeyPa
             hello = await made.post(url, json=request(1, "initialize", HELLO))
             session = {"Mcp-Session-Id": hello.headers["mcp-session-id"]}
             await made.post(
-                url,
-                json={"jsonrpc": "2.0", "method": "notifications/initialized"},
-                headers=session,
+                url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session
             )
             begun = [asyncio.Event() for _ in range(3)]
 

@@ -151,8 +151,7 @@ def test_forgotten_write_id_is_written_again(client: Client) -> None:
     for start in range(0, 4100, 100):
         ids = [
             client.request(
-                "process/write",
-                {"processId": process_id, "chunk": "", "writeId": str(number)},
+                "process/write", {"processId": process_id, "chunk": "", "writeId": str(number)}
             )
             for number in range(start, start + 100)
         ]

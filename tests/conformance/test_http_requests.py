@@ -67,10 +67,7 @@ def test_request_as_it_is_sent(client: Client, origin: Origin) -> None:
 def test_accept_is_all_that_is_added(client: Client, origin: Origin) -> None:
     ask(client, origin.url)
     [request] = origin.taken()
-    assert sorted(request.headers) == [
-        ("accept", "*/*"),
-        ("host", f"127.0.0.1:{origin.port}"),
-    ]
+    assert sorted(request.headers) == [("accept", "*/*"), ("host", f"127.0.0.1:{origin.port}")]
 
 
 def test_a_post_without_a_body_says_so(client: Client, origin: Origin, kind: str) -> None:

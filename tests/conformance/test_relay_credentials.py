@@ -69,8 +69,7 @@ class _Stored(NamedTuple):
         pytest.param(_Stored(_chatgpt("access"), {}, "Bearer access", "acc-9"), id="tokens"),
         pytest.param(_Stored({"OPENAI_API_KEY": _KEY}, {}, f"Bearer {_KEY}", None), id="key"),
         pytest.param(
-            _Stored(_chatgpt("access"), {"CODEX_API_KEY": _KEY}, f"Bearer {_KEY}", None),
-            id="both",
+            _Stored(_chatgpt("access"), {"CODEX_API_KEY": _KEY}, f"Bearer {_KEY}", None), id="both"
         ),
     ],
 )

@@ -197,10 +197,7 @@ _CONFIGURATIONS = [
         _UNAVAILABLE,
     ),
     _Configuration(
-        ["--remote", "{}", "--aws-sigv4"],
-        {},
-        1,
-        "--aws-sigv4 requires --remote-transport direct",
+        ["--remote", "{}", "--aws-sigv4"], {}, 1, "--aws-sigv4 requires --remote-transport direct"
     ),
     _Configuration(["--remote", "{}", "--remote-transport", "direct"], {}, 2, "…"),
     _Configuration(["--remote", "{}", "--remote-transport", "pigeon"], {}, 2, "…"),

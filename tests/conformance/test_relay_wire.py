@@ -294,10 +294,7 @@ def test_verdict_on_a_frame(shared: ThreadedRelayService, vector: dict[str, Any]
     encoded = bytes.fromhex(vector["encoded"])
     known = vector.get("frame", {}).get("stream_id", "").strip()
     stream_id = known or "vector-unknown-stream"
-    with (
-        RelayLink(shared, stream_id=stream_id, handshake=False) as link,
-        connect(shared) as other,
-    ):
+    with RelayLink(shared, stream_id=stream_id, handshake=False) as link, connect(shared) as other:
         link.send_kind(Kind.RESUME)
         assert link.drain() == []  # now the stream is this client's
         # By the relay's own hand: it would not forward all of these.
@@ -322,9 +319,7 @@ def test_answer_to_a_handshake(shared: ThreadedRelayService) -> None:
     assert answer.data == _written(link.stream_id, 10, body)
 
 
-def test_data_frames_are_counted_and_carry_one_message_each(
-    shared: ThreadedRelayService,
-) -> None:
+def test_data_frames_are_counted_and_carry_one_message_each(shared: ThreadedRelayService) -> None:
     with connect(shared) as client:
         client.run(["sh", "-c", "for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.01; done"])
         for _ in range(130):

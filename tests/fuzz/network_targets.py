@@ -10,11 +10,7 @@ import h11
 from tests.fuzz.target import Target, as_text, halves
 from tests.support.raw_links import frame_bytes, upgrade_request
 
-from exec_server.errors import (
-    ConnectFailed,
-    ProtocolError,
-    RelayError,
-)
+from exec_server.errors import ConnectFailed, ProtocolError, RelayError
 from exec_server.net import auth, http_client
 from exec_server.net.lines import LineSplitter
 from exec_server.net.websocket import handshake, upgrade

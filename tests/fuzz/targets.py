@@ -10,8 +10,4 @@ from typing import Final
 
 from tests.fuzz import machine_targets, network_targets, protocol_targets
 
-TARGETS: Final = (
-    *network_targets.TARGETS,
-    *protocol_targets.TARGETS,
-    *machine_targets.TARGETS,
-)
+TARGETS: Final = (*network_targets.TARGETS, *protocol_targets.TARGETS, *machine_targets.TARGETS)

@@ -62,9 +62,7 @@ ANSWERS: dict[str, Any] = {
     "fs/readBlock": {"chunk": "eA==", "eof": True},
     "fs/writeBlock": {},
     "fs/close": {},
-    "fs/readDirectory": {
-        "entries": [{"fileName": "a", "isDirectory": False, "isFile": True}],
-    },
+    "fs/readDirectory": {"entries": [{"fileName": "a", "isDirectory": False, "isFile": True}]},
     "fs/walk": {
         "entries": [{"path": "file:///d/a", "kind": "directory"}],
         "errors": [{"path": "file:///d/b", "message": "no"}],

@@ -154,9 +154,7 @@ def test_granted_paths_work_inside_an_empty_root(
     st.lists(st.tuples(st.integers(0, 99), st.booleans(), _CONTENTS), min_size=1, max_size=2),
 )
 def test_while_the_dependencies_hold_the_view_is_current(
-    claims: Claims,
-    entries: list[tuple[str, Content]],
-    changes: list[tuple[int, bool, Content]],
+    claims: Claims, entries: list[tuple[str, Content]], changes: list[tuple[int, bool, Content]]
 ) -> None:
     tree = Tree(entries)
     view = _laid_out(claims, tree)

@@ -148,10 +148,7 @@ def test_environment_policy_is_applied_to_the_servers_environment() -> None:
             "B": "own",
         }
         policy = _POLICY | {"inherit": "core", "includeOnly": ["LANG", "NOTHING"]}
-        assert _environment(client, env={"OWN": "1"}, envPolicy=policy) == {
-            "LANG": "C",
-            "OWN": "1",
-        }
+        assert _environment(client, env={"OWN": "1"}, envPolicy=policy) == {"LANG": "C", "OWN": "1"}
 
 
 def test_metadata_is_in_the_environment(client: Client) -> None:

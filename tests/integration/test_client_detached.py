@@ -7,12 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.support.client_targets import (
-    ClientTarget,
-    bounded,
-    machine,
-    through_cutting_proxy,
-)
+from tests.support.client_targets import ClientTarget, bounded, machine, through_cutting_proxy
 
 from exec_server import DetachedProcess, Environment, RpcError, StdinClosed, Unsupported, sync
 from exec_server.client.connect import connect

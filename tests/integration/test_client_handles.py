@@ -264,10 +264,7 @@ def test_wrong_arguments_are_named(there: ClientTarget, tmp_path: Path) -> None:
         with pytest.raises(NotADirectoryError) as caught:
             await env.run(["/etc/passwd/x"])
         assert caught.value.filename == "/etc/passwd/x"
-        for work in (
-            env.run(["true"], timeout=cast(Any, "5")),
-            env.shell(cast(Any, ["ls"])),
-        ):
+        for work in (env.run(["true"], timeout=cast(Any, "5")), env.shell(cast(Any, ["ls"]))):
             with pytest.raises(TypeError, match="must be"):
                 await work
         with pytest.raises(TypeError, match="stdin must be a bool"):

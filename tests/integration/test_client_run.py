@@ -227,10 +227,7 @@ def test_what_is_not_utf8_is_refused_at_once(there: ClientTarget) -> None:
 
 
 def test_the_command_line_says_what_is_not_utf8(there: ClientTarget) -> None:
-    lines: list[list[str | bytes]] = [
-        ["--", "printf", b"\xff"],
-        ["--env", b"A=\xff", "--", "true"],
-    ]
+    lines: list[list[str | bytes]] = [["--", "printf", b"\xff"], ["--env", b"A=\xff", "--", "true"]]
     for words in lines:
         command = [*server_command("ours"), "exec", there.url, *words]
         ended = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True)

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.certificates import make_pair
-from tests.support.client import (
-    run_command,
-    start_server,
-)
+from tests.support.client import run_command, start_server
 
 _LOOPBACK = "ws://127.0.0.1:0"
 

@@ -8,15 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.support.client import (
-    b64,
-    run_command,
-    start_server,
-)
-from tests.support.server_internals import (
-    own_processes,
-    start_unprivileged,
-)
+from tests.support.client import b64, run_command, start_server
+from tests.support.server_internals import own_processes, start_unprivileged
 
 _LOOPBACK = "ws://127.0.0.1:0"
 
@@ -37,8 +30,7 @@ def test_quiet_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "env"),
-    [(["--log-level", "info"], {}), ([], {"EXEC_SERVER_LOG": "info"})],
+    ("flags", "env"), [(["--log-level", "info"], {}), ([], {"EXEC_SERVER_LOG": "info"})]
 )
 def test_info_tells_of_connections_and_sessions(flags: list[str], env: dict[str, str]) -> None:
     lines = _logged(*flags, env=env).splitlines()

@@ -23,10 +23,7 @@ from tests.support.client import (
     survivors,
 )
 from tests.support.sandbox import assert_serves
-from tests.support.server_internals import (
-    eventually,
-    start_prepared,
-)
+from tests.support.server_internals import eventually, start_prepared
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,7 @@ from tests.support.client import (
     survivors,
 )
 from tests.support.sandbox import assert_serves
-from tests.support.server_internals import (
-    eventually,
-)
+from tests.support.server_internals import eventually
 
 _LOOPBACK = "ws://127.0.0.1:0"
 
@@ -72,10 +70,7 @@ def test_stdin_is_ignored_by_default() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "environment"),
-    [
-        (["--exit-on-stdin-close"], {}),
-        ([], {"CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE": "true"}),
-    ],
+    [(["--exit-on-stdin-close"], {}), ([], {"CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE": "true"})],
 )
 def test_exit_on_stdin_close(flags: list[str], environment: dict[str, str]) -> None:
     server = Server("ours", ["--listen", _LOOPBACK, *flags], stdin=subprocess.PIPE, env=environment)

@@ -159,7 +159,7 @@ def test_directories_are_listed(there: ClientTarget, tree: Path) -> None:
     assert run_client("ls", "-a", place).stdout.decode().splitlines()[0] == ".hidden"
     long = [line.split() for line in run_client("ls", "-l", place).stdout.decode().splitlines()]
     assert [(words[0], words[-1]) for words in long] == [
-        *(("-", "large"), ("-l", "link"), ("-", "program"), ("d", "sub")),
+        *(("-", "large"), ("-l", "link"), ("-", "program"), ("d", "sub"))
     ]
     assert long[0][1] == "5000000"
     both = run_client("ls", f"{place}/sub", f"{place}/program").stdout.decode()

@@ -247,10 +247,7 @@ def test_masking_in_a_sandbox_whose_only_network_is_the_proxy(
     client: Client, providers: Providers
 ) -> None:
     ended = _run(
-        client,
-        ["/bin/sh", "-c", f"{_CURL}; env"],
-        sandbox=read_only(),
-        enforceManagedNetwork=True,
+        client, ["/bin/sh", "-c", f"{_CURL}; env"], sandbox=read_only(), enforceManagedNetwork=True
     )
     assert ended.stdout.startswith(b"ok")
     assert _TOKEN.encode() not in ended.stdout
@@ -311,9 +308,7 @@ _ASK_CUSTOM = 'curl -sS -m 9 -H "Authorization: Bearer $DEMO_TOKEN" https://cust
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [["/bin/sh", "-c"], ["/bin/bash", "-c"], ["/bin/bash", "-lc"]],
-    ids=" ".join,
+    "argv", [["/bin/sh", "-c"], ["/bin/bash", "-c"], ["/bin/bash", "-lc"]], ids=" ".join
 )
 def test_the_provider_of_a_client_gets_its_secret(
     client: Client, providers: Providers, argv: list[str]

@@ -70,19 +70,13 @@ def test_idle_connections_with_tls(tmp_path: Path) -> None:
     flags = ("--listen", "wss://127.0.0.1:0", *pair.flags)
     with start_prepared("", *flags, prefix=_limited(1024, 1024)) as server:
         port = int(server.url.rpartition(":")[2])
-        with (
-            _idle_connections(port),
-            connect(server.url, pin=pair.fingerprint) as environment,
-        ):
+        with _idle_connections(port), connect(server.url, pin=pair.fingerprint) as environment:
             assert environment.run(_LIMITS).stdout == b"1024\n1024\n"
 
 
 def test_idle_connections_take_no_place_of_clients() -> None:
     """Clients and idle connections together are more than there may be clients: 384 of 1,024."""
-    with (
-        start_prepared("", prefix=_limited(1024, 1024)) as server,
-        contextlib.ExitStack() as stack,
-    ):
+    with start_prepared("", prefix=_limited(1024, 1024)) as server, contextlib.ExitStack() as stack:
         for _ in range(140):
             stack.enter_context(server.connect())
         stack.enter_context(_idle_connections(int(server.url.rpartition(":")[2])))
@@ -118,10 +112,7 @@ def _upgrade(connection: socket.socket, pair: Pair | None) -> bool:
 
 
 def test_children_have_the_limit_with_which_the_server_was_started(tmp_path: Path) -> None:
-    with (
-        start_prepared("", prefix=_limited(200, 3000)) as server,
-        server.connect() as client,
-    ):
+    with start_prepared("", prefix=_limited(200, 3000)) as server, server.connect() as client:
         assert _soft_limit(server) == 3000
         _check_usable(client, 200, 3000)
         for _ in range(2):  # a sandbox that is built, and one that was prebuilt

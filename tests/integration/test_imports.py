@@ -25,10 +25,7 @@ SERVER_NEEDS = {
     *("ctypes", "grp", "pwd", "resource", "termios"),  # processes
     *("bisect", "hashlib", "pybase64"),  # the session and its messages
 }
-CLIENT_NEEDS = {
-    *("argparse", "gettext", "runpy"),
-    *("pybase64", "termios"),
-}
+CLIENT_NEEDS = {*("argparse", "gettext", "runpy"), *("pybase64", "termios")}
 # Subjects of our own that come later, or never. Each takes milliseconds.
 SERVER_NEEDS_NOT = (
     *("adapters", "cli.connection", "client", "codex", "hosting", "patching", "relay"),

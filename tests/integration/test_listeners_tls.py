@@ -205,10 +205,7 @@ def test_a_server_without_tls_is_named(secure: Secure) -> None:
 
 def test_stalled_handshakes_are_bounded_in_time_and_number(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "server")
-    limits = {
-        "net.tls_acceptor.HANDSHAKE_SECONDS": scaled(1.0),
-        "net.admission.MAX_HANDSHAKES": 3,
-    }
+    limits = {"net.tls_acceptor.HANDSHAKE_SECONDS": scaled(1.0), "net.admission.MAX_HANDSHAKES": 3}
     with start_patched(limits, *_LISTEN, *pair.flags) as server, contextlib.ExitStack() as stack:
         _works(connect(server.url, pin=pair.fingerprint))
         before = open_descriptors(server)

@@ -216,10 +216,7 @@ def test_terminate_during_the_start_cancels_it(tmp_path: Path) -> None:
         "processes.spawn = spawn\n"
     )
     os.mkfifo(tmp_path / "fifo")
-    with (
-        start_prepared(slow, "--concurrent-requests", "8") as server,
-        server.connect() as client,
-    ):
+    with start_prepared(slow, "--concurrent-requests", "8") as server, server.connect() as client:
         params = {"processId": "p", "argv": ["sleep", "60"], "cwd": "file:///", "tty": False}
         params["env"] = {"PATH": "/usr/bin:/bin"}
         start = client.request("process/start", params)
@@ -258,10 +255,7 @@ def test_pipelined_requests_about_a_starting_process_wait_for_it(client: Client)
 
 
 def test_too_many_live_processes_are_refused() -> None:
-    with (
-        start_patched({"process.table.MAX_LIVE": 3}) as server,
-        server.connect() as client,
-    ):
+    with start_patched({"process.table.MAX_LIVE": 3}) as server, server.connect() as client:
         names = [client.start(["sleep", "60"]) for _ in range(3)]
         params = {"processId": "more", "argv": ["/bin/true"], "cwd": "file:///", "tty": False}
         failure = client.failure("process/start", params | {"env": {}})

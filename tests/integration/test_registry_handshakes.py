@@ -10,14 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.cli import run_client
-from tests.support.registry import (
-    ENVIRONMENT,
-    Node,
-    RawEnd,
-    bundle,
-    start_executor,
-    start_node,
-)
+from tests.support.registry import ENVIRONMENT, Node, RawEnd, bundle, start_executor, start_node
 from tests.support.relay import key_object
 from tests.support.server_internals import eventually
 

@@ -142,10 +142,7 @@ def _client(service: ThreadedRelayService) -> Client:
 
 
 def test_a_client_is_served(service: ThreadedRelayService) -> None:
-    with (
-        start_executor(service, *DIRECT, env=AWS),
-        _client(service) as client,
-    ):
+    with start_executor(service, *DIRECT, env=AWS), _client(service) as client:
         client.initialize()
         assert client.run(["echo", "hello"]).stdout == b"hello\n"
         client.websocket.send_binary(b'{"id": 50, "method": "environment/status"}')

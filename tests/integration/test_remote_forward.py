@@ -190,7 +190,7 @@ def test_the_destination_is_called_after_a_handshake_and_once(started: Started) 
         assert peer.head[0] == "GET /some/path?token=%2F&x HTTP/1.1"
         names = sorted(line.partition(":")[0].lower() for line in peer.head[1:] if line)
         assert names == [
-            *("connection", "host", "sec-websocket-key", "sec-websocket-version", "upgrade"),
+            *("connection", "host", "sec-websocket-key", "sec-websocket-version", "upgrade")
         ]
         assert peer.header("host") == destination.host
         peer.accept()

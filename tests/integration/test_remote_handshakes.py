@@ -305,9 +305,7 @@ def _fence(service: ThreadedRelayService, gate: Gate) -> None:
     gate.is_open = False
 
 
-def test_data_of_a_pending_stream_cancels_it(
-    gated: tuple[ThreadedRelayService, Gate],
-) -> None:
+def test_data_of_a_pending_stream_cancels_it(gated: tuple[ThreadedRelayService, Gate]) -> None:
     service, gate = gated
     with RelayLink(service, handshake=False) as link:
         link.begin()
@@ -357,9 +355,7 @@ def test_a_reset_cancels_a_pending_handshake(gated: tuple[ThreadedRelayService, 
         assert link.drain() == []
 
 
-def test_an_active_stream_works_while_others_wait(
-    gated: tuple[ThreadedRelayService, Gate],
-) -> None:
+def test_an_active_stream_works_while_others_wait(gated: tuple[ThreadedRelayService, Gate]) -> None:
     service, gate = gated
     gate.is_open = True
     with connect(service) as client:
@@ -478,10 +474,7 @@ def _as_reference(kind: str) -> dict[str, float] | None:
     """Constants with which our executor refuses handshakes after eight failures, for 10 s."""
     if kind == "reference":
         return None
-    return {
-        "relay.multiplexer.BURST_FAILURES": 8,
-        "relay.multiplexer.FAILURES_A_SECOND": 0.1,
-    }
+    return {"relay.multiplexer.BURST_FAILURES": 8, "relay.multiplexer.FAILURES_A_SECOND": 0.1}
 
 
 def test_eight_failures_lock_no_client_out() -> None:

@@ -90,7 +90,7 @@ def test_a_refusal_of_the_address_leads_to_a_new_registration(status: int) -> No
         flags = ("--log-level", "warning")
         with start_executor(service, *flags, preparation=QUICK_BACKOFF) as executor:
             assert _asked(service) == [
-                *("register", "socket 1", "register", "socket 2", "register", "socket 3"),
+                *("register", "socket 1", "register", "socket 2", "register", "socket 3")
             ]
             bodies = {request.body for request in service.requests_to(Endpoint.REGISTER)}
             assert len(bodies) == 1  # the same key each time
@@ -263,10 +263,7 @@ def test_handshakes_of_a_lost_link_are_forgotten() -> None:
 
 # ---- silence ----------------------------------------------------------------------------
 
-_QUICK_PINGS = {
-    "net.relay_stream.PING_SECONDS": 0.05,
-    "net.relay_stream.PONG_SECONDS": scaled(0.5),
-}
+_QUICK_PINGS = {"net.relay_stream.PING_SECONDS": 0.05, "net.relay_stream.PONG_SECONDS": scaled(0.5)}
 
 
 def test_pings_go_on_while_they_are_answered() -> None:

@@ -176,10 +176,7 @@ def test_a_large_answer_leaves_turns_for_others(
 
 
 def test_a_client_that_does_not_read_is_given_up_by_the_relay_alone(
-    service: ThreadedRelayService,
-    server: Server,
-    other: Client,
-    monkeypatch: pytest.MonkeyPatch,
+    service: ThreadedRelayService, server: Server, other: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service.service.hosting.hub, "stall_seconds", 0.2)
     before = resident_bytes(server)

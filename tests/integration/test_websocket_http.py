@@ -36,12 +36,7 @@ _READY = b'{"id":9,"result":{"status":"ready"}}'
         ("POST /", [], 405, b"Request method must be `GET`"),
         ("GET /", [], 400, b"Connection header did not include 'upgrade'"),
         ("HEAD /", [], 405, b""),
-        (
-            "GET /",
-            ["Connection: upgrade"],
-            400,
-            b"`Upgrade` header did not include 'websocket'",
-        ),
+        ("GET /", ["Connection: upgrade"], 400, b"`Upgrade` header did not include 'websocket'"),
         (
             "GET /",
             ["Connection: upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 12"],

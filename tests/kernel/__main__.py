@@ -80,11 +80,7 @@ def _run(arguments: argparse.Namespace, tests: list[str]) -> int:
         machine.write_image(root, _PROJECT, settings, image)
         print(f"{kernel.name}: made in {time.monotonic() - began:.0f} s", flush=True)
         status = machine.boot(
-            kernel,
-            image,
-            accel=arguments.accel,
-            seconds=arguments.minutes * 60,
-            output=sys.stdout,
+            kernel, image, accel=arguments.accel, seconds=arguments.minutes * 60, output=sys.stdout
         )
     print(f"{kernel.name}: {time.monotonic() - began:.0f} s, status {status}")
     return status

@@ -34,11 +34,7 @@ class Pair:
 
 
 def make_pair(
-    directory: Path,
-    name: str,
-    *hosts: str,
-    issuer: Pair | None = None,
-    days: int = 1,
+    directory: Path, name: str, *hosts: str, issuer: Pair | None = None, days: int = 1
 ) -> Pair:
     """A certificate for these hosts, self-signed without an `issuer`; negative days: expired."""
     key = ec.generate_private_key(ec.SECP256R1())

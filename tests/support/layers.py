@@ -38,12 +38,7 @@ LAYERS = [
     Layer(2, "line patterns", ("filesystem.line_patterns",), ("errors",), _PURE),
     Layer(2, "output", ("process.output",), ("errors", "protocol"), _PURE),
     # The client and its commands import these modules of `host`, which need no Linux.
-    Layer(
-        2,
-        "portable",
-        ("host.event_loop", "host.interpreter"),
-        (),
-    ),
+    Layer(2, "portable", ("host.event_loop", "host.interpreter"), ()),
     Layer(
         2,
         "host",
@@ -74,13 +69,7 @@ LAYERS = [
         frozenset({"websockets"}),
     ),
     # A policy is compiled without looking at the machine.
-    Layer(
-        3,
-        "policy",
-        ("sandbox.policy", "sandbox.policy.*"),
-        ("errors", "protocol"),
-        _PURE,
-    ),
+    Layer(3, "policy", ("sandbox.policy", "sandbox.policy.*"), ("errors", "protocol"), _PURE),
     Layer(
         3,
         "sandbox",
@@ -207,12 +196,7 @@ LAYERS = [
         ("errors", "protocol", "patching", "client", "sync", "local server", "version"),
     ),
     Layer(6, "logs", ("cli.logs",), ("errors",)),
-    Layer(
-        6,
-        "arguments",
-        ("cli.errors", "cli.parser", "cli.serve.arguments"),
-        ("logs", "version"),
-    ),
+    Layer(6, "arguments", ("cli.errors", "cli.parser", "cli.serve.arguments"), ("logs", "version")),
     # The watchdog stays small: its imports are limited.
     Layer(
         6,
@@ -235,10 +219,7 @@ LAYERS = [
     Layer(
         6,
         "cli",
-        (
-            *("cli.main", "cli.serve", "cli.serve.*", "cli.sandbox", "cli.sandbox.*"),
-            "__main__",
-        ),
+        (*("cli.main", "cli.serve", "cli.serve.*", "cli.sandbox", "cli.sandbox.*"), "__main__"),
         (
             *_BELOW_SANDBOX,
             "urls",

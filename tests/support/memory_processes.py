@@ -73,11 +73,7 @@ class World:
         self.events.append(params)
 
     def mode(
-        self,
-        name: ProcessId,
-        *,
-        with_clean_up: bool = False,
-        exit_report: ExitReport | None = None,
+        self, name: ProcessId, *, with_clean_up: bool = False, exit_report: ExitReport | None = None
     ) -> LaunchMode:
         def spawn(command: Command, owner: Owner) -> Child:
             reader, self.stdout[name] = os.pipe()

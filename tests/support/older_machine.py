@@ -38,8 +38,7 @@ class OlderMachine:
         self.failure: str | None = None
         self.exit_code = 1
         self.session = cast(
-            Any,
-            SimpleNamespace(features=features, call_server=self._call_server, call=self._call),
+            Any, SimpleNamespace(features=features, call_server=self._call_server, call=self._call)
         )
         self.commands = cast(Any, SimpleNamespace(run=self._run))
         self._missing = features.missing_methods

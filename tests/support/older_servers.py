@@ -119,11 +119,7 @@ def _sign_in() -> dict[str, Any]:
     token = b".".join(texts).decode()
     tokens = {"id_token": token, "access_token": "access", "refresh_token": "refresh"}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {
-        "OPENAI_API_KEY": None,
-        "tokens": tokens | {"account_id": "acc-9"},
-        "last_refresh": now,
-    }
+    return {"OPENAI_API_KEY": None, "tokens": tokens | {"account_id": "acc-9"}, "last_refresh": now}
 
 
 @contextmanager

@@ -41,7 +41,7 @@ _OS_WITHOUT = {
         *("posix_fallocate", "removexattr", "sched_getaffinity", "sched_setaffinity"),
         *("sched_setscheduler", "setns", "setresgid", "setresuid", "setxattr", "splice"),
         *("timerfd_create", "unshare"),
-    },
+    }
 }
 _OS_OF_WINDOWS = {
     *("DirEntry", "F_OK", "O_APPEND", "O_CREAT", "O_EXCL", "O_RDONLY", "O_RDWR", "O_TRUNC"),

@@ -25,11 +25,7 @@ from tests.support.sandbox import (
 from tests.support.server_internals import start_prepared
 
 _FORGED = "forged"
-STEPS = (
-    *BASE_STEPS,
-    {"write": ["ws/sub/a.key", "secret"]},
-    {"write": ["ws/d.key/file", "secret"]},
-)
+STEPS = (*BASE_STEPS, {"write": ["ws/sub/a.key", "secret"]}, {"write": ["ws/d.key/file", "secret"]})
 
 
 _SERVER = """

@@ -13,17 +13,8 @@ from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.listen import BoundSocket, TcpAddress
 from exec_server.net.stream import MessageStream
 from exec_server.net.websocket.client import ClientSocket, connect
-from exec_server.net.websocket.frames import (
-    Event,
-    FrameReader,
-    Opcode,
-    close_payload,
-)
-from exec_server.net.websocket.server import (
-    WebSocketListener,
-    WebSocketSettings,
-    WebSocketStream,
-)
+from exec_server.net.websocket.frames import Event, FrameReader, Opcode, close_payload
+from exec_server.net.websocket.server import WebSocketListener, WebSocketSettings, WebSocketStream
 from tests.support.memory_transport import MemoryTransport
 from tests.support.raw_links import DEFAULT_TIMEOUT, frame_bytes, scaled
 from tests.support.raw_servers import open_sockets

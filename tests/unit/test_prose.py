@@ -18,10 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MAX_COLUMNS = 100
 # Occurrences per 1,000 words.
-LIMITS = {
-    r"\bwhat(?:ever)?\b": 6.0,
-    r"\b(?:nobody|somebody|anybody|whoever)\b": 0.5,
-}
+LIMITS = {r"\bwhat(?:ever)?\b": 6.0, r"\b(?:nobody|somebody|anybody|whoever)\b": 0.5}
 
 
 @functools.cache

@@ -10,13 +10,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from exec_server.errors import (
-    InvalidRequest,
-    NotFound,
-    RpcError,
-    decode_error_text,
-    os_error_text,
-)
+from exec_server.errors import InvalidRequest, NotFound, RpcError, decode_error_text, os_error_text
 from exec_server.protocol import codex
 from exec_server.protocol.files import GetMetadataResult, WalkOptions, WalkResult
 from exec_server.protocol.paths import PathUri, child_uri

@@ -145,10 +145,7 @@ class HttpConnection(asyncio.Protocol):
     )
 
     def __init__(
-        self,
-        handler: RequestHandler,
-        start_task: StartTask,
-        connections: set[HttpConnection],
+        self, handler: RequestHandler, start_task: StartTask, connections: set[HttpConnection]
     ) -> None:
         self._handler = handler
         self._start_task = start_task

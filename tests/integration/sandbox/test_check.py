@@ -11,11 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.barriers import User, user_id
-from tests.support.client import (
-    DEFAULT_TIMEOUT,
-    scaled,
-    server_command,
-)
+from tests.support.client import DEFAULT_TIMEOUT, scaled, server_command
 from tests.support.sandbox import (
     BASE_STEPS,
     NEEDS_ROOT,

@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.barriers import user_id
-from tests.support.client import (
-    DEFAULT_TIMEOUT,
-    descendants,
-    run_command,
-    scaled,
-    survivors,
-)
+from tests.support.client import DEFAULT_TIMEOUT, descendants, run_command, scaled, survivors
 from tests.support.sandbox import (
     BASE_STEPS,
     PROTECTED,

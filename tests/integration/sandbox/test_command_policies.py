@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.barriers import user_id
-from tests.support.client import (
-    run_command,
-)
+from tests.support.client import run_command
 from tests.support.sandbox import (
     BASE_STEPS,
     NOT_RUN,
@@ -64,10 +62,7 @@ def test_file_with_a_request(command: SandboxCommand) -> None:
         ({}, "missing field `permissions`"),
         ('"x"', 'invalid type: string "x", expected struct WireFileSystemSandboxContext'),
         ({"permissions": {"type": "disabled"}}, "missing field `windowsSandboxLevel`"),
-        (
-            {"type": "zz"},
-            "unknown variant `zz`, expected one of `managed`, `disabled`, `external`",
-        ),
+        ({"type": "zz"}, "unknown variant `zz`, expected one of `managed`, `disabled`, `external`"),
         (
             policy({"path": {"type": "path", "path": "tmp"}, "access": "read"}),
             "invalid URI: relative URL without a base",

@@ -7,11 +7,7 @@ import shutil
 
 import pytest
 from tests.support.client import Client
-from tests.support.sandbox import (
-    Outcome,
-    Stage,
-    interpreter,
-)
+from tests.support.sandbox import Outcome, Stage, interpreter
 from tests.support.server_internals import eventually, open_descriptors
 
 NO_NETWORK = "network access is restricted"

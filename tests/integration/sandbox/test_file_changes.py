@@ -7,12 +7,7 @@ import os
 
 import pytest
 from tests.support.client import Client, RpcFailure, b64, uri
-from tests.support.sandbox import (
-    PROTECTED,
-    Json,
-    Stage,
-    guarded,
-)
+from tests.support.sandbox import PROTECTED, Json, Stage, guarded
 
 
 def _params(stage: Stage, policy: str, method: str, path: str) -> Json:

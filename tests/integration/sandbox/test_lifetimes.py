@@ -372,10 +372,7 @@ def test_many_policies_do_not_make_many_workers(stage: Stage, client: Client) ->
 
 def test_refusals_without_namespaces_say_why(user: User) -> None:
     for barrier in ("no-namespaces", "no-namespaces-no-landlock"):
-        with (
-            start_stage(user, barrier=barrier) as stage,
-            stage.server.connect() as client,
-        ):
+        with start_stage(user, barrier=barrier) as stage, stage.server.connect() as client:
             before = guarded(stage.base, "a.txt", "sub")
             for name in ("RO", "WW", "MINW", "DENYSUB"):
                 outcome = stage.shell(client, name, f"echo x > a.txt; cat {stage.base}/outside/*")

@@ -112,8 +112,7 @@ def test_a_lock_of_a_confined_command_stops_no_start(stage: Stage, client: Clien
     argv = [interpreter(), "-I", "-S", "-c", _LOCK, str(path)]
     start = start_process(client, stage.policy("ELSEWHERE"), argv, pipeStdin=True)
     eventually(
-        "the lock",
-        lambda: client.call("process/read", {"processId": start["processId"]})["chunks"],
+        "the lock", lambda: client.call("process/read", {"processId": start["processId"]})["chunks"]
     )
     _assert_protected(stage, client)
     client.call("process/terminate", {"processId": start["processId"]})

@@ -103,10 +103,7 @@ _ROWS: dict[str, tuple[attacks.Attack, str]] = {
         attacks.forge_behind_pointer("gitdir: real \n", "real "),
         "pointers as git reads them",
     ),
-    "read a denied pattern by name": (
-        attacks.read_by_name,
-        "directories passed by name refused",
-    ),
+    "read a denied pattern by name": (attacks.read_by_name, "directories passed by name refused"),
     "read a denied pattern beyond the longest path": (
         attacks.read_beyond_the_longest_path,
         "unsearchable directories refused",
@@ -213,10 +210,7 @@ _ROWS: dict[str, tuple[attacks.Attack, str]] = {
     "import from the workspace": (hostile_directory.IMPORT, "module path of helpers"),
     "run a program of the workspace": (hostile_directory.RUN_PROGRAM, "programs of the system"),
     "read the log": (attacks.read_the_log, "log left, Landlock"),
-    "open the memory of a worker": (
-        attacks.open_the_memory_of_a_worker,
-        "own process of a worker",
-    ),
+    "open the memory of a worker": (attacks.open_the_memory_of_a_worker, "own process of a worker"),
     "use an open descriptor": (
         attacks.by_command(attacks.USE_99),
         "no descriptors for the launcher, descriptors closed, Landlock",

@@ -21,15 +21,7 @@ from pathlib import Path
 import pytest
 from tests.support.barriers import User, in_private_mounts, mount, unmount
 from tests.support.client import Client, b64, uri
-from tests.support.sandbox import (
-    MARKER,
-    PROTECTED,
-    USERS,
-    Json,
-    Stage,
-    guarded,
-    start_stage,
-)
+from tests.support.sandbox import MARKER, PROTECTED, USERS, Json, Stage, guarded, start_stage
 
 # Enough for thousands of changes by the other side, and about a second per test.
 _REQUESTS = 300

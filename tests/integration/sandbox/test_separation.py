@@ -16,15 +16,7 @@ import pytest
 from tests.support.barriers import User, behind_barrier, user_id
 from tests.support.client import Client, uri
 from tests.support.protections import FIXED_ROOT, before_launcher, with_landlock
-from tests.support.sandbox import (
-    BASE_STEPS,
-    MARKER,
-    USERS,
-    Scratch,
-    Stage,
-    finish,
-    start_process,
-)
+from tests.support.sandbox import BASE_STEPS, MARKER, USERS, Scratch, Stage, finish, start_process
 from tests.support.sandbox_attacks import (
     PEEK,
     VICTIM,

@@ -17,12 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.client import Client, RpcFailure, b64, uri
-from tests.support.sandbox import (
-    NEEDS_ROOT,
-    Json,
-    Stage,
-    interpreter,
-)
+from tests.support.sandbox import NEEDS_ROOT, Json, Stage, interpreter
 from tests.support.server_internals import open_descriptors
 
 # A user that is neither root nor the ordinary user of the tests.
@@ -33,10 +28,7 @@ _DESCRIPTORS = 60
 
 def _use_pointer(stage: Stage, content: str = "gitdir: real\n") -> Path:
     """A workspace whose repository is elsewhere in it."""
-    steps: list[Json] = [
-        {"mv": ["ws/.git", "ws/real"]},
-        {"write": ["ws/.git", content]},
-    ]
+    steps: list[Json] = [{"mv": ["ws/.git", "ws/real"]}, {"write": ["ws/.git", content]}]
     stage.scratch.apply(steps)
     return stage.ws / ".git"
 
@@ -111,10 +103,7 @@ def test_a_confined_command_gets_no_lease(stage: Stage, client: Client, name: st
     [
         ("gitdir: real\0", "the repository that it names contains a null byte"),
         ("gitdir: real\0other\n", "the repository that it names contains a null byte"),
-        (
-            "gitdir: real" + "\n" * 5000,
-            "the repository that it names is longer than a path can be",
-        ),
+        ("gitdir: real" + "\n" * 5000, "the repository that it names is longer than a path can be"),
     ],
     ids=["null at the end", "null", "long"],
 )

@@ -50,9 +50,7 @@ def _plant(client: Client, ws: Path, trap: Trap) -> None:
     assert (ws / "exec_server" / "__init__.py").read_text() == trap.text("exec_server")
 
 
-def test_what_a_confined_command_writes_is_not_run_outside(
-    scratch: tuple[Scratch, User],
-) -> None:
+def test_what_a_confined_command_writes_is_not_run_outside(scratch: tuple[Scratch, User]) -> None:
     made, user = scratch
     ws = made.base / "ws"
     trap = Trap(ws, made.base / "mark")

@@ -134,10 +134,7 @@ def test_the_token_of_a_stored_machine_is_in_a_variable(monkeypatch: pytest.Monk
 
 def test_a_stored_machine_as_words_of_a_command() -> None:
     direct = stored(
-        target="wss://host",
-        token_env="TOKEN",
-        pin=("a" * 64, "b" * 64),
-        allow_insecure_token=True,
+        target="wss://host", token_env="TOKEN", pin=("a" * 64, "b" * 64), allow_insecure_token=True
     )
     words = target.exec_words(direct, "agent")
     found = command.build_parser().parse_words([*words[2:], "sh", "-c", "exec sh"])

@@ -42,10 +42,7 @@ def test_text_is_printed_as_it_is() -> None:
 def test_roff_has_no_warnings() -> None:
     for name, text in PAGES.items():
         ended = subprocess.run(
-            ["groff", "-man", "-Tutf8", "-ww"],
-            input=text.encode(),
-            capture_output=True,
-            check=True,
+            ["groff", "-man", "-Tutf8", "-ww"], input=text.encode(), capture_output=True, check=True
         )
         assert ended.stderr == b"", name
         assert b"SYNOPSIS" in re.sub(rb"\x1b\[[0-9;]*m|.\x08", b"", ended.stdout)

@@ -64,11 +64,7 @@ def test_human_line_carries_the_traceback() -> None:
 def test_json_line() -> None:
     event = json.loads(logs.JsonFormatter().format(_record("client %s left", "ü")))
     assert datetime.fromisoformat(event.pop("time")).tzinfo is not None
-    assert event == {
-        "level": "warning",
-        "logger": "exec_server.x",
-        "message": "client ü left",
-    }
+    assert event == {"level": "warning", "logger": "exec_server.x", "message": "client ü left"}
 
 
 @pytest.mark.parametrize("text", [*_HOSTILE, 'quote " and \\', "half a character \udcff"])

@@ -15,11 +15,7 @@ from exec_server.errors import NotFound, SessionLost
 @pytest.mark.parametrize(
     ("error", "codes", "text"),
     [
-        (
-            UsageError("use X"),
-            (2, 2),
-            "Error: use X\n\nFor more information, try 'exec",
-        ),
+        (UsageError("use X"), (2, 2), "Error: use X\n\nFor more information, try 'exec"),
         (CommandError("it failed"), (1, 125), "Error: it failed\n"),
         (CommandError("not found", 127), (127, 127), "Error: not found\n"),
         (LostConnection("refused"), (1, 255), "Error: refused\n"),

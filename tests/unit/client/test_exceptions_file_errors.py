@@ -70,11 +70,7 @@ def test_another_text_keeps_the_number() -> None:
 
 def test_errors_can_be_copied_to_other_processes() -> None:
     copy = pickle.loads(pickle.dumps(is_a_directory("/x")))
-    assert (type(copy), copy.errno, copy.filename) == (
-        exceptions.IsADirectory,
-        errno.EISDIR,
-        "/x",
-    )
+    assert (type(copy), copy.errno, copy.filename) == (exceptions.IsADirectory, errno.EISDIR, "/x")
 
 
 def test_what_is_no_regular_file_has_a_number() -> None:

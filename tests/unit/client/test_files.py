@@ -17,13 +17,7 @@ from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import PermissionDenied, SandboxDenied
 from exec_server.client.results import Entry, Stat
-from exec_server.errors import (
-    InternalError,
-    InvalidRequest,
-    MalformedAnswer,
-    RpcError,
-    Unsupported,
-)
+from exec_server.errors import InternalError, InvalidRequest, MalformedAnswer, RpcError, Unsupported
 
 FILE = {
     "isDirectory": False,

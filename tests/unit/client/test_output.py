@@ -13,13 +13,7 @@ from tests.support.memory_session import outcome, play
 
 from exec_server.client import output as reader_module
 from exec_server.client.exceptions import PatternNotFound
-from exec_server.client.output import (
-    Lines,
-    PatternSearch,
-    Pieces,
-    read_until,
-    wait_for_output,
-)
+from exec_server.client.output import Lines, PatternSearch, Pieces, read_until, wait_for_output
 from exec_server.client.results import Chunk, Line
 
 

@@ -49,10 +49,7 @@ def test_front_matter(header: str, expected: tuple[str | None, str, str | None])
 
 @pytest.mark.parametrize(
     "contents",
-    [
-        "---\r\nname: n\r\ndescription: d\r\n---\r\n",
-        " --- \nname: n\ndescription: d\n --- ",
-    ],
+    ["---\r\nname: n\r\ndescription: d\r\n---\r\n", " --- \nname: n\ndescription: d\n --- "],
 )
 def test_lines_of_dashes(contents: str) -> None:
     assert front_matter(contents) == FrontMatter("n", "d", None)

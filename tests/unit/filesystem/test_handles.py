@@ -147,10 +147,7 @@ def test_ids(table: HandleTable) -> None:
         assert _error(table.read_block, _block(long, 0, 0)) == too_long
         assert _error(table.write_block, _chunk(long, 2**64 - 1, b"")) == too_long
         assert _error(table.close, files.CloseParams(HandleId(long))) == too_long
-    assert _error(_open, table, "", "missing") == (
-        InvalidRequest,
-        "file handle `` already exists",
-    )
+    assert _error(_open, table, "", "missing") == (InvalidRequest, "file handle `` already exists")
 
 
 def test_at_most_128_handles(table: HandleTable) -> None:

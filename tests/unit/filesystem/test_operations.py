@@ -7,17 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.support.trees import (
-    copy,
-    do,
-    fails,
-    metadata,
-    os_error,
-    read,
-    remove,
-    uri,
-    write,
-)
+from tests.support.trees import copy, do, fails, metadata, os_error, read, remove, uri, write
 
 from exec_server.errors import InternalError, InvalidRequest, NotFound, RpcError
 from exec_server.filesystem import safe_write

@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 from exec_server.filesystem import syscalls
-from exec_server.filesystem.syscalls import (
-    RESOLVE_NO_MAGIC_LINKS,
-    RESOLVE_NO_SYMLINKS,
-    OpenHow,
-)
+from exec_server.filesystem.syscalls import RESOLVE_NO_MAGIC_LINKS, RESOLVE_NO_SYMLINKS, OpenHow
 
 
 def _opened(how: OpenHow, path: str) -> int:

@@ -210,10 +210,7 @@ def test_foreign_paths_are_not_watched() -> None:
     foreign = PathUri.from_wire("file:///C:/x")
     here = PathUri.from_wire(f"{os.getcwd()}/x")
     with _inotify() as inotify:
-        for params in (
-            WatchMissingParams(1, [foreign]),
-            WatchMissingParams(1, [here], foreign),
-        ):
+        for params in (WatchMissingParams(1, [foreign]), WatchMissingParams(1, [here], foreign)):
             assert not add_watches(params, inotify, Subscription())
 
 

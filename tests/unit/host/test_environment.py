@@ -26,8 +26,7 @@ def _set_shell(monkeypatch: pytest.MonkeyPatch, shell: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
-    [("/usr/bin/zsh", "/usr/bin/zsh"), ("", "/bin/sh"), (None, "/bin/sh")],
+    ("found", "expected"), [("/usr/bin/zsh", "/usr/bin/zsh"), ("", "/bin/sh"), (None, "/bin/sh")]
 )
 def test_the_login_shell_is_that_of_the_user_database(
     monkeypatch: pytest.MonkeyPatch, found: str | None, expected: str

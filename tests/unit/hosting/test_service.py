@@ -57,10 +57,7 @@ def test_an_executor_and_a_client_meet(tmp_path: Path) -> None:
         newer = await site.url("register")
         assert b"\x0f\xa1" in executor.take_written()  # 4001
         assert b"executor_disconnected" in client.take_written()
-        assert await site.refusal(registered["url"]) == (
-            401,
-            "unexpected_executor_registration_id",
-        )
+        assert await site.refusal(registered["url"]) == (401, "unexpected_executor_registration_id")
         again = await site.join(newer["url"])
         again.lose()
 

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from exec_server.errors import StartupError
-from exec_server.net.listen import (
-    Address,
-    BoundSocket,
-    TcpAddress,
-    UnixAddress,
-    parse_listen_url,
-)
+from exec_server.net.listen import Address, BoundSocket, TcpAddress, UnixAddress, parse_listen_url
 from exec_server.protocol.urls import MAX_UNIX_PATH_BYTES
 
 # ---- URLs -----------------------------------------------------------------------------

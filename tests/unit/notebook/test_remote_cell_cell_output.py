@@ -33,11 +33,7 @@ def make() -> tuple[CellOutput, list[tuple[str, str]]]:
 
 def test_streams_keep_their_order_and_colours() -> None:
     output, screen = make()
-    chunks = [
-        Chunk("stdout", b"\x1b[31ma\x1b[m\n"),
-        Chunk("stderr", b"b\n"),
-        Chunk("pty", b"c\n"),
-    ]
+    chunks = [Chunk("stdout", b"\x1b[31ma\x1b[m\n"), Chunk("stderr", b"b\n"), Chunk("pty", b"c\n")]
     output.show(chunks)
     assert screen == [("out", "\x1b[31ma\x1b[m\n"), ("err", "b\n"), ("out", "c\n")]
     output.finish()

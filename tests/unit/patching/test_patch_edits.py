@@ -12,10 +12,7 @@ pytestmark = pytest.mark.quick
 
 
 def test_edits_are_applied_one_after_the_other() -> None:
-    assert apply_edits("one two", [Edit("one", "three"), Edit("three", "four")]) == (
-        "four two",
-        2,
-    )
+    assert apply_edits("one two", [Edit("one", "three"), Edit("three", "four")]) == ("four two", 2)
 
 
 def test_all_occurrences_on_request() -> None:

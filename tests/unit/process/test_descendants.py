@@ -113,9 +113,7 @@ def test_walk_has_parents_first() -> None:
     child.wait()
 
 
-def test_walk_finds_a_process_once_that_changes_its_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_walk_finds_a_process_once_that_changes_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     children = {1: [2, 3], 3: [4], 2: [4]}
     monkeypatch.setattr(descendants, "children_of", lambda pid: children.get(pid, []))
     assert list(descendants.walk([1])) == [(1, os.getpid()), (2, 1), (3, 1), (4, 3)]

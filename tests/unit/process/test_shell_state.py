@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.process import shell_state
-from exec_server.process.shell_state import (
-    ShellState,
-    StateReader,
-    capture_argv,
-    restoring_argv,
-)
+from exec_server.process.shell_state import ShellState, StateReader, capture_argv, restoring_argv
 
 
 def _output(*sections: str, mark: str = "m") -> bytes:

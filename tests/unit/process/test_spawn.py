@@ -19,13 +19,7 @@ from exec_server.errors import InternalError
 from exec_server.process import tags
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.spawn import (
-    Child,
-    Streams,
-    resize_terminal,
-    signal_foreground,
-    spawn,
-)
+from exec_server.process.spawn import Child, Streams, resize_terminal, signal_foreground, spawn
 from exec_server.protocol.process import Stream
 
 _ENV = {"PATH": "/usr/bin:/bin"}

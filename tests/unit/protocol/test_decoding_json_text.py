@@ -8,13 +8,7 @@ import pytest
 
 from exec_server.errors import MalformedMessage
 from exec_server.protocol import decoding
-from exec_server.protocol.decoding import (
-    MAX_DEPTH,
-    MAX_VALUES,
-    describe,
-    parse,
-    quote,
-)
+from exec_server.protocol.decoding import MAX_DEPTH, MAX_VALUES, describe, parse, quote
 
 MALFORMED = [
     b"",

@@ -76,10 +76,7 @@ STRING = "expected a string"
             b'{"id":1,"method":"m","trace":"x"}',
             'invalid type: string "x", expected struct W3cTraceContext',
         ),
-        (
-            b'{"id":1,"method":"m","trace":{"tracestate":5}}',
-            f"invalid type: number, {STRING}",
-        ),
+        (b'{"id":1,"method":"m","trace":{"tracestate":5}}', f"invalid type: number, {STRING}"),
         (b'{"result":1}', "missing field `id`"),
         (b'{"id":[],"result":1}', ID),
         (b'{"id":1,"error":5}', "invalid type: number, expected struct JSONRPCErrorError"),
@@ -134,10 +131,7 @@ def test_errors_with_names_that_are_not_utf8() -> None:
         "error": {
             "code": -32600,
             "message": "denied: /x\ufffd",
-            "data": {
-                "a\ufffd": ["/x\ufffd", 1, None],
-                "struct": {"id": 1, "method": "\ufffd"},
-            },
+            "data": {"a\ufffd": ["/x\ufffd", 1, None], "struct": {"id": 1, "method": "\ufffd"}},
         },
         "id": 5,
     }

@@ -31,10 +31,7 @@ def test_certificates_are_trusted_with_the_bundle_only() -> None:
         context = authority.context("api.github.com")
         assert authority.context("api.github.com") is context
         _handshake(context, trusted_file, "api.github.com")
-        for trusted, host in (
-            (other_file, "api.github.com"),
-            (trusted_file, "b.test"),
-        ):
+        for trusted, host in ((other_file, "api.github.com"), (trusted_file, "b.test")):
             try:
                 _handshake(context, trusted, host)
             except ssl.SSLCertVerificationError:

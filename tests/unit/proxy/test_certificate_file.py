@@ -73,8 +73,7 @@ def _link(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [Path.unlink, _append, _replace_by_link, _replace_by_pipe, _make_writable, _link],
+    "change", [Path.unlink, _append, _replace_by_link, _replace_by_pipe, _make_writable, _link]
 )
 def test_a_changed_file_is_written_again(
     file: CertificateFile, change: Callable[[Path], None], caplog: pytest.LogCaptureFixture

@@ -249,8 +249,7 @@ _PROTOCOL_TEXT = "exec-server protocol error: environment registry returned "
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"hello", b"{}", b"[]", b"\xff", json.dumps(_REGISTERED | {"url": 5}).encode()],
+    "body", [b"", b"hello", b"{}", b"[]", b"\xff", json.dumps(_REGISTERED | {"url": 5}).encode()]
 )
 def test_answers_that_are_malformed(body: bytes) -> None:
     for job in (_register, _connect, _direct):

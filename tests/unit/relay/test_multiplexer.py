@@ -34,22 +34,12 @@ from exec_server.relay.multiplexer import (
     MAX_STREAMS,
     REVOKED_REASON,
 )
-from exec_server.relay.noise import (
-    FIRST_BYTES,
-    Identity,
-    Initiator,
-    Responder,
-    prologue,
-)
+from exec_server.relay.noise import FIRST_BYTES, Identity, Initiator, Responder, prologue
 from exec_server.relay.records import Channel, RelayChannel
 
 _FILE = json.loads((Path(__file__).parents[2] / "vectors" / "relay_frames.json").read_text())
 
-_SEGMENTS: list[dict[str, Any]] = [
-    {"segment_count": 0},
-    {"segment_count": 2},
-    {"segment_index": 1},
-]
+_SEGMENTS: list[dict[str, Any]] = [{"segment_count": 0}, {"segment_count": 2}, {"segment_index": 1}]
 
 
 @pytest.fixture
@@ -354,9 +344,7 @@ def test_limits_are_judged_before_any_cryptography(
 # ---- failures -------------------------------------------------------------------------
 
 
-def test_too_many_failures_refuse_handshakes_until_the_allowance_grows_back(
-    link: FakeLink,
-) -> None:
+def test_too_many_failures_refuse_handshakes_until_the_allowance_grows_back(link: FakeLink) -> None:
     harness = link.open("active")
     _, pending = link.begin("pending")
     link.fail(BURST_FAILURES - 1)

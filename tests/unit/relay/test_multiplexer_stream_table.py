@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.support.relay_link import (
-    FakeLink,
-    FakeReceiver,
-    check_alive,
-    data_frame_of,
-    reset_frame,
-)
+from tests.support.relay_link import FakeLink, FakeReceiver, check_alive, data_frame_of, reset_frame
 
 from exec_server.relay.frames import Frame, Kind, decode
 from exec_server.relay.multiplexer import BURST_FAILURES
@@ -165,10 +159,7 @@ def test_the_fast_path_has_the_effects_of_the_other(numbers: list[int], spoilt: 
 
 
 def test_a_stream_that_has_ended_is_not_found_by_the_fast_path(link: FakeLink) -> None:
-    for end in (
-        lambda: link.streams.end("s"),
-        lambda: link.deliver(reset_frame("s")),
-    ):
+    for end in (lambda: link.streams.end("s"), lambda: link.deliver(reset_frame("s"))):
         harness = link.open("s")
         link.deliver(data_frame_of(harness, b"1"))
         end()

@@ -20,11 +20,7 @@ from exec_server.relay.records import (
 
 _THERE, _BACK = b"t" * 32, b"b" * 32
 
-_SEGMENTS: list[dict[str, Any]] = [
-    {"segment_count": 0},
-    {"segment_count": 2},
-    {"segment_index": 1},
-]
+_SEGMENTS: list[dict[str, Any]] = [{"segment_count": 0}, {"segment_count": 2}, {"segment_index": 1}]
 
 
 def _pair() -> tuple[RelayChannel, RelayChannel]:

@@ -106,9 +106,7 @@ def test_no_command_runs_where_it_could_reach_others(monkeypatch: pytest.MonkeyP
     assert [request.role for _, request in kernel.attempts] == ["init", "worker", "init"]
 
 
-def test_a_stale_view_is_no_reason_for_another_confinement(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stale_view_is_no_reason_for_another_confinement(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = FakeKernel(monkeypatch)
     kernel.failures = [StaleView("changed")]
     with pytest.raises(StaleView):

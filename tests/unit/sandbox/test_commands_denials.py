@@ -75,11 +75,7 @@ def test_a_reported_call_is_a_denial_of_the_network(exit_code: int) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "report"),
-    [
-        (_policy(), b""),
-        (_policy(network="enabled"), b"r"),
-        (Policy(None, (), "restricted"), b"r"),
-    ],
+    [(_policy(), b""), (_policy(network="enabled"), b"r"), (Policy(None, (), "restricted"), b"r")],
 )
 def test_without_a_report_there_is_none(policy: Policy, report: bytes) -> None:
     denials, control = _followed(policy, report)

@@ -117,10 +117,7 @@ def test_responses_to_questions_of_the_server() -> None:
         bench.ready()
         first = bench.connection.ask(POLICY_REQUEST, question)
         second = bench.connection.ask(POLICY_REQUEST, question)
-        params = {
-            "processId": "p",
-            "request": {"protocol": "http", "host": "a.test", "port": 80},
-        }
+        params = {"processId": "p", "request": {"protocol": "http", "host": "a.test", "port": 80}}
         assert bench.stream.sent[-2:] == [
             {"id": number, "method": "network/policyRequest", "params": params} for number in (1, 2)
         ]

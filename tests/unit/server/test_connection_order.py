@@ -241,8 +241,7 @@ def test_unread_answers_stop_all_but_control_methods() -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
-    [b"garbage", {"method": "no/such"}, request(1, "no/such"), named(1, "control", "c")],
+    "message", [b"garbage", {"method": "no/such"}, request(1, "no/such"), named(1, "control", "c")]
 )
 def test_far_too_much_unread_stops_the_reading(message: object) -> None:
     async def scenario(bench: ConnectionBench) -> None:

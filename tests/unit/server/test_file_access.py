@@ -233,9 +233,7 @@ def test_a_user_needs_the_rights_of_root_and_no_sandbox() -> None:
         check_user(info(other_users=False), None)
 
 
-def test_requests_of_a_user_are_performed_with_its_rights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_of_a_user_are_performed_with_its_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     acting: list[str] = []
 
     @contextlib.contextmanager

@@ -186,9 +186,7 @@ def test_lanes_are_full_of_queued_requests(monkeypatch: pytest.MonkeyPatch) -> N
     assert not all_lanes.is_full
 
 
-def test_lanes_are_full_of_bytes_queued_running_and_parked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lanes_are_full_of_bytes_queued_running_and_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "PENDING_BYTES", 30)
     all_lanes = Lanes(1)
     queued, running, parked = _request(PLAIN), _request(PLAIN), _request(POLL)

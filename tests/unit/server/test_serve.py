@@ -14,20 +14,11 @@ from exec_server.errors import InternalError, RegistryError, StartupError
 from exec_server.host import libc
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.host.threads import ThreadPool
-from exec_server.net.stream import (
-    MessageReceiver,
-    MessageStream,
-    ReceiverFactory,
-    StreamRevoked,
-)
+from exec_server.net.stream import MessageReceiver, MessageStream, ReceiverFactory, StreamRevoked
 from exec_server.net.tls_acceptor import ServerCertificate
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server import serve
-from exec_server.server.serve import (
-    _load_when_idle,
-    _reload_on_request,
-    forward_remote,
-)
+from exec_server.server.serve import _load_when_idle, _reload_on_request, forward_remote
 from exec_server.server.session import SessionRegistry
 
 
@@ -44,10 +35,7 @@ class FakeExecutor:
         self.stop: asyncio.Event | None = None
 
     async def serve(
-        self,
-        make_receiver: ReceiverFactory,
-        stream_revoked: StreamRevoked,
-        tasks: GuardedTasks,
+        self, make_receiver: ReceiverFactory, stream_revoked: StreamRevoked, tasks: GuardedTasks
     ) -> NoReturn:
         assert make_receiver is _make_receiver
         self.events.append("serving")

@@ -22,13 +22,7 @@ from exec_server.client.handle import Handle
 from exec_server.errors import SessionLost
 from exec_server.host import event_loop
 from exec_server.sync import thread as thread_module
-from exec_server.sync.thread import (
-    Blocking,
-    BlockingHandle,
-    LoopThread,
-    blocking,
-    iterate,
-)
+from exec_server.sync.thread import Blocking, BlockingHandle, LoopThread, blocking, iterate
 
 
 class Counter:

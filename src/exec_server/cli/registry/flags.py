@@ -196,9 +196,7 @@ def add_database_flags(parser: CommandParser) -> None:
 def add_node_flags(parser: CommandParser) -> None:
     group = parser.add_argument_group("running a node")
     group.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        help=f"default {DEFAULT_LISTEN}; port 0 takes a free one",
+        "--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one"
     )
     group.add_argument(
         "--public-url",
@@ -293,9 +291,7 @@ def verb_parser(name: str) -> CommandParser:
     verb = VERBS[name]
     examples = [f"  exec-server registry {name} {each}".rstrip() for each in verb.examples]
     parser = CommandParser(
-        f"registry {name}",
-        description=verb.summary,
-        epilog="\n".join(["examples:", *examples, ""]),
+        f"registry {name}", description=verb.summary, epilog="\n".join(["examples:", *examples, ""])
     )
     parser.usage = f"exec-server registry {name}{verb.operands} [flags]"
     add_verb_flags(parser, verb)

@@ -37,12 +37,7 @@ from exec_server.hosting.rules import (
     secret_hash,
     token_text,
 )
-from exec_server.hosting.service import (
-    FIRST_TENANT,
-    FirstStart,
-    make_first_tenant,
-    new_token_id,
-)
+from exec_server.hosting.service import FIRST_TENANT, FirstStart, make_first_tenant, new_token_id
 from exec_server.hosting.store import (
     RENEWAL_SECONDS,
     EnvironmentFacts,

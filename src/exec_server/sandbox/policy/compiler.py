@@ -52,11 +52,7 @@ class _Context:
 
 
 def compile_policy(
-    sandbox: wire.Sandbox,
-    host_paths: HostPaths,
-    *,
-    for_process: bool,
-    reading: bool = False,
+    sandbox: wire.Sandbox, host_paths: HostPaths, *, for_process: bool, reading: bool = False
 ) -> Policy | None:
     """The policy of a `sandbox` object, None if the object sets no limits at all.
 

@@ -311,11 +311,7 @@ def _lock_check() -> list[_Line]:
 
     The write locks of fcntl need no rule: the kernel wants a descriptor for writing.
     """
-    return [
-        "flock",
-        (_LOAD, _SECOND_ARGUMENT, "", ""),
-        (_IF_ANY_BIT, _LOCK_EX, "refuse", "allow"),
-    ]
+    return ["flock", (_LOAD, _SECOND_ARGUMENT, "", ""), (_IF_ANY_BIT, _LOCK_EX, "refuse", "allow")]
 
 
 def _socket_check(
@@ -388,11 +384,7 @@ def _namespace_check(*, allow_nesting: bool) -> list[_Line]:
     `restrictions` explains how nesting undoes mounts.
     """
     flags = _CLONE_NEWCGROUP if allow_nesting else _CLONE_NEWCGROUP | _NESTING_FLAGS
-    return [
-        "namespaces",
-        (_LOAD, _FIRST_ARGUMENT, "", ""),
-        (_IF_ANY_BIT, flags, "refuse", "allow"),
-    ]
+    return ["namespaces", (_LOAD, _FIRST_ARGUMENT, "", ""), (_IF_ANY_BIT, flags, "refuse", "allow")]
 
 
 def _assemble(lines: list[_Line]) -> bytes:

@@ -335,11 +335,7 @@ def _naming_failure(action: str) -> Iterator[None]:
 
 def _map_user() -> None:
     """Map the ids of this user and group to themselves; all others are unmapped."""
-    maps = {
-        "setgroups": "deny",
-        "uid_map": f"{_USER} {_USER} 1",
-        "gid_map": f"{_GROUP} {_GROUP} 1",
-    }
+    maps = {"setgroups": "deny", "uid_map": f"{_USER} {_USER} 1", "gid_map": f"{_GROUP} {_GROUP} 1"}
     # Only root can open these files of a hidden process. So this one, which has inherited that
     # from the launcher, can be traced by its user while they are opened, but not afterwards.
     libc.show_memory()

@@ -44,9 +44,7 @@ def test_an_unknown_name(environment: FakeEnvironment) -> None:
 
 
 def test_a_lost_session(
-    environment: FakeEnvironment,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    environment: FakeEnvironment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def lost(process: object) -> list[Chunk]:
         raise SessionLost("the server is gone")

@@ -54,9 +54,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_names_are_forwarded_and_only_two_interrupts_abort(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_names_are_forwarded_and_only_two_interrupts_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
 

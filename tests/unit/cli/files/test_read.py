@@ -161,9 +161,7 @@ def test_appended_and_replaced_data(
 
 @pytest.mark.parametrize("has_link_entries", [True, False])
 def test_another_file_or_content_of_the_same_size_or_a_greater_one(
-    has_link_entries: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    has_link_entries: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     steps: list[Step] = [
         (b"a\n", 2.0),  # replaced by an equal file

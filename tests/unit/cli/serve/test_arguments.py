@@ -152,9 +152,7 @@ def test_lost_connections_are_told_unless_the_user_says_otherwise(
     assert build_up_parser().parse_args([]).log_level == "error"
 
 
-def test_a_service_is_not_installed_and_removed_at_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_service_is_not_installed_and_removed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         build_up_parser().parse_args(["--install", "--uninstall"])
     assert "exec-server up --help" in capsys.readouterr().err

@@ -49,8 +49,7 @@ def test_a_token_is_not_sent_where_it_could_be_read(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["wss://example.net", "ws://127.0.0.1:1", "ws://[::1]/", "ws://localhost", "unix:/run/s"],
+    "url", ["wss://example.net", "ws://127.0.0.1:1", "ws://[::1]/", "ws://localhost", "unix:/run/s"]
 )
 def test_a_token_is_sent_where_it_is_safe(url: str) -> None:
     WebSocketDialer(url, token="secret")

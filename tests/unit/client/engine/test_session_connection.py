@@ -51,13 +51,7 @@ def test_everything_is_reported_until_the_end() -> None:
     connection.connection_lost()
     connection.connection_lost()
     connection.message_received(b'{"method":"late"}')
-    assert owner.told == [
-        "a",
-        "bad",
-        "neither a request nor an answer",
-        "send",
-        "connection lost",
-    ]
+    assert owner.told == ["a", "bad", "neither a request nor an answer", "send", "connection lost"]
 
 
 def test_server_that_floods_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_the_command_makes_the_archive() -> None:
     machine = Machine(chunk(b"ab"), chunk(b"warning", "stderr"), chunk(b"c"))
     assert machine.read("/d", "skip/", "./a*[b]?\\") == b"abc"
     assert machine.argv == [
-        *("tar", "-C", "/d", "--exclude=./skip", "--exclude=./a\\*\\[b]\\?\\\\", "-cf", "-", "."),
+        *("tar", "-C", "/d", "--exclude=./skip", "--exclude=./a\\*\\[b]\\?\\\\", "-cf", "-", ".")
     ]
     machine = Machine(chunk(b"1"), is_directory=False)
     assert machine.read("/d/-file") == b"1"

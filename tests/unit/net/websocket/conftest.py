@@ -6,10 +6,7 @@ import asyncio
 
 import pytest
 from tests.support.clock import Clock
-from tests.support.websocket_server import (
-    Connection,
-    Server,
-)
+from tests.support.websocket_server import Connection, Server
 
 
 @pytest.fixture

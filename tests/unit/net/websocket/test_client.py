@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.raw_links import frame_bytes
 from tests.support.raw_servers import Peer, make_certificate, serving, upgrade_answer
-from tests.support.websocket_server import (
-    User,
-    end_client,
-    open_client,
-    run_checked,
-)
+from tests.support.websocket_server import User, end_client, open_client, run_checked
 
 from exec_server.errors import CertificateRejected, ConnectFailed
 from exec_server.net.client_tls import tls_context

@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 from tests.support.raw_links import frame_bytes
 from tests.support.raw_servers import Peer, serving
-from tests.support.websocket_server import (
-    open_client,
-    run_checked,
-)
+from tests.support.websocket_server import open_client, run_checked
 
 from exec_server.net.websocket import socket as websocket_socket
 from exec_server.net.websocket.frames import Event, Opcode
@@ -39,11 +36,7 @@ async def _lost(handle: Callable[[Peer], Awaitable[object]], **options: Any) -> 
 @pytest.mark.parametrize(
     ("data", "code", "reason"),
     [
-        (
-            frame_bytes(Opcode.TEXT, b"masked"),
-            1002,
-            "frames of a server must not be masked",
-        ),
+        (frame_bytes(Opcode.TEXT, b"masked"), 1002, "frames of a server must not be masked"),
         (frame_bytes(Opcode.TEXT, b"\xff", mask=False), 1007, "text message is not UTF-8"),
         (frame_bytes(Opcode.BINARY, b"x" * 1_001, mask=False), 1009, "message exceeds 1000 bytes"),
         (

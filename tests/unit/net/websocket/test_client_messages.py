@@ -9,12 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.support.raw_links import frame_bytes
 from tests.support.raw_servers import Peer, serving
-from tests.support.websocket_server import (
-    end_client,
-    listening,
-    open_client,
-    run_checked,
-)
+from tests.support.websocket_server import end_client, listening, open_client, run_checked
 
 from exec_server.net import inbox
 from exec_server.net.websocket import socket as websocket_socket

@@ -35,11 +35,7 @@ from exec_server.net.websocket.frames import (
     text_frame,
 )
 from exec_server.net.websocket.handshake import HttpRefusal
-from exec_server.net.websocket.server import (
-    HANDSHAKE_SECONDS,
-    LARGE_BYTES,
-    REFUSED_BYTES,
-)
+from exec_server.net.websocket.server import HANDSHAKE_SECONDS, LARGE_BYTES, REFUSED_BYTES
 from exec_server.net.websocket.socket import (
     CLOSE_SECONDS,
     DIRECT_BYTES,

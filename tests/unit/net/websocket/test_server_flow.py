@@ -6,19 +6,10 @@ import pytest
 from msgspec.structs import replace
 from tests.support.clock import Clock
 from tests.support.raw_links import frame_bytes
-from tests.support.websocket_server import (
-    MIB,
-    Connection,
-    Server,
-    close_event,
-    large_frame,
-)
+from tests.support.websocket_server import MIB, Connection, Server, close_event, large_frame
 
 from exec_server.net.inbox import BURST, ByteBudget
-from exec_server.net.websocket.frames import (
-    Event,
-    Opcode,
-)
+from exec_server.net.websocket.frames import Event, Opcode
 from exec_server.net.websocket.server import (
     PING_SECONDS,
     PROBE_SECONDS,

@@ -80,8 +80,7 @@ def test_disabled_means_no_limits_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    "permissions",
-    [wire.External("restricted"), wire.Managed(wire.Unrestricted(), "restricted")],
+    "permissions", [wire.External("restricted"), wire.Managed(wire.Unrestricted(), "restricted")]
 )
 def test_external_and_unrestricted_limit_the_network_only(
     permissions: wire.External | wire.Managed,
@@ -213,11 +212,7 @@ def test_a_policy_context_replaces_the_outer_cwd_and_roots() -> None:
     inner = wire.PolicyContext(workspace_roots=[wire.FileUri.from_wire("file:///inner")])
     outer: dict[str, Any] = {"cwd": FOREIGN, "workspace_roots": [FOREIGN]}
     found = rules(
-        project("write"),
-        policy_context=inner,
-        for_process=True,
-        host_paths=PROCESS,
-        **outer,
+        project("write"), policy_context=inner, for_process=True, host_paths=PROCESS, **outer
     )
     assert found == [("/inner", "write")]
     with pytest.raises(InvalidParams, match=NEEDS_CWD):

@@ -31,11 +31,7 @@ def _restrictions(
 ) -> Restrictions:
     user_namespace, private_proc, landlock = kernel
     return choose_restrictions(
-        view,
-        network,
-        user_namespace=user_namespace,
-        private_proc=private_proc,
-        landlock=landlock,
+        view, network, user_namespace=user_namespace, private_proc=private_proc, landlock=landlock
     )
 
 

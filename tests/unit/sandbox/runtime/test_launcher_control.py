@@ -38,10 +38,7 @@ def test_a_ready_process_returns(pair: tuple[socket.socket, socket.socket]) -> N
     ],
 )
 def test_other_states_raise_their_reason(
-    pair: tuple[socket.socket, socket.socket],
-    status: Status,
-    error: type[InternalError],
-    text: str,
+    pair: tuple[socket.socket, socket.socket], status: Status, error: type[InternalError], text: str
 ) -> None:
     messages.send(pair[1], status, [])
     with pytest.raises(error, match=text) as raised:
