@@ -14,7 +14,7 @@ from tests.support.server_internals import eventually
 from exec_server.net.websocket.frames import Opcode
 
 ENDLESS = 10**9
-SHORT = {"net.liveness.FLOOD_SECONDS": 0.5}
+SHORT = {"client.engine.messages.FLOOD_SECONDS": 0.5}
 TEXT = "the server has sent nothing but useless messages for 0.5 s"
 
 
