@@ -132,7 +132,7 @@ def test_start_that_hangs_delays_the_tags_of_others_only_a_little() -> None:
 def test_a_limit_that_cannot_be_set_fails_one_start_only() -> None:
     tags.mark_this_process()
     with (
-        mock.patch.object(tags.resource, "setrlimit", side_effect=OSError(1, "no")),
+        mock.patch("resource.setrlimit", side_effect=OSError(1, "no")),
         pytest.raises(OSError, match="no"),
         tags.Tagged(),
     ):
