@@ -25,7 +25,11 @@ SERVER_NEEDS = {
     *("ctypes", "grp", "pwd", "resource", "termios"),  # processes
     *("bisect", "hashlib", "pybase64"),  # the session and its messages
 }
-CLIENT_NEEDS = {*("argparse", "gettext", "runpy"), *("pybase64", "termios")}
+CLIENT_NEEDS = {
+    *("argparse", "gettext", "runpy"),
+    *("pybase64", "termios"),
+    *("aiohappyeyeballs", "ipaddress"),  # the connection
+}
 # Subjects of our own that come later, or never. Each takes milliseconds.
 SERVER_NEEDS_NOT = (
     *("adapters", "cli.connection", "client", "codex", "hosting", "patching", "relay"),

@@ -188,11 +188,16 @@ async def _connect(host: str, port: int) -> socket.socket:
 
 
 def _limited(addresses: Sequence[_AddressInfo]) -> list[_AddressInfo]:
-    """The addresses that are tried, as many of each family."""
+    """The addresses that are tried, as many of each family.
+
+    Hosts are bytes: for a text the event loop imports the codec of international names.
+    """
     families = Counter(family for family, *_ in addresses)
     limit = MAX_ADDRESSES // len(families)
     return [
-        entry for family in families for entry in [e for e in addresses if e[0] == family][:limit]
+        (*entry[:4], (entry[4][0].encode("ascii"), *entry[4][1:]))
+        for family in families
+        for entry in [e for e in addresses if e[0] == family][:limit]
     ]
 
 

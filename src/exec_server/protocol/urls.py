@@ -26,7 +26,6 @@ REMEMBERED_ADDRESSES: Final = 256
 INVALID_NAME: Final = "invalid international domain name"
 
 _DEFAULT_PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443}
-_PRINTABLE: Final = "".join(map(chr, range(0x21, 0x7F)))  # of a target, sent unquoted
 _EDGES: Final = "".join(map(chr, range(0x21)))  # browsers strip them from both ends of a URL
 _ACE_PREFIX: Final = "xn--"
 
@@ -36,6 +35,11 @@ _is_name = partial(re.fullmatch, r"(?:[a-z0-9_~-]{1,63}\.)*+[a-z0-9_~-]{0,63}")
 _is_plain_name = partial(re.fullmatch, r"(?:[a-z0-9_-]+\.)*+[a-z_-][a-z0-9_-]*")
 # Characters that end a host, or that browsers remove from a URL.
 _has_delimiter = partial(re.search, r"[/?#@\\\t\n\r]|:(?!.*\])|\].")
+# The parts of RFC 3986, appendix B. Not `urllib.parse`: its import takes longer than a connection.
+_split = partial(
+    re.fullmatch,
+    r"(?s)(?:([A-Za-z][A-Za-z0-9+.-]*):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#.*)?",
+)
 _has_scheme = partial(re.match, r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -153,29 +157,33 @@ class Url(NamedTuple):
 
 def parse_url(text: str, schemes: frozenset[str]) -> Url:
     """Parse a URL; raises ValueError with a text that does not contain the URL."""
-    from urllib.parse import quote, urlsplit  # slow, and a listener needs only the hosts
-
     text = text.strip()
     if any(character < " " or character == "\x7f" for character in text):
         raise ValueError("URL contains control characters")
     if "unix" in schemes and text.startswith("unix:"):
         return Url("unix", _checked_socket_path(text.removeprefix("unix:")), 0, "/")
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        raise ValueError("invalid URL") from None
-    if not parts.scheme:
+    parts = _split(text)
+    assert parts is not None  # it matches every text
+    scheme, authority, path, query = parts.groups("")
+    scheme = scheme.lower()
+    if not scheme:
         raise ValueError("relative URL without a base")
-    if parts.scheme not in schemes:
+    if scheme not in schemes:
         known = [f"{name}://" if name != "unix" else "unix:" for name in sorted(schemes)]
         raise ValueError(f"URL must begin with {' or '.join(known)}")
-    if "@" in parts.netloc:
+    if "@" in authority:
         raise ValueError("URL must not contain a user name or password")
-    host, port = split_authority(parts.netloc.removesuffix(":"))
-    target = quote(parts.path or "/", safe=_PRINTABLE)
-    if parts.query:
-        target += "?" + quote(parts.query, safe=_PRINTABLE)
-    return Url(parts.scheme, _checked_host(host), port or _DEFAULT_PORTS[parts.scheme], target)
+    if authority.count("[") != authority.count("]"):
+        raise ValueError("invalid URL")
+    host, port = split_authority(authority.removesuffix(":"))
+    target = _quoted(path or "/") + (f"?{_quoted(query)}" if query else "")
+    return Url(scheme, _checked_host(host), port or _DEFAULT_PORTS[scheme], target)
+
+
+def _quoted(text: str) -> str:
+    return re.sub(
+        r"[^!-~]+", lambda part: "".join(f"%{byte:02X}" for byte in part[0].encode()), text
+    )
 
 
 def _checked_socket_path(path: str) -> str:

@@ -286,13 +286,14 @@ def test_silent_address_does_not_delay_the_next(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_each_family_has_its_share_of_the_attempts() -> None:
-    def entry(family: int, host: int) -> Any:
+    def entry(family: int, host: str | bytes) -> Any:
         return (family, socket.SOCK_STREAM, 6, "", (host, 1))
 
-    six = [entry(socket.AF_INET6, number) for number in range(10)]
-    four = [entry(socket.AF_INET, 10)]
-    assert dial._limited(six) == six[:8]
-    assert dial._limited([*six, *four]) == [*six[:4], *four]
+    six = [entry(socket.AF_INET6, f"::{number}") for number in range(10)]
+    four = entry(socket.AF_INET, "127.0.0.1")
+    limited = [entry(socket.AF_INET6, b"::%d" % number) for number in range(8)]
+    assert dial._limited(six) == limited
+    assert dial._limited([*six, four]) == [*limited[:4], entry(socket.AF_INET, b"127.0.0.1")]
 
 
 def test_refused_connection_is_an_os_error() -> None:
