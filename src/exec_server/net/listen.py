@@ -1,7 +1,6 @@
-"""Addresses to listen on: `--listen` URLs, bound sockets, and the files of unix sockets.
+"""Addresses to listen on: `--listen` URLs, bound sockets, and unix socket files.
 
-The server prints its URL before it imports the rest of itself, so this module imports little: named
-tuples and not dataclasses, for example.
+Imports little, since the server prints its URL before it imports the rest of itself.
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ def parse_listen_url(url: str) -> Address | None:
 
 
 def _resolved(url: str, name: str, port: int) -> TcpAddress:
-    """The first address of a name of this machine. Blocking."""
     try:
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError):
@@ -189,8 +187,7 @@ def _bind_tcp(address: TcpAddress) -> socket.socket:
 
 def _bind_unix(path: str) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mode of the file is set by its creation, so that it is never open to other users. There
-    # are no other threads yet, which would get the umask too.
+    # The creation sets the mode: never open to other users. No other thread has the umask yet.
     umask = os.umask(0o177)
     try:
         try:
