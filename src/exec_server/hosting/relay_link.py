@@ -168,7 +168,6 @@ class RelayLink(asyncio.BufferedProtocol):
             self._update_reading()
 
     def _take_turn(self) -> None:
-        """Go on with the rest of a read, unless reading is held."""
         self._turn = None
         is_held = self._holds and self._state is State.OPEN
         if self._transport.is_closing() or is_held or not self._rest_waits:

@@ -71,7 +71,7 @@ class Operation(Enum):
 
 
 class Refusal(ExecServerError):
-    """An answer with status, code and message; only log and metrics show `reason`, which tells more."""
+    """An answer with status, code and message; `reason` may tell more, to log and metrics only."""
 
     def __init__(
         self, status: int, code: str, message: str, *, reason: str = "", **headers: str

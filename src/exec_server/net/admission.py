@@ -73,7 +73,6 @@ class Admission:
     """The bounds of a listener, and its connections before and after their upgrade."""
 
     def __init__(self, descriptors: int | None = None) -> None:
-        """`descriptors` is the limit of this process, unless a test has another one."""
         limit = open_file_limit() if descriptors is None else descriptors
         self.max_connections = min(MAX_CONNECTIONS, limit * 3 // 8)
         self.max_pending = min(MAX_PENDING, limit // 4)

@@ -41,7 +41,10 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 class PinnedContext(ssl.SSLContext):
-    """Accepts exactly the certificates with pinned fingerprints, whatever their issuer or dates."""
+    """Accepts exactly the pinned certificates, whatever their issuer, names and dates are.
+
+    `check_pin` compares them after the handshake, which has proved that the server has the key.
+    """
 
     pins: frozenset[str]
 

@@ -161,7 +161,7 @@ async def _open_unix(path: str, factory: Callable[[], P]) -> tuple[asyncio.Trans
 
 
 async def _connect(host: str, port: int) -> socket.socket:
-    """Connect to the first address that accepts (RFC 8305), which uvloop cannot do."""
+    """Connect to the first address that accepts (RFC 8305); uvloop would wait minutes for each."""
     from aiohappyeyeballs import start_connection  # 1 ms that a unix socket does without
 
     loop = asyncio.get_running_loop()

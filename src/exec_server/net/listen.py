@@ -93,6 +93,7 @@ def parse_listen_url(url: str) -> Address | None:
 
 
 def _resolved(url: str, name: str, port: int) -> TcpAddress:
+    """The first address of a name of this machine. Blocking."""
     try:
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError):
@@ -187,7 +188,7 @@ def _bind_tcp(address: TcpAddress) -> socket.socket:
 
 def _bind_unix(path: str) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The creation sets the mode: never open to other users. No other thread has the umask yet.
+    # The creation sets the mode, so other users never have access. No thread shares the umask yet.
     umask = os.umask(0o177)
     try:
         try:

@@ -70,7 +70,7 @@ class Outbox:
             write(message)
 
     async def send_parts(self, parts: AsyncIterator[bytes], writer: PartWriter) -> None:
-        """Send one message in parts, after other such messages; returns even if the link ends.
+        """Send one message in parts, after other such ones; no error if the link ends.
 
         Cancellation and exceptions of `parts` end the link if a part was written before.
         """

@@ -59,7 +59,7 @@ class PortSocket(asyncio.BufferedProtocol):
             stream.socket_lost(self._end_reason)
 
     def is_self_connected(self) -> bool:
-        """Whether the kernel has chosen the dialled port, where no program listens, as its own."""
+        """Whether it leads to itself: the kernel may choose the dialled port as its own."""
         assert self._transport is not None
         return bool(
             self._transport.get_extra_info("sockname") == self._transport.get_extra_info("peername")
@@ -219,10 +219,7 @@ class PortSockets:
         self._allow_other_hosts = allow_other_hosts
 
     async def connect(self, host: str | None, port: int) -> PortSocket:
-        """Connect to a host, None for loopback.
-
-        Raises OSError, InvalidRequest (forbidden), or InternalError (unknown, none forbidden).
-        """
+        """Connect, None for loopback; raises OSError, InvalidRequest or InternalError."""
         return await connect(await self._addresses(host), port)
 
     async def listen(self, port: int, accept: Accept) -> PortListener:
@@ -230,6 +227,7 @@ class PortSockets:
         return await listen(port, accept)
 
     async def _addresses(self, host: str | None) -> Sequence[str]:
+        """The addresses of a host that may be dialled, looked up only once."""
         if host is None or host.lower() == "localhost":
             return LOOPBACK_ADDRESSES
         if self._allow_other_hosts:

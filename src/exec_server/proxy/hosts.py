@@ -72,7 +72,6 @@ def is_public(address: str) -> bool:
 
 
 def _embedded(address: IPv6Address) -> list[IPv4Address]:
-    """The IPv4 addresses to which packets for an IPv6 address may be sent."""
     found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if any(address in network for network in _EMBEDDING):
         found.append(IPv4Address(int(address) & 0xFFFF_FFFF))

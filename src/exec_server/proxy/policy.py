@@ -46,10 +46,7 @@ Reason = Literal["method_not_allowed", "mitm_required"]
 
 
 class DomainPatterns:
-    """A set of patterns: `a.b` itself, `*.a.b` all below, `**.a.b` both, `*` and `?` inside.
-
-    International names are encoded by IDNA, since requests name hosts in ASCII.
-    """
+    """A set of patterns: `a.b` itself, `*.a.b` all below, `**.a.b` both, `*` and `?` inside."""
 
     def __init__(self, patterns: Iterable[str], *, denied: bool = False) -> None:
         """Raises InvalidParams; `denied` patterns must not match everything."""

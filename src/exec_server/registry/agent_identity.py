@@ -44,10 +44,7 @@ _ACCEPT = ("accept", "*/*")
 
 
 def open_sealed(box: bytes, key: Ed25519PrivateKey) -> bytes:
-    """Decrypt a task id's NaCl sealed box with the Curve25519 form of a signing key.
-
-    Raises ValueError for a box that cannot be opened, StartupError without PyNaCl, an extra.
-    """
+    """Decrypt a task id's NaCl sealed box; raises ValueError, StartupError without PyNaCl."""
     if len(box) > BOX_BYTES:
         raise ValueError("sealed box is too long")
     try:

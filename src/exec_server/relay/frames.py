@@ -97,7 +97,10 @@ def stream_prefix(stream_id: str) -> bytes:
 
 
 def token_field(token_id: str) -> bytes:
-    """The client's token, at the end of its handshake frame: the last of equal fields is valid."""
+    """The field that names a client's token, at the end of its handshake frame.
+
+    The last of several equal fields is valid, so a client cannot name another token.
+    """
     value = token_id.encode()
     return _varint(_TOKEN_ID << 3 | _BYTES) + _varint(len(value)) + value
 

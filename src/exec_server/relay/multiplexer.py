@@ -174,8 +174,9 @@ def _tell_lost(receiver: StreamReceiver) -> None:
         log.exception("the end of a relay stream failed unexpectedly")
 
 
-# A source is the token whose client sent the handshake, or without one all clients of a link. The
-# allowance grows back, so that no source is locked out for long; only expensive failures count.
+# A source is the token whose client sent the handshake, or without one all clients of a link. Only
+# failures that cost a private key operation count. The allowance grows back, so that no source is
+# locked out for long.
 class _Used(NamedTuple):
     until: float  # the time at which the whole allowance is there again
     reported_at: float
@@ -262,7 +263,7 @@ class EncryptedMultiplexer:
         make_ephemeral: Callable[[], Identity] = Identity.generate,
         names_tokens: bool = False,
     ) -> None:
-        """`names_tokens`: our registry's relay, which sets and revokes handshake tokens."""
+        """`names_tokens`: our registry's relay, and no client, sets and revokes tokens."""
         self._make_ephemeral = make_ephemeral
         self._names_tokens = names_tokens
         self._identity = identity

@@ -303,6 +303,7 @@ class _MessageReader:
 
 
 def _hkdf(chaining_key: bytes, secret: bytes, count: int) -> list[bytes]:
+    """HKDF as Noise defines it: `count` keys of 32 bytes."""
     extracted = hmac.digest(chaining_key, secret, "sha256")
     keys = [b""]
     for number in range(1, count + 1):
