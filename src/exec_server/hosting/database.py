@@ -1,7 +1,4 @@
-"""The interface of a database engine.
-
-Two engines with the same statements need no more. SQLAlchemy takes 240 ms to import.
-"""
+"""The interface of a database engine; SQLAlchemy would take 240 ms to import."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The part of a relay frame that the rendezvous reads: version, stream id and kind.
 
-The bytes of a frame are forwarded as they came; only a handshake gets one field more. A frame that
-names its stream twice could mean one stream here and another one at the executor, so the fast path
-takes only frames of the usual form, and all others are decoded as the executor decodes them.
+A frame that names its stream twice could mean one stream here and another one at the executor, so
+the fast path takes only usual frames, and all others are decoded as the executor decodes them.
 """
 
 from __future__ import annotations

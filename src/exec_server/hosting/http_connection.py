@@ -1,7 +1,6 @@
 """HttpConnection: one accepted connection, for the one HTTP request that it may send.
 
-Every request gets an answer, whatever happens: a client gives its session up when a connection was
-accepted and ended without one. After an upgrade another protocol takes the transport over.
+Every request gets an answer: a client gives its session up when a connection ends without one.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ LINGER_BYTES: Final = 1_048_576
 StartTask = Callable[[Coroutine[Any, Any, None]], object]
 
 
-# How many sockets a node may have. No I/O.
 class SocketAdmission(Enum):
     """How to treat a new connection."""
 
@@ -317,7 +315,6 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _head_lines(received: bytearray) -> int:
-    """Count the lines up to the end of the head, or of what there is of it."""
     ends = [at for at in (received.find(b"\n\r\n"), received.find(b"\n\n")) if at >= 0]
     return received.count(b"\n", 0, min(ends, default=len(received)))
 

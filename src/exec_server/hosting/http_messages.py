@@ -84,7 +84,6 @@ def peer_address(direct: str, forwarded: str, trusted: Networks) -> str:
         return direct
 
 
-# Request bodies of the registry: JSON text in, checked values out. No I/O.
 @dataclass(frozen=True, slots=True)
 class Key:
     """A checked public key: its JSON text, one for all spellings, and the hash of its bytes."""

@@ -1,7 +1,6 @@
 """Counters of a node in the text format of Prometheus. No label holds an environment or tenant.
 
-Hand-written because prometheus_client is a dependency that takes 77 ms to import, for a text of
-some lines.
+Hand-written because prometheus_client takes 77 ms to import.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Node: the life of one process of the service in its site.
 
-Every two seconds it proves that it lives, and learns what has changed: executors that have moved,
-tokens that were revoked, keys. Without a database it keeps the streams that it has. A drain moves
-its executors to other nodes.
+Every two seconds it proves that it lives, and learns of moved executors, revoked tokens and keys.
+Without a database it keeps its streams. A drain moves its executors to other nodes.
 """
 
 from __future__ import annotations
@@ -230,10 +229,7 @@ class Node:
             self._hub.forget_idle_tenants()
 
     async def drain(self, seconds: float, forwarders: Collection[object]) -> None:
-        """Move all executors to other nodes: close their sockets one after the other.
-
-        `forwarders` are connections that this node passes on; their clients need notice too.
-        """
+        """Move executors to other nodes, one by one; clients of `forwarders` get notice too."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         self.is_draining = True

@@ -1,9 +1,8 @@
 """The exchange of frames between an executor and its clients, by plain calls from link to link.
 
-A client's link owns the first stream that it names and no other, so that no client can speak into
-the stream of another one. Nothing is lost in silence: when a side leaves, the other one gets a
-reset with a reason. A receiver that does not read stops its senders; a client that does so for too
-long loses its stream, because the executor has one link for all its clients.
+A client's link owns the first stream that it names, so no client speaks into another's stream. When
+a side leaves, the other one gets a reset with a reason. A receiver that does not read stops its
+senders; a client that does so for too long loses its stream, since the executor has one link.
 """
 
 from __future__ import annotations
@@ -206,7 +205,6 @@ class RelayedExecutor(_End):
         lease: ExecutorLease,
         lost: Callable[[ExecutorLease], None],
     ) -> None:
-        """`lost` is called when the link has ended."""
         super().__init__(hub, tenant, link)
         self.lease = lease
         self._lost = lost

@@ -1,16 +1,9 @@
 """RelayLink: one WebSocket of the rendezvous, read and written in as few steps as possible.
 
-A relayed frame is received into a buffer that all links share, unmasked into a new object, and
-written to another link with a new header. Only whole binary frames take this path. Everything else
-(control frames, fragments, errors) goes through the codec of all other WebSockets.
-
-A second frame loop beside `net.websocket.socket.FramedSocket`, because a frame of 1 KiB takes 1.2
-microseconds to receive here and 12 there, and a node may spend 6 on the whole way of a frame. A
-test holds both loops to the same messages, answers and errors.
-
-Frames that one read brought are gathered for each receiver and written when all are handled. A read
-may bring many thousands of tiny ones: a link handles some and leaves the event loop to all others
-before it goes on.
+A second frame loop beside `net.websocket.socket.FramedSocket`, for whole binary frames only: a
+frame of 1 KiB takes 1.2 microseconds to receive here and 12 there, and a node may spend 6 on the
+whole way of a frame. A test holds both loops to the same messages, answers and errors. A read may
+bring many thousands of tiny frames, so a link handles some and then yields to the event loop.
 """
 
 from __future__ import annotations
@@ -175,7 +168,6 @@ class RelayLink(asyncio.BufferedProtocol):
             self._update_reading()
 
     def _take_turn(self) -> None:
-        """Go on with the rest of a read, unless reading is held."""
         self._turn = None
         is_held = self._holds and self._state is State.OPEN
         if self._transport.is_closing() or is_held or not self._rest_waits:
@@ -187,7 +179,6 @@ class RelayLink(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _keep(self, data: bytes) -> None:
-        """Add bytes to the rest of a read."""
         if self._reader is not None:
             self._reader.feed(data)
         else:
@@ -233,10 +224,7 @@ class RelayLink(asyncio.BufferedProtocol):
         return end, frames
 
     def _read_slowly(self, data: memoryview) -> tuple[int, int]:
-        """Deliver by the codec of all WebSockets; back to the fast path as soon as possible.
-
-        Counts binary messages, and other events.
-        """
+        """Deliver by the usual codec until the fast path can go on; counts messages and others."""
         reader = self._reader
         if reader is None:
             reader = self._reader = FrameReader(message_bytes=FRAME_BYTES)

@@ -34,11 +34,7 @@ KEY_REFRESH_SECONDS: Final = 1.0
 
 
 class Forwarder:
-    """Passes a client's connection on to the node that holds its executor.
-
-    The request is sent again as it came, and from then on bytes are copied both ways. Each
-    direction stops when the other side does not take them, by ordinary socket back-pressure.
-    """
+    """Passes a client's request, then bytes both ways, to the node that holds its executor."""
 
     def __init__(self, forwarders: set[Forwarder]) -> None:
         self._forwarders = forwarders
@@ -227,7 +223,6 @@ class Rendezvous:
         return _NewClient(self._hub, tenant, ticket, executor)
 
     def _client_room(self, ticket: Ticket, facts: TicketFacts, executor: RelayedExecutor) -> Tenant:
-        """The tenant, if it and the executor have room for one more client."""
         if not executor.link.is_open:
             raise Rejection(503, "route_unavailable")
         if not executor.has_room(ticket.token_id):

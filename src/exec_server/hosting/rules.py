@@ -1,7 +1,6 @@
 """Who may do what: ids, tokens, scopes and rates of the registry. No I/O, no clock, no randomness.
 
-Requests are checked in one order, so that nothing about another tenant follows from an answer:
-token, scope, id, existence.
+The order of checks (token, scope, id, existence) lets answers tell nothing about other tenants.
 """
 
 from __future__ import annotations
@@ -72,11 +71,7 @@ class Operation(Enum):
 
 
 class Refusal(ExecServerError):
-    """A request is answered with this status, code and message.
-
-    The log and the metrics show `reason`, which may tell more than the peer is told: a limit by its
-    name, the state of a token.
-    """
+    """An answer with status, code and message; `reason` may tell more, to log and metrics only."""
 
     def __init__(
         self, status: int, code: str, message: str, *, reason: str = "", **headers: str
@@ -210,10 +205,8 @@ class ByteRate:
         return 0.0 if self._available >= 0 else -self._available / self.rate
 
 
-# Signed rendezvous URLs: the URL is the credential, since nothing else is sent along.
-#
-# Values have characters that need no quoting, so the query is compared as it stands: there is one
-# spelling of each ticket, and every other one is refused.
+# Signed rendezvous URLs: the URL is the credential. The query is compared as it stands, so each
+# ticket has one spelling, and every other one is refused.
 class Rejection(Refusal):
     """An upgrade is refused; `code`, from a fixed list, is a header of the answer."""
 

@@ -68,12 +68,10 @@ _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class RefusalLog:
-    """A log line for each refused request, within a bound for each period.
+    """Bounded log lines for refused requests, with the id of the token, never the token.
 
-    A line has the id of the token, never the token. Peers decide how many requests are refused, and
-    a flood would fill the disk or hide the lines of others, so each tenant has its own number of
-    lines, and the requests without a known token have one together. The others are counted in one
-    line.
+    A flood must not fill the disk or hide the lines of others, so each tenant has its own number of
+    lines, and requests without a known token have one together. The others are counted in one line.
     """
 
     def __init__(self) -> None:
@@ -355,7 +353,6 @@ class Service:
             raise endpoints.unavailable(name, reason=_failure(name, error)) from None
 
     def _answer_other(self, path: str, request: ServiceRequest) -> ServiceAnswer:
-        """Health, metrics, and paths that are not served."""
         if request.method in ("GET", "HEAD"):
             if path == "/livez":
                 return ServiceAnswer(200, b"ok\n", _TEXT)
@@ -381,9 +378,7 @@ class Service:
         return ServiceAnswer(200, b"ok\n", _TEXT)
 
     def metrics_answer(self, request: ServiceRequest, *, is_open: bool) -> ServiceAnswer:
-        """The metrics for the holder of the token, or if there is none for peers of an open
-        listener; raises Refusal.
-        """
+        """The metrics for the token's holder, or on an open listener for all; raises Refusal."""
         if expected := self._options.metrics_token_hash:
             token = bearer_token(request.headers.get("authorization"))
             if not hmac.compare_digest(secret_hash(token), expected):
@@ -421,9 +416,7 @@ class Service:
 
 
 def _failure(name: str, error: Exception) -> str:
-    """Log why a request cannot be answered; returns the reason. An edge for all exceptions: a
-    defect must not end the service.
-    """
+    """Log why a request fails; returns the reason. A defect must not end the service."""
     if isinstance(error, (DatabaseUnavailable, TimeoutError)):
         log.info("%s cannot be answered: %s", name, str(error) or "it took too long")
         return "database_unavailable"

@@ -1,8 +1,7 @@
 """Every SQL statement of the registry, written once for both engines.
 
-Parameters are `$1`, `$2` and so on; `now()` is the clock of the database in Unix seconds. Each
-engine translates these two. Parameters in a SELECT list are cast, because PostgreSQL would take
-them for text there.
+Engines translate the parameters `$1`, `$2` and `now()`, the database clock in Unix seconds.
+Parameters in a SELECT list are cast, because PostgreSQL would take them for text there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Store: what the registry asks its database, one method for each question.
+"""Store: the registry's questions to its database, one method each.
 
-Times are those of the database. Rows become values here; no other module sees a row.
+Times are those of the database. No other module sees a row.
 """
 
 from __future__ import annotations
@@ -430,7 +430,6 @@ def _token_values(token: NewToken) -> tuple[Any, ...]:
 
 
 def _limits(row: Sequence[int | None]) -> Limits:
-    """The limits of a row, with the usual ones where it has none."""
     names = (field.name for field in fields(Limits))
     own = {name: value for name, value in zip(names, row, strict=True) if value is not None}
     return Limits(**own)

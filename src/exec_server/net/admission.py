@@ -1,10 +1,8 @@
 """Admission: how many connections a listener accepts, and which of them give way.
 
-Every machine that reaches the address can open connections. Those that have not authenticated have
-bounds of their own, and take no place of those that have. Beyond a bound the peer with the most of
-them loses its oldest one. An honest client needs a few round trips for its upgrade request, so idle
-connections cannot keep it out, and neither can a flood that comes from another address. All bounds
-together leave a quarter of the descriptors for starts and files.
+Unauthenticated connections have bounds of their own. Beyond one, the peer with the most loses its
+oldest, so neither idle connections nor a flood from another address keep an honest client out. All
+bounds together leave a quarter of the descriptors for starts and files.
 """
 
 from __future__ import annotations
@@ -75,7 +73,6 @@ class Admission:
     """The bounds of a listener, and its connections before and after their upgrade."""
 
     def __init__(self, descriptors: int | None = None) -> None:
-        """`descriptors` is the limit of this process, unless a test has another one."""
         limit = open_file_limit() if descriptors is None else descriptors
         self.max_connections = min(MAX_CONNECTIONS, limit * 3 // 8)
         self.max_pending = min(MAX_PENDING, limit // 4)

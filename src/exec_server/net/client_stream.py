@@ -149,9 +149,6 @@ async def open_stream(
     return made[0]
 
 
-# Forwarding: each message stream is joined to a WebSocket of its own at a fixed destination.
-#
-# Messages are not decoded, so sessions, processes and error answers are the destination's.
 def forwarder(url: str, tls: ssl.SSLContext | None, tasks: GuardedTasks) -> ReceiverFactory:
     """A factory of receivers that join streams to the destination; dials on `tasks`."""
     return lambda stream: _FromClient(stream, url, tls, tasks)

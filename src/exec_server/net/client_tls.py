@@ -41,10 +41,9 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 class PinnedContext(ssl.SSLContext):
-    """A context that accepts exactly the certificates with the pinned fingerprints.
+    """Accepts exactly the pinned certificates, whatever their issuer, names and dates are.
 
-    `check_pin` compares them after the handshake, which has proved that the server has the key of
-    its certificate. Issuer, names and dates of a pinned certificate are not checked.
+    `check_pin` compares them after the handshake, which has proved that the server has the key.
     """
 
     pins: frozenset[str]
@@ -58,10 +57,7 @@ def certificate_fingerprint(certificate: bytes) -> str:
 
 
 def normalise_pin(pin: str) -> str:
-    """A pin as `certificate_fingerprint` writes it.
-
-    Colons, upper case, and the line of `openssl x509 -fingerprint -sha256` are accepted.
-    """
+    """A pin as `certificate_fingerprint` writes it, also from `openssl x509 -fingerprint` lines."""
     text = pin.strip().lower().removeprefix("sha256 fingerprint=")
     digits = text.removeprefix("sha256:").replace(":", "")
     if len(digits) != 64 or not _HEX_DIGITS.issuperset(digits):
@@ -70,10 +66,7 @@ def normalise_pin(pin: str) -> str:
 
 
 def client_context(ca_file: str | None = None, pins: Sequence[str] = ()) -> ssl.SSLContext | None:
-    """A context for root certificates or pins, None for the roots of the system.
-
-    Raises StartupError if the file or a pin cannot be used, or if both are given.
-    """
+    """A context for root certificates or pins, None for the system's; raises StartupError."""
     if pins:
         if ca_file is not None:
             raise StartupError("a pin replaces the check by root certificates: give only one")
@@ -100,10 +93,7 @@ def _pinned_context(pins: frozenset[str]) -> PinnedContext:
 
 
 def check_pin(transport: asyncio.BaseTransport, context: ssl.SSLContext) -> None:
-    """Raise CertificateRejected unless the certificate of the peer is pinned.
-
-    Call it before anything is sent. It does nothing for a context without pins.
-    """
+    """Raise CertificateRejected unless the peer's certificate is pinned; call before sending."""
     if not isinstance(context, PinnedContext):
         return
     import hmac

@@ -1,7 +1,4 @@
-"""Outgoing connections: proxies of the environment, TCP, TLS and unix sockets.
-
-The caller passes the protocol to run on a connection.
-"""
+"""Outgoing connections: proxies of the environment, TCP, TLS and unix sockets."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ class Proxy(NamedTuple):
 
 
 def proxy_for(url: Url, environ: Mapping[str, str] = os.environ) -> Proxy | None:
-    """The proxy of the environment for this URL; never one for this machine itself.
-
-    An http request is sent to the proxy with the whole URL; all other schemes are tunnelled.
-    """
+    """The environment's proxy for this URL; never one for this machine itself."""
     name, value = _variable(environ, "HTTPS_PROXY" if url.secure else "HTTP_PROXY")
     if not value:
         name, value = _variable(environ, "ALL_PROXY")
@@ -96,7 +90,6 @@ def _is_exempt(url: Url, exempt: str) -> bool:
 
 
 def _matches(url: Url, entry: str) -> bool:
-    """Whether an entry of NO_PROXY matches: a name with its subdomains, or a network."""
     if entry == "*":
         return True
     address = parse_address(url.host)
@@ -121,10 +114,9 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
 async def open_connection(
     url: Url, factory: Callable[[], P], *, tls: ssl.SSLContext | None = None
 ) -> tuple[asyncio.Transport, P]:
-    """Connect, through the proxy of the environment if any; raises OSError or ConnectFailed.
+    """Connect, through the environment's proxy if any; raises OSError or ConnectFailed.
 
-    CertificateRejected, and ConnectFailed for a unix socket of another user, are raised before
-    anything is sent to the server. Cancelling closes the socket.
+    Server checks (certificate, unix socket user) precede all sending. Cancelling closes the socket.
     """
     loop = asyncio.get_running_loop()
     if url.scheme == "unix":
@@ -169,11 +161,7 @@ async def _open_unix(path: str, factory: Callable[[], P]) -> tuple[asyncio.Trans
 
 
 async def _connect(host: str, port: int) -> socket.socket:
-    """Connect to the first address that accepts (RFC 8305).
-
-    The event loop would try one address after the other, each for minutes: asyncio can do it,
-    uvloop cannot.
-    """
+    """Connect to the first address that accepts (RFC 8305); uvloop would wait minutes for each."""
     from aiohappyeyeballs import start_connection  # 1 ms that a unix socket does without
 
     loop = asyncio.get_running_loop()

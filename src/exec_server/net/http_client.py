@@ -1,7 +1,6 @@
-"""An HTTP/1.1 client on h11: responses are streamed, connections are reused.
+"""An HTTP/1.1 client on h11: responses are streamed, connections reused, redirects returned.
 
-Nothing is added to a request: no User-Agent, no cookies, no compression. Redirects are returned
-like other responses.
+Nothing is added to a request: no User-Agent, no cookies, no compression.
 
 Hand-written because WebSockets need the connections of `dial` as well. httpcore would add a second
 network stack on anyio, and takes 4.6 times as long for a request (`python -m bench.alternatives`).
@@ -107,10 +106,9 @@ class Client:
         *,
         repeatable: bool = False,
     ) -> StreamedResponse:
-        """Send a request and wait for the head of the response; raises HttpFailed.
+        """Send a request and wait for the response head; raises HttpFailed.
 
-        A server may close an idle connection at the moment of its reuse. A `repeatable` request
-        is then sent again.
+        A `repeatable` request is sent again if the server closed an idle connection meanwhile.
         """
         try:
             parsed = parse_url(url, _SCHEMES)
@@ -156,7 +154,6 @@ class Client:
             self._idle.pop(0).close()
 
     def _take_idle(self, url: Url, age: float) -> _Connection | None:
-        """Remove and return an idle connection to this server that is young enough."""
         now = time.monotonic()
         for connection in list(self._idle):
             if connection.last_used < now - IDLE_SECONDS or connection.is_closing():
@@ -288,7 +285,6 @@ class _Connection(asyncio.Protocol):
             self.lost.set_result(None)
 
     def _advance(self) -> None:
-        """Parse the received bytes."""
         try:
             while not self._is_complete:
                 event = self._http.next_event()

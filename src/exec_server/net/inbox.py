@@ -1,8 +1,5 @@
 """Inbox: delivers received items to a receiver that can pause. It has no socket.
 
-Theory of operation. A stream feeds received bytes to its decoder, then calls `deliver`, which
-takes whole items from the decoder and passes them on, as far as the receiver wants them.
-
     FLOWING --pause--> PAUSED --resume--> DRAINING --no more items--> FLOWING
        `--------- a burst of items ----------^  `--pause--> PAUSED
 
@@ -59,8 +56,7 @@ _TRANSITIONS = {
 class Inbox(Generic[T]):
     """Passes items from `next_item` to `receive`; `update_reading` is called when the flow changes.
 
-    `next_item` returns None if no item is complete. It may close the inbox. `delivered` is called
-    after each burst of items.
+    `next_item` returns None if no item is complete, and may close the inbox.
     """
 
     __slots__ = (

@@ -1,7 +1,4 @@
-"""Messages as lines of text, without a pipe: bytes in, lines out, and the other way round.
-
-`LineStream` is what the server's end of standard streams and the client's have in common.
-"""
+"""Messages as lines of text, without a pipe; `LineStream` serves both ends of standard streams."""
 
 from __future__ import annotations
 
@@ -146,7 +143,6 @@ class LineStream(ABC):
         self.close(0, "a message could not be completed")
 
     def _end(self) -> None:
-        """Send and deliver nothing more."""
         self._is_closed = True
         self._lines.clear()
         self._inbox.close()

@@ -1,7 +1,6 @@
-"""Addresses to listen on: `--listen` URLs, bound sockets, and the files of unix sockets.
+"""Addresses to listen on: `--listen` URLs, bound sockets, and unix socket files.
 
-The server prints its URL before it imports the rest of itself, so this module imports little: named
-tuples and not dataclasses, for example.
+Imports little, since the server prints its URL before it imports the rest of itself.
 """
 
 from __future__ import annotations
@@ -189,8 +188,7 @@ def _bind_tcp(address: TcpAddress) -> socket.socket:
 
 def _bind_unix(path: str) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mode of the file is set by its creation, so that it is never open to other users. There
-    # are no other threads yet, which would get the umask too.
+    # The creation sets the mode, so other users never have access. No thread shares the umask yet.
     umask = os.umask(0o177)
     try:
         try:

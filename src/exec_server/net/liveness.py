@@ -1,7 +1,6 @@
 """Liveness of a peer: pings, probes and progress. Clocks are arguments; no socket is needed.
 
-`KeepAlive` and `Progress` decide, from times that the caller passes. `Watchdog` and `Probe` are the
-timers of streams that have their own; a listener checks all its connections in one tick instead.
+`Watchdog` and `Probe` are timers of single streams; a listener checks all connections in one tick.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ class KeepAlive:
         self._give_up_at = None
 
     def check(self, now: float, *, can_answer: bool = True) -> Action:
-        """The action that is due. A peer that cannot answer is neither pinged nor given up.
-
-        A peer cannot answer while the ping does not reach it or its pong is not read.
-        """
+        """The due action; none while the ping does not reach the peer or its pong is not read."""
         is_due = now >= self._ping_at
         if is_due:
             self._ping_at = now + self._ping_seconds

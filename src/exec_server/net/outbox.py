@@ -1,8 +1,6 @@
 """Outbox: keeps messages in order while one of them is sent in parts. It has no socket.
 
-A message in parts is written as it is made, so that a large file is never held as a whole.
-Messages sent meanwhile wait behind it, and their producer is paused. A message that breaks off
-half way ends the link, because the peer has the first half of it.
+Messages sent meanwhile wait behind it, and their producer is paused.
 """
 
 from __future__ import annotations
@@ -72,10 +70,9 @@ class Outbox:
             write(message)
 
     async def send_parts(self, parts: AsyncIterator[bytes], writer: PartWriter) -> None:
-        """Send one message in parts, after other such messages.
+        """Send one message in parts, after other such ones; no error if the link ends.
 
-        Returns without an error if the link ends meanwhile. Cancellation and exceptions of
-        `parts` end the link if a part was written before.
+        Cancellation and exceptions of `parts` end the link if a part was written before.
         """
         async with self._lock:
             if self._state is _State.CLOSED:

@@ -1,8 +1,4 @@
-"""PortSocket: the socket of a forwarded connection; connecting and listening for it.
-
-Its other end is on another machine, so credit decides what is read. `proxy.stream.carry` joins two
-sockets of one machine, where the kernel's buffers suffice.
-"""
+"""PortSocket: the socket of a forwarded connection; connecting and listening for it."""
 
 from __future__ import annotations
 
@@ -35,16 +31,12 @@ Accept = Callable[["PortSocket"], None]
 class PortSocket(asyncio.BufferedProtocol):
     """A StreamSocket; its stream, which `attach` sets, decides when it reads.
 
-    uvloop starts to read after `connection_made`, even if that has paused the reading. Data and
-    the end that are read too early are kept until `resume_reading`.
-
-    A transport keeps each chunk that the kernel does not take as an object, and a chunk of a byte
-    needs hundreds of bytes. So it gets no chunk before the kernel has taken the ones before; until
-    then the bytes are gathered here.
+    uvloop reads after `connection_made` even if that paused it: early data and an early end are
+    kept until `resume_reading`. A transport needs hundreds of bytes for each waiting chunk, even of
+    one byte, so bytes are gathered here until the kernel has taken the chunk before.
     """
 
     def __init__(self, accept: Accept | None = None) -> None:
-        """`accept` is called when the socket is connected."""
         self._accept = accept
         self._transport: asyncio.Transport | None = None
         self._stream: PortStream | None = None
@@ -67,11 +59,7 @@ class PortSocket(asyncio.BufferedProtocol):
             stream.socket_lost(self._end_reason)
 
     def is_self_connected(self) -> bool:
-        """Whether the connection leads to itself.
-
-        The kernel connects a socket to itself if it has chosen the port that is dialled as the
-        socket's own, and no program listens there.
-        """
+        """Whether it leads to itself: the kernel may choose the dialled port as its own."""
         assert self._transport is not None
         return bool(
             self._transport.get_extra_info("sockname") == self._transport.get_extra_info("peername")
@@ -228,15 +216,10 @@ class PortSockets:
     """The sockets that a server opens for its clients."""
 
     def __init__(self, *, allow_other_hosts: bool = False) -> None:
-        """With `allow_other_hosts`, connections may leave this machine."""
         self._allow_other_hosts = allow_other_hosts
 
     async def connect(self, host: str | None, port: int) -> PortSocket:
-        """Connect to a host, None for loopback.
-
-        Raises OSError, InvalidRequest for a forbidden host, and InternalError for an unknown name
-        if no host is forbidden.
-        """
+        """Connect, None for loopback; raises OSError, InvalidRequest or InternalError."""
         return await connect(await self._addresses(host), port)
 
     async def listen(self, port: int, accept: Accept) -> PortListener:

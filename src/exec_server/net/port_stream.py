@@ -1,16 +1,9 @@
 """PortStream: one forwarded connection: credit, half-close and resets, without a socket.
 
-Theory of operation. A forwarded connection has a socket on each machine and a stream between
-them. Both ends are the same: a PortStream joins a socket of this machine (`StreamSocket`) to the
-other end (`StreamPeer`).
-
-- An end sends only as many bytes as the other end has given credit for, and reads from its socket
-  only while it has credit. So the bytes wait in the kernel of the sending machine, and a slow
-  stream neither fills memory nor delays others.
-- An end gives credit again for the bytes that its socket has taken.
-- The end of input of a socket closes one direction. After both directions have ended, the socket
-  is closed when it has taken the remaining bytes.
-- A socket that breaks resets the stream, and a reset stream resets its socket.
+- An end sends and reads only as many bytes as the other end has given credit for, so a slow stream
+  neither fills memory nor delays others. Bytes that a socket has taken give new credit.
+- The end of a socket's input closes one direction. After both, the socket is closed when it has
+  taken the remaining bytes. A broken socket resets the stream, and a reset stream its socket.
 """
 
 from __future__ import annotations

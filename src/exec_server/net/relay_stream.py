@@ -1,9 +1,8 @@
 """RelayStream: one stream of a relay as a MessageStream, for both roles.
 
-Theory of operation. Streams share a socket, so neither direction may ever wait for one stream.
-Frames are sent at once while the socket takes them; otherwise each stream queues its own, and the
-carrier sends one frame of each stream in turn. Messages that arrive while the receiver is paused
-are queued within limits; a peer that goes beyond them loses its stream, and only that one.
+Streams share a socket, so neither direction may ever wait for one stream: each queues its own
+frames, and the carrier sends one of each in turn. Messages for a paused receiver are queued within
+limits; a peer that goes beyond them loses its stream, and only that one.
 """
 
 from __future__ import annotations
@@ -115,7 +114,6 @@ class RelayStream:
             self._stall_watchdog.start(STALL_SECONDS)
 
     def _reserve(self) -> bool:
-        """Hold as much of the shared budget as the messages here need."""
         return self._reservation.resize(
             max(0, self._queue_bytes + self._channel.incoming_size - FREE_BYTES)
         )
@@ -285,8 +283,7 @@ class _RecordWriter:
 class RelaySocket(ABC):
     """The carrier of the streams on one ClientSocket: fair sending, keep-alive, deadlines.
 
-    The links of both roles, `relay_client` and `relay_executor`, add their streams. `ended` gets
-    the reason once the socket is lost, after `streams_lost` was called.
+    `ended` gets the reason once the socket is lost, after `streams_lost` was called.
     """
 
     def __init__(self, socket: ClientSocket) -> None:
@@ -325,7 +322,6 @@ class RelaySocket(ABC):
         self._pump()
 
     def _pump(self) -> None:
-        """Send one frame of each stream in turn while the socket takes them."""
         if self._is_pumping:
             return
         self._is_pumping = True

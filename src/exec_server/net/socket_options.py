@@ -28,10 +28,7 @@ def peer_user(connected: socket.socket) -> int:
 
 
 def check_server_user(connected: socket.socket, path: str) -> None:
-    """Raise ConnectFailed unless the server is run by this user or by root.
-
-    Any user can create a socket in a shared directory and wait there for tokens.
-    """
+    """Raise ConnectFailed unless this user or root runs the server: others could collect tokens."""
     # macOS has no SO_PEERCRED; there the owner of the file is its creator, or root's choice.
     has_credentials = hasattr(socket, "SO_PEERCRED")
     uid = peer_user(connected) if has_credentials else os.stat(path).st_uid

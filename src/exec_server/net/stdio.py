@@ -30,10 +30,7 @@ class StdioReceiver(MessageReceiver, Protocol):
 
 
 class StdioStream(LineStream, asyncio.Protocol):
-    """The link to the program that started this server; a MessageStream.
-
-    `ended` is done when stdin has ended and the stream is closed.
-    """
+    """The parent program's link; `ended` is done when stdin has ended and the stream is closed."""
 
     _receiver: StdioReceiver  # from `open` on
 

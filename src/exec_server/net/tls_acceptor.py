@@ -1,7 +1,6 @@
-"""TlsAcceptor: accepts connections and performs their TLS handshakes, a bounded number at a time.
+"""TlsAcceptor: accepts connections and performs a bounded number of TLS handshakes at a time.
 
-The server of the event loop does not tell when a handshake fails, so it could not be bounded. A
-handshake is a task of its own here; the protocol of a connection gets it when TLS is established.
+The event loop's own server does not tell when a handshake fails, so it could not be bounded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """CertificateAuthority: certificates that only processes with masked credentials trust.
 
-The key of the authority exists in the memory of the server alone. A file holds its certificate and
-those that the system trusts; the variables of the processes name it.
+The authority's key exists in server memory alone.
 """
 
 from __future__ import annotations
@@ -105,7 +104,6 @@ class CertificateAuthority:
 
 
 def _system_certificates() -> bytes:
-    """The certificates that the system trusts."""
     paths = ssl.get_default_verify_paths()
     if paths.cafile is None:
         return b""

@@ -1,8 +1,7 @@
 """CertificateFile: the certificates that masked processes trust, in a file of the server.
 
-A process in a view of its own gets a copy in the view, which no other process reaches. All others
-read this file. It is in a directory that policies leave alone, unless one names it, and it is
-verified before each use: whatever happened to it, the next process reads what the server wrote.
+A process in a view of its own gets a copy there. All others read this file, in a directory that
+policies leave alone unless one names it, so it is verified before each use.
 """
 
 from __future__ import annotations
@@ -113,8 +112,7 @@ class CertificateFile:
 def _directories(variables: Mapping[str, str]) -> Iterator[str]:
     """Where the file may be, the best first.
 
-    The last one is writable by most policies. Then only the check before each use protects the
-    processes that have no view of their own.
+    Most policies can write to the last one: there only the check before each use protects.
     """
     if os.geteuid() == 0:
         yield _ROOT_DIRECTORY
@@ -132,7 +130,6 @@ def _directories(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def _is_own_directory(path: str) -> bool:
-    """Whether a directory belongs to the user of this server, and others cannot write to it."""
     try:
         info = os.stat(path)
     except OSError:

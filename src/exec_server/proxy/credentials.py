@@ -154,11 +154,10 @@ class UnusablePattern(ValueError):
 
 
 class SearchTime:
-    """The time that the searches of one start may take together.
+    """The time that the searches of one start may take together, beyond which it is refused.
 
-    A client can write an expression that takes exponential time. So the module `regex` is used,
-    which searches without the lock of the interpreter and stops at a time limit: other clients do
-    not wait, and a start whose patterns take too long is refused.
+    A client can write an expression that takes exponential time. The module `regex` searches
+    without the interpreter lock and stops at a time limit, so other clients do not wait.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -194,10 +193,7 @@ class SecretPatterns:
                 start = max(match.end(), start + 1)
 
     def dummy(self, value: str, draw: Draw, search_time: SearchTime) -> str | None:
-        """A text that the same pattern matches, and that tells nothing of the secret.
-
-        None if there is none: a pattern may stand for one text only.
-        """
+        """A matching text that tells nothing of the secret; None if the pattern has no other."""
         for pattern, _ in self._patterns:
             if search_time.limit(pattern.fullmatch, value):
                 for trial in _imitations(value, draw):
@@ -217,7 +213,6 @@ def _imitations(value: str, draw: Draw) -> Iterator[str]:
 
 
 def _same_kind(character: str, draw: Draw) -> str:
-    """A letter for a letter, a digit for a digit; the character itself if it is neither."""
     for alphabet in (string.digits, string.ascii_lowercase, string.ascii_uppercase):
         if character in alphabet:
             return draw(alphabet)
@@ -250,8 +245,8 @@ def _compiled(text: str) -> tuple[regex.Pattern[str], bool]:
 def _count_parts(text: str) -> int:
     """The parts of a pattern with all repetitions, or more where its groups are uncertain.
 
-    After a set within a set, and with the flag `x`, a parenthesis may be a character or a comment:
-    a repeated group then counts as if it began where the pattern begins.
+    After a nested set, and with the flag `x`, a parenthesis may be a character or a comment: a
+    repeated group then counts from the pattern's beginning.
     """
     is_verbose = re.search(r"\(\?\w*x", text) is not None
     if is_verbose and re.search(r"\{[\s0-9,]*#", text):
@@ -304,7 +299,7 @@ class CredentialDestination(NamedTuple):
         return host == self.host
 
     def has_path(self, target: bytes | None) -> bool:
-        """Whether the target of a request is below the path, however an origin reads it.
+        """Whether a request target is below the path, however an origin reads it.
 
         None: another header may name the target, so it is known to be below `/` only.
         """
@@ -322,8 +317,7 @@ class CredentialDestination(NamedTuple):
 def _is_straight(path: bytes) -> bool:
     """Whether no segment of a path leads upwards, also after it is decoded.
 
-    A path that is not UTF-8 may be an overlong form of one that does (`%c0%ae` for a dot), and
-    compatible characters may be replaced by those of ASCII, as by a file system.
+    Origins may accept overlong UTF-8 (`%c0%ae` for a dot), or map compatible characters to ASCII.
     """
     if _MALFORMED.search(path):
         return False
@@ -426,8 +420,7 @@ def _built_in_usage(*hosts: str) -> Usage:
 def custom_providers(providers: Mapping[str, CredentialProvider] | None) -> tuple[Provider, ...]:
     """The providers of a client; raises InvalidParams for one that cannot be used.
 
-    The rules are the reference's, which ignores a provider that breaks them, and gives its secrets
-    to the process.
+    The reference ignores such a provider, and gives its secrets to the process.
     """
     if len(providers or {}) > MAX_PROVIDERS:
         raise InvalidParams(f"{_PREFIX}at most {MAX_PROVIDERS} credential providers are supported")
@@ -584,7 +577,7 @@ class CredentialMask:
     def _replaced(self, text: str, values: Iterable[str]) -> str:
         """A text with dummies for values, in one pass, the longest of those at the same place.
 
-        An expression of all values would take minutes to compile if they are long.
+        One expression of all values would take minutes to compile if they are long.
         """
         places = [(text.find(value), -len(value), value) for value in values if value in text]
         heapq.heapify(places)
@@ -612,10 +605,7 @@ class CredentialMask:
     def restored(
         self, scheme: Scheme, place: tuple[str, int], path: bytes, headers: Iterable[Header]
     ) -> list[Header]:
-        """The headers of a request to a host and port with secrets for dummies.
-
-        A secret with a line break stays a dummy: it cannot be sent.
-        """
+        """Request headers with secrets for dummies, except secrets with a line break."""
         headers = list(headers)
         is_known = _PATH_HEADERS.isdisjoint(name.lower() for name, _ in headers)
         known = path if is_known else None
@@ -666,7 +656,6 @@ class CredentialMask:
 
 
 def _named_values(provider: Provider, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The values of the variables of a built-in provider, which are secrets as they are."""
     for name in provider.variables if provider.is_built_in else ():
         # Programs ignore blanks around a token, and no header can have a line break.
         if value := env.get(name, "").strip():
@@ -682,8 +671,8 @@ def _secrets_in(
 ) -> Iterator[tuple[str, str]]:
     """The variables with secrets of a provider, and the secrets.
 
-    A token that a variable of a built-in provider names belongs to that one alone, even if it looks
-    like a token of another. A service of the user's own without a known host has no others.
+    A token in a built-in provider's variable belongs to that provider alone, whatever it looks
+    like. A service of the user's own without a known host has no others.
     """
     yield from _named_values(provider, env)
     if provider.is_built_in and not usage.destinations:

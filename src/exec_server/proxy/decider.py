@@ -1,8 +1,7 @@
 """Decider: decides about each request of one process, asks the client, and reports.
 
-Theory of operation. A name is looked up once, after the rules and the client have allowed it. The
-addresses that were found are checked, and exactly these are dialled. So a name whose addresses
-change between two look-ups gains nothing.
+A name is looked up once, after the rules and the client have allowed it, and exactly the checked
+addresses are dialled: changing addresses between two look-ups gains nothing.
 """
 
 from __future__ import annotations
@@ -93,7 +92,6 @@ class Decider:
         return await self._checked(request.host, allowed)
 
     async def _checked(self, host: str, allowed: Decision) -> Decision:
-        """An allowing decision with its addresses, or a denial because of one of them."""
         addresses = await self._look_up(host)
         if self.policy.denies(addresses):
             return Decision("deny", "baseline_policy", "denied")
@@ -165,7 +163,6 @@ def decode_answer(result: object) -> Answer | None:
 
 
 def _is_plain(character: str) -> bool:
-    """Whether a character is none of the control characters."""
     return character >= " " and not "\x7f" <= character <= "\x9f"
 
 

@@ -37,16 +37,12 @@ _EMBEDDING: Final = tuple(
 )
 # Linux connects an address that means "any" to the loopback address of its family.
 _ANY_TO_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-# The characters of names that DNS and /etc/hosts have. Another proxy might read the others as the
-# end of a host.
+# Names in DNS and /etc/hosts; another proxy might read other characters as the end of a host.
 _is_name = re.compile(r"[a-z0-9._-]+").fullmatch
 
 
 def normalize(text: str) -> str:
-    """The host in the form in which it is compared; empty if there is none.
-
-    Brackets, one `:port` and trailing dots are removed; an IPv6 address gets its short form.
-    """
+    """The host as it is compared, without brackets, one `:port` and trailing dots; may be empty."""
     host = text.strip()
     if host.startswith("["):
         host = host[1:].partition("]")[0]
@@ -76,7 +72,6 @@ def is_public(address: str) -> bool:
 
 
 def _embedded(address: IPv6Address) -> list[IPv4Address]:
-    """The IPv4 addresses to which packets for an IPv6 address may be sent."""
     found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if any(address in network for network in _EMBEDDING):
         found.append(IPv4Address(int(address) & 0xFFFF_FFFF))
@@ -84,9 +79,7 @@ def _embedded(address: IPv6Address) -> list[IPv4Address]:
 
 
 def address_forms(address: str) -> tuple[str, ...]:
-    """An address of the resolver without its scope, the IPv4 addresses in it, and loopback if
-    a connection to one of them is one to this machine.
-    """
+    """A resolved address without scope, its IPv4 addresses, and loopback if one leads there."""
     parsed = ip_address(address.partition("%")[0])
     embedded = _embedded(parsed) if isinstance(parsed, IPv6Address) else []
     forms = (str(parsed), *map(str, embedded))

@@ -1,12 +1,8 @@
 """HttpExchange: the requests of one HTTP connection, and their exchange with origins.
 
-h11 parses both directions, and every head is written anew from the parsed form, with the framing
-of its body. So a request that two parsers could read differently is refused, or reaches the origin
-in the proxy's reading, and an origin's response is likewise that of the proxy. A body whose length
-the head of a response tells is passed on as it arrives.
-
-Libraries (mitmproxy, pproxy) bring a proxy with a policy of its own: limits, decisions of clients
-and datagrams of SOCKS would have to be put around it.
+h11 parses both directions, and every head is written anew from the parsed form: a request or
+response that two parsers could read differently is refused or passed on in the proxy's reading.
+Libraries (mitmproxy, pproxy) bring a policy of their own instead of our limits and decisions.
 """
 
 from __future__ import annotations
@@ -82,7 +78,6 @@ class HttpExchange(ABC):
                 await asyncio.sleep(0)  # many small requests must not keep the loop from others
 
     def _has_ended(self, request: h11.Request) -> bool:
-        """Whether the request was read to its end."""
         if messages.is_empty(request):
             return True  # at the end of its head
         return self._http.their_state not in (h11.SEND_BODY, h11.ERROR)
@@ -123,7 +118,6 @@ class HttpExchange(ABC):
                 pass
 
     async def _request_body(self) -> bytes:
-        """The next bytes of the body of the request; empty at its end."""
         return await _body(self._http, self._receive_body)
 
     async def _receive_body(self) -> bytes:
@@ -198,7 +192,6 @@ class HttpExchange(ABC):
     async def _pass_bytes(
         self, head: bytes, length: int, origin: h11.Connection, outer: Stream
     ) -> None:
-        """Pass on a body of this length, with the head before its first bytes."""
         data = head + origin.trailing_data[0][:length]
         left = length + len(head)
         while True:
@@ -211,7 +204,6 @@ class HttpExchange(ABC):
                 raise ConnectionResetError("the origin has closed the connection")
 
     async def _pass_parsed(self, may_chunk: bool, origin: h11.Connection, outer: Stream) -> None:
-        """Pass on a body whose end the parser finds."""
         while data := await _body(origin, lambda: outer.receive(PARSED_BYTES)):
             await self.stream.send(messages.chunk(data) if may_chunk else data)
         if may_chunk:
@@ -226,7 +218,6 @@ class HttpExchange(ABC):
         await self.stream.send(messages.encode_answer(request, answer, last=last))
 
     async def _refuse_bytes(self, status: int) -> None:
-        """Answer bytes that are no request of HTTP/1."""
         reason = http1.reason(431 if status == 431 else 400)
         headers = [("connection", "close"), ("content-length", "0"), ("date", date().decode())]
         await self.stream.send(http1.encode_head(f"HTTP/1.1 {status} {reason}", headers))
@@ -251,7 +242,6 @@ async def _body(parser: h11.Connection, receive: Callable[[], Awaitable[bytes]])
 
 
 def _request_parser() -> h11.Connection:
-    """A parser for one request."""
     return h11.Connection(h11.SERVER, max_incomplete_event_size=PARSED_HEAD_BYTES)
 
 

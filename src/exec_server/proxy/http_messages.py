@@ -165,9 +165,7 @@ def check_response(response: h11.Response) -> None:
 
 
 def _misnamed_option(message: h11.Request | h11.Response) -> bytes | None:
-    """A header for all recipients that `Connection` names; without it, others would read a
-    message that differs from the one that was decided about.
-    """
+    """An end-to-end header that `Connection` names: others would read a different message."""
     return min(_connection_options(message) & _FOR_ALL_RECIPIENTS, default=None)
 
 
@@ -230,8 +228,7 @@ def forwarded_request(request: h11.Request, target: RequestTarget, *, absolute: 
         headers.append((b"Transfer-Encoding", b"chunked"))
     else:
         headers += _length(request)
-    # Each request has a connection of its own. An origin that does not read the body of a request
-    # must not take it for the next one.
+    # An origin that does not read a request body must not take it for the next request.
     headers.append((b"Connection", b"close"))
     path = target.path
     if absolute:
@@ -246,7 +243,6 @@ def _length(message: h11.Request | h11.Response) -> Headers:
 
 
 def _default_host(target: RequestTarget) -> bytes:
-    """The Host header for a target in absolute form."""
     authority = host_port(target.host, target.port)
     return authority.removesuffix(f":{_HTTP_PORT}").encode("ascii")
 
@@ -256,7 +252,7 @@ def forwarded_response(
 ) -> Head:
     """The head for the process, with a date if the origin has sent none.
 
-    Without a length the body is sent in chunks, or its end is that of the connection.
+    Without a length the body is sent in chunks, or ends with the connection.
     """
     headers = end_to_end(response)
     if length is None:
@@ -328,7 +324,7 @@ def encode_answer(request: h11.Request | None, answer: ProxyAnswer, *, last: boo
 class HeadBuffer:
     """The head of a request before it is parsed, amended where h11 is stricter than others.
 
-    h11 remains the only parser: the amendments can make a request invalid, but never another one.
+    h11 remains the only parser: amendments can make a request invalid, but never another one.
     A `Host` that was overlooked here makes two, which h11 refuses.
     """
 

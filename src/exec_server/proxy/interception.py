@@ -1,8 +1,7 @@
-"""Interceptor: opens TLS connections of a process to the hosts that its masked secrets belong to,
-and in limited mode to all hosts.
+"""Interceptor: opens TLS connections to hosts of masked secrets, in limited mode to all hosts.
 
-The process gets a certificate of the server's own authority, which only it trusts; the origin has
-to have one that the system trusts. Requests are passed on one by one, with secrets for dummies.
+The process gets a certificate of the server's own authority, which only it trusts; the origin needs
+one that the system trusts.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ class Interceptor:
     ) -> None:
         """Serve the requests in a tunnel to an intercepted host; raises OSError.
 
-        `accept` tells the process that the tunnel is open. Its first bytes are for TLS, so nothing
-        else may have read them.
+        `accept` tells the process that the tunnel is open; its next bytes must be unread.
         """
         threads, authority = self._resources.lookup_threads, self._resources.authority()
         context = await threads.run(authority.context, target[0])
@@ -112,10 +110,7 @@ class Interceptor:
 
 
 def _check_name(context: ssl.SSLContext, host: str) -> None:
-    """Raise OSError for a host that no certificate can name, such as `a..b`.
-
-    asyncio finds that out in a callback: nobody gets the exception, and the connection stays open.
-    """
+    """Raise OSError for a host like `a..b`; asyncio would do so in a callback and not close."""
     try:
         context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=host)
     except ValueError as error:

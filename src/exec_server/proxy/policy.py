@@ -46,11 +46,7 @@ Reason = Literal["method_not_allowed", "mitm_required"]
 
 
 class DomainPatterns:
-    """A set of patterns: `a.b` itself, `*.a.b` all below, `**.a.b` both, `*` and `?` inside.
-
-    Names without wildcards are found without comparing them all. Requests name hosts in ASCII, so
-    international names are encoded by IDNA, as browsers do it.
-    """
+    """A set of patterns: `a.b` itself, `*.a.b` all below, `**.a.b` both, `*` and `?` inside."""
 
     def __init__(self, patterns: Iterable[str], *, denied: bool = False) -> None:
         """Raises InvalidParams; `denied` patterns must not match everything."""
@@ -132,7 +128,6 @@ def _ascii(text: str, pattern: str) -> str:
 
 
 def _encoded(label: str) -> str | None:
-    """An international label in ASCII; None if it has no such form."""
     if len(label) > LABEL_CHARACTERS or _has_wildcard(label):
         return None
     try:
@@ -154,8 +149,7 @@ def _expression(text: str) -> str:
     )
     if not others:
         return first
-    # The first match of each text between two stars is as good as any later one, so the group is
-    # atomic: without that, many stars take exponential time.
+    # Atomic groups, since the first match is as good as any: else many stars take exponential time.
     between = "".join(f"(?>.*?{part})" for part in others[:-1])
     return f"{first}{between}.*{others[-1]}"
 
@@ -229,9 +223,9 @@ class NetworkPolicy:
             self.answer_seconds = seconds + ANSWER_GRACE_SECONDS
 
     def verdict(self, host: str) -> Verdict:
-        """What the rules say; the client may override `not_allowed`.
+        """The rules' verdict; the client may override `not_allowed`.
 
-        An `allow` holds only if the addresses of the host pass `may_dial`.
+        An `allow` holds only if the host's addresses pass `may_dial`.
         """
         if not hosts.is_usable(host):
             return "not_allowed"
@@ -244,10 +238,7 @@ class NetworkPolicy:
         return "allow"
 
     def may_be_local(self, host: str) -> bool:
-        """Whether this host may be one of this machine or its networks.
-
-        A wildcard does not suffice, and neither does a name: its owner chooses its addresses.
-        """
+        """Whether a host may be local; no wildcard or name suffices: owners choose addresses."""
         return self.allows_local or (self._allowed.names(host) and is_local(host))
 
     def may_dial(self, host: str, addresses: Iterable[str]) -> bool:
@@ -257,8 +248,7 @@ class NetworkPolicy:
     def denies(self, addresses: Iterable[str]) -> bool:
         """Whether a `deny` matches an address that would be dialled.
 
-        `127.1`, `2130706433` and `::ffff:127.0.0.1` are other spellings of 127.0.0.1; 0.0.0.0 and
-        a name may lead there, too.
+        127.0.0.1 has other spellings (`127.1`, `2130706433`), and 0.0.0.0 or a name may lead there.
         """
         return any(
             self._denied.match(form)

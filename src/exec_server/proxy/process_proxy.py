@@ -337,10 +337,7 @@ class ProcessProxy(Listeners):
         self.certificates: VerifiedFile | None = None  # of a masked process
 
     def mask(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment of the process, without secrets if that is asked for. In a thread.
-
-        Raises InvalidParams for providers that cannot be used.
-        """
+        """The process environment, masked if asked for; raises InvalidParams. In a thread."""
         if not self._settings.credential_masking:
             return dict(env)
         providers = custom_providers(self._settings.credential_providers)

@@ -1,7 +1,4 @@
-"""ProxyResources: the resources that the proxies of all processes of a server share.
-
-A module of its own, because most servers start no proxy and never import the others.
-"""
+"""ProxyResources: what all proxies of a server share; most servers import no other proxy module."""
 
 from __future__ import annotations
 
@@ -46,8 +43,7 @@ class ProxyResources(msgspec.Struct):
                 self._authority = CertificateAuthority(self.variables)
                 self._client_context = ssl.create_default_context()
                 self._client_context.set_alpn_protocols(["http/1.1"])
-                # Authorities of companies often lack extensions that strict checks ask for, and
-                # other programs accept them.
+                # Authorities of companies often lack extensions that strict checks ask for.
                 self._client_context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             return self._authority
 

@@ -52,20 +52,14 @@ _NO_SUCH_ADDRESS_TYPE: Final = 8
 
 
 class UdpAssociation:
-    """Relays the datagrams of one UDP ASSOCIATE of a process.
+    """Relays the datagrams of one UDP ASSOCIATE of a process, through a loopback socket.
 
-    The process sends its datagrams to a socket of the association on loopback, each with its
-    destination. The first one to a destination waits for the decision; its address is then
-    remembered, and only datagrams from there are passed back. A datagram that cannot be sent at
-    once is dropped, as networks do, so nothing is buffered but what waits for decisions.
+    The first datagram to a destination waits for the decision; its address is then remembered, and
+    only datagrams from there are passed back. A datagram that cannot be sent at once is dropped.
     """
 
     def __init__(self, client: str, port: int, decider: Decider) -> None:
-        """Raises OSError.
-
-        `client` is the address of the TCP connection. `port` is the one that the process sends
-        from; 0 if it is that of its first datagram.
-        """
+        """Raises OSError; `port` is the process's own, 0 if its first datagram tells it."""
         self._client = client
         self._port = port
         self._decider = decider

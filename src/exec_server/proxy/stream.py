@@ -1,8 +1,6 @@
-"""Stream: both directions of one connection of a proxy, and its two kinds.
+"""Stream: both directions of one proxy connection: `SocketStream`, and with TLS `TransportStream`.
 
-`SocketStream` is a plain TCP connection. It reads and writes the socket itself, without the
-transport of the event loop: a proxy forwards what it reads at once, so the buffers and the copies
-of a transport gain nothing. `TransportStream` is a connection with TLS.
+A SocketStream has no event loop transport: a proxy forwards at once, so its buffers gain nothing.
 """
 
 from __future__ import annotations
@@ -220,7 +218,7 @@ class TransportStream:
 async def carry(inner: Stream, outer: Stream, early: bytes = b"") -> None:
     """Carry bytes both ways until both have ended; `early` are bytes that the inner one has sent.
 
-    An end of one direction is passed on, and the other direction stays open. An error resets both.
+    The end of one direction leaves the other one open. An error resets both.
     """
     is_whole = False
     try:

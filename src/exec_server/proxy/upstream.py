@@ -89,7 +89,6 @@ async def _ask_for_tunnel(stream: Stream, authority: str, proxy: Route) -> None:
 
 
 def _proxy(variables: Mapping[str, str], *names: str) -> Route | None:
-    """The HTTP proxy that the first usable one of the variables names."""
     for name in names:
         value = variables.get(name, "").strip() or variables.get(name.lower(), "").strip()
         proxy = _parse_proxy(value)
@@ -112,7 +111,7 @@ def _parse_proxy(value: str) -> Route | None:
 
 
 def _basic(userinfo: str) -> bytes:
-    """The user and password of a URL as the value of a header (RFC 7617)."""
+    """The user and password of a URL as a header value (RFC 7617)."""
     user, _, password = userinfo.encode(errors="surrogateescape").partition(b":")
     pair = unquote_to_bytes(user) + b":" + unquote_to_bytes(password)
     return b"Basic " + base64.b64encode(pair)

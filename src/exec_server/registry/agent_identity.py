@@ -1,7 +1,6 @@
 """An agent's own identity: a signed token that carries its key, and assertions made with it.
 
-The token is verified with the issuer's key set. The agent's key then registers a task and signs
-each request for that task. Details of a failure are logged; the error text is one line.
+The token is verified with the issuer's key set; its key registers a task and signs its requests.
 """
 
 from __future__ import annotations
@@ -45,11 +44,7 @@ _ACCEPT = ("accept", "*/*")
 
 
 def open_sealed(box: bytes, key: Ed25519PrivateKey) -> bytes:
-    """Decrypt the NaCl sealed box of a task id for the Curve25519 form of a signing key.
-
-    Raises ValueError for a box that cannot be opened, StartupError without PyNaCl: it is an extra
-    of its own, because most registries send the id in the clear.
-    """
+    """Decrypt a task id's NaCl sealed box; raises ValueError, StartupError without PyNaCl."""
     if len(box) > BOX_BYTES:
         raise ValueError("sealed box is too long")
     try:

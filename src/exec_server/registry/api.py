@@ -1,7 +1,4 @@
-"""The requests of executors and clients to a registry, one method each, and their responses.
-
-`probe` asks a registry for the roles of a token without changing anything there.
-"""
+"""The requests of executors and clients to a registry, one method each, and their responses."""
 
 from __future__ import annotations
 
@@ -285,8 +282,7 @@ class Registry:
     async def register(self, key: PublicKey) -> Registration:
         """Register once; raises RegistryError.
 
-        It is RegistryUnavailable if the registry asks for another attempt, and RegistryUnreachable
-        if there was no response, or one of a registry in trouble.
+        RegistryUnavailable: it asks for another attempt. RegistryUnreachable: no usable response.
         """
         body = {"security_profile": SECURITY_PROFILE, "executor_public_key": key_object(key)}
         exchange = await self._post_registration(
@@ -493,11 +489,10 @@ class Permissions(NamedTuple):
 async def probe(
     url: str, environment_id: str, token: str, tls: ssl.SSLContext | None
 ) -> Permissions:
-    """The roles of a token; raises RegistryError if the registry refuses it or is none.
+    """A token's roles, without a change there; raises RegistryError if refused or no registry.
 
-    A registry checks the token, then its scopes, then the body of a request. An empty body
-    therefore tells a token that is refused (401) and one that is for other operations or
-    environments (403) from one that is accepted (400).
+    A registry checks token, scopes, then body: an empty body gives 401 (refused), 403 (other
+    operations or environments) or 400 (accepted).
     """
     http = HttpClient(tls)
     registry = Registry(url, environment_id, Bearer(token), http)

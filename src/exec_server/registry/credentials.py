@@ -108,9 +108,9 @@ def choose_credential(
     http: HttpClient,
     stdin: int = 0,
 ) -> Credential:
-    """The credential that options and environment select; raises StartupError.
+    """The credential that options and environment select, usable after `ready`.
 
-    It is usable after its `ready`. The secrets may be removed from the environment before that.
+    Raises StartupError. The secrets may be removed from the environment before `ready`.
     """
     # Each kind is imported where it is chosen: a client, which has a token, needs none of them.
     if options.aws_sigv4:

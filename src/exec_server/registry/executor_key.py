@@ -1,8 +1,7 @@
 """The key of an executor in a file of its user, so that its fingerprint survives a restart.
 
-The file has both halves in PEM, as PKCS #8 without a passphrase: X25519, then ML-KEM-768 as its
-seed (RFC 9935). Each environment id has a file of its own, so that executors that run on one
-machine, or on machines with a common home directory, have different keys.
+Both halves are in PEM, PKCS #8 without a passphrase: X25519, then the ML-KEM-768 seed (RFC 9935).
+Each environment id has its own file, so executors with a common home directory differ.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ def executor_identity(
 ) -> Identity:
     """The key in the file, which is created if it is missing; raises StartupError.
 
-    Without `key_file` it is in the state directory of the user. If that directory cannot be used,
-    a read-only home for example, the key is in memory alone, and stderr says so.
+    If the default state directory cannot be used, the key is in memory alone, and stderr says so.
     """
     if key_file == IN_MEMORY:
         return Identity.generate()

@@ -45,10 +45,7 @@ class SignIn(NamedTuple):
 
 
 class StoredSignIn:
-    """The API key or the tokens of a ChatGPT account in the file.
-
-    The program that signed in refreshes expired tokens; here the file is only read.
-    """
+    """The API key or account tokens in the file; the program that signed in refreshes them."""
 
     hides_responses = False
 
@@ -104,10 +101,7 @@ def file_path(environ: Mapping[str, str]) -> Path:
 
 
 def parse(content: bytes) -> SignIn | None:
-    """The sign-in in a file, None if it has none of a known kind.
-
-    Raises msgspec.DecodeError if the file is not JSON.
-    """
+    """The sign-in in a file, None if of no known kind; raises msgspec.DecodeError if not JSON."""
     try:
         state = msgspec.json.decode(content, type=_State)
     except (msgspec.ValidationError, UnicodeDecodeError):

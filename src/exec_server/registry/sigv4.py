@@ -1,7 +1,4 @@
-"""Requests signed for AWS (Signature Version 4) by botocore.
-
-botocore finds profiles, roles and machine credentials as other AWS tools do.
-"""
+"""Requests signed for AWS (Signature Version 4) by botocore, which finds the credentials."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ _UNSIGNED = (
 class SigV4:
     """Signs each request, with credentials that botocore refreshes when needed.
 
-    The constructor finds the credentials and may query the metadata service, so it must not run
-    in an event loop. The secrets may be removed from the environment afterwards.
+    The constructor may query the metadata service, so it must not run in an event loop. The secrets
+    may be removed from the environment afterwards.
     """
 
     hides_responses = False
@@ -77,8 +74,7 @@ class SigV4:
 
     def _signed(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
         credentials = self._credentials()
-        # The host is signed without the default port of its scheme; the signer knows the ports
-        # of http and https only.
+        # The host is signed without its default port, and the signer knows only http and https.
         if url.startswith(("ws:", "wss:")):
             url = "http" + url.removeprefix("ws")
         sent = {"content-type": "application/json"} if method == "POST" else {}

@@ -1,8 +1,5 @@
 """The streams on an executor's link, without the socket: handshakes, limits, resets.
 
-Theory of operation. The link passes each frame to `frame_received`; the multiplexer calls the
-link back to send frames, to validate a key and to open a stream.
-
     (none) --handshake--> pending --finish(valid)--> open --reset, error, close--> (none)
                                   \\-finish(invalid), data, a second handshake-> reset, (none)
 
@@ -92,10 +89,7 @@ class StreamTable:
         self._streams[channel.stream_id] = self._by_prefix[channel.prefix] = entry
 
     def frame_received(self, data: bytes) -> Frame | None:
-        """Deliver a frame to its stream; the decoded frame if the multiplexer has to handle it.
-
-        A reset has ended its stream then; data have none.
-        """
+        """Deliver a frame; returns it decoded if it is left to handle. A reset ends its stream."""
         if self._deliver_usual(data):
             return None
         try:
@@ -154,7 +148,6 @@ class StreamTable:
             self.send_reset(stream_id)
 
     def _remove(self, stream_id: str) -> StreamReceiver | None:
-        """Forget a stream; returns its receiver, if there is such a stream."""
         entry = self._streams.pop(stream_id, None)
         if entry is None:
             return None
@@ -181,10 +174,9 @@ def _tell_lost(receiver: StreamReceiver) -> None:
         log.exception("the end of a relay stream failed unexpectedly")
 
 
-# A source is the token whose client sent the handshake, if the registry names it, and otherwise
-# all clients of a link together. Only failures that cost a private key operation are recorded.
-# They take from an allowance that grows back, so that no source is ever locked out for long, and
-# none but the one whose handshakes fail is refused at all.
+# A source is the token whose client sent the handshake, or without one all clients of a link. Only
+# failures that cost a private key operation count. The allowance grows back, so that no source is
+# locked out for long.
 class _Used(NamedTuple):
     until: float  # the time at which the whole allowance is there again
     reported_at: float
@@ -271,10 +263,7 @@ class EncryptedMultiplexer:
         make_ephemeral: Callable[[], Identity] = Identity.generate,
         names_tokens: bool = False,
     ) -> None:
-        """With `names_tokens` the relay is that of a registry of ours.
-
-        It sets the token of each handshake and says when one is revoked, and no client can.
-        """
+        """`names_tokens`: our registry's relay, and no client, sets and revokes tokens."""
         self._make_ephemeral = make_ephemeral
         self._names_tokens = names_tokens
         self._identity = identity
@@ -412,10 +401,7 @@ class EncryptedMultiplexer:
 
 
 class PlainMultiplexer:
-    """The executor's streams on one link of the historical form (`--relay-security plain`).
-
-    A stream begins with its first data frame.
-    """
+    """An executor's `--relay-security plain` streams; each begins with its first data frame."""
 
     def __init__(self, link: MultiplexerLink) -> None:
         self._link = link
@@ -427,7 +413,6 @@ class PlainMultiplexer:
             self._open(frame)
 
     def _open(self, frame: Frame) -> None:
-        """Open a stream with its first frame."""
         if self._streams.is_full:
             self._streams.send_reset(frame.stream_id)
             return

@@ -4,12 +4,10 @@ Noise pattern IK with a post-quantum half beside each Diffie-Hellman half:
 
     <- s
     ...
-    -> skem, e, es, s, ss, payload
+    -> skem, e, es, s, ss, payload (the registry's authorization)
     <- ekem, skem, e, ee, se, payload (empty)
 
-The client initiates, with the executor's static key from the registry. The first message carries
-the client's static key, encrypted, and as its payload the authorization from the registry. Errors
-of the peer raise RelayError, with a text that does not help an attacker.
+The client initiates. Peer errors raise RelayError, with a text that does not help an attacker.
 """
 
 from __future__ import annotations

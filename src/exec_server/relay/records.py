@@ -132,7 +132,6 @@ class MessageAssembler:
         return list(self._whole_messages())
 
     def _whole_messages(self) -> Iterator[bytes]:
-        """Remove whole messages from the start of the buffer."""
         buffer, offset = self._buffer, 0
         self.incoming_size = 0
         while len(buffer) - offset >= _PREFIX_BYTES:
@@ -209,10 +208,7 @@ class RelayChannel:
 
 
 class PlainChannel:
-    """A stream of the historical form, not encrypted: each message is the payload of a frame.
-
-    Sequence numbers are sent and ignored; a message may be sent in segments.
-    """
+    """A historical stream, not encrypted; sequence numbers are sent, and ignored on receipt."""
 
     message_bytes = MESSAGE_BYTES
 
