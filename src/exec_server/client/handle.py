@@ -153,7 +153,7 @@ class ContextTask(Generic[T]):
             raise
 
     async def close(self) -> None:
-        """Leave the context, even if the caller is cancelled; raises the exception of that."""
+        """Leave the context, even if the caller is cancelled; raises its exception."""
         self._stop.set()
         if self._task is not None:
             await asyncio.wait([self._task])

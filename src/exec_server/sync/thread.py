@@ -167,8 +167,8 @@ class LoopThread(Generic[T]):
         """Run a coroutine on the loop and wait; wrong arguments raise TypeError here.
 
         Raises SessionLost if the context was left, RuntimeError in the child of a fork. An
-        exception here, such as KeyboardInterrupt, cancels the coroutine and waits CANCEL_SECONDS
-        for its clean-up.
+        exception here, such as KeyboardInterrupt, cancels the coroutine and is raised after its
+        clean-up, or after CANCEL_SECONDS.
         """
         self._fork.check()
         if threading.current_thread() is self._thread:

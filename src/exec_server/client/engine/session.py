@@ -748,7 +748,7 @@ class ClientSession:
             return ConnectFailed(f"no connection within {RECOVERY_SECONDS:g} s: {reason}")
 
     def _end(self, reason: str, code: int = _NORMAL, *, keeps_calls: bool = True) -> None:
-        """Fail all calls, with `keeps_calls` those once sent, and report to the subscribers."""
+        """Fail all calls, with `keeps_calls` only those ever sent, and tell the subscribers."""
         if self._end_reason is not None:
             return
         self._end_reason = reason
