@@ -1,8 +1,4 @@
-"""ExecServerSandbox: a machine as the sandbox backend of deepagents.
-
-Commands and transfers of files are our own. The tools of `BaseSandbox` are commands on the machine,
-which needs `python3` for them.
-"""
+"""ExecServerSandbox: a machine as a deepagents backend; `BaseSandbox` tools need its `python3`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""ExecServerFileSystem: the files of a machine for fsspec, with the protocol `exec-server://`.
+"""ExecServerFileSystem: files of a machine for fsspec, with the protocol `exec-server://`.
 
-Pandas, Dask and all other users of fsspec read and write them by URL. `exec-server:///path` is a
-path of the machine that the storage options name, `exec-server://HOST:PORT/path` one of
+`exec-server:///path` is on the machine of the storage options, `exec-server://HOST:PORT/path` on
 `ws://HOST:PORT`.
 """
 

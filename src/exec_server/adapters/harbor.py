@@ -1,8 +1,7 @@
 """ExecServerEnvironment: a machine as an environment of Harbor.
 
-In a job: `environment: {import_path: "exec_server.adapters.harbor:ExecServerEnvironment", kwargs:
-{target: …}}`. The machine is used as it is: no image is built, so the target has to be one that
-suits the task.
+No image is built: the target has to suit the task. A job names it with `environment: {import_path:
+"exec_server.adapters.harbor:ExecServerEnvironment", kwargs: {target: …}}`.
 """
 
 from __future__ import annotations

@@ -177,7 +177,6 @@ def found_path(folder: str, name: str) -> str:
 
 
 def _common(before: list[str], after: list[str]) -> int:
-    """The number of lines with which both begin."""
     pairs = enumerate(zip(before, after, strict=False))
     shorter = min(len(before), len(after))
     return next((number for number, (one, other) in pairs if one != other), shorter)

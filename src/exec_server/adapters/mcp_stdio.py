@@ -46,10 +46,7 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 async def serve_stdio(server: MCPServer, lines: AsyncIterator[str], write: Write) -> None:
-    """Serve a client until its lines end or it no longer reads.
-
-    Raises ProtocolError if a line is not acceptable.
-    """
+    """Serve a client until it leaves; raises ProtocolError if a line is not acceptable."""
     await _Transport(server, lines, write).run()
 
 

@@ -1,8 +1,6 @@
 """ExecServerWorkspace: a directory of a machine as a workspace backend of Pydantic AI.
 
-Commands and files are those of the server's machine. A workspace is a new directory in its
-temporary one, or the directory that a `WorkspaceRef` names; it stays when the run ends, until
-`destroy` deletes it.
+It is a new temporary directory or that of a `WorkspaceRef`, and stays until `destroy`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""StoredMachine: the fields of a machine in the configurations that frameworks store.
-
-This module needs pydantic, which every framework with such a configuration brings along.
-"""
+"""StoredMachine: the fields of a machine in the configurations that frameworks store."""
 
 from __future__ import annotations
 

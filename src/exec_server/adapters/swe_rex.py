@@ -74,10 +74,7 @@ class BashSession:
         return (await self._read((), START_SECONDS)).output
 
     async def run(self, command: str, timeout: float | None, expect: Sequence[str]) -> Observation:  # noqa: ASYNC109 - the output stays unread
-        """Run a command until the prompt, or until one of the expected texts is printed.
-
-        Raises TimeoutError; the command goes on then, until `interrupt`.
-        """
+        """Run a command until the prompt or an expected text; it goes on after TimeoutError."""
         await self._process.write(f" eval {shlex.quote(command)}\n".encode())
         return await self._read(expect, timeout)
 
@@ -92,10 +89,7 @@ class BashSession:
         attempts: int,
         expect: Sequence[str],
     ) -> Observation:
-        """Interrupt the running command, and kill it if that does not end it.
-
-        Raises TimeoutError if neither is possible, because it ignores all keys of a terminal.
-        """
+        """Interrupt or kill the running command; TimeoutError if it ignores all terminal keys."""
         for _ in range(attempts):
             await self._process.write(b"\x03")
             try:

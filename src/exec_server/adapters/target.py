@@ -1,7 +1,4 @@
-"""What adapters share: their machine, its files, and its errors.
-
-The machine is a target, a registry with an environment, or a local server.
-"""
+"""What adapters share: their machine, its files, and its errors."""
 
 from __future__ import annotations
 
@@ -119,10 +116,7 @@ def token_of_variable(name: str | None) -> str | None:
 
 
 def make_environment(target: str | None, options: ConnectOptions) -> Environment:
-    """An environment to open; a server of this machine if no option names another one.
-
-    Raises StartupError if the options name a machine in part, such as a token without a target.
-    """
+    """An environment to open, by default a local server; StartupError for incomplete options."""
     if _is_local(target, options):
         return Environment.local()
     return connect(target, **options)

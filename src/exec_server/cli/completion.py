@@ -1,9 +1,7 @@
-"""Completion scripts for bash, zsh and fish: commands, flags, targets, remote paths and names.
+"""Completion scripts for bash, zsh and fish, generated from the argument parsers.
 
-The scripts are generated from the argument parsers, so new flags are included automatically.
-
-Hand-written because shtab has no fish and no paths of another machine, and argcomplete starts the
-program for flags too.
+Hand-written because shtab has no fish and no remote paths, and argcomplete starts the program for
+flags too.
 """
 
 from __future__ import annotations
@@ -73,7 +71,6 @@ def _with_operands(operands: str) -> list[str]:
 
 
 def _flags(command: str) -> list[_Flag]:
-    """The flags of a command, from its parser."""
     return list(_parser_flags(COMMANDS[command].build_parser()))
 
 
@@ -125,12 +122,10 @@ def _case(command: str) -> str:
 
 
 def _choices() -> dict[str, _Flag]:
-    """Flags with a list of values, by COMMAND.NAME."""
     return {name: flag for name, flag in _named_flags() if flag.choices}
 
 
 def _shared() -> dict[str, str]:
-    """The fields common to the bash and zsh templates."""
     every = _named_flags()
     return {
         "files": _pattern(name for name, flag in every if flag.is_file and not flag.choices),
@@ -166,7 +161,6 @@ def _pattern(names: Iterator[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote for bash and zsh."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

@@ -81,8 +81,7 @@ def run_event_loop(main: Coroutine[Any, Any, int]) -> int:
 class Connections(AsyncExitStack):
     """One connection for each target of a command line; an async context manager.
 
-    An exception passes through the context of each connection, and the one whose session was
-    lost describes it.
+    An exception is described by the connection whose session was lost.
     """
 
     def __init__(self, access: AccessOptions) -> None:
@@ -249,10 +248,7 @@ def _relay_dialer(target: Target, on_status: Callable[[str], None]) -> Dialer:
 
 
 def error_text(error: Exception, path: str = "") -> str:
-    """The text of an error without its errno, and without the path if the caller prints it.
-
-    It is one line: a server cannot add further ones.
-    """
+    """The error's single line, without its errno, and without the path if the caller prints it."""
     text = re.sub(_ERRNO_SUFFIX, "", printable(str(error)))
     return text.removeprefix(f"{printable(path)}: ") if path else text
 

@@ -1,9 +1,8 @@
 """`exec-server help` and `version`, and the manual pages, from the argument parsers and the table.
 
-hatch_build.py installs the pages with the wheel below share/man. They are hand-written because
-argparse-manpage (4.8) leaves quotes, tildes and carets to roff, which prints other characters, so
-that examples cannot be copied; it also puts the exit codes, signals and examples of a command into
-one section of comments, and has no page for groups of commands.
+hatch_build.py installs the pages with the wheel. They are hand-written because argparse-manpage
+(4.8) leaves quotes, tildes and carets to roff, so that examples cannot be copied, and has no
+sections for exit codes and no pages for groups.
 """
 
 from __future__ import annotations
@@ -124,10 +123,7 @@ def run_version(_: argparse.Namespace) -> int:
 
 
 def _checkout_commit() -> str:
-    """The commit of the checkout with this package; empty if the package is installed.
-
-    The files of Git are read, because its program may be missing.
-    """
+    """The commit of the checkout, read from its files as Git may be missing; empty if installed."""
     from pathlib import Path
 
     root = Path(__file__).parents[3]
@@ -146,7 +142,6 @@ def _checkout_commit() -> str:
 
 
 def _referenced_commit(directory: Path, name: str) -> str:
-    """The commit of a branch; empty if it has none."""
     if (directory / name).exists():
         return (directory / name).read_text().strip()
     lines = (directory / "packed-refs").read_text().splitlines()
@@ -163,7 +158,6 @@ def pages() -> dict[str, str]:
 
 
 def _command_pages(command: CommandRow) -> dict[str, str]:
-    """The page of a command, and one for each of its actions."""
     parser = command.build_parser()
     found = {_file_name(parser): _page(parser, command.summary)}
     for action in parser._actions:

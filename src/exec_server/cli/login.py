@@ -1,8 +1,7 @@
-"""`exec-server login` and `logout`: the registries of the user, and the tokens for them.
+"""`exec-server login` and `logout`: registries of the user, and a token for each role.
 
-`logins.json` beside targets.toml lists them. A token is in the keyring of the user's desktop if
-there is one (the package `keyring`), otherwise in that file, which only the user may read. A
-registry has one token for each role: `executor` to register this machine, `client` to connect.
+`logins.json` beside targets.toml lists them. Tokens are in the desktop's keyring (package
+`keyring`), or else in that file, which only the user may read.
 """
 
 from __future__ import annotations
@@ -124,10 +123,7 @@ def find_login(url: str) -> Login | None:
 
 
 def save_login(login: Login, place: Place) -> None:
-    """Store the tokens of a login; other roles of the same registry keep theirs.
-
-    Raises UsageError or CommandError.
-    """
+    """Store the tokens of a login, beside those of other roles; UsageError or CommandError."""
     stored = load_logins()
     earlier = stored.pop(login.url, None)
     if len(stored) >= MAX_REGISTRIES:

@@ -1,7 +1,4 @@
-"""Log formats on stderr: text or JSON.
-
-Each event is one line, even if names contain control characters.
-"""
+"""Log formats on stderr, text or JSON; control characters in names never add a line."""
 
 from __future__ import annotations
 

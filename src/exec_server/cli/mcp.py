@@ -191,10 +191,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 async def read_lines(stdin: StdinReader) -> AsyncIterator[str]:
-    """The lines of stdin until its end; raises ProtocolError if one is too long.
-
-    Bytes that are not UTF-8 become surrogates, as in file names.
-    """
+    """Lines of stdin, other bytes than UTF-8 as surrogates; ProtocolError if one is too long."""
     from exec_server.net.lines import LineSplitter
 
     splitter = LineSplitter(LINE_BYTES, must_be_utf8=False)

@@ -41,10 +41,7 @@ def read_policy(flag: str, path: str) -> object:
 
 
 def load_policy(flag: str, policy: str | None) -> AnySandbox | None:
-    """A policy by its name or file for the client, which may still need surroundings.
-
-    Raises UsageError.
-    """
+    """A policy by name or file for the client, perhaps without surroundings; raises UsageError."""
     if policy is None:
         return None
     if policy in sandbox.PRESETS:

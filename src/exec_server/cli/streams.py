@@ -1,8 +1,7 @@
 """The standard streams of the client commands: texts for people, and bytes for programs.
 
-Every text that a command prints passes through this module, which escapes the control characters
-in it: servers choose names and error texts. Only contents (the output of `exec`, the files of
-`cat`) are written as they are, by `OutputWriter`.
+Texts pass through this module, which escapes control characters: servers choose names and error
+texts. Only contents (`exec` output, `cat` files) are written as they are, by `OutputWriter`.
 """
 
 from __future__ import annotations
@@ -172,10 +171,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 class OutputWriter:
-    """Writes to descriptors in one thread, so that a slow reader does not block the loop.
-
-    The thread is never joined: the reader of the pipe may never read again.
-    """
+    """Writes in one thread, which is never joined: the reader of a pipe may never read again."""
 
     def __init__(self) -> None:
         from concurrent.futures import ThreadPoolExecutor

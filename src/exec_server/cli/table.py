@@ -1,8 +1,4 @@
-"""The table of all commands: each is one row here, and functions of a module imported on demand.
-
-The entry point, `--help`, completion scripts and suggestions are all made from this table, so a
-new command is its functions and its row. docs/architecture.md describes them.
-"""
+"""The table of all commands: each is one row here, and functions of a module imported on demand."""
 
 from __future__ import annotations
 

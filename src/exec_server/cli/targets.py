@@ -218,10 +218,7 @@ def targets_file() -> Path:
 
 
 def read_configuration(path: Path) -> tuple[bytes, bool] | None:
-    """A file of the user's configuration, and whether other users can read it.
-
-    None if there is no such file; raises UsageError.
-    """
+    """A configuration file, and whether others can read it; None if missing. Raises UsageError."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode

@@ -1,9 +1,6 @@
 """CommandRun: one command from its start to its exit, with its output in a Result.
 
-`run_many` runs several; SystemCommands runs those that the client needs for itself.
-
-Output is collected as it is received. If it is also delivered, to a callback or to files, it passes
-the queue of the process, so that a slow receiver slows the command down and loses nothing.
+Delivered output passes the queue of the process, so that a slow receiver slows the command down.
 """
 
 from __future__ import annotations
@@ -383,7 +380,6 @@ class CommandRun(Process):
         return self._result(began)
 
     async def _exit(self, remote: RemoteProcess, data: bytes | None) -> None:
-        """Start the command and wait for its exit."""
         await self._processes.start(remote, self._params, self._name)
         if self._delivery is not None:
             self._delivering = self._session.spawn(self._deliver(self._delivery))
@@ -567,11 +563,8 @@ async def run_many(
     return [results[index] for index in range(len(commands))]
 
 
-# SystemCommands: commands of the machine that the client runs for itself, such as find and xargs.
-#
-# The PATH of a server may begin with directories of a project (`.venv/bin`, `node_modules/.bin`),
-# where a confined command may have put a program of any name. For these commands the directories
-# of the system come first.
+# Programs of the system come first: a server's PATH may begin with directories of a project, where
+# a confined command may have put a program of any name.
 def with_system_programs(argv: Sequence[str]) -> list[str]:
     """A command, or a script of `/bin/sh -c`, that finds programs of the system first."""
     if list(argv[:2]) == ["/bin/sh", "-c"]:

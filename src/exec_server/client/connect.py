@@ -121,7 +121,6 @@ def _is_relay(target: str | None) -> TypeGuard[str]:
 
 
 def _relay_parts(target: str) -> tuple[str, str]:
-    """The registry and the environment of `relay:REGISTRY/ENVIRONMENT`."""
     parts = re.fullmatch(_RELAY, target, re.DOTALL)
     if parts is None:
         raise StartupError(

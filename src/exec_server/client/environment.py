@@ -1,7 +1,4 @@
-"""Environment: commands, files and HTTP requests on the machine of one server.
-
-Beside it are its answers to network requests, the wait for a port, and texts of failed connections.
-"""
+"""Environment: commands, files and HTTP requests on the machine of one server."""
 
 from __future__ import annotations
 
@@ -131,10 +128,7 @@ def _denial(reason: str) -> PolicyResult:
     return PolicyResult(Answer("deny", printable[:_REASON_CHARACTERS]))
 
 
-# Whether a program listens at a TCP port of the server's machine.
-#
-# The tables of the kernel tell it. A connection would tell it too, but a program that accepts a
-# single connection, or logs each one, would notice.
+# The kernel's tables, because a program that accepts one connection, or logs each, would notice.
 def is_listening(table: bytes, port: int) -> bool:
     """Whether a table has a socket that listens at the port, whatever its address."""
     suffix = b":%04X" % port

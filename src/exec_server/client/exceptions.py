@@ -43,9 +43,7 @@ STDERR_CHARACTERS: Final = 1000
 _DENIALS: Final = ("(os error 1)", "(os error 13)", "(os error 30)")
 
 
-# Errors of files that are also the built-in exceptions, with `errno` and `filename`.
-#
-# Servers report the number of the operating system at the end of their texts: `(os error 13)`.
+# Servers end their texts with the number of the operating system: `(os error 13)`.
 class FileError(RpcError, OSError):
     """A file operation failed; `strerror` is the text of the server's machine."""
 

@@ -1,9 +1,7 @@
 """Files: operations on files of the server's machine.
 
-A method of `Files` is a request. For a server without the method, `polyfills` has a replacement,
-which the session uses. Many small files travel together in a few requests, on servers with
-`fsBinary`; on others, under a sandbox and as another user, each takes requests of its own, some of
-them at a time. Transfers of trees and archives are in `transfer/`.
+`polyfills` replaces missing methods. Small files travel together on servers with `fsBinary`, unless
+there is a sandbox or another user. `transfer/` has trees and archives.
 """
 
 from __future__ import annotations
@@ -219,7 +217,6 @@ class Files:
             await self.write(path, data, in_place=in_place, exclusive=exclusive)
 
     async def _create(self, path: AnyPath, data: bytes) -> None:
-        """Create a file that must not exist."""
         text = pybase64.b64encode_as_string(data)
         params = wire.CreateParams(self._paths.uri(path), text)
         await self._call(wire.CREATE, params, path, is_retryable=False)
@@ -375,7 +372,6 @@ class Files:
     async def _walk_one_by_one(
         self, root: PathUri, follow_links: bool, on_error: Callable[[RpcError], None] | None
     ) -> AsyncIterator[Entry]:
-        """Walk with one request for each directory."""
         options = wire.WalkOptions(0, 1, WALK_ENTRIES, follow_links)
         seen = set()
         unvisited = [root.uri]

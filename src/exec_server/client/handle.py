@@ -1,9 +1,7 @@
 """Handle, the life of everything that the client opens and closes, and ContextTask.
 
-Theory of operation. A handle is opened once, by `await` or by `async with`, and closed by `aclose`
-or by leaving the block. A handle that was opened by `await` may be entered later. Opening and
-closing may happen in different tasks. Scopes such as TaskGroup belong to the task that entered
-them; a handle that needs one keeps it in a ContextTask.
+A handle is opened once, by `await` or `async with`, and may be closed in another task. Scopes such
+as TaskGroup belong to one task: a handle that needs one keeps it in a ContextTask.
 """
 
 from __future__ import annotations
@@ -126,10 +124,9 @@ def _close_open() -> None:
 
 
 class ContextTask(Generic[T]):
-    """A task that enters an async context, keeps it open and leaves it.
+    """A task that keeps an async context open between `open` and `close`, in any tasks.
 
-    `open` and `close` may be called by different tasks. `asyncio.run` cancels all tasks at its
-    end, and waits for them: this one then leaves its context in order.
+    `asyncio.run` cancels it at its end, and it leaves its context in order.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
@@ -156,10 +153,7 @@ class ContextTask(Generic[T]):
             raise
 
     async def close(self) -> None:
-        """Leave the context and wait for that; raises the exception of leaving it.
-
-        If the caller is cancelled, leaving goes on.
-        """
+        """Leave the context, even if the caller is cancelled; raises its exception."""
         self._stop.set()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -167,10 +161,7 @@ class ContextTask(Generic[T]):
                 self._task.result()
 
     def close_in_stopped_loop(self) -> None:
-        """Run the loop until the context is left, unless the loop is running or closed.
-
-        In the child of a fork the loop and the context are those of the parent.
-        """
+        """Run the loop until the context is left, unless it is running, closed or of a parent."""
         assert self._task is not None
         loop = self._task.get_loop()
         if not self._fork.is_forked and not loop.is_running() and not loop.is_closed():

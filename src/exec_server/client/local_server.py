@@ -1,8 +1,7 @@
 """serve(): a server for this program, from `await` or `async with` to its close.
 
-The server is a process of its own, because it reaps every child of its process and the calling
-program may have children, too. It cannot outlive the program, because it exits when its stdin is
-closed.
+It is a process of its own, because it reaps every child of its process; it exits when its stdin is
+closed, and so does not outlive the program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Reading the output of a process up to a pattern or by lines; what follows stays unread.
 
-A search takes chunks until it has found its end, and puts back all that it has not used. So it
-can be followed by any other way of reading, and a search that fails or is cancelled loses nothing.
+A search puts back all chunks that it has not used, also if it fails or is cancelled.
 """
 
 from __future__ import annotations

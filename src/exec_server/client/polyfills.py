@@ -1,15 +1,10 @@
 """Polyfills: the methods that a server lacks, by the methods and commands that it has.
 
-One table, `Polyfills.table`, has a function for each such method: it takes the params of the method
-and returns its result, so that callers need not know which servers have the method. Which methods a
-server lacks is in `engine.server_features`. Programs of the machine do the work (`mv`, `chmod`,
-`ln`, `touch`, `cat`, `stat`, `grep`), or the client itself, which reads a text, changes it and
-writes it back. A method without an equivalent raises Unsupported.
+`Polyfills.table` has a function from params to a result for each. `engine.server_features` tells
+which methods are missing; those without an equivalent raise Unsupported.
 
-Files in blocks take a command for each block: `tail` and `head` read it, `dd` writes it at its
-offset. Where a command cannot be confined, a file is read as a whole, and cannot be written in
-blocks. The regular expressions of `grep` are another dialect, so `grep -P` takes a wider pattern,
-and the client looks at its lines itself.
+Files in blocks take a command for each block; where no command can be confined, they are read as a
+whole. `grep -P` takes a wider pattern, as its dialect differs, and the client checks its lines.
 """
 
 from __future__ import annotations

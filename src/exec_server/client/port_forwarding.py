@@ -1,11 +1,8 @@
 """Forwarded ports: PortForward to the server's machine, ReversePort from it.
 
-Theory of operation. A forwarded connection is a stream (`net.port_stream`) between a socket of
-this machine and one of the server's. `PortStreams` is the table of all streams of an environment
-and gives them the notifications of the server. Streams end with their connection to the server:
-bytes that were on their way are lost, so the sockets are reset. The listeners stay: new
-connections wait until there is a connection again. Listeners of the server end as well, and are
-requested again for the resumed or the new session.
+A forwarded connection is a stream (`net.port_stream`) between two sockets; `PortStreams` is the
+table of all streams. They are reset with their connection to the server, because bytes on their way
+are lost. Listeners stay, or are requested again for the resumed or the new session.
 """
 
 from __future__ import annotations
@@ -171,11 +168,7 @@ class PortStreams:
             stream.credit_received(answer.window)
 
     async def check_host(self, port: int, host: str) -> None:
-        """Raise InvalidRequest if the server refuses connections to the host.
-
-        The server connects once, for ten seconds at most. A host that does not answer may do so
-        later.
-        """
+        """Raise InvalidRequest if the server refuses the host; a silent one may answer later."""
         try:
             await self._session.call(wire.PROBE, wire.ProbeParams(port, host))
         except InvalidRequest:
@@ -343,7 +336,6 @@ class PortForward(Handle):
         self._streams.open(socket, self)
 
     def _stop(self) -> None:
-        """Close the port and reset its connections."""
         assert self._listener is not None
         self._listener.close()
         self._streams.remove_forward(self)

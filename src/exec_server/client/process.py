@@ -1,8 +1,4 @@
-"""Process: one command on the server while it runs, with its input; detached ones outlive sessions.
-
-Output is queued until it is read; OutputQueue has the rules for output that is not read, or slowly.
-Lost output is counted in `lost_bytes`.
-"""
+"""Process: one command on the server while it runs; detached ones outlive sessions."""
 
 from __future__ import annotations
 
@@ -97,11 +93,7 @@ _SESSIONS_ONLY: Final = "its processes end with the session of their client"
 
 # ProcessInput: writes to a process, each once and in order, also after lost connections.
 class ProcessInput:
-    """The stdin of one process.
-
-    Writes are numbered, and the server performs each number once; so unacknowledged writes are
-    sent again after a lost connection.
-    """
+    """The stdin of one process: numbered writes, which are sent again after a lost connection."""
 
     def __init__(self, session: ClientSession, process_id: ProcessId, *, is_terminal: bool) -> None:
         self._session = session
@@ -122,10 +114,7 @@ class ProcessInput:
         self._progress.set()
 
     async def write(self, data: bytes, piece_bytes: int = PIECE_BYTES) -> None:
-        """Send data; waits only while too much is unacknowledged.
-
-        Raises StdinClosed or another error, perhaps of an earlier write.
-        """
+        """Send data, waiting if much is unacknowledged; raises StdinClosed, or an earlier error."""
         async with self._lock:
             if data:
                 self._is_inside_line = data[-1:] not in _LINE_ENDS
@@ -461,7 +450,6 @@ class Process(Handle):
         return self.exit_code
 
     def _discard_output(self) -> None:
-        """Discard queued and future output."""
         self._is_output_discarded = True
         self._output.discard()
         self._changed.set()

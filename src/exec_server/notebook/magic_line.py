@@ -1,8 +1,4 @@
-"""Parses the line of a `%remote` or `%%remote` magic: options, TARGET, and for `%remote` a command.
-
-The options end with TARGET. The rest of a `%remote` line is a text for the shell, which is passed
-on as it was written.
-"""
+"""Parses the line of a `%remote` or `%%remote` magic: options, TARGET, then a shell command."""
 
 from __future__ import annotations
 

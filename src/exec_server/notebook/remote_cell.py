@@ -1,7 +1,4 @@
-"""run_cell: one cell or line on a target, from its arguments to its Result.
-
-Beside it are the errors of the magics, the output of a cell, and the connections of a notebook.
-"""
+"""run_cell: one cell or line on a target, from its arguments to its Result."""
 
 from __future__ import annotations
 
@@ -41,9 +38,7 @@ _Key = tuple[str, AccessOptions]
 FAILURE_BYTES: Final = 16_384
 
 
-# The errors of the magics; IPython prints their texts, without tracebacks.
-#
-# A traceback would show the code of the magic, and a user looks for the fault in the command.
+# IPython prints no traceback: it would show the magic's code, and the fault is in the command.
 class _Brief(BaseException):
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython prints instead of a traceback."""

@@ -238,20 +238,15 @@ def serve(*args: Any, **kwargs: Any) -> RunningServer:
     return RunningServer(lambda: local_server.serve(*args, **kwargs))
 
 
-# run_streamed: a command whose output the calling thread receives while it waits.
-#
-# `run(on_output=…)` calls back in the thread of the event loop. Notebooks assign output to a cell
-# by the thread that prints it, and a KeyboardInterrupt is raised in the main thread only.
+# `run(on_output=…)` calls back in the loop's thread, but notebooks assign output by thread, and a
+# KeyboardInterrupt is raised in the main thread only.
 def run_streamed(
     on: Environment,
     argv: Iterable[AnyPath],
     receive: Callable[[list[Chunk]], None],
     **options: Unpack[RunOptions],
 ) -> Result:
-    """Run a command as `on.run` does; `receive` gets its output in this thread.
-
-    An exception in this thread, of `receive` or a KeyboardInterrupt, kills the command.
-    """
+    """Run a command as `on.run` does; `receive` gets its output here, an exception kills it."""
     thread, inner = on._thread, on._inner
     run = _StreamedRun(inner, list(argv), options)
     try:

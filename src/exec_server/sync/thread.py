@@ -164,12 +164,11 @@ class LoopThread(Generic[T]):
     def call(
         self, work: Callable[P, Coroutine[Any, Any, A]], *args: P.args, **kwargs: P.kwargs
     ) -> A:
-        """Run a coroutine on the loop and wait for its result.
+        """Run a coroutine on the loop and wait; wrong arguments raise TypeError here.
 
-        Wrong arguments raise TypeError here. Raises SessionLost if the context was left, and
-        RuntimeError in the child of a fork, which has no such thread. An exception in the waiting
-        thread, such as KeyboardInterrupt, cancels the coroutine, and is raised when that has
-        cleaned up or CANCEL_SECONDS have passed.
+        Raises SessionLost if the context was left, RuntimeError in the child of a fork. An
+        exception here, such as KeyboardInterrupt, cancels the coroutine and is raised after its
+        clean-up, or after CANCEL_SECONDS.
         """
         self._fork.check()
         if threading.current_thread() is self._thread:
@@ -253,9 +252,8 @@ class LoopThread(Generic[T]):
     def close(self, *, is_interrupted: bool = False) -> None:
         """Leave the context, cancelling running calls, and end the thread.
 
-        After Ctrl-C, which `is_interrupted` tells, this takes CANCEL_SECONDS at most. An
-        unreachable server could not be told anything in a longer time either. The child of a fork
-        leaves everything to its parent.
+        After Ctrl-C (`is_interrupted`) it takes CANCEL_SECONDS at most. A fork's child leaves all
+        this to its parent.
         """
         if self._fork.is_forked:
             _OPEN.discard(self)
@@ -404,7 +402,6 @@ def iterate(thread: LoopThread[Any], inner: AsyncIterator[T], batch_size: int = 
 
 
 async def _take(entries: AsyncIterator[T], count: int) -> list[T]:
-    """The next `count` entries, fewer at the end."""
     batch: list[T] = []
     async for entry in entries:
         batch.append(entry)

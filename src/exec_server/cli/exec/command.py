@@ -136,7 +136,6 @@ class ExecParser(TargetParser):
         return arguments
 
     def _find_command(self, words: list[str]) -> tuple[int, int]:
-        """Where the words for the parser end, and where the command begins."""
         has_target = False
         position = 0
         while position < len(words):
@@ -153,7 +152,6 @@ class ExecParser(TargetParser):
         return len(words), len(words)
 
     def _takes_next_word(self, word: str) -> bool:
-        """Whether the next word is the value of an option."""
         if word.startswith("--"):
             return self._takes_value(word)
         for number, letter in enumerate(word[1:], 1):
@@ -243,7 +241,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_detach(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for flags that do not fit together."""
     if not arguments.detach:
         for flag in ("name", "max_lifetime", "idle_timeout"):
             if getattr(arguments, flag):

@@ -1,9 +1,7 @@
 """Joins the local streams, terminal and signals to a command on a server, new or detached.
 
-Theory of operation. Every way to end sets one `_Outcome`, and the first one counts: the command
-has exited, a stream or the session failed, the timeout expired, the user aborted. One task copies
-output and one copies stdin while the main task waits for the outcome; signals arrive as callbacks
-and start short tasks of their own.
+Every way to end sets one `_Outcome`, and the first one counts. One task copies output and one
+copies stdin; signals arrive as callbacks and start short tasks of their own.
 """
 
 from __future__ import annotations
@@ -147,7 +145,6 @@ class _StreamCopy:
         raise NotImplementedError
 
     async def _copy_streams(self, process: Process, *, tty: bool, has_input: bool) -> _Outcome:
-        """Copy streams and forward signals until there is an outcome."""
         async with asyncio.TaskGroup() as tasks:
             signals = SignalForwarder(
                 process, self._terminal, tasks, lambda code: self._finish(_Outcome(code))
@@ -197,7 +194,6 @@ class _StreamCopy:
             self._print_status(text)
 
     def _print_target_stderr(self, line: str) -> None:
-        """Print a line that a stdio target has written to its stderr."""
         print_error(line, is_raw=self._is_raw)
 
     @property

@@ -184,7 +184,6 @@ def _run_restorer(descriptor: int, screen: int | None, pipe: int, modes: _Modes)
 
 
 def _read_last_line(pipe: int) -> bytes:
-    """Read to the end of the pipe and return the last complete line."""
     last = partial = b""
     while data := os.read(pipe, _READ_BYTES):
         *lines, partial = (partial + data).split(b"\n")

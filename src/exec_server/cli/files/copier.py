@@ -104,14 +104,12 @@ class _Copier:
             raise CommandError(f"{endpoint}: {error_text(error, endpoint.path)}") from None
 
     async def _check_parent(self, destination: Endpoint) -> None:
-        """Raise CommandError if the directory above a new entry is missing."""
         above = posixpath.dirname(destination.path.rstrip("/"))
         parent = Endpoint(destination.target, above)
         if above and not await self._is_directory(parent):
             raise _missing_directory(parent)
 
     async def _copy_one(self, source: Endpoint, destination: Endpoint) -> bool:
-        """Copy one source; whether it was copied completely."""
         if source.target is None and destination.target is None:
             raise CommandError(f"{source} and {destination} are both local; use cp")
         if source.target is None:
@@ -169,10 +167,7 @@ class _Copier:
         local: Endpoint,
         remote: Endpoint,
     ) -> bool:
-        """Print the errors of a transfer; whether the source was copied completely.
-
-        Raises CommandError if all others would fail too.
-        """
+        """Print the errors; whether all was copied. CommandError if all others would fail."""
         try:
             with self._progress(label) as update:
                 transfer = await start(
@@ -203,7 +198,6 @@ class _Copier:
 
     @contextlib.contextmanager
     def _progress(self, source: Endpoint) -> Iterator[Callable[[Progress], None] | None]:
-        """A progress callback that draws a bar, or None."""
         if not self._shows_progress:
             yield None
             return
@@ -342,10 +336,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 async def expand_patterns(connections: Connections, sources: list[Endpoint]) -> list[Endpoint]:
-    """The sources with patterns on targets replaced by the paths that match; raises CommandError.
-
-    A path that exists is none, whatever characters it has.
-    """
+    """Sources with patterns replaced by matching paths; an existing path is none. CommandError."""
     expanded: list[Endpoint] = []
     for source in sources:
         if source.target is None or not is_pattern(source.path):

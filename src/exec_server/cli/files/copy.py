@@ -119,7 +119,6 @@ def run_get(arguments: argparse.Namespace) -> int:
 
 
 def _copy_paths(arguments: argparse.Namespace, paths: list[str]) -> int:
-    """Copy all paths but the last to the last, with the flags of the parser."""
     from exec_server.cli.files.copier import copy
 
     sync: Literal["time", "checksum"] | None = "time" if arguments.sync else None

@@ -1,7 +1,4 @@
-"""The operands of file commands: TARGET:PATH, patterns in it, and an operation for each.
-
-The server looks for the paths that match a pattern such as `logs/*.gz`.
-"""
+"""The operands of file commands: TARGET:PATH, patterns in it, and an operation for each."""
 
 from __future__ import annotations
 
@@ -42,10 +39,9 @@ def is_pattern(path: str) -> bool:
 
 
 async def find_matches(files: Files, path: str) -> list[str]:
-    """The paths that a path of the command line means; raises CommandError and RpcError.
+    """The paths that match; an existing path is no pattern. Raises CommandError, RpcError.
 
-    A path that exists is no pattern, whatever characters it has. There may be no match. As in a
-    shell, wildcards do not match names that begin with a dot.
+    As in a shell, wildcards do not match names that begin with a dot.
     """
     if not is_pattern(path) or await files.exists(path):
         return [path]
@@ -135,7 +131,6 @@ def for_each_operand(
 
 
 async def _matches(operand: Operand, target: str) -> list[Operand]:
-    """The operands that a pattern means; raises CommandError."""
     try:
         paths = await find_matches(operand.environment.files, operand.path)
     except (CommandError, RpcError) as error:

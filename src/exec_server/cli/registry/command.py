@@ -73,7 +73,6 @@ class _RegistryParser(CommandParser):
 
 
 def _verb_of(words: list[str]) -> str | None:
-    """The verb that the first words name."""
     names = (" ".join(words[:count]) for count in (2, 1))
     return next((name for name in names if name in VERBS), None)
 

@@ -344,10 +344,7 @@ def data_directory(arguments: argparse.Namespace) -> Path:
 
 
 def hide_password(arguments: argparse.Namespace) -> None:
-    """Erase a --database with a password from the list of processes, which all users can read.
-
-    Raises UsageError where this is not possible.
-    """
+    """Erase a --database password from the process list; UsageError where that is impossible."""
     url: str | None = arguments.database
     if url is None:
         return

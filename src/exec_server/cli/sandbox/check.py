@@ -1,7 +1,6 @@
 """`exec-server sandbox check`: which policies this machine can enforce, and how to fix problems.
 
-Each feature is tested by using it (see sandbox.runtime.capabilities). Files of /proc only help to
-guess the cause of a failure, and so the fix.
+Features are tested by using them; files of /proc only help to guess the cause of a failure.
 """
 
 from __future__ import annotations
@@ -202,7 +201,6 @@ def _sysctl(name: str) -> str | None:
 
 
 def _is_filtered() -> bool:
-    """Whether this process runs under a seccomp filter."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         return any(line.split() == ["Seccomp:", "2"] for line in file)
 

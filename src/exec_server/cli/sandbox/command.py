@@ -135,10 +135,7 @@ def build_parser() -> ArgumentParser:
 
 
 def run(words: list[str], register_cleanup: RegisterCleanup) -> int:
-    """Run the arguments after `sandbox`; returns the exit code.
-
-    `register_cleanup` gets the paths that have to be removed if this process is killed.
-    """
+    """Run the arguments; `register_cleanup` gets paths to remove if this process is killed."""
     from exec_server.cli.sandbox.run import ForegroundSignals, print_to
     from exec_server.errors import RpcError, os_error_text
 

@@ -1,8 +1,4 @@
-"""`exec-server sandbox run`: compiles a policy, and runs a command confined by it.
-
-The policy is decoded and compiled with the code that the server uses for a client's request, so
-`run` shows why a request was denied.
-"""
+"""`exec-server sandbox run`: compiles a policy as the server does, and runs a command in it."""
 
 from __future__ import annotations
 

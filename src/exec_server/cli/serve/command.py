@@ -88,10 +88,7 @@ def _run(arguments: argparse.Namespace, watchdog: Watchdog) -> None:
 
 
 def _import_msgspec() -> None:
-    """Import msgspec without typing_extensions, of which it takes names that typing has too.
-
-    Where it is installed, it would be a third of a megabyte, and nothing else here needs it.
-    """
+    """Import msgspec without typing_extensions, a third of a megabyte that nothing else needs."""
     name = "typing_extensions"
     is_imported = name in sys.modules
     if not is_imported:

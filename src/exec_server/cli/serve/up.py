@@ -1,7 +1,4 @@
-"""`exec-server up`: remote mode with the registry and the token of a stored login.
-
-It can also run as a systemd service of the user: its unit file, and the calls of systemctl.
-"""
+"""`exec-server up`: remote mode with a stored login, also as a systemd service of the user."""
 
 from __future__ import annotations
 
@@ -97,13 +94,11 @@ def _choose_login(url: str | None) -> Login:
 
 
 def _certificate_flags(ca_file: str | None, pins: Sequence[str]) -> list[str]:
-    """The flags that say which certificate of the registry is accepted."""
     words = [] if ca_file is None else ["--ca-file", os.path.abspath(ca_file)]
     return words + [word for pin in pins for word in ("--pin", pin)]
 
 
 def _key_flags(key_file: str | None) -> list[str]:
-    """The flag that says where the key of this machine is."""
     if key_file is None:
         return []
     return ["--key-file", key_file if key_file == IN_MEMORY else os.path.abspath(key_file)]
@@ -169,10 +164,7 @@ def unit_path() -> Path:
 
 
 def install_service(url: str, environment_id: str, flags: Sequence[str] = ()) -> str:
-    """Write the unit file and start the service; returns a text for the user.
-
-    `flags` are more ones of `exec-server up`.
-    """
+    """Write the unit file with more `flags` of `up`, and start the service; returns a text."""
     from exec_server.host.interpreter import server_words
 
     systemctl = _systemctl()

@@ -1,12 +1,9 @@
-"""A small process that outlives the server and cleans up after it.
+"""A small process that outlives the server and cleans up after it, even after SIGKILL.
 
-A server that is killed with SIGKILL cannot clean up. So the command forks this process before
-anything else. The watchdog moves the server to a cgroup if it can, and waits for the end of a pipe
-that only the server holds. When the server has ended, the watchdog kills everything in the cgroup
-and every process that it recognises as the server's (see process.strays), and removes the
-directories that the server has registered through the pipe (see sandbox.runtime.placeholders). It
-has its own session, so signals to the server's group or terminal do not reach it, and its own name,
-so `pkill exec-server` does not either.
+It is forked first, moves the server to a cgroup if it can, and waits for the end of a pipe that
+only the server holds. Then it kills the cgroup and strays (see process.strays), and removes
+registered directories (see sandbox.runtime.placeholders). Its own session and name keep it from
+signals to the server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Dialer for WebSockets.
-
-`relay` has the dialers for relays, which take long to import; `stdio` has the dialer for a program
-that serves on its standard streams.
-"""
+"""Dialer for WebSockets; `relay`, which takes long to import, and `stdio` have the others."""
 
 from __future__ import annotations
 

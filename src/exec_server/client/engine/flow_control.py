@@ -176,10 +176,7 @@ class FlowControl:
             self._update()
 
     def begin_wait(self, queue: object | None = None) -> tuple[Consumer, ...]:
-        """Note that the running task waits for the server, or for the sender of a queue.
-
-        The result goes to `end_wait`, with the same queue.
-        """
+        """Note that the running task waits for the server or a sender, until `end_wait`."""
         consumers = waiting_consumers()
         self._waits += 1
         if queue is not None:
@@ -230,8 +227,6 @@ class FlowControl:
         self._update()
 
 
-# OutputQueue: the unread output of one process, and what becomes of the output beyond its limits.
-#
 # Theory of operation. The output of a process is wanted while it has a reader: an iteration that
 # is not finished, or any other read in the past. OutputQueue alone decides what happens to a
 # queue that is not emptied:

@@ -1,8 +1,6 @@
-"""Messages to and from a server as bytes and as structs, and requests until their answers; no I/O.
+"""Messages of a server as bytes and structs, and requests until their answers; no I/O.
 
-A server may be newer or older than this client, so decoding is lenient: unknown members are
-ignored, the shell is the only required member of an environment, and members that older servers
-do not send have defaults (`_LENIENT`).
+Servers may be newer or older: unknown members are ignored, missing ones have defaults.
 """
 
 from __future__ import annotations
@@ -160,10 +158,7 @@ class BinaryBody(bytes):
 
 
 def request_body(method: str, params: object, *, has_uri_paths: bool = True) -> bytes:
-    """A request without its start, which holds the id; params may be Attached data.
-
-    Raises InvalidParams.
-    """
+    """A request without its start, the id; params may be Attached data. Raises InvalidParams."""
     if isinstance(params, jsonrpc.Attached):
         body = BinaryBody(request_body(method, params.value, has_uri_paths=has_uri_paths))
         body.data = bytes(params.data)
@@ -178,10 +173,7 @@ def request_body(method: str, params: object, *, has_uri_paths: bool = True) -> 
 
 
 def decode(message: bytes) -> Envelope:
-    """Decode one message; raises MalformedMessage unless it is JSON-RPC.
-
-    The result of a binary message is Attached to its data.
-    """
+    """One message, a binary one with an Attached result; MalformedMessage unless it is JSON-RPC."""
     if jsonrpc.is_binary(message):
         text, data = jsonrpc.split(message)
         envelope = decode(text)
@@ -257,10 +249,8 @@ def decode_environment(text: Raw) -> EnvironmentInfo:
 class PendingCall:
     """A request that is queued or sent; cancelling its future discards the answer.
 
-    A call that `is_retryable` may be sent again if its answer is lost. One that `is_urgent` is
-    sent before others. One that `is_bound` names something that ends with the session.
-    `on_answer` is called when the result is received, before the next message is: the caller's task
-    runs later.
+    A call that `is_retryable` may be sent again if its answer is lost, one that `is_bound` names
+    something that ends with the session. `on_answer` is called before the next message is received.
     """
 
     __slots__ = (
@@ -380,13 +370,9 @@ class CallQueue:
                 call.fail(error)
 
 
-# UselessMessages: whether a server keeps its client busy with useless messages. No clock.
-#
-# Useless are answers to requests that were not made, unknown notifications, those about processes
-# and streams that the client does not know, requests that are refused, events that are empty or
-# were received before, control frames, empty fragments, and relay frames without content. A few
-# are normal: servers may be newer, and events may cross a request that ends their subject. Without
-# pause and with nothing else in between they are a flood, which no time-out of a call would end.
+# Useless are unknown, refused, repeated or empty messages and frames. A few are normal: servers may
+# be newer, and events may cross a request that ends their subject. Without pause they are a flood,
+# which no time-out of a call would end.
 class UselessMessages:
     """The useless messages of one connection since the last useful one."""
 

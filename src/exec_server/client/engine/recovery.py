@@ -1,9 +1,7 @@
 """RemoteProcesses: starts and kills processes, and reads the events that were missed.
 
-Events that no notification has brought are read after lost connections and lost answers
-(EventSequence tells which). A process has its `RemoteProcess` before it is started, because
-output may arrive before the answer to the start. Its id is random and used once, so a start whose
-answer was lost can be repeated: the server refuses an id that it knows.
+A `RemoteProcess` exists before its start, because output may arrive before the answer. Its id is
+random and used once, so a start whose answer was lost can be repeated.
 """
 
 from __future__ import annotations
@@ -181,10 +179,7 @@ class EventSequence:
         return events
 
     def _deliver(self, event: Event) -> bool:
-        """Count an event as delivered; False for an exit that was delivered before.
-
-        False also for empty output: it would take memory in queues that are limited in bytes.
-        """
+        """Count an event; False for a second exit, and for empty output, which takes memory."""
         self.last = event.seq
         if isinstance(event, OutputParams):
             self._delivered_bytes += len(event.chunk)
@@ -230,7 +225,6 @@ class EventSequence:
             self._early_bytes -= _size(event)
 
     def _known(self, answer: ReadResult, end: int) -> dict[int, Event]:
-        """All events that are known, by number."""
         known = dict(self._early)
         for chunk in answer.chunks:
             if chunk.seq > self.last:
@@ -492,10 +486,7 @@ class RemoteProcesses:
             pass  # the attachment ends with the session
 
     def kill(self, process: RemoteProcess) -> asyncio.Future[None]:
-        """Kill a process with all its descendants, even if the caller is cancelled.
-
-        The future is done when the server has answered.
-        """
+        """Kill a process and its descendants, even if cancelled; done when the server answers."""
         process.is_killed = True
         return self._spawn_end(self._kill(process.id))
 

@@ -61,11 +61,10 @@ class RelayDialer:
         allow_insecure_token: bool = False,
         on_retry: Callable[[RegistryUnavailable], None] | None = None,
     ) -> None:
-        """Raises StartupError for invalid values, or if the token would be sent in the clear.
+        """StartupError for invalid values, or a token that would be sent in the clear.
 
-        `executor_key_fingerprint` pins the key of the executor, so that the registry need not
-        be trusted. `headers` are sent to the relay. `on_retry` is called once, with the first
-        error of the first connection, if that is tried again.
+        `executor_key_fingerprint` pins the executor's key, so that the registry need not be
+        trusted. `on_retry` gets the first error of the first connection.
         """
         check_registry_url(
             Destinations.ANYWHERE if allow_insecure_token else Destinations.ENCRYPTED, registry_url
@@ -83,11 +82,7 @@ class RelayDialer:
         self._on_retry = on_retry
 
     async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
-        """Connect; the first connection is tried again if the executor resets its handshake.
-
-        The session itself retries later ones. An executor resets a handshake if it is busy, or was
-        registered anew since the registry answered.
-        """
+        """Connect; a first handshake that a busy or newly registered executor resets is retried."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + FIRST_SECONDS
         for attempt in itertools.count():

@@ -1,13 +1,8 @@
-"""ServerFeatures: what a server can do, found out once at the handshake.
+"""ServerFeatures: what a server can do, found out once at the handshake; no I/O of its own.
 
-It decides which methods have polyfills (`METHODS`) and how a command is started
-(`StartParamsBuilder`); `discover` asks a server that does not describe itself. No I/O of its own.
-
-Theory of operation. A server that describes itself in the answer to `initialize` has every method
-of the protocol, and its capabilities are flags in that description. Older servers show nothing, so
-they are asked: each probe is a request that changes nothing. A method is known if the answer is
-anything but "method not found". A member is known if a value of a wrong type is refused: servers
-ignore unknown members. The rest of the client asks this value and never for a version.
+A server that describes itself has every method of the protocol; others get probes that change
+nothing. A method is known unless the answer is "method not found", a member if a wrong type is
+refused: servers ignore unknown members. Nothing depends on a version.
 """
 
 from __future__ import annotations
@@ -320,17 +315,9 @@ def judge(
     return ServerFeatures(capabilities=capabilities, has_sessions=has_sessions, **shown)
 
 
-# StartParamsBuilder: the params of `process/start` for a command.
-#
-# Where a server lacks a feature, a shell on its machine replaces it:
-#
-# - closing a pipe: `head` passes on exactly the bytes of the input, then the command reads the end
-#   of a pipe;
-# - a pipe: the input is in the arguments of the shell, in base64;
-# - the initial size of a terminal: `stty` sets it before the command starts;
-# - one pipe for both streams: the shell redirects stderr.
-#
-# With the shell, a program that does not exist is not an error of the start: the exit code is 127.
+# Where a server lacks a feature, a shell replaces it: `head` ends the input of a pipe, base64
+# arguments replace a pipe, `stty` sets the size of a terminal, and a redirection merges stderr.
+# Then a missing program is the exit code 127 and not an error of the start.
 class StartParamsBuilder:
     """Builds the params of starts for one server."""
 
@@ -354,10 +341,7 @@ class StartParamsBuilder:
         user: str | int | None = None,
         network_proxy: AnyNetworkProxy | None = None,
     ) -> StartParams:
-        """The params of a start, with an empty id; `data` is the whole input of the command.
-
-        If they open no pipe for the data, they contain it.
-        """
+        """The params of a start with an empty id, and with `data` in them if they open no pipe."""
         if not isinstance(stdin, bool):
             kind = type(stdin).__name__
             raise TypeError(f"stdin must be a bool, not {kind}: send data with write()")
@@ -424,10 +408,7 @@ def _pieces(data: bytes) -> list[str]:
     return [text[start : start + ARGUMENT_CHARACTERS] for start in starts]
 
 
-# Discovery: asks a server that does not describe itself what it can do and where it runs.
-#
-# All probes are sent at once, so they take one round trip. A server that does not know its
-# directories has a shell that does: one command reads them.
+# All probes are sent at once, so they take one round trip.
 async def discover(ask: Ask, *, has_sessions: bool) -> tuple[EnvironmentInfo, ServerFeatures]:
     """Ask for the environment and the features; raises RpcError or MalformedAnswer."""
     describing = ask(INFO.name, None)

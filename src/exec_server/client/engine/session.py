@@ -1,19 +1,14 @@
 """ClientSession: calls and notifications that survive the loss of a connection.
 
-Beside it are its parts: background work, one Connection, and messages that the server sends.
+It has a connection past its handshake (`_connection`), or a task opens one (`__aenter__`, later
+`_recover`), or it has ended (`_end_reason`). A `PendingCall` is in `_queue` until it is sent, then
+in `pending` of the connection. A lost connection puts its repeatable calls back to the front of the
+queue in their old order; the others fail. The answer to `initialize` is processed in the callback
+that receives it, so that subscribers learn of the resumption before the first notification.
 
-Theory of operation. A session is in one of three states: it has a connection past its handshake
-(`_connection`), or a task is opening one (`__aenter__` at first, `_recover` later), or it has
-ended (`_end_reason`). Every call is a `PendingCall`. It is in `_queue` until it is sent, then in
-the `pending` table of the connection. When a connection is lost, its calls that may be repeated
-go back to the front of the queue in their old order, and the others fail. The answer to
-`initialize` is processed in the callback that receives it, so that subscribers learn of the
-resumption before the first notification of the new connection.
-
-A session that has ended, because the server was restarted for example, can be replaced by a new one
-(`_renew`): when `reconnect` is called, or with `reconnect=True` by the next call. All that waited
-for the old session fail with SessionLost. Only calls that were never sent, and name nothing of the
-old session, wait for the new one.
+`reconnect`, or with `reconnect=True` the next call, replaces a session that has ended (`_renew`).
+All that waited for it fail with SessionLost, except calls that were never sent and name nothing of
+it.
 """
 
 from __future__ import annotations
@@ -111,10 +106,7 @@ R = TypeVar("R")
 
 # Work that outlives the caller's cancellation: a task, and a future for its result.
 def start_background(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    """Start a task; cancelling the future ends it.
-
-    The future has the result, which need not be retrieved.
-    """
+    """Start a task; cancelling the future, whose result need not be retrieved, ends it."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     task = tasks.create_task(_settle(work, future))
     future.add_done_callback(lambda _: task.cancel())
@@ -239,16 +231,10 @@ class ClientConnection:
 
 # Messages that the server sends on its own: notifications to subscribers, requests to handlers.
 class Subscriber(Protocol):
-    """Receives the events of a session by plain calls, in order.
-
-    A subscriber that cannot keep up calls `ClientSession.pause_reading`.
-    """
+    """Receives session events by plain calls, in order; a slow one calls `pause_reading`."""
 
     def on_notice(self, notice: Notice[Any], params: Any) -> bool | None:
-        """A notification was received; `params` is the notice's struct.
-
-        True if it was for this subscriber and told something new.
-        """
+        """Take a notice's struct; True if it was for this subscriber and told something new."""
         ...
 
     def on_disconnected(self) -> None:
@@ -446,10 +432,7 @@ class ClientSession:
             raise other_loop_error("session")
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Start a task that outlives the caller's cancellation; cancelling the future ends it.
-
-        The future has the result, which need not be retrieved.
-        """
+        """Start a task that outlives the caller's cancellation; cancelling the future ends it."""
         if self._is_closed:
             return refuse_background(work, SessionLost("the environment was closed"))
         if asyncio.get_running_loop() is not self._loop:
@@ -498,11 +481,10 @@ class ClientSession:
     async def call_in_background(
         self, call: Call[P, R], params: P, *, is_retryable: bool = True, is_urgent: bool = False
     ) -> R:
-        """Make a call about a process, whose answer no consumer waits for.
+        """Make a call about a process that no consumer waits for: it exempts no full queue.
 
-        Such a call exempts no full queue. A process that does not read its input may delay the
-        answer to a write for as long as it likes. An urgent call does not wait for such answers:
-        it is sent before queued ones, whatever the number of calls in flight.
+        A process that does not read its input may delay the answer to a write. An urgent call does
+        not wait for such answers, whatever the number of calls in flight.
         """
         answer = await self._request(
             call.name, params, is_retryable=is_retryable, is_urgent=is_urgent, is_bound=True
@@ -533,10 +515,7 @@ class ClientSession:
             self._queue.discard(call)
 
     def post(self, call: Call[P, R], params: P) -> None:
-        """Send a request and discard its answer; nothing is sent after the end of the session.
-
-        If the connection is lost, the request is not sent again.
-        """
+        """Send a request once, unless the session has ended, and discard its answer."""
         body = self._body(call.name, params)
         with contextlib.suppress(SessionLost):
             self._enqueue(PendingCall(body, is_retryable=False, is_bound=True))
@@ -665,7 +644,6 @@ class ClientSession:
         self.environment_info, self.features = found
 
     def _use(self, connection: ClientConnection, resume: SessionId | None) -> None:
-        """Let the session use a connection past its handshake."""
         self._connection = connection
         if self._pauses:
             connection.stream.pause_reading()
@@ -727,7 +705,6 @@ class ClientSession:
         report_event(self._subscribers, lambda subscriber: subscriber.on_disconnected())
 
     async def _recover(self, reason: str) -> None:
-        """Reconnect and resume the session, or end it."""
         error = await self._try_to_attach(self.session_id, reason)
         if error is not None:
             hint = _RESTARTED if "unknown session" in str(error) else ""
@@ -750,10 +727,7 @@ class ClientSession:
         return task
 
     async def _try_to_attach(self, resume: SessionId | None, reason: str) -> ExecServerError | None:
-        """Make attempts for RECOVERY_SECONDS; returns the error of the last one if all failed.
-
-        `reason` is given if there is none.
-        """
+        """Attempt for RECOVERY_SECONDS; returns the last error, or else `reason`, if all fail."""
         attempt = 0
         try:
             async with asyncio.timeout(RECOVERY_SECONDS):
@@ -774,10 +748,7 @@ class ClientSession:
             return ConnectFailed(f"no connection within {RECOVERY_SECONDS:g} s: {reason}")
 
     def _end(self, reason: str, code: int = _NORMAL, *, keeps_calls: bool = True) -> None:
-        """End the session: fail all calls and report it to the subscribers.
-
-        With `keeps_calls`, those that were never sent may wait for a new session.
-        """
+        """Fail all calls, with `keeps_calls` only those ever sent, and tell the subscribers."""
         if self._end_reason is not None:
             return
         self._end_reason = reason

@@ -1,15 +1,8 @@
-"""Tar archives: ArchiveUpload unpacks one on the server's machine, ArchiveDownload makes one there.
+"""ArchiveUpload unpacks a tar archive on the server's machine, ArchiveDownload makes one there.
 
-ArchiveReader reads the members of an archive that may be hostile; it blocks, so it runs in threads.
-
-The rules are those of the data filter of Python's tarfile: names lose leading slashes; names and
-links that lead out of the directory, links to absolute paths, and devices are refused; modes lose
-the bits of set-user-ID, set-group-ID and sticky, and those that let others write. tarfile's own
-filter asks the local file system, which is not the one that the members are written to, and
-unpacking into a temporary directory first would need the space of the whole archive here.
-
-Nothing is read into memory as a whole: a header is limited, and so is the sum of all contents,
-because a few bytes of a compressed or sparse file stand for any number of zeros.
+ArchiveReader has the rules of tarfile's data filter, which itself asks the local file system: names
+and links that lead out, absolute links and devices are refused; modes lose special bits and those
+that let others write. Headers and the sum of all contents are limited.
 """
 
 from __future__ import annotations
@@ -323,10 +316,7 @@ def _decompressed(source: io.RawIOBase) -> io.BufferedIOBase:
 
 # ArchiveSource: the bytes of an archive from anything that has them, for a thread that reads.
 class ArchiveSource(io.RawIOBase):
-    """A stream for one thread over bytes, a binary file, or the pieces of an iterable.
-
-    An async iterable is read on the loop that made this. `end` cancels a read that waits for it.
-    """
+    """A stream for one thread over any archive; `end` cancels a read of an async iterable."""
 
     def __init__(self, archive: AnyArchive) -> None:
         super().__init__()
@@ -392,11 +382,8 @@ async def _next_of(pieces: AsyncIterator[bytes]) -> bytes:
     return b""
 
 
-# ArchiveUpload: writes the members of a tar archive to a directory of the server's machine.
-#
-# A hostile archive changes nothing outside of the directory: ArchiveReader refuses members that
-# lead out of it, symlinks are created last, and nothing is written through a link that is in the
-# directory already. No symlink leads out through other ones either.
+# A hostile archive changes nothing outside: ArchiveReader refuses members that lead out, symlinks
+# come last and may not lead out through others, and nothing is written through a link.
 class ArchiveUpload(TreeUpload):
     """One archive to unpack into the directory `target`."""
 
@@ -616,9 +603,6 @@ def leads_out(path: str, targets: Mapping[str, str], unknown: Container[str]) ->
     return False
 
 
-# A directory of the server's machine as a tar archive, made by the command `tar` of that machine.
-#
-# Without the command, the directory is downloaded and the archive is made here.
 class ArchivedFiles(Protocol):
     """The file operations that an archive needs; `files.Files` implements them."""
 

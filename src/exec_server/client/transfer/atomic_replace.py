@@ -1,10 +1,7 @@
 """AtomicReplacement: a new content gets its final name when it is complete, and not before.
 
-Blocks are written to a temporary file beside the target, which then takes the target's place. No
-method of the protocol does that with the attributes of the target, so a command on the server's
-machine does it. It renames the temporary file, unless the inode must stay: a hard link, a file
-whose owner, mode or access list cannot be given to another one, a dangling symlink, a mount point.
-Then it copies the complete content into the target.
+Blocks go to a temporary file beside the target, which a command renames, or copies if the inode
+must stay: a hard link, attributes that another file cannot get, a dangling symlink, a mount point.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Many small files in one request, on servers with `fsBinary`.
-
-A file that fails is copied again by itself, and that attempt has the error. So nothing here raises
-because of a single file.
-"""
+"""Many small files in one request, on servers with `fsBinary`; those that fail are copied alone."""
 
 from __future__ import annotations
 
@@ -241,10 +237,7 @@ async def _write_batches(session: ClientSession, contents: Mapping[str, bytes]) 
 
 
 def _item(path: str, size: int) -> Item:
-    """A file that may be copied together with others, unless it has another form of path.
-
-    A path that no request can contain would be an error of the whole batch.
-    """
+    """A file for a batch, unless its path is one that would make the whole batch fail."""
     is_plain = path.startswith("/") and not path.startswith("//")
     return Item(path[1:], "f" if is_plain and _is_possible(path) else "?", None, size, "")
 

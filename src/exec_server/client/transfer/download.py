@@ -74,15 +74,10 @@ _ITEM_BYTES: Final = 256
 _FIND_ERROR: Final = re.compile(r"[^:]*find: ['\u2018](.*)['\u2019]: (.*)")
 
 
-# Listing: the tree that a server describes, parsed from the output of `find`. Pure.
-#
-# Nothing in the description is trusted. It is parsed while it is received, so that the first wrong
+# Nothing in the description is trusted: it is parsed while it is received, so that the first wrong
 # field ends the download, and kept in its own bytes, which take a third of the memory of objects.
-#
-# Theory of operation. Each entry has six fields, each terminated by NUL. The top comes first, with
-# an empty path. `find` lists a directory before its entries, and these before anything else; so
-# the directories that are open at an entry form a stack, and the parent of the entry must be in
-# it. An entry below a file or a symlink, and an entry outside of the tree, have no parent there.
+# An entry is six fields, each terminated by NUL. `find` lists a directory before its entries, so
+# the open directories form a stack, which must have the parent of each entry.
 class Listing:
     """The entries of a tree in the order of `find`; iterating gives Items."""
 
@@ -233,13 +228,9 @@ def _too_many(count: int) -> str:
     return f"more than {count} entries: copy the directories in it one by one"
 
 
-# LocalTree: the local side of a download. Blocking, so it runs in threads.
-#
-# The names below the top come from a server, and an earlier download may have left symlinks that
-# the server has chosen. So every entry is reached from a descriptor of the directory that the
-# caller has named, component by component and without following a symlink: a link that is in the
-# way, or is put there at any moment, is an error or is replaced, and never written through.
-# `posix_directory` and `windows_directory` have the calls for that.
+# The server chooses names, and perhaps symlinks of an earlier download. So every entry is reached
+# from a descriptor of the caller's directory, component by component: a link that is in the way, or
+# is put there at any moment, is an error or is replaced, and never written through. Blocking.
 class LocalTree:
     """A file or directory to create; paths of items are relative to it, and "" is the top."""
 
@@ -341,10 +332,7 @@ class LocalTree:
         *,
         is_new: bool = False,
     ) -> None:
-        """Write a file; `is_new` if nothing but this download has put entries into the directory.
-
-        That takes five system calls, each of which releases the interpreter and waits for it.
-        """
+        """Write a file; `is_new` saves system calls if only this download fills the directory."""
         part = part_path(name, item)
         try:
             descriptor = directory.create_part(part, item.mode)

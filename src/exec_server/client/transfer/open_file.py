@@ -1,8 +1,7 @@
 """Files that are open on the server: read or written in blocks, with several blocks in flight.
 
-A handle ends with its connection. A reader then opens the file again and continues at its offset,
-if the file is unchanged. A writer cannot do that: opening again would truncate the file. So it
-writes a temporary file, which takes the place of the file when it is complete.
+After a lost connection a reader opens an unchanged file again. That would truncate a file to write,
+so a writer has a temporary one.
 """
 
 from __future__ import annotations
@@ -458,7 +457,6 @@ def too_large_error(path: AnyPath, limit: int) -> InvalidRequest:
 
 
 def _decode_block(answer: Raw) -> tuple[bytes, bool]:
-    """The content of a block, and whether it is the last one."""
     text = memoryview(answer)
     try:
         for end, is_last in _ENDS.items():
@@ -475,7 +473,6 @@ def _decode_block(answer: Raw) -> tuple[bytes, bool]:
 
 
 async def _open_handle(session: ClientSession, params: OpenParams) -> HandleId:
-    """Open a file with an unused handle."""
     handle = HandleId(uuid.uuid4().hex)
     params = msgspec.structs.replace(params, handle_id=handle)
     await session.call(OPEN, params, is_retryable=True)

@@ -1,11 +1,7 @@
 """TreeCopy: the common part of uploads and downloads.
 
-Content is transferred by the file methods of the protocol. They support neither modes nor symlinks,
-so commands on the server's machine handle those (`find`, `xargs`, `chmod`, `ln`, `mv`): a few for
-a whole tree, with all paths on stdin, separated by NUL so that any name is possible.
-
-If an entry cannot be copied, its error is recorded and the rest of the tree is copied. The copy
-ends at once if the entry is the top, if a disk is full, or if the session is lost.
+Commands handle modes and symlinks, which file methods do not: a few for a tree, with NUL between
+paths on stdin. Errors of entries are recorded, unless the top, a full disk or the session fails.
 """
 
 from __future__ import annotations

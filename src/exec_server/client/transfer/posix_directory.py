@@ -1,7 +1,4 @@
-"""Directory: an open local directory, in which nothing follows a symlink. POSIX; blocking.
-
-`windows_directory` has the same names for Windows, and `local_directory` picks one of them.
-"""
+"""Directory: an open local directory, in which nothing follows a symlink. POSIX; blocking."""
 
 from __future__ import annotations
 

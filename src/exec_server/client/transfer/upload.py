@@ -227,7 +227,6 @@ class Upload(TreeUpload):
         return size if await self._has_same_start(part, file.fileno(), size) else 0
 
     async def _write(self, file: BinaryIO, part: str, item: Item) -> None:
-        """Write the whole file through an open file."""
         writer = self._files.open(part, "wb", in_place=True)
         sent = 0
         try:

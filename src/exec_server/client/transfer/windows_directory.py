@@ -1,11 +1,8 @@
 """Directory: a local directory, in which nothing follows a symlink. Windows; blocking.
 
-`posix_directory` has the same names for other systems. Windows has no calls relative to an open
-directory, so every entry is checked by its path before it is used. A server cannot use the moment
-in between: nothing that it sends runs on this machine.
-
-Modes do not exist here: copies get those of new files. Names that Windows gives another meaning
-are refused: `a:b` is a stream of the file `a`, `con.txt` is a device, `a.` is `a`.
+Entries are checked by path before use, as no calls are relative to an open directory; nothing that
+a server sends runs here in between. Copies get the modes of new files. Names with another meaning
+are refused: `a:b` (a stream), `con.txt` (a device), `a.` (`a`).
 """
 
 from __future__ import annotations
