@@ -1,8 +1,6 @@
 """Every exception, the translation of OSError to wire errors, and texts that are safe to print.
 
-The other end of a connection chooses names, error texts and versions. A terminal executes the
-control characters in them: they can move the cursor, set the title or the clipboard, and forge
-lines of output.
+The other end of a connection chooses names and texts; a terminal executes their control characters.
 """
 
 from __future__ import annotations
@@ -54,10 +52,7 @@ def _escape(character: str) -> str:
 
 
 def lossy(text: str) -> str:
-    """A text that UTF-8 can carry: U+FFFD for each byte of a file name that is not UTF-8.
-
-    Messages to clients have this form, as those of the reference do.
-    """
+    """A text that UTF-8 can carry: U+FFFD for each byte of a file name that is not UTF-8."""
     if text.isascii():
         return text
     try:
@@ -67,11 +62,7 @@ def lossy(text: str) -> str:
 
 
 class ExecServerError(Exception):
-    """The base class of all exceptions of this package.
-
-    The text has its control characters escaped: a peer may have chosen it, and tracebacks are
-    printed to terminals. Attributes such as `message` are unchanged.
-    """
+    """The base of all exceptions; control characters are escaped in the text, not in attributes."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), keep="\n")
@@ -127,10 +118,7 @@ class NotFound(RpcError):
 
 
 class ProgramNotFound(InternalError, NotFound):
-    """A command cannot be started: its program or its directory does not exist.
-
-    Servers send it with the code of an internal error; the client recognises it by the message.
-    """
+    """A program or directory does not exist; clients recognise the internal error by its text."""
 
 
 class SessionAttached(RpcError):
@@ -214,10 +202,7 @@ class StartupError(ExecServerError):
 
 
 class ConnectionLost(ExecServerError):
-    """The connection ended before the response: the request may or may not have been executed.
-
-    The session may continue: the next call waits until it is resumed.
-    """
+    """The connection ended before the response: the request may or may not have been executed."""
 
 
 class SessionLost(ExecServerError):

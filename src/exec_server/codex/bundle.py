@@ -95,7 +95,6 @@ class CapabilityFiles:
             self._overflow()
 
     def _overflow(self) -> None:
-        """Say once that the response is full."""
         if not self._has_overflowed:
             self._has_overflowed = True
             text = f"capability discovery exceeds the {RESPONSE_BYTES}-byte limit of a response"
@@ -364,7 +363,6 @@ class _Bundle:
         return None
 
     def _manifest_above(self) -> codex.CapabilityFile | None:
-        """The manifest of the nearest directory above the root."""
         directory = self._uri
         while directory != "file://":
             directory = directory.rsplit("/", 1)[0]
@@ -376,7 +374,6 @@ class _Bundle:
     def _nested_manifests(
         self, uris: list[str], has_own: bool
     ) -> list[codex.CapabilityFile | None]:
-        """One manifest for each directory below the root that has some."""
         best: dict[str, int] = {}
         for rank, name in enumerate(MANIFESTS):
             for uri in uris:
@@ -409,7 +406,6 @@ class _Bundle:
     def _declared(
         self, manifest: codex.CapabilityFile, field: str, name: object, default: str
     ) -> codex.CapabilityFile | None:
-        """The file that a manifest names, or that of the usual name."""
         if not isinstance(name, str):
             return self._files.read(f"{self._uri}/{default}")
         segments = name.removeprefix("./").rstrip("/").split("/")

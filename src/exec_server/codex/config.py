@@ -381,7 +381,6 @@ def _choice(table: Table, key: str, choices: Sequence[str]) -> str | None:
 
 
 def _granular(value: Table) -> Table:
-    """The table of the granular policy with all its members."""
     table = value[_GRANULAR]
     members = {name: table.get(name, default) for name, default in _GRANULAR_MEMBERS.items()}
     for name, member in members.items():

@@ -149,7 +149,6 @@ class _Installed:
         self._result.plugins.append(plugin)
 
     def _plugin_directories(self, cache: str) -> Iterator[tuple[str, str, str]]:
-        """Id, version and URI of the newest version of each plugin."""
         try:
             entries = self._files.walk(PathUri.from_text(cache), _CACHE).entries
         except (OSError, RpcError):
@@ -220,7 +219,6 @@ def _parsed(manifest: codex.CapabilityFile) -> Manifest | None:
 
 
 def _lacks_files(bundle: codex.DiscoveredRoot, manifest: Manifest) -> bool:
-    """Whether a file that a manifest names is missing."""
     files = bundle.plugin
     return files is not None and (
         (manifest.has_servers_file and files.mcp_config is None)

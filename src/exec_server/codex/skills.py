@@ -156,7 +156,6 @@ def front_matter(contents: str) -> FrontMatter:
 
 
 def _header(contents: str) -> str:
-    """The lines between two lines of three dashes."""
     first, *lines = contents.split("\n")
     if first.strip() != "---":
         raise SkillFault("missing front matter")
@@ -194,7 +193,6 @@ def _quoted_line(line: str) -> str:
 
 
 def _one_line(value: Node | None, limit: int | None = None) -> str | None:
-    """A text with single spaces, None if it is empty or too long."""
     text = " ".join((as_text(value) or "").split())
     return text if text and (limit is None or len(text) <= limit) else None
 

@@ -120,7 +120,6 @@ class PatchWriter:
             _set_mode(directory, name, mode)
 
     def _make_directories(self, path: str) -> None:
-        """Create a directory and its missing parents."""
         missing: list[str] = []
         while not os.path.lexists(path):
             missing.append(path)

@@ -287,7 +287,6 @@ class Inotify:
         )
 
     def _release(self, descriptor: int, watch: _Watch) -> None:
-        """Remove a watch that is not needed any more."""
         is_needed = watch.subscriptions or watch.listeners
         if not is_needed and self._watches.pop(descriptor, None) is not None:
             syscalls.inotify_rm_watch(self._fd, descriptor)
@@ -342,7 +341,6 @@ class Inotify:
         self._fire(list(fired))
 
     def _report(self, descriptor: int, mask: int, name: bytes) -> int:
-        """Tell the listeners; returns how many there are."""
         listeners: Collection[DirectoryListener] = ()
         if mask & _IN_Q_OVERFLOW:
             listeners = {each for _, watch in self._all_watches() for each in set(watch.listeners)}
@@ -388,7 +386,6 @@ class Inotify:
 
 
 def _events(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Watch descriptor, mask and name of each event."""
     position = 0
     while position < len(data):
         descriptor, mask, _, length = _EVENT.unpack_from(data, position)

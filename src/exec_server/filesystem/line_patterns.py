@@ -257,7 +257,6 @@ class LinePattern:
         return position + 1
 
     def _read_item(self, position: int) -> tuple[str, int]:
-        """A character, or the text of a class, and the position after it."""
         token = _ITEM.match(self._text, position)
         if token is None:
             raise _error("a set of characters is not closed")

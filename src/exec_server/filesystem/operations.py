@@ -342,7 +342,6 @@ def list_(params: files.ListParams) -> files.ListResult:
 
 
 def _listed(entry: os.DirEntry[str]) -> files.ListedEntry | None:
-    """The details of an entry; None if it was removed meanwhile."""
     try:
         info = entry.stat(follow_symlinks=False)
         target = None
@@ -408,7 +407,6 @@ def read_files(params: files.ReadFilesParams) -> tuple[files.ReadFilesResult, by
 
 
 def _read(path: str, limit: int) -> bytes | None:
-    """The content of a file; None if it has more than `limit` bytes."""
     descriptor, info = open_regular(path)
     try:
         if info.st_size > limit:

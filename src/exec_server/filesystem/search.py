@@ -132,7 +132,6 @@ class GlobPatterns:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """A pattern for each combination of the alternatives in braces."""
     pending, expanded = [pattern], []
     while pending:
         text = pending.pop()
@@ -348,14 +347,12 @@ class LineSearch:
             self._search_tree()
 
     def _remaining(self) -> float:
-        """The remaining seconds; raises EnoughError if there are none."""
         seconds = self._scan.deadline - time.monotonic()
         if seconds <= 0 or self._is_cancelled():
             raise EnoughError
         return seconds
 
     def _search_tree(self) -> None:
-        """Search everything below the root in the order of names."""
         pending = self._entries_of("", self._filter.start())
         while pending:
             relative, state, is_directory = pending.pop()

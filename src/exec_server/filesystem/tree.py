@@ -91,7 +91,6 @@ def remove_tree(path: str) -> None:
 
 
 def _remove_files(directory: int) -> list[str]:
-    """Remove all entries but directories; returns the names of the directories."""
     directories = []
     with os.scandir(directory) as scan:
         for entry in scan:
@@ -150,7 +149,6 @@ def _copy_tree(source: str, destination: str) -> None:
 
 
 def _copy_entry(source: str, destination: str, mode: int) -> bool:
-    """Copy a regular file or a link; False if it is neither."""
     if stat.S_ISLNK(mode):
         target = os.readlink(source)
         with GUARD.creating(destination) as (directory, name):

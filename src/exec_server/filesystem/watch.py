@@ -383,7 +383,6 @@ class ChangeWatch(DirectoryListener):
         return paths
 
     def _visible_below(self, paths: Iterable[str]) -> list[str]:
-        """Those of some paths below the root that may be reported."""
         if self._visible is None:
             return list(paths)
         prefix = f"{self._root.rstrip('/')}/"

@@ -1,9 +1,7 @@
 """The limit of open descriptors of this process, and that of its children.
 
-A server raises its soft limit, because clients decide how many connections it has. Its children get
-the former one: a command that uses `select` fails with descriptors above 1023, and some programs
-close every possible descriptor at their start. Children inherit the limit of the whole process, so
-the server lowers it for the moment of each start (`process.tags` lets one start at a time do so).
+A server raises its soft limit. Children get the former one, because `select` fails above 1023 and
+some programs close every possible descriptor: it is lowered for the moment of each start.
 """
 
 from __future__ import annotations
@@ -21,10 +19,7 @@ UNUSED_DESCRIPTORS = 64
 
 
 def raise_descriptor_limit(wanted: int) -> int:
-    """Raise the soft limit to `wanted`, or to the hard limit if it is lower; returns the limit.
-
-    Children inherit the raised limit: a server calls `raise_server_limit` instead.
-    """
+    """Raise the soft limit, at most to the hard one; returns it. Children inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

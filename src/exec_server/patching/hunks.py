@@ -283,7 +283,6 @@ class _Level:
 
 
 def _joined(lines: list[str]) -> str:
-    """The lines with a line break before each one and after the last."""
     return "\n" + "\n".join(lines) + "\n" if lines else "\n"
 
 

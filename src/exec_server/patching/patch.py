@@ -160,7 +160,6 @@ class _Parser:
         return HunkLine(_KINDS[line[0]], line[1:])
 
     def _failure(self, reason: str, *, line: int | None = None) -> PatchFailed:
-        """An error for the next line, or for the line with this number, from 1."""
         return PatchFailed(
             f"line {self._next + 1 if line is None else line} of the patch: {reason}"
         )
@@ -297,7 +296,6 @@ def apply_edits(text: str, edits: Sequence[Edit], effort: Effort = UNBOUNDED) ->
 
 
 def _hint(text: str, old: str) -> str:
-    """The usual reasons for which an old text is not found."""
     if len(text) > _HINT_CHARACTERS:
         return ""
     if "\r\n" in text and "\r\n" not in old and old.replace("\n", "\r\n") in text:

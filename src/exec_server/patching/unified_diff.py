@@ -202,7 +202,6 @@ class _Parser:
             self._next += 1
 
     def _failure(self, reason: str, *, line: int | None = None) -> PatchFailed:
-        """An error for the next line, or for the line with this number, from 1."""
         return PatchFailed(f"line {self._next + 1 if line is None else line} of the diff: {reason}")
 
 
@@ -212,7 +211,6 @@ def _file_name(text: str) -> str:
 
 
 def _unquoted(name: str) -> str:
-    """Undo the quotes of git around names with special characters."""
     if len(name) < 2 or not (name.startswith('"') and name.endswith('"')):
         return name
 

@@ -132,7 +132,6 @@ def _decode_numbers(data: bytes) -> object:
 
 
 def _without_escapes(data: bytes) -> bytes:
-    """The text without escaped backslashes and quotes."""
     # Backslashes pair up from the left of a run, so after removing the pairs a backslash before a
     # quote is the escape of that quote.
     return data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
@@ -172,7 +171,6 @@ def _outside_steps(data: bytes) -> Iterator[bytes]:
 
 
 def _has_too_many_values(outside: bytes) -> bool:
-    """Whether there are too many values, names of members excluded."""
     # A value is the outermost one, the first of its container, or follows a comma.
     count = 1 + outside.count(b",") + outside.count(b"[") + outside.count(b"{")
     if count > MAX_VALUES:
@@ -213,7 +211,6 @@ def _refuse_duplicate(pairs: list[tuple[str, object]]) -> None:
 
 
 def _first_duplicate(data: bytes) -> str:
-    """The name of a member that occurs twice; msgspec has decoded the text."""
     import json
 
     try:
@@ -340,7 +337,6 @@ def _fail_base64(data: bytes) -> NoReturn:
 
 
 def _symbols(data: bytes) -> int:
-    """The number of bytes at the start of `data` that are in the alphabet."""
     match = re.match(rb"[A-Za-z0-9+/]*+", data)
     assert match is not None
     return match.end()
@@ -434,7 +430,6 @@ _Plan = Callable[[Any, bool], Any]
 
 @cache
 def _plan(kind: Any) -> _Plan:
-    """The plan for an annotation."""
     if isinstance(kind, NewType):
         return _plan(kind.__supertype__)
     origin = get_origin(kind)
@@ -536,7 +531,6 @@ def _union_plan(kinds: tuple[Any, ...]) -> _Plan:
 
 
 def _tagged_plan(kinds: list[type[Params]]) -> _Plan:
-    """One of several structs, distinguished by a tag."""
     union_name = kinds[0].wire_name.partition("::")[0]
     tag_field = kinds[0].__struct_config__.tag_field
     by_tag: dict[str, _Plan] = {}

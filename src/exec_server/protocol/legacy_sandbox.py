@@ -243,7 +243,6 @@ def _managed(file_system: _Json, *, is_online: bool) -> _Json:
 
 
 def _flag(members: _Json, name: str) -> bool:
-    """Remove a boolean from the members; absent and null are false."""
     value = members.pop(name, None)
     if value is not None and type(value) is not bool:
         raise InvalidParams(f"`{name}` of a legacy sandbox form must be a boolean")
@@ -251,7 +250,6 @@ def _flag(members: _Json, name: str) -> bool:
 
 
 def _list(members: _Json, name: str) -> list[Any]:
-    """Remove a list from the members; absent and null are empty."""
     value = members.pop(name, None)
     if value is not None and not isinstance(value, list):
         raise InvalidParams(f"`{name}` of a legacy sandbox form must be a list")

@@ -220,7 +220,6 @@ def _opaque_native(uri: str) -> str | None:
 
 
 def _parse_file_uri(text: str) -> tuple[str, str]:
-    """Host and normalised path of a `file:` URI."""
     text = text.strip(_TRIMMED)
     for removed in "\t\n\r":
         text = text.replace(removed, "")
@@ -249,7 +248,6 @@ def _parse_file_uri(text: str) -> tuple[str, str]:
 
 
 def _split_at_mark(text: str) -> tuple[str, str]:
-    """The text before the first `?` or `#`, and that character."""
     mark = _mark(text)
     return (text[: mark.start()], mark[0]) if mark else (text, "")
 

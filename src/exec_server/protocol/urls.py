@@ -237,7 +237,6 @@ class HttpUrl(NamedTuple):
         return self.shown.partition("#")[0]
 
     def __str__(self) -> str:
-        """The URL for error texts."""
         return self.shown
 
 

@@ -206,7 +206,6 @@ class CommandDenials:
         )
 
     def _is_refused(self) -> bool:
-        """Whether a refused call was reported; closes the reports."""
         reports, self._reports = self._reports, None
         if reports is None:
             return False
@@ -359,7 +358,6 @@ class CommandSandbox:
         return partial(self._placeholders.release, held) if held else None, listeners
 
     def _build_init(self, policy: Policy, terminal: str | None = None) -> Init:
-        """An init in the view of the policy; without limits on files there is no view."""
         if policy.rules is None:
             unlimited = messages.BuildRequest("init", None, policy.network, "inherited")
             return Init(*self._builder.launch_unlimited(unlimited), (), None)

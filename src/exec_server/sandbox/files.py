@@ -298,7 +298,6 @@ def explain_file_error(policy: Policy, params: ConfinableParams, error: OSError)
 
 
 def _accessed_paths(params: ConfinableParams) -> list[tuple[str, Literal["read", "write"]]]:
-    """The paths of a file operation and their accesses."""
     if isinstance(params, files.CopyParams | files.RenameParams):
         source, destination = params.source_path.native(), params.destination_path.native()
         is_copy = isinstance(params, files.CopyParams)

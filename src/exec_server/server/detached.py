@@ -1,8 +1,7 @@
-"""DetachedProcesses: the processes that belong to the server and not to a session.
+"""DetachedProcesses: processes of the server, to which every client may attach by name.
 
-Every client of the server may attach to them by name. They are never paused: the output that no
-client has taken is retained up to the limit of an OutputLog, then the oldest is dropped. They end
-with the server, or when one of their own limits is reached.
+They are never paused: output that no client takes is retained up to the limit of an OutputLog. They
+end with the server, or at one of their own limits.
 """
 
 from __future__ import annotations
@@ -159,11 +158,9 @@ class Broadcast:
 class Attachment:
     """One session's subscription to the events of a detached process, under an id of its own.
 
-    An event is sent at once to an attachment that has all earlier ones. One whose connection does
-    not take more falls behind; when the connection is writable again, `push` continues from its
-    position with the retained output. Output that was dropped meanwhile leaves a gap in the
-    numbers, by which the client learns that it has to ask process/read how much is lost. So a slow
-    client neither delays the process nor other clients.
+    A slow client delays neither the process nor others: it falls behind, and `push` continues with
+    the retained output once its connection is writable. Dropped output leaves a gap in the numbers,
+    so that the client asks process/read how much is lost.
     """
 
     def __init__(
@@ -216,10 +213,7 @@ class Attachment:
                 return
 
     def announce_end(self) -> None:
-        """Send the last event to a client that lacks earlier ones, which are forgotten now.
-
-        The gap makes the client ask for them, and the answer tells it that they are lost.
-        """
+        """Send the last event to a client that lacks earlier ones: the gap makes it ask."""
         last = self.broadcast.after(self.broadcast.last_seq - 1)
         if last and self._position < last[0].seq:
             self._send(last[0])
@@ -289,10 +283,7 @@ class DetachedProcesses:
         self._loop = asyncio.get_running_loop()
 
     def reserve(self, detach: wire.Detach, program: str) -> Broadcast:
-        """Reserve the name for a start, or choose one; a closed process of this name is forgotten.
-
-        Raises InvalidParams or InvalidRequest.
-        """
+        """Reserve a name, given or chosen, for a start; raises InvalidParams or InvalidRequest."""
         max_lifetime = _seconds("maxLifetimeMs", detach.max_lifetime_ms)
         idle_timeout = _seconds("idleTimeoutMs", detach.idle_timeout_ms)
         name = self._unused_name(program) if detach.name is None else detach.name

@@ -179,7 +179,6 @@ class _Entry:
 
 
 def _resolve_rules(rules: Sequence[Rule], resolver: DiskResolver) -> list[_Entry]:
-    """The rules with resolved paths, without grants that cross a writable link."""
     entries = [_Entry(rule, resolver.resolve(rule.path)) for rule in rules]
     # Links are checked against all grants, so that no grant depends on another one.
     widest = _effective_rules(entries)
@@ -228,7 +227,6 @@ def _is_fixed(entry: PathNode, directory: PathNode, user: int) -> bool:
 
 
 def _resolve_parent(path: str, resolver: DiskResolver) -> str:
-    """A path with the links before its last name resolved."""
     parent, name = posixpath.split(path)
     resolved = resolver.resolve(parent)
     return posixpath.join(resolved.path, *resolved.absent, name)
@@ -265,7 +263,6 @@ def _glob_roots(globs: Sequence[Glob], resolver: DiskResolver) -> Iterator[_Entr
 
 
 def _effective_rules(entries: Sequence[_Entry]) -> tuple[Rule, ...]:
-    """The merged rules of all existing paths."""
     existing = [entry for entry in entries if entry.exists]
     rules = merge_rules(_pairs(e.resolved_rule for e in existing if e.origin == "stated"))
     protected = [entry.resolved_rule for entry in existing if entry.origin == "protected"]
@@ -338,7 +335,6 @@ def _access_lookup(rules: Sequence[Rule]) -> Callable[[str], Access | None]:
 
 
 def _self_and_parents(path: str) -> Iterator[str]:
-    """The path and its parents up to the root, deepest first."""
     yield path
     while path != "/":
         path = posixpath.dirname(path)

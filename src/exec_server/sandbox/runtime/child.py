@@ -160,7 +160,6 @@ def _prepare(request: messages.UserRequest, descriptors: list[int]) -> None:
 
 
 def _begin_session(descriptors: list[int]) -> None:
-    """Begin a session with these standard streams."""
     os.setsid()
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
@@ -326,7 +325,6 @@ def _build(request: messages.BuildRequest, namespaces: int) -> _Built:
 
 @contextmanager
 def _naming_failure(action: str) -> Iterator[None]:
-    """Add the failed action to the error of the kernel."""
     try:
         yield
     except OSError as error:
@@ -349,7 +347,6 @@ def _map_user() -> None:
 
 
 def _run_command(build: messages.BuildRequest, control: socket.socket, built: _Built) -> NoReturn:
-    """Wait for an ExecRequest, run its command, and exit with the command's exit code."""
     request, received = messages.receive(control, messages.ExecRequest)
     control.set_inheritable(False)  # not for the command
     descriptors, state = received[:3], next(iter(received[3:]), None)
@@ -425,7 +422,6 @@ def _confine(
 
 
 def _wait_for(leader: int) -> int:
-    """Reap children until the command has ended."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == leader:

@@ -132,7 +132,6 @@ class Launcher:
         return pid, control
 
     def _request(self, namespaces: int, control: socket.socket) -> int:
-        """The response of the launcher: the pid, or the negated error number."""
         try:
             socket.send_fds(self._socket, [_REQUEST.pack(namespaces)], [control.fileno()])
             response = self._receive()

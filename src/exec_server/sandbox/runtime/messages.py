@@ -167,7 +167,6 @@ class ControlSocket(socket.socket):
 
 
 def _persist(control: socket.socket, call: Callable[..., T], *arguments: object) -> T:
-    """Repeat a call until it does not time out."""
     while True:
         try:
             return call(*arguments)
@@ -195,7 +194,6 @@ def send(control: socket.socket, message: msgspec.Struct, descriptors: list[int]
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """The same value with every string in it replaced."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

@@ -369,7 +369,6 @@ def _open_kernel_file(path: str) -> int | None:
 
 
 def _make_read_only(directory: str, names: tuple[str, ...]) -> None:
-    """Make subdirectories of a mount read-only."""
     for name in names:
         target = _open_kernel_file(f"{directory}/{name}")
         if target is None:
