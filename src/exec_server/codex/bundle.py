@@ -75,10 +75,7 @@ class ResponseBudget:
 
 
 class CapabilityFiles:
-    """The files of one root, as far as they fit; `warnings` gathers what is left out.
-
-    A look that fails is a warning, never an error: one broken file must not hide the others.
-    """
+    """The files of one root, as far as they fit; a look that fails is one of the `warnings`."""
 
     def __init__(self, files: CodexFiles, budget: ResponseBudget) -> None:
         self.warnings: list[str] = []
@@ -218,10 +215,7 @@ def parse_members(contents: str) -> JsonObject:
 
 
 def parse_manifest(contents: str, directory: str) -> Manifest:
-    """The manifest in a text; its directory names a plugin without a name.
-
-    Raises ManifestFault.
-    """
+    """The manifest in a text, by default named like its directory; raises ManifestFault."""
     members = parse_members(contents)
     name = _name(members, directory)
     return Manifest(
@@ -251,10 +245,7 @@ def _text(members: JsonObject, name: str, default: str | None = None) -> str | N
 
 
 def declared_servers(members: JsonObject) -> Any:
-    """The member `mcpServers`: a file name, a JsonObject, or something else; raises ManifestFault.
-
-    The servers of an object become a file, so all their texts have to be valid.
-    """
+    """The member `mcpServers`, of any type; raises ManifestFault for texts that are not valid."""
     servers = members.get("mcpServers")
     if isinstance(servers, JsonObject):
         _refuse_surrogates(json.dumps(servers, ensure_ascii=False))

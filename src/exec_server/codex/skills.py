@@ -35,10 +35,8 @@ _INTERFACE: Final = (
 _LINE: Final = re.compile(r"(\s*[\w.-]+:[ \t]+)(.*)")
 
 
-# Small YAML documents, read as the nodes of PyYAML.
-#
-# Scalars stay text, as the file has them: `yes`, `010` and `2020-01-01` are names like any other.
-# A value that is referred to a thousand times is one node, so aliases cannot grow a document.
+# Scalars stay text: `yes`, `010` and `2020-01-01` are names like any other. A value that is
+# referred to a thousand times is one node, so aliases cannot grow a document.
 class YamlFault(Exception):
     """A text is not the document that was expected."""
 

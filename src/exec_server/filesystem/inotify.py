@@ -1,16 +1,9 @@
 """Inotify: one inotify instance for all watches of a server.
 
-A user has 128 instances by default, for all programs together, so connections share one. The kernel
-keeps one watch for each inode of an instance: subscriptions to the same directory share it, and
-the last one that leaves removes it.
-
-Theory of operation. Threads add and remove names, under a lock, because both look up paths. The
-event loop reads events and never takes the lock: it copies a set before it iterates, and a
-subscription only ever changes from not fired to fired. An event that was queued before a name was
-added may fire its subscription; a notification says that a path may have changed, not that it has.
-
-A `Subscription` waits for one event of some names (fs/watchMissing), a `DirectoryListener` gets all
-events of whole directories (fs/watch).
+A user has 128 instances by default, and the kernel keeps one watch for each inode of one:
+subscriptions share it, and the last removes it. Threads add and remove names under a lock, because
+both look up paths. The event loop never takes it: it copies a set before it iterates, and a
+subscription only changes to fired. An event from before a name was added may fire it.
 
 Hand-written because watchfiles takes an instance for each watch, and gathers events in a thread of
 its own without a bound.
@@ -94,10 +87,7 @@ def _after(directory: str) -> str:
 
 
 class WatchedDirectories:
-    """The directories of one watch, by descriptor and in the order of their names.
-
-    Threads add and remove directories, the event loop removes them: each call is short.
-    """
+    """The directories of one watch, by descriptor and in the order of their names."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # never held during a lookup of a path
@@ -168,10 +158,7 @@ class Subscription:
 
 
 class DirectoryListener:
-    """Gets the events of directories, in the event loop; `directories` names them by descriptor.
-
-    A thread adds a directory before its events can arrive.
-    """
+    """Gets events of `directories` in the loop; a thread adds one before its events arrive."""
 
     def __init__(self) -> None:
         self.directories = WatchedDirectories()
@@ -196,10 +183,7 @@ class _Watch:
 
 
 class Inotify:
-    """The instance, opened when the first name is watched; `close` releases it.
-
-    `run_in_thread` runs a function in a thread, some time.
-    """
+    """The instance, opened for the first name; `close` releases it."""
 
     def __init__(self, run_in_thread: Callable[[Callable[[], None]], object]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -222,10 +206,7 @@ class Inotify:
             return descriptor
 
     def listen(self, listener: DirectoryListener, path: str, name: str) -> int:
-        """Report the events of a directory, as this name; returns the watch descriptor.
-
-        Blocking; raises OSError.
-        """
+        """Report events of a directory as `name`; returns the descriptor. Raises OSError."""
         with self._lock:
             descriptor = self._add_watch(listener, path, _LISTENER_MASK, MAX_LISTENED)
             listener.directories.add(descriptor, name)

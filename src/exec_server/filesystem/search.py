@@ -1,7 +1,4 @@
-"""Searches: fs/glob for paths, fs/grep for lines; and fs/diskUsage.
-
-`TreeScan` is the walk of every search: links to directories are listed but not entered.
-"""
+"""Searches: fs/glob, fs/grep and fs/diskUsage. `TreeScan` lists links but does not enter them."""
 
 from __future__ import annotations
 
@@ -430,10 +427,7 @@ class LineSearch:
             raise EnoughError
 
     def _columns(self, block: _Block) -> dict[int, int]:
-        """The column of the first match in each matching line, up to the limit or the time limit.
-
-        The time limit of `regex` is one of processor time.
-        """
+        """The column of the first match in each line, up to the limit or processor time limit."""
         text, number = block.text, block.number
         columns: dict[int, int] = {}
         position = counted = 0

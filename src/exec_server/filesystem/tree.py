@@ -1,7 +1,6 @@
-"""Operations on directory trees: copy, remove. None of them recurses.
+"""Copies and removes directory trees, without recursion.
 
-Other programs may change a tree during an operation. Removing never follows a link, not even
-one that is put in its way meanwhile; copying accepts the tree as it finds it.
+Removing never follows a link, not even a new one; copying accepts the tree as it finds it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A patch in either format, and the files after it; and exact edits of a text.
 
-A patch is planned before any file is changed: every file is read and every hunk applied in memory.
-So a patch that does not fit changes nothing.
+All hunks are applied in memory first, so a patch that does not fit changes nothing.
 """
 
 from __future__ import annotations
@@ -187,10 +186,7 @@ def parse_patch(text: str) -> list[FilePatch]:
 def plan(
     files: list[FilePatch], root: str, read: Read, effort: Effort = UNBOUNDED
 ) -> list[PatchedFile]:
-    """The changed files, each once, with paths below `root`; raises PatchFailed.
-
-    As in Codex, an added or renamed file replaces an existing one.
-    """
+    """The changed files, each once; an added one may replace another. Raises PatchFailed."""
     planner = _Planner(root, read, effort)
     for file in files:
         planner.add(file)
@@ -266,10 +262,7 @@ class Edit:
 
 
 def apply_edits(text: str, edits: Sequence[Edit], effort: Effort = UNBOUNDED) -> tuple[str, int]:
-    """The text after all edits, one after the other, and the number of replacements.
-
-    Raises PatchFailed if an old text is empty, is missing, or is not unique, or at a limit.
-    """
+    """The text after all edits, and the number of replacements; raises PatchFailed."""
     if len(edits) > MAX_EDITS:
         raise PatchFailed(f"at most {MAX_EDITS} edits may be made at once: split them")
     replaced = 0

@@ -1,8 +1,7 @@
 """Parses unified diffs, as `diff -u` and `git diff` write them.
 
-Without a git header, the names are those after `---` and `+++`; the prefixes `a/` and `b/` are
-removed if both are there, and `/dev/null` marks an added or deleted file. Binary patches, copies
-and changes of the file type are refused.
+Without a git header names follow `---` and `+++`, less `a/` and `b/` if both are there. Binary
+patches, copies and changes of the file type are refused.
 """
 
 from __future__ import annotations

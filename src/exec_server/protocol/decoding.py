@@ -1,18 +1,11 @@
 """JSON texts to values, and values to typed params, with the reference's rules and error texts.
 
-In `parse` msgspec decodes a text, and counting characters outside of strings proves that it keeps
-the rules that msgspec does not check (duplicate members, nesting, number of values). Errors have
-the words of msgspec: the specification leaves the texts for malformed messages open. Decoding and
-proof take a third of the time of the standard library (`python -m bench.alternatives`).
-
-`decode` lets msgspec convert the value, which succeeds for the params of real clients. Values
-that msgspec refuses are decoded again by plans built from the same annotations. Plans accept the
-other forms that the reference accepts (positional params, enums as maps) and raise the first
-error that the reference finds, with its text.
-
-msgspec must never accept more than the plans. It would in two places: an integer without bounds
-(so all integers here are `U64` and similar types), and a tagged struct outside of a union, whose
-tag may be missing (so a plan refuses such an annotation).
+In `parse` msgspec decodes a text, and counting characters outside strings proves the rules that
+msgspec does not check; both take a third of the standard library's time (`python -m
+bench.alternatives`). Params that msgspec refuses are decoded by plans from the same annotations,
+which know the reference's other forms and error texts. msgspec must never accept more than the
+plans: so all integers are bounded (`U64` and similar), and a plan refuses a tagged struct outside a
+union.
 """
 
 from __future__ import annotations
@@ -76,10 +69,7 @@ N_co = TypeVar("N_co", covariant=True)
 
 
 def parse(data: bytes) -> object:
-    """Decode one JSON text; raises MalformedMessage.
-
-    Integers are exact (at most 4,300 digits), other numbers are floats (`1e999` is infinity).
-    """
+    """Decode one JSON text, integers exactly (at most 4,300 digits); raises MalformedMessage."""
     if len(data) <= _SHORT:
         try:
             value = _decode_text(data)
@@ -221,10 +211,7 @@ def _first_duplicate(data: bytes) -> str:
 
 
 def describe(value: object, buffered: bool = False) -> str:
-    """The description of a value of the wrong type in an error text.
-
-    Inside internally tagged objects (`buffered`) the reference shows numbers.
-    """
+    """A value of the wrong type in an error text; numbers are shown if `buffered` (tagged)."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -394,10 +381,7 @@ P = TypeVar("P", bound=Params)
 
 
 def decode(kind: type[P], value: object, server_cwd: str | None = None) -> P:
-    """The params in `value`; raises InvalidParams with the reference's text.
-
-    `server_cwd`, a URI, is what the oldest form of a `sandbox` is relative to.
-    """
+    """The params in `value`; an oldest `sandbox` is below `server_cwd`. Raises InvalidParams."""
     if kind.prepare is not None and isinstance(value, dict):
         value = kind.prepare(value, server_cwd)
     try:

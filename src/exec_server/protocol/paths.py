@@ -1,8 +1,7 @@
 """Paths on the wire: `file:` URIs and native absolute paths, and their conversion.
 
-The URI rules are the WHATWG's with the deviations of the reference's parser, so that a client
-gets the same normalised text in responses and errors. In native paths, bytes that are not UTF-8
-are lone surrogates, as in the `os` module.
+URI rules are the WHATWG's with the reference's deviations, so that clients get the same texts. In
+native paths, bytes that are not UTF-8 are lone surrogates, as in the `os` module.
 """
 
 from __future__ import annotations

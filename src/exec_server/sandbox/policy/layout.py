@@ -1,13 +1,9 @@
 """From a `Policy` and the current state of the disk to the `View` that enforces it. Pure.
 
-A policy names paths, mounts cover inodes, and a confined process may rename and re-link all
-that it may write. Therefore every path is resolved here name by name. A link that a confined
-process could replace is never followed: a restriction that crosses one is refused, and a grant
-that crosses one grants nothing, because the next target of the link would be granted next
-time. All other links are followed, and the rules apply to their targets.
-
-Each directory between a writable root and a mount below it is pinned: renaming the directory
-would move the mount away and leave its path free for a forgery.
+A confined process may rename and re-link all that it may write, so every path is resolved name by
+name. A link that it could replace is never followed: a restriction that crosses one is refused, and
+a grant grants nothing. Each directory between a writable root and a mount is pinned, because
+renaming it would move the mount away and leave its path free for a forgery.
 """
 
 from __future__ import annotations
@@ -65,8 +61,7 @@ class Unenforceable(InternalError):
 def lay_out(policy: Policy, disk: Disk, denied_paths: Sequence[str] = ()) -> View:
     """The mounts that enforce a policy now; raises Unenforceable or Unexaminable.
 
-    `denied_paths` are the files and directories that match globs of the policy, free of links. A
-    policy without rules has no layout.
+    `denied_paths` match globs of the policy, free of links.
     """
     assert policy.rules is not None
     resolver = DiskResolver(disk)
@@ -233,10 +228,7 @@ def _resolve_parent(path: str, resolver: DiskResolver) -> str:
 
 
 def _git_file_targets(path: str, resolver: DiskResolver) -> Iterator[str]:
-    """The repository of a worktree or submodule, which its `.git` file names.
-
-    Git takes the path literally, other programs remove blanks around it.
-    """
+    """The repository that a `.git` file names: literally, as Git reads it, and without blanks."""
     resolved = resolver.resolve(path)
     if resolved.links or resolved.absent or resolved.node.kind != "file":
         return

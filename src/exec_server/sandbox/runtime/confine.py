@@ -1,8 +1,7 @@
 """Drops the privileges of this process permanently, and verifies that they are gone.
 
-Called after the view is built. The layers are independent: the view limits files, dropped
-capabilities prevent root from changing the view, Landlock repeats the limits without mounts,
-and the filter refuses system calls that the other layers do not cover.
+The layers after the view are independent: dropped capabilities keep root from changing the view,
+Landlock repeats its limits without mounts, and the filter refuses other system calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""System calls that confine a process, one thin function each; all raise OSError.
-
-Only single-threaded processes call them: the launcher and its children.
-"""
+"""System calls that confine a process without threads, one function each; all raise OSError."""
 
 from __future__ import annotations
 
@@ -230,10 +227,7 @@ def replace_root(path: str) -> bool:
 
 
 def lower_root(path: str, name: str) -> int:
-    """Move the root into the directory `name` of the mount at the path, and chroot into it.
-
-    Returns a descriptor of the directory above the new root, which no path leads to.
-    """
+    """Chroot into `name` of the mount at the path; returns a descriptor above the new root."""
     os.chdir(path)
     try:
         _sys_pivot_root(b".", os.fsencode(name))
