@@ -62,7 +62,11 @@ def lossy(text: str) -> str:
 
 
 class ExecServerError(Exception):
-    """The base of all exceptions; control characters are escaped in the text, not in attributes."""
+    """The base class of all exceptions of this package.
+
+    The text has its control characters escaped: a peer may have chosen it, and tracebacks are
+    printed to terminals. Attributes such as `message` are unchanged.
+    """
 
     def __str__(self) -> str:
         return printable(super().__str__(), keep="\n")
@@ -118,7 +122,10 @@ class NotFound(RpcError):
 
 
 class ProgramNotFound(InternalError, NotFound):
-    """A program or directory does not exist; clients recognise the internal error by its text."""
+    """A command cannot be started: its program or its directory does not exist.
+
+    Servers send it with the code of an internal error; the client recognises it by the message.
+    """
 
 
 class SessionAttached(RpcError):
@@ -202,7 +209,10 @@ class StartupError(ExecServerError):
 
 
 class ConnectionLost(ExecServerError):
-    """The connection ended before the response: the request may or may not have been executed."""
+    """The connection ended before the response: the request may or may not have been executed.
+
+    The session may continue: the next call waits until it is resumed.
+    """
 
 
 class SessionLost(ExecServerError):

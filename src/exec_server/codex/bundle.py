@@ -245,7 +245,10 @@ def _text(members: JsonObject, name: str, default: str | None = None) -> str | N
 
 
 def declared_servers(members: JsonObject) -> Any:
-    """The member `mcpServers`, of any type; raises ManifestFault for texts that are not valid."""
+    """The member `mcpServers`: a file name, a JsonObject, or something else; raises ManifestFault.
+
+    The servers of an object become a file, so all their texts have to be valid.
+    """
     servers = members.get("mcpServers")
     if isinstance(servers, JsonObject):
         _refuse_surrogates(json.dumps(servers, ensure_ascii=False))

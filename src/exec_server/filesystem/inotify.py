@@ -87,7 +87,10 @@ def _after(directory: str) -> str:
 
 
 class WatchedDirectories:
-    """The directories of one watch, by descriptor and in the order of their names."""
+    """The directories of one watch, by descriptor and in the order of their names.
+
+    Threads add and remove directories, the event loop removes them: each call is short.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # never held during a lookup of a path

@@ -3,7 +3,8 @@
 It is recognised by its modification time, or by its mode while it is changed. It is in use while a
 process holds a shared lock on it, or a claim is in it; the last user removes it, and the next
 server takes over that of a dead one. Every reader may lock it, so no lock is ever waited for: a
-user that meets a foreign exclusive lock creates a claim, a locked directory in it.
+user that meets a foreign exclusive lock creates a claim, a locked directory in it,
+because of which the kernel does not remove the placeholder.
 """
 
 from __future__ import annotations

@@ -19,7 +19,10 @@ UNUSED_DESCRIPTORS = 64
 
 
 def raise_descriptor_limit(wanted: int) -> int:
-    """Raise the soft limit, at most to the hard one; returns it. Children inherit it."""
+    """Raise the soft limit to `wanted`, or to the hard limit if it is lower; returns the limit.
+
+    Children inherit the raised limit: a server calls `raise_server_limit` instead.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

@@ -1,8 +1,11 @@
 """Other users of this machine, for a server with the rights of root.
 
-The C library changes the credentials of all threads, so `acting_as` makes the system calls itself.
-The effective ids are needed, because `/proc/sys` asks for them; the real and saved ids stay, so
-that the user can neither signal nor trace the thread.
+Linux has credentials per thread, but the C library changes those of all threads at once. So
+`acting_as` makes the system calls itself: the thread gets the groups and the effective ids of the
+user, which are those of its file operations too, and the kernel takes all its capabilities away.
+The file system ids alone would not do: `/proc/sys` asks for the effective id, and `/proc/PID` for a
+capability that stays. The real and saved ids stay, so that the user can neither signal nor trace
+the thread.
 """
 
 from __future__ import annotations
@@ -75,7 +78,10 @@ def find_user(text: str) -> User:
 
 @contextmanager
 def acting_as(user: User) -> Iterator[None]:
-    """Make the file operations of this thread those of the user, inside the `with`."""
+    """Make the file operations of this thread those of the user, inside the `with`.
+
+    A thread that is started meanwhile would inherit the ids, and a program would not.
+    """
     assert _CALLS is not None
     set_groups, set_user, set_group = _CALLS
     before, uid, gid = os.getgroups(), os.geteuid(), os.getegid()

@@ -262,7 +262,10 @@ class Edit:
 
 
 def apply_edits(text: str, edits: Sequence[Edit], effort: Effort = UNBOUNDED) -> tuple[str, int]:
-    """The text after all edits, and the number of replacements; raises PatchFailed."""
+    """The text after all edits, one after the other, and the number of replacements.
+
+    Raises PatchFailed if an old text is empty, is missing, or is not unique, or at a limit.
+    """
     if len(edits) > MAX_EDITS:
         raise PatchFailed(f"at most {MAX_EDITS} edits may be made at once: split them")
     replaced = 0

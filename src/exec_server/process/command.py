@@ -131,7 +131,10 @@ def child_environment(
     server_env: Mapping[str, str],
     captured: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The environment of a child: inherited by policy, captured, of the request, then metadata."""
+    """The environment of a child: inherited by policy, then of the request, then metadata.
+
+    `captured` variables of a shell come before those of the request, filtered by the policy.
+    """
     result = {} if policy is None else _inherited(policy, server_env)
     if captured is not None and policy is not None:
         captured = _inherited(msgspec.structs.replace(policy, inherit="all"), captured)

@@ -220,7 +220,10 @@ def parent_of(pid: int) -> int:
 
 
 def start_of(pid: int) -> int:
-    """The start of a process in clock ticks since the boot; 0 if ended, the latest if hidden."""
+    """When a process was started, in clock ticks since the boot.
+
+    0 if it has ended; for a living process that /proc does not show, later than all others.
+    """
     fields = _stat_fields(pid)
     if fields is not None:
         return int(fields[19])

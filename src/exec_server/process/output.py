@@ -221,7 +221,10 @@ class OutputLog:
         return list(islice(self._chunks, start, start + count))
 
     def loss(self, after: int) -> tuple[int, int | None] | None:
-        """The first retained number and the bytes lost after `after`, None if unknown; or None."""
+        """The first retained number and the bytes dropped after `after`; None if none were.
+
+        The byte count is exact, or None if the sizes are forgotten: see DROPPED_SIZES.
+        """
         seen = after - bisect_right(self._non_chunk_seqs, after)
         lost = self._forgotten_sizes + len(self._dropped_sizes) - seen
         if lost <= 0:

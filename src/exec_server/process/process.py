@@ -404,7 +404,10 @@ class Process:
             pass  # the leader is reaped; `on_exit` follows
 
     def terminate(self) -> bool:
-        """Kill the command and its descendants; False if it had exited before."""
+        """Kill the command and its descendants; False if it had exited before.
+
+        The ProcessTable kills the survivors of an exited leader.
+        """
         running = not self.has_ended
         self.terminated = self.terminated or running
         if self._stdin is not None:

@@ -147,7 +147,10 @@ def allocate() -> int:
 
 
 class Tagged:
-    """Allocates a tag for children started in this context; `tag_running` is still needed."""
+    """Allocates a tag that children of a server inherit if they are started in this context.
+
+    Call `tag_running` for them, because another start may hang and prevent the inheritance.
+    """
 
     def __enter__(self) -> int:
         can_inherit = _is_server and _HAS_TAGS

@@ -211,7 +211,10 @@ def _first_duplicate(data: bytes) -> str:
 
 
 def describe(value: object, buffered: bool = False) -> str:
-    """A value of the wrong type in an error text; numbers are shown if `buffered` (tagged)."""
+    """The description of a value of the wrong type in an error text.
+
+    Inside internally tagged objects (`buffered`) the reference shows numbers.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -381,7 +384,10 @@ P = TypeVar("P", bound=Params)
 
 
 def decode(kind: type[P], value: object, server_cwd: str | None = None) -> P:
-    """The params in `value`; an oldest `sandbox` is below `server_cwd`. Raises InvalidParams."""
+    """The params in `value`; raises InvalidParams with the reference's text.
+
+    `server_cwd`, a URI, is what the oldest form of a `sandbox` is relative to.
+    """
     if kind.prepare is not None and isinstance(value, dict):
         value = kind.prepare(value, server_cwd)
     try:

@@ -110,7 +110,10 @@ class ViewDependencies:
             self.close()
 
     def is_current(self) -> bool:
-        """Whether all dependencies are unchanged; False if one could not be pinned. Blocking."""
+        """Whether the view can be used later, as all dependencies are unchanged. Blocking.
+
+        A view whose entries could not be pinned is used only once, right after it was built.
+        """
         return (
             self._pinned is not None
             and self._mounts.count() == self._changes

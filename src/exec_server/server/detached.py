@@ -213,7 +213,10 @@ class Attachment:
                 return
 
     def announce_end(self) -> None:
-        """Send the last event to a client that lacks earlier ones: the gap makes it ask."""
+        """Send the last event to a client that lacks earlier ones, which are forgotten now.
+
+        The gap makes the client ask for them, and the answer tells it that they are lost.
+        """
         last = self.broadcast.after(self.broadcast.last_seq - 1)
         if last and self._position < last[0].seq:
             self._send(last[0])
@@ -283,7 +286,10 @@ class DetachedProcesses:
         self._loop = asyncio.get_running_loop()
 
     def reserve(self, detach: wire.Detach, program: str) -> Broadcast:
-        """Reserve a name, given or chosen, for a start; raises InvalidParams or InvalidRequest."""
+        """Reserve the name for a start, or choose one; a closed process of this name is forgotten.
+
+        Raises InvalidParams or InvalidRequest.
+        """
         max_lifetime = _seconds("maxLifetimeMs", detach.max_lifetime_ms)
         idle_timeout = _seconds("idleTimeoutMs", detach.idle_timeout_ms)
         name = self._unused_name(program) if detach.name is None else detach.name

@@ -105,7 +105,10 @@ class Confined:
 
 
 class TrustedRead:
-    """Reads by the server if all are allowed; a worker reads procfs, which shows its reader."""
+    """The server reads under a policy that allows every read; a worker reads in procfs.
+
+    Files in procfs describe their reader, and the server must not show its own.
+    """
 
     __slots__ = ("_policy",)
 

@@ -58,7 +58,10 @@ class Lanes:
         self._pending_bytes = 0
 
     def lane_for(self, request: PendingRequest, *, can_cancel: bool = False) -> Lane:
-        """The lane of a new request; with `can_cancel` it cancels an unfinished start at once."""
+        """The lane of a new request: the control lane if it may overtake earlier requests.
+
+        `can_cancel` is whether it cancels an unfinished start of its process at once.
+        """
         method = request.method
         if not method.control:
             return self.main

@@ -2,8 +2,9 @@
 
 A confined process may rename and re-link all that it may write, so every path is resolved name by
 name. A link that it could replace is never followed: a restriction that crosses one is refused, and
-a grant grants nothing. Each directory between a writable root and a mount is pinned, because
-renaming it would move the mount away and leave its path free for a forgery.
+a grant grants nothing, because the next target of the link would be granted next time. Each
+directory between a writable root and a mount is pinned, because renaming it would move the mount
+away and leave its path free for a forgery.
 """
 
 from __future__ import annotations

@@ -106,6 +106,7 @@ class View(msgspec.Struct, frozen=True):
 # prevent mounts, so that a command has either file rights or nested namespaces.
 #
 # Exclusive locks: flock locks a file that is only open for reading, and programs of the host wait.
+# A command that may write nothing needs no such lock.
 #
 # Other commands: a process can open /proc/PID/root of the processes in its /proc, trace them and
 # copy their descriptors, unless user, user namespace or Landlock domain differ.

@@ -372,8 +372,7 @@ def _namespace_check(*, allow_nesting: bool) -> list[_Line]:
     """Refuse new cgroup namespaces, and nesting where it would undo mounts.
 
     The owner of a cgroup namespace may mount cgroups. In a sandbox of root they belong to root,
-    so a command could change limits of the whole machine. The module
-    `restrictions` explains how nesting undoes mounts.
+    so a command could change limits of the whole machine. `model` explains nesting.
     """
     flags = _CLONE_NEWCGROUP if allow_nesting else _CLONE_NEWCGROUP | _NESTING_FLAGS
     return ["namespaces", (_LOAD, _FIRST_ARGUMENT, "", ""), (_IF_ANY_BIT, flags, "refuse", "allow")]

@@ -143,7 +143,7 @@ def confine_command(
     """Confine a command; `ruleset` is its `command_ruleset`, None without file rights.
 
     Without a view files are not limited, and a command of root keeps its capabilities. Returns
-    the listener for refused calls (see `refusals`), if there is one.
+    the listener for refused calls (see `child`), if there is one.
     """
     if not restrictions.is_separate:
         raise NotConfined("other commands could be reached through /proc")

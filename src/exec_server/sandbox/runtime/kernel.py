@@ -227,7 +227,10 @@ def replace_root(path: str) -> bool:
 
 
 def lower_root(path: str, name: str) -> int:
-    """Chroot into `name` of the mount at the path; returns a descriptor above the new root."""
+    """Move the root into the directory `name` of the mount at the path, and chroot into it.
+
+    Returns a descriptor of the directory above the new root, which no path leads to.
+    """
     os.chdir(path)
     try:
         _sys_pivot_root(b".", os.fsencode(name))
