@@ -1,8 +1,6 @@
 """Every exception, the translation of OSError to wire errors, and texts that are safe to print.
 
-The other end of a connection chooses names, error texts and versions. A terminal executes the
-control characters in them: they can move the cursor, set the title or the clipboard, and forge
-lines of output.
+The other end of a connection chooses names and texts; a terminal executes their control characters.
 """
 
 from __future__ import annotations
@@ -54,10 +52,7 @@ def _escape(character: str) -> str:
 
 
 def lossy(text: str) -> str:
-    """A text that UTF-8 can carry: U+FFFD for each byte of a file name that is not UTF-8.
-
-    Messages to clients have this form, as those of the reference do.
-    """
+    """A text that UTF-8 can carry: U+FFFD for each byte of a file name that is not UTF-8."""
     if text.isascii():
         return text
     try:

@@ -75,10 +75,7 @@ class ResponseBudget:
 
 
 class CapabilityFiles:
-    """The files of one root, as far as they fit; `warnings` gathers what is left out.
-
-    A look that fails is a warning, never an error: one broken file must not hide the others.
-    """
+    """The files of one root, as far as they fit; a look that fails is one of the `warnings`."""
 
     def __init__(self, files: CodexFiles, budget: ResponseBudget) -> None:
         self.warnings: list[str] = []
@@ -95,7 +92,6 @@ class CapabilityFiles:
             self._overflow()
 
     def _overflow(self) -> None:
-        """Say once that the response is full."""
         if not self._has_overflowed:
             self._has_overflowed = True
             text = f"capability discovery exceeds the {RESPONSE_BYTES}-byte limit of a response"
@@ -219,10 +215,7 @@ def parse_members(contents: str) -> JsonObject:
 
 
 def parse_manifest(contents: str, directory: str) -> Manifest:
-    """The manifest in a text; its directory names a plugin without a name.
-
-    Raises ManifestFault.
-    """
+    """The manifest in a text, by default named like its directory; raises ManifestFault."""
     members = parse_members(contents)
     name = _name(members, directory)
     return Manifest(
@@ -364,7 +357,6 @@ class _Bundle:
         return None
 
     def _manifest_above(self) -> codex.CapabilityFile | None:
-        """The manifest of the nearest directory above the root."""
         directory = self._uri
         while directory != "file://":
             directory = directory.rsplit("/", 1)[0]
@@ -376,7 +368,6 @@ class _Bundle:
     def _nested_manifests(
         self, uris: list[str], has_own: bool
     ) -> list[codex.CapabilityFile | None]:
-        """One manifest for each directory below the root that has some."""
         best: dict[str, int] = {}
         for rank, name in enumerate(MANIFESTS):
             for uri in uris:
@@ -409,7 +400,6 @@ class _Bundle:
     def _declared(
         self, manifest: codex.CapabilityFile, field: str, name: object, default: str
     ) -> codex.CapabilityFile | None:
-        """The file that a manifest names, or that of the usual name."""
         if not isinstance(name, str):
             return self._files.read(f"{self._uri}/{default}")
         segments = name.removeprefix("./").rstrip("/").split("/")

@@ -1,7 +1,6 @@
 """environmentConfig/read: the layers of Codex's configuration that apply to a directory.
 
-All files are read anew for each request, in this order: of the system, of the user, of each
-directory of the project, managed. Blocking.
+Read anew for each request: of the system, the user, each project directory, managed. Blocking.
 """
 
 from __future__ import annotations
@@ -339,8 +338,6 @@ def root_markers(document: Table) -> Sequence[str]:
     return markers
 
 
-# The requirements that managed settings amount to. Pure.
-#
 # A setting is a text, or a table with one key: `never` and `{never = {}}` are the same.
 def implied_requirements(managed: Table) -> Table:
     """The requirements of managed settings; raises InternalError for settings that are unknown."""
@@ -381,7 +378,6 @@ def _choice(table: Table, key: str, choices: Sequence[str]) -> str | None:
 
 
 def _granular(value: Table) -> Table:
-    """The table of the granular policy with all its members."""
     table = value[_GRANULAR]
     members = {name: table.get(name, default) for name, default in _GRANULAR_MEMBERS.items()}
     for name, member in members.items():

@@ -72,10 +72,7 @@ _TREE: Final = WalkOptions(
 
 
 def roots(variables: Mapping[str, str]) -> tuple[list[tuple[str, str]], str]:
-    """Ids and URIs of the directories of skills, and the URI of the cache of plugins.
-
-    Raises InternalError.
-    """
+    """Ids and URIs of skill directories, and the URI of the plugin cache; raises InternalError."""
     home = codex_home(variables)
     skills = [("codex-home-skills", path_to_uri(f"{home}/skills"))]
     user = user_home(variables)
@@ -149,7 +146,6 @@ class _Installed:
         self._result.plugins.append(plugin)
 
     def _plugin_directories(self, cache: str) -> Iterator[tuple[str, str, str]]:
-        """Id, version and URI of the newest version of each plugin."""
         try:
             entries = self._files.walk(PathUri.from_text(cache), _CACHE).entries
         except (OSError, RpcError):
@@ -220,7 +216,6 @@ def _parsed(manifest: codex.CapabilityFile) -> Manifest | None:
 
 
 def _lacks_files(bundle: codex.DiscoveredRoot, manifest: Manifest) -> bool:
-    """Whether a file that a manifest names is missing."""
     files = bundle.plugin
     return files is not None and (
         (manifest.has_servers_file and files.mcp_config is None)
@@ -274,13 +269,10 @@ def _namespace(directory: str, namespaces: dict[str, str]) -> str:
     return ""
 
 
-# Answers are kept while their directories do not change.
-#
-# Theory of operation. A thread first watches every directory below the roots, then reads the
-# files: a change after its directory was watched is reported, and one before it is read. Of a root
-# that does not exist, the nearest directory above is watched for its name. Files behind links may
-# lie elsewhere, and a network file system reports nothing, so an answer is never older than some
-# seconds.
+# Answers are kept while their directories do not change. A thread first watches every directory
+# below the roots, then reads the files, so no change is missed; of a missing root, the nearest
+# directory above. Links and network file systems are not reported: an answer is some seconds old at
+# most.
 class TreeListener(DirectoryListener):
     """Notices any change of some directories, in the event loop."""
 

@@ -35,10 +35,8 @@ _INTERFACE: Final = (
 _LINE: Final = re.compile(r"(\s*[\w.-]+:[ \t]+)(.*)")
 
 
-# Small YAML documents, read as the nodes of PyYAML.
-#
-# Scalars stay text, as the file has them: `yes`, `010` and `2020-01-01` are names like any other.
-# A value that is referred to a thousand times is one node, so aliases cannot grow a document.
+# Scalars stay text: `yes`, `010` and `2020-01-01` are names like any other. A value that is
+# referred to a thousand times is one node, so aliases cannot grow a document.
 class YamlFault(Exception):
     """A text is not the document that was expected."""
 
@@ -156,7 +154,6 @@ def front_matter(contents: str) -> FrontMatter:
 
 
 def _header(contents: str) -> str:
-    """The lines between two lines of three dashes."""
     first, *lines = contents.split("\n")
     if first.strip() != "---":
         raise SkillFault("missing front matter")
@@ -194,7 +191,6 @@ def _quoted_line(line: str) -> str:
 
 
 def _one_line(value: Node | None, limit: int | None = None) -> str | None:
-    """A text with single spaces, None if it is empty or too long."""
     text = " ".join((as_text(value) or "").split())
     return text if text and (limit is None or len(text) <= limit) else None
 

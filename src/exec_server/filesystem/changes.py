@@ -1,7 +1,4 @@
-"""Changes of files and entries that the reference does not offer: append, rename, edit and others.
-
-Every function blocks, takes the params of its call, and asks the guard like those in `operations`.
-"""
+"""Changes of files that the reference lacks: append, rename, edit and others; like `operations`."""
 
 from __future__ import annotations
 
@@ -46,11 +43,8 @@ _MILLISECOND_NS: Final = 1_000_000
 _DONE: Final = Done()
 
 
-# PatchWriter: writes the files of a patch, and undoes all of it if one cannot be written.
-#
-# Confined commands may rename directories and put links in their place at any moment. So new
-# entries are made and removed through descriptors of their directories, and an entry is removed
-# only if it is still the one that was made. The guard is asked like before every other change.
+# Confined commands may rename directories and put links in their place at any moment. So entries
+# are made and removed through descriptors of their directories, and removed only if still the same.
 class PatchWriter:
     """The changes of one patch, for `with`; leaving without `keep` undoes them."""
 
@@ -120,7 +114,6 @@ class PatchWriter:
             _set_mode(directory, name, mode)
 
     def _make_directories(self, path: str) -> None:
-        """Create a directory and its missing parents."""
         missing: list[str] = []
         while not os.path.lexists(path):
             missing.append(path)

@@ -1,8 +1,6 @@
-"""The files one connection has opened for block reads and writes.
+"""The files one connection has opened for block reads and writes. Thread-safe.
 
-Every method may be called from any thread. Descriptors are reference-counted and closed with the
-last reference: closing a handle during a read could otherwise make that read hit another file
-that got the same descriptor number.
+Descriptors close with the last reference: a read during a close could hit a reused number.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """Inotify: one inotify instance for all watches of a server.
 
-A user has 128 instances by default, for all programs together, so connections share one. The kernel
-keeps one watch for each inode of an instance: subscriptions to the same directory share it, and
-the last one that leaves removes it.
-
-Theory of operation. Threads add and remove names, under a lock, because both look up paths. The
-event loop reads events and never takes the lock: it copies a set before it iterates, and a
-subscription only ever changes from not fired to fired. An event that was queued before a name was
-added may fire its subscription; a notification says that a path may have changed, not that it has.
-
-A `Subscription` waits for one event of some names (fs/watchMissing), a `DirectoryListener` gets all
-events of whole directories (fs/watch).
+A user has 128 instances by default, and the kernel keeps one watch for each inode of one:
+subscriptions share it, and the last removes it. Threads add and remove names under a lock, because
+both look up paths. The event loop never takes it: it copies a set before it iterates, and a
+subscription only changes to fired. An event from before a name was added may fire it.
 
 Hand-written because watchfiles takes an instance for each watch, and gathers events in a thread of
 its own without a bound.
@@ -168,10 +161,7 @@ class Subscription:
 
 
 class DirectoryListener:
-    """Gets the events of directories, in the event loop; `directories` names them by descriptor.
-
-    A thread adds a directory before its events can arrive.
-    """
+    """Gets events of `directories` in the loop; a thread adds one before its events arrive."""
 
     def __init__(self) -> None:
         self.directories = WatchedDirectories()
@@ -196,10 +186,7 @@ class _Watch:
 
 
 class Inotify:
-    """The instance, opened when the first name is watched; `close` releases it.
-
-    `run_in_thread` runs a function in a thread, some time.
-    """
+    """The instance, opened for the first name; `close` releases it."""
 
     def __init__(self, run_in_thread: Callable[[Callable[[], None]], object]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -222,10 +209,7 @@ class Inotify:
             return descriptor
 
     def listen(self, listener: DirectoryListener, path: str, name: str) -> int:
-        """Report the events of a directory, as this name; returns the watch descriptor.
-
-        Blocking; raises OSError.
-        """
+        """Report events of a directory as `name`; returns the descriptor. Raises OSError."""
         with self._lock:
             descriptor = self._add_watch(listener, path, _LISTENER_MASK, MAX_LISTENED)
             listener.directories.add(descriptor, name)
@@ -287,7 +271,6 @@ class Inotify:
         )
 
     def _release(self, descriptor: int, watch: _Watch) -> None:
-        """Remove a watch that is not needed any more."""
         is_needed = watch.subscriptions or watch.listeners
         if not is_needed and self._watches.pop(descriptor, None) is not None:
             syscalls.inotify_rm_watch(self._fd, descriptor)
@@ -342,7 +325,6 @@ class Inotify:
         self._fire(list(fired))
 
     def _report(self, descriptor: int, mask: int, name: bytes) -> int:
-        """Tell the listeners; returns how many there are."""
         listeners: Collection[DirectoryListener] = ()
         if mask & _IN_Q_OVERFLOW:
             listeners = {each for _, watch in self._all_watches() for each in set(watch.listeners)}
@@ -388,7 +370,6 @@ class Inotify:
 
 
 def _events(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Watch descriptor, mask and name of each event."""
     position = 0
     while position < len(data):
         descriptor, mask, _, length = _EVENT.unpack_from(data, position)

@@ -1,11 +1,8 @@
 r"""LinePattern: the regular expressions of fs/grep, one dialect for all ways to search. Pure.
 
 The dialect is that of Python's `re` without the flags `a`, `L` and `x`, with POSIX classes such as
-`[[:alpha:]]`, with `\<` and `\>` at both ends of a word, with `\p{…}`, and with `(?<name>…)`.
-
-A pattern matches within one line. A search looks at blocks of many lines, because a call for each
-line would take most of the time. So every part of a pattern is translated such that it cannot match
-a line break: a block then has exactly the matches of its lines, also with lookarounds.
+`[[:alpha:]]`, `\<` and `\>`, `\p{…}` and `(?<name>…)`. No part of a translated pattern matches a
+line break, so that a block of many lines, which is faster, has exactly the matches of its lines.
 """
 
 from __future__ import annotations
@@ -258,7 +255,6 @@ class LinePattern:
         return position + 1
 
     def _read_item(self, position: int) -> tuple[str, int]:
-        """A character, or the text of a class, and the position after it."""
         token = _ITEM.match(self._text, position)
         if token is None:
             raise _error("a set of characters is not closed")

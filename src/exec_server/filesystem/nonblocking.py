@@ -1,16 +1,11 @@
 """File operations that the event loop performs itself, because the kernel answers from memory.
 
-Each `try_` function returns the result, or None if it might block: a thread then does the same with
-`filesystem.operations`. Paths are looked up in the kernel's cache only (RESOLVE_CACHED) and
-content is read from the page cache only (RWF_NOWAIT). Opening a file on a network or userspace
-file system may wait for its server in any case, so those are always left to a thread.
+A `try_` function returns None if it might block: a thread then uses `filesystem.operations`. Paths
+come from the kernel's cache (RESOLVE_CACHED), content from the page cache (RWF_NOWAIT), never on
+network or userspace file systems. Writing has no such flags: see `WriteGuard`.
 
-Writing has no such flags. Small files are written here all the same, because the kernel copies them
-into its memory and returns, and `WriteGuard` leaves them to threads when it did not.
-
-A `confined` operation is one that a sandbox allows because it allows all reads. It must not
-see the server's own files in procfs, nor pass through them: the result is None then, too. The
-`trusted` functions do the same in a thread, without looking at the cache only.
+A `confined` operation is allowed by a sandbox with all reads, and must not see the server's own
+procfs files: None then, too. `trusted` functions do the same in a thread, without the cache flags.
 """
 
 from __future__ import annotations
@@ -310,13 +305,10 @@ def _list(fd: int, modes: _OpenModes, *, confined: bool) -> files.ReadDirectoryR
 class WriteGuard:
     """Leaves writes to threads while the disk is slow: no flag makes a write fail instead of wait.
 
-    The kernel copies a short file into its memory within microseconds, unless it has to wait for
-    the disk or for a journal. After a write that waited and took longer than SLOW_WRITE_SECONDS,
-    threads write for PAUSE_FACTOR times as long: waiting takes at most a twentieth of the loop's
-    time. The factor doubles with each slow write, until QUICK_WRITES came in a row: the loop soon
-    leaves a slow disk alone for a minute, and forgives a journal that is seldom in the way. A long
-    write that did not wait is no slow one: another program had the processor, which would have
-    delayed a thread as well.
+    After a write that waited longer than SLOW_WRITE_SECONDS, threads write for PAUSE_FACTOR times
+    as long: waiting takes at most a twentieth of the loop's time. The factor doubles with each slow
+    write, until QUICK_WRITES came in a row. A long write that did not wait is no slow one: another
+    program had the processor.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,6 @@
 """One blocking function per fs operation; OPERATIONS lists those that threads and workers perform.
 
-A function takes the params and returns the result, or raises RpcError or OSError. All of them
-block, so none may be called on the event loop. Directory trees are in `tree`, further changes in
-`changes`, reading and writing of content in `safe_write`.
+A function takes the params and returns the result, or raises RpcError or OSError.
 """
 
 from __future__ import annotations
@@ -49,10 +47,7 @@ def read_file(params: files.ReadFileParams) -> files.ReadFileResult:
 
 
 def open_for_read(params: files.ReadFileParams) -> tuple[int, int]:
-    """A descriptor of the file, which the caller closes, and its reported size.
-
-    Files of procfs and the like report 0; only reading to the end finds their size.
-    """
+    """A descriptor, which the caller closes, and the reported size, 0 for procfs and the like."""
     path = params.path.native()
     opener = _open_regular_nofollow if params.follow_symlinks is False else open_regular
     fd, info = opener(path)
@@ -227,10 +222,8 @@ def remove(params: files.RemoveParams) -> files.Done:
     return _DONE
 
 
-# `followSymlinks: false`: no component of the path may be a link.
-#
-# Paths are opened component by component, each relative to the one before, so a link that is put
-# in the way meanwhile is refused as well. A link before the last component is ENOTDIR.
+# `followSymlinks: false`: paths are opened component by component, so a link that is put in the way
+# meanwhile is refused as well. A link before the last component is ENOTDIR.
 def _open_regular_nofollow(path: str) -> tuple[int, os.stat_result]:
     with _parent(path) as (directory, name):
         fd = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=directory)
@@ -342,7 +335,6 @@ def list_(params: files.ListParams) -> files.ListResult:
 
 
 def _listed(entry: os.DirEntry[str]) -> files.ListedEntry | None:
-    """The details of an entry; None if it was removed meanwhile."""
     try:
         info = entry.stat(follow_symlinks=False)
         target = None
@@ -385,10 +377,8 @@ def resolve(params: files.ResolveParams) -> files.CanonicalizeResult:
     return files.CanonicalizeResult(path_to_uri(os.path.realpath(params.path.native())))
 
 
-# Many small files in one request: read or written one after another, without a sandbox.
-#
-# A file that fails is only marked: the client repeats it with the method for one file, which has
-# the error. Blocking.
+# A file that fails is only marked: the client repeats it with the method for one, which has the
+# error.
 def read_files(params: files.ReadFilesParams) -> tuple[files.ReadFilesResult, bytes]:
     """The contents of regular files, as far as they fit into MAX_BYTES."""
     _check_count(len(params.paths))
@@ -408,7 +398,6 @@ def read_files(params: files.ReadFilesParams) -> tuple[files.ReadFilesResult, by
 
 
 def _read(path: str, limit: int) -> bytes | None:
-    """The content of a file; None if it has more than `limit` bytes."""
     descriptor, info = open_regular(path)
     try:
         if info.st_size > limit:
@@ -447,11 +436,8 @@ def _check_count(count: int) -> None:
         raise InvalidParams(f"a request names at most {MAX_FILES} files, not {count}")
 
 
-# The blocking function of each fs call that runs in a thread or in a sandbox worker.
-#
-# Handles and watches are not listed because they belong to a connection. The modules of the larger
-# extensions are imported by the thread that first needs them, or by `load_all`; most servers never
-# need them.
+# Handles and watches are not listed, because they belong to a connection. Large extensions are
+# imported by the thread that first needs them, or by `load_all`.
 class OnDemand:
     """A function of a module of this package, which is imported by the first call."""
 

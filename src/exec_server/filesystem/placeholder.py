@@ -1,14 +1,10 @@
 """A placeholder: an empty directory at a name that must stay missing while a command runs.
 
-A placeholder is recognised by its modification time, or by its mode while it is being created
-or changed. It is in use, by this server or another one, as long as a process holds a shared
-lock on it, or a claim is in it; the last user removes it. The kernel releases the locks of a
-dead server, so the next server that finds its placeholder takes it over.
-
-Every process that may read a placeholder may also lock it, so no lock is ever waited for. A
-foreign shared lock delays the removal. A foreign exclusive lock keeps users from taking their
-shared lock; such a user creates a claim instead: a locked directory in the placeholder, because
-of which the kernel does not remove the placeholder.
+It is recognised by its modification time, or by its mode while it is changed. It is in use while a
+process holds a shared lock on it, or a claim is in it; the last user removes it, and the next
+server takes over that of a dead one. Every reader may lock it, so no lock is ever waited for: a
+user that meets a foreign exclusive lock creates a claim, a locked directory in it,
+because of which the kernel does not remove the placeholder.
 """
 
 from __future__ import annotations
@@ -323,10 +319,7 @@ def _remove_claim(placeholder: int, claim: Claim) -> None:
 
 
 def _with_rights(directory: int, act: Callable[[], bool]) -> bool:
-    """Call `act`; if a command has closed the directory to its owner, open it meanwhile.
-
-    False if the rights of the owner are not sufficient.
-    """
+    """Call `act`, with a closed directory opened meanwhile; False without the owner's rights."""
     try:
         return act()
     except PermissionError:

@@ -59,13 +59,10 @@ PathCheck = Callable[[str, bool], int]
 TreeCheck = Callable[[str], int]
 
 
-# The checks of a confined file worker that its mounts cannot make.
-#
-# Mounts cannot keep a name missing, nor deny files by pattern as they come and go, and replacing a
-# directory on the host detaches the mounts on it. So the functions of this package that create,
-# remove or open entries ask the guard right before they act, with the descriptor that they are
-# going to use: a link or rename in between does not change the file that was checked. In the
-# server itself the guard has no rules and every check passes.
+# Mounts cannot keep a name missing, nor deny files by pattern, and replacing a directory on the
+# host detaches its mounts. So functions ask the guard right before they act, with the descriptor
+# that they are going to use: a link or rename in between does not change the file that was checked.
+# In the server itself every check passes.
 class PathGuard:
     """Rules for paths. Each `check_` method raises OSError if a rule denies the operation."""
 
@@ -416,10 +413,7 @@ def overwrite(
 
 
 def overwrite_locked(fd: int, content: Content, info: os.stat_result) -> None:
-    """Replace the content of a regular file whose inode the caller has locked.
-
-    `info` is the state of the file since then.
-    """
+    """Replace the content of a regular file, locked by the caller since `info` was read."""
     old, new = info.st_size, content.size
     if info.st_blocks * 512 < old and new:
         syscalls.allocate(fd, min(old, new))

@@ -1,7 +1,4 @@
-"""Searches: fs/glob for paths, fs/grep for lines; and fs/diskUsage.
-
-`TreeScan` is the walk of every search: links to directories are listed but not entered.
-"""
+"""Searches: fs/glob, fs/grep and fs/diskUsage. `TreeScan` lists links but does not enter them."""
 
 from __future__ import annotations
 
@@ -132,7 +129,6 @@ class GlobPatterns:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """A pattern for each combination of the alternatives in braces."""
     pending, expanded = [pattern], []
     while pending:
         text = pending.pop()
@@ -348,14 +344,12 @@ class LineSearch:
             self._search_tree()
 
     def _remaining(self) -> float:
-        """The remaining seconds; raises EnoughError if there are none."""
         seconds = self._scan.deadline - time.monotonic()
         if seconds <= 0 or self._is_cancelled():
             raise EnoughError
         return seconds
 
     def _search_tree(self) -> None:
-        """Search everything below the root in the order of names."""
         pending = self._entries_of("", self._filter.start())
         while pending:
             relative, state, is_directory = pending.pop()
@@ -433,10 +427,7 @@ class LineSearch:
             raise EnoughError
 
     def _columns(self, block: _Block) -> dict[int, int]:
-        """The column of the first match in each matching line, up to the limit or the time limit.
-
-        The time limit of `regex` is one of processor time.
-        """
+        """The column of the first match in each line, up to the limit or processor time limit."""
         text, number = block.text, block.number
         columns: dict[int, int] = {}
         position = counted = 0

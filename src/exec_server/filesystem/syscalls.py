@@ -1,7 +1,4 @@
-"""Kernel calls on files that Python's `os` lacks: openat2, statx, renameat2, inotify and others.
-
-Every function raises OSError like those of `os`.
-"""
+"""Kernel calls on files that Python's `os` lacks, such as openat2 and statx; all raise OSError."""
 
 from __future__ import annotations
 
@@ -141,10 +138,7 @@ def _milliseconds(time: _StatxTime) -> int:
 
 
 def allocate(fd: int, length: int) -> None:
-    """Allocate disk space for the first `length` bytes of a file without changing its size.
-
-    Raises OSError when the disk is full; does nothing where the file system does not support it.
-    """
+    """Allocate the first `length` bytes, where supported; raises OSError if the disk is full."""
     if _fallocate(fd, _FALLOC_FL_KEEP_SIZE, 0, length) != 0:
         error = _error()
         if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM):

@@ -1,7 +1,6 @@
-"""Operations on directory trees: copy, remove. None of them recurses.
+"""Copies and removes directory trees, without recursion.
 
-Other programs may change a tree during an operation. Removing never follows a link, not even
-one that is put in its way meanwhile; copying accepts the tree as it finds it.
+Removing never follows a link, not even a new one; copying accepts the tree as it finds it.
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ def remove_tree(path: str) -> None:
 
 
 def _remove_files(directory: int) -> list[str]:
-    """Remove all entries but directories; returns the names of the directories."""
     directories = []
     with os.scandir(directory) as scan:
         for entry in scan:
@@ -150,7 +148,6 @@ def _copy_tree(source: str, destination: str) -> None:
 
 
 def _copy_entry(source: str, destination: str, mode: int) -> bool:
-    """Copy a regular file or a link; False if it is neither."""
     if stat.S_ISLNK(mode):
         target = os.readlink(source)
         with GUARD.creating(destination) as (directory, name):

@@ -1,8 +1,6 @@
 """fs/walk: the tree below a directory, breadth first, as the JSON text of the response.
 
-Most directories hold only files and directories with plain names. Their entries become text
-together (`_add_all`), which is several times faster than one struct for each of them (`_visit`).
-Other programs may change the tree meanwhile; a walk accepts it as it finds it.
+Entries with plain names become text together (`_add_all`), several times faster than `_visit`.
 """
 
 from __future__ import annotations
@@ -132,10 +130,7 @@ class _Walker:
                 self._fail(uri, os_error_text(error))
 
     def _add_all(self, directory: _Directory, listed: list[os.DirEntry[str]]) -> bool:
-        """Add all entries of a directory at once; False, and nothing is added, if one is special.
-
-        Special are names that a URI escapes, links, devices, and everything at or above a limit.
-        """
+        """Add all entries at once; False, and nothing added, if one is special or at a limit."""
         kinds = _plain_kinds(listed)
         if kinds is None or len(kinds) >= self._names_left or not _has_plain_children(directory):
             return False

@@ -1,11 +1,8 @@
 """fs/watchMissing: notify a client once when a missing path may have appeared.
 
-Theory of operation. Every directory on the way to a watched path gets an inotify watch, from
-`/` down to the last one that exists, together with the relevant names in it: the next directory
-on the way, or the first name that is missing. Any event for such a name, or for a watched
-directory itself, triggers the notification. Watches are added before the names are looked up,
-from the top down, so no change is missed in between. A path through a link is refused: a change
-behind the link would not be reported. All watches of a server share an instance: see `inotify`.
+Every existing directory on the way gets an inotify watch for the next name, from the top down and
+before the name is looked up, so no change is missed. A path through a link is refused: a change
+behind it would not be reported.
 """
 
 from __future__ import annotations
@@ -132,10 +129,7 @@ class _WatchBuilder:
 
 
 def add_watches(params: WatchMissingParams, inotify: Inotify, subscription: Subscription) -> bool:
-    """Add the watches of a request; False if its paths cannot be watched. Blocking.
-
-    The caller removes the subscription.
-    """
+    """Watch; False if impossible. Blocking; the caller removes the subscription."""
     if not 1 <= len(params.missing) <= MAX_MISSING:
         return False
     builder = _WatchBuilder(inotify, subscription)
@@ -168,10 +162,7 @@ class MissingWatch:
         notify: Callable[[int], None],
         run: Callable[[Callable[[], bool]], Awaitable[bool]],
     ) -> bool:
-        """Watch the paths; False if that is impossible. `run` runs a function in a thread.
-
-        `notify` is called with the watch id, at most once.
-        """
+        """Watch the paths; False if impossible. `notify` gets the watch id, at most once."""
         if not self.begin(params.watch_id):
             return False
         subscription = Subscription()
@@ -239,15 +230,11 @@ def is_unreliable(directory: str) -> bool:
     return kind & 0xFFFFFFFF in _UNRELIABLE_TYPES
 
 
-# fs/watch: the changes of a directory, and of those below it, gathered until they are sent.
-#
-# Theory of operation. The event loop receives events (see `inotify`) and gathers them by path, up
-# to a limit. A thread adds the watches of new directories and lists their entries, which may have
-# been created before the watch. A directory that is moved away is forgotten at once, before the
-# events that follow: they would be reported with its old path. The server watches without limits,
-# so each path is compared with the policy of the client before it is reported, and the root must
-# still be the directory that it was: an event has no path, only the directory that was watched at
-# first.
+# fs/watch: the event loop gathers events by path, up to a limit. A thread watches new directories
+# and lists their entries, which may be older than the watch. A directory that is moved away is
+# forgotten at once: later events would have its old path. The server watches without limits, so
+# each path is compared with the policy of the client, and the root must still be the same
+# directory.
 class GatheredChanges:
     """Changes by path, up to a limit."""
 
@@ -293,10 +280,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class ChangeWatch(DirectoryListener):
-    """A watch of one client.
-
-    `open`, `settle` and what they call block; the other methods are for the event loop.
-    """
+    """A watch of one client; `open` and `settle` block, other methods are for the event loop."""
 
     def __init__(self, inotify: Inotify, *, is_recursive: bool) -> None:
         super().__init__()
@@ -383,7 +367,6 @@ class ChangeWatch(DirectoryListener):
         return paths
 
     def _visible_below(self, paths: Iterable[str]) -> list[str]:
-        """Those of some paths below the root that may be reported."""
         if self._visible is None:
             return list(paths)
         prefix = f"{self._root.rstrip('/')}/"

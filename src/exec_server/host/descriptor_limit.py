@@ -1,9 +1,7 @@
 """The limit of open descriptors of this process, and that of its children.
 
-A server raises its soft limit, because clients decide how many connections it has. Its children get
-the former one: a command that uses `select` fails with descriptors above 1023, and some programs
-close every possible descriptor at their start. Children inherit the limit of the whole process, so
-the server lowers it for the moment of each start (`process.tags` lets one start at a time do so).
+A server raises its soft limit. Children get the former one, because `select` fails above 1023 and
+some programs close every possible descriptor: it is lowered for the moment of each start.
 """
 
 from __future__ import annotations

@@ -92,5 +92,4 @@ def _working_directory() -> str | None:
 
 
 def _machine_digest() -> str:
-    """A digest that identifies this installation."""
     return hashlib.sha256(f"exec-server\0{os.uname().nodename}\0{sys.prefix}".encode()).hexdigest()

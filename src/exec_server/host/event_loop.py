@@ -1,8 +1,4 @@
-"""The event loop of this platform, tasks that cannot end each other, and the check for forks.
-
-The loop is that of uvloop where it is installed, as pyproject.toml does on Linux, else that of
-asyncio. uvloop is imported on first use.
-"""
+"""The event loop (uvloop where installed), tasks that cannot end each other, and fork checks."""
 
 from __future__ import annotations
 
@@ -40,8 +36,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def new_event_loop_for_forks() -> asyncio.AbstractEventLoop:
     """A new event loop for a program that may fork.
 
-    uvloop looks up names in threads of libuv, which the exit of a forked child would join. They are
-    not in the child, and joining them is a segmentation fault.
+    uvloop looks up names in threads of libuv. A forked child has none, and joining them at its exit
+    is a segmentation fault.
     """
     try:
         return _loop_for_forks()()
@@ -93,9 +89,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 class GuardedTasks:
     """Creates tasks on a group, which its creator has entered and which nothing else uses.
 
-    A TaskGroup cancels all its tasks when an exception leaves one of them. The tasks of a server
-    belong to different clients, so each of them runs behind a guard: an exception that leaves it is
-    logged with its traceback, and the owner of the task is told.
+    A server's tasks belong to different clients, so an exception that leaves one is logged, and the
+    owner of the task told, instead of cancelling all.
     """
 
     __slots__ = ("_group", "_tasks")
@@ -141,10 +136,7 @@ async def _guarded(
 
 
 def guarded_call(function: Callable[..., object], *arguments: object) -> bool:
-    """Call a function on behalf of one client among several; False if it raised, which is logged.
-
-    For loops over clients and for steps of a clean-up: those that follow are reached in any case.
-    """
+    """Call a function for one client among several; False if it raised, which is logged."""
     try:
         function(*arguments)
     except _PASSED:
@@ -164,12 +156,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 
 class ForkGuard:
-    """Remembers the process in which it was made.
-
-    The child of a fork has copies of connections and event loops that its parent goes on using, and
-    no thread of its parent but the one that forked. Whatever it did with them would reach the
-    server, or wait for a thread that does not exist.
-    """
+    """Remembers its process: a forked child must not use its parent's connections and threads."""
 
     def __init__(self) -> None:
         self._forks = _forks[0]

@@ -1,7 +1,4 @@
-"""http/request without a socket: checks, redirects and buffered response bodies.
-
-The HTTP client is passed in; `HttpTransport` is its interface.
-"""
+"""http/request without a socket (see `HttpTransport`): checks, redirects and buffered bodies."""
 
 from __future__ import annotations
 
@@ -141,7 +138,6 @@ def _value(header: Header, variables: Mapping[str, str]) -> str:
 
 
 def _variable(header: str, name: str, variables: Mapping[str, str]) -> str:
-    """The value of an environment variable of the server."""
     text = f"http/request header {header}"
     if name.upper() in _FORBIDDEN_NAMES:
         raise InvalidParams(f"{text} cannot use executor environment variable {name}")
@@ -172,10 +168,7 @@ class HttpResources(msgspec.Struct):
 async def send(
     transport: HttpTransport, request: HttpRequest, deadline: float | None
 ) -> HttpResponse:
-    """The response to a request after its redirects; raises InternalError.
-
-    The deadline is a time of the loop's clock.
-    """
+    """The response after redirects, by a deadline of the loop's clock; raises InternalError."""
     for _ in range(MAX_REDIRECTS + 1):
         response = await _send_once(transport, request, deadline)
         try:
@@ -218,7 +211,6 @@ def _internal_error(text: str, error: ExecServerError | TimeoutError) -> Interna
 
 
 def _redirect(request: HttpRequest, response: HttpResponse) -> HttpRequest | None:
-    """The next request if the response is a redirect, else None; raises InternalError."""
     location = next((value for name, value in response.headers if name == "location"), None)
     if response.status not in _REDIRECTS or location is None or not _TEXT.fullmatch(location):
         return None

@@ -1,12 +1,9 @@
-"""What this process takes from its surroundings: modules, streams, programs, secret variables.
+"""Modules, streams, programs and secret variables that this process takes from its surroundings.
 
-Modules are never imported from a directory because the server was started in it. An agent's
-directory is its workspace, and a confined command may write there. Whatever the server imports runs
-without confinement, so a module of the workspace would be a way out of the sandbox.
-
-A server imports from three kinds of directories: those of the interpreter (the standard library and
-site-packages), the one that holds this package, and others, which PYTHONPATH or a .pth file names,
-only as far as a package that the server needs is nowhere else. All of them are there at its start.
+Modules are never imported from the directory where the server was started: a confined command may
+write to the workspace, and what the server imports is not confined. It imports from the
+interpreter's directories, that of this package, and others (PYTHONPATH, .pth files) only for a
+needed package that is nowhere else.
 """
 
 from __future__ import annotations
@@ -71,10 +68,7 @@ SECRET_NAMES: Final = REGISTRY_NAMES | {
 
 
 def drop_script_directory() -> None:
-    """Remove the entry that the interpreter has put first for a script: the directory of programs.
-
-    `__main__` removes that of `python -m`. With `-P` and `-I` there is none.
-    """
+    """Remove the first entry, that of a script's directory; with `-P` and `-I` there is none."""
     if not sys.flags.safe_path and sys.path:
         script = os.path.dirname(os.path.realpath(sys.argv[0]))
         if sys.path[0] == script and script not in _interpreter_directories():
@@ -102,11 +96,7 @@ def package_home() -> str:
 
 
 def helper_words(code: str) -> list[str]:
-    """The words of another interpreter that runs this code, which may import this package.
-
-    It is isolated and without `site`: it imports from where this process does, and from no
-    directory that is not trusted.
-    """
+    """The words of an interpreter that runs this code: isolated, without `site`, with our paths."""
     words = [sys.executable, "-I", "-S", "-c", _HELPER + code, package_home()]
     return [*words, *trusted()]
 
@@ -145,7 +135,6 @@ def _interpreter_directories() -> set[str]:
 
 
 def _is_open_to_others(entry: str) -> bool:
-    """Whether other users can write there."""
     status = os.stat(entry)
     return bool(status.st_mode & S_IWOTH) or status.st_uid not in (0, os.geteuid(), _UNMAPPED_USER)
 

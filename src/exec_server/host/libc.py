@@ -111,10 +111,7 @@ def erase_environment_values(names: Collection[str]) -> None:
 
 
 def erase_argument(text: str) -> bool:
-    """Overwrite a text, wherever it is in the arguments that the kernel shows in /proc/PID/cmdline.
-
-    Returns whether it was found. The copy in sys.argv remains.
-    """
+    """Overwrite a text in /proc/PID/cmdline, not in sys.argv; returns whether it was found."""
     try:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # from the third one on
@@ -136,10 +133,7 @@ def sigset(numbers: set[int]) -> ctypes.Array[ctypes.c_char]:
 
 
 def child_signal_descriptor() -> int:
-    """Block SIGCHLD and return a descriptor that becomes readable when a child changes state.
-
-    Must be called before other threads exist, since each thread has its own signal mask.
-    """
+    """Block SIGCHLD and return a descriptor that reports it; before other threads exist."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     return checked(LIBC.signalfd(-1, sigset({signal.SIGCHLD}), _SFD_FLAGS))
 

@@ -31,13 +31,10 @@ MAX_UNCLOSED: Final = 64
 
 
 class ThreadPool:
-    """At most `limit` threads for one event loop: `started` ones at once, others on demand.
+    """At most `limit` daemon threads for one event loop: `started` ones at once, others on demand.
 
-    A thread counts against the process limit of the user and of the cgroup. When that limit is
-    reached, the pool works with the threads it has, so work that must be possible then needs
-    `started` threads.
-
-    They are daemon threads: one that hangs on a dead disk must not keep the process from exiting.
+    At the process limit of the user or cgroup, the pool works with the threads it has. One that
+    hangs on a dead disk does not keep the process from exiting.
     """
 
     def __init__(self, limit: int, name: str, *, started: int = 0) -> None:
@@ -118,11 +115,7 @@ def _outcome(
 
 
 async def start_lookup_threads() -> None:
-    """Start the threads in which uvloop looks up host names.
-
-    libuv starts them at the first lookup, and aborts the process if the process limit is reached
-    then.
-    """
+    """Start uvloop's lookup threads: at the process limit libuv would abort at the first lookup."""
     name = "UV_THREADPOOL_SIZE"
     is_configured = name in os.environ
     if not is_configured:
@@ -138,9 +131,7 @@ async def start_lookup_threads() -> None:
 class BackgroundCloser:
     """Closes descriptors of removed files in a thread, started by the first one. Thread-safe.
 
-    The kernel deletes a removed file or directory when its last descriptor is closed. On ext4 the
-    call then waits for the disk, some milliseconds for each directory, and its caller learns
-    nothing from it.
+    The last close deletes the file; on ext4 that waits for the disk.
     """
 
     def __init__(self) -> None:

@@ -123,6 +123,5 @@ def _array(groups: Sequence[int]) -> ctypes.Array[ctypes.c_uint32]:
 
 
 def _call(number: int, *arguments: int | ctypes.Array[ctypes.c_uint32]) -> None:
-    """A system call for this thread alone; raises OSError."""
     words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     checked(LIBC.syscall(ctypes.c_long(number), *words))

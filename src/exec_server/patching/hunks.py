@@ -1,11 +1,8 @@
 """Applies hunks to the text of a file.
 
-A hunk of a unified diff is tried at its line number, then ever further away from it, so that it
-fits a file with other changes above. A hunk of Codex is the first match below the hunk before it.
-In both, lines match exactly, or else without spaces at their ends, or else without spaces at both
-ends, or else with plain punctuation for typographic; the kept lines stay as they are in the file.
-
-Line ends are those of the file: a patch with LF fits a file with CRLF.
+A hunk of a unified diff is tried at its line number, then ever further away; one of Codex is the
+first match below the one before it. Lines match exactly, or else without spaces at their ends, at
+both ends, or with plain punctuation. Kept lines and line ends are those of the file.
 """
 
 from __future__ import annotations
@@ -283,7 +280,6 @@ class _Level:
 
 
 def _joined(lines: list[str]) -> str:
-    """The lines with a line break before each one and after the last."""
     return "\n" + "\n".join(lines) + "\n" if lines else "\n"
 
 

@@ -1,7 +1,6 @@
 """A patch in either format, and the files after it; and exact edits of a text.
 
-A patch is planned before any file is changed: every file is read and every hunk applied in memory.
-So a patch that does not fit changes nothing.
+All hunks are applied in memory first, so a patch that does not fit changes nothing.
 """
 
 from __future__ import annotations
@@ -160,7 +159,6 @@ class _Parser:
         return HunkLine(_KINDS[line[0]], line[1:])
 
     def _failure(self, reason: str, *, line: int | None = None) -> PatchFailed:
-        """An error for the next line, or for the line with this number, from 1."""
         return PatchFailed(
             f"line {self._next + 1 if line is None else line} of the patch: {reason}"
         )
@@ -188,10 +186,7 @@ def parse_patch(text: str) -> list[FilePatch]:
 def plan(
     files: list[FilePatch], root: str, read: Read, effort: Effort = UNBOUNDED
 ) -> list[PatchedFile]:
-    """The changed files, each once, with paths below `root`; raises PatchFailed.
-
-    As in Codex, an added or renamed file replaces an existing one.
-    """
+    """The changed files, each once; an added one may replace another. Raises PatchFailed."""
     planner = _Planner(root, read, effort)
     for file in files:
         planner.add(file)
@@ -297,7 +292,6 @@ def apply_edits(text: str, edits: Sequence[Edit], effort: Effort = UNBOUNDED) ->
 
 
 def _hint(text: str, old: str) -> str:
-    """The usual reasons for which an old text is not found."""
     if len(text) > _HINT_CHARACTERS:
         return ""
     if "\r\n" in text and "\r\n" not in old and old.replace("\n", "\r\n") in text:

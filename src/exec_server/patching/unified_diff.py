@@ -1,8 +1,7 @@
 """Parses unified diffs, as `diff -u` and `git diff` write them.
 
-Without a git header, the names are those after `---` and `+++`; the prefixes `a/` and `b/` are
-removed if both are there, and `/dev/null` marks an added or deleted file. Binary patches, copies
-and changes of the file type are refused.
+Without a git header names follow `---` and `+++`, less `a/` and `b/` if both are there. Binary
+patches, copies and changes of the file type are refused.
 """
 
 from __future__ import annotations
@@ -202,7 +201,6 @@ class _Parser:
             self._next += 1
 
     def _failure(self, reason: str, *, line: int | None = None) -> PatchFailed:
-        """An error for the next line, or for the line with this number, from 1."""
         return PatchFailed(f"line {self._next + 1 if line is None else line} of the diff: {reason}")
 
 
@@ -212,7 +210,6 @@ def _file_name(text: str) -> str:
 
 
 def _unquoted(name: str) -> str:
-    """Undo the quotes of git around names with special characters."""
     if len(name) < 2 or not (name.startswith('"') and name.endswith('"')):
         return name
 

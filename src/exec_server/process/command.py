@@ -37,10 +37,7 @@ _DEFAULT_PATH = "/usr/local/bin:/bin:/usr/bin"
 
 
 class ServerFile(msgspec.Struct, frozen=True):
-    """A file of the server that variables of a command name by its path.
-
-    A command with a view of its own reads a copy in it, and its variables name that.
-    """
+    """A server file that variables name by path: a command with its own view reads a copy in it."""
 
     path: str
     content: bytes
@@ -65,10 +62,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 def _expressions(patterns: Sequence[str]) -> list[re.Pattern[str]]:
-    """Expressions for all patterns: whole names, any case, only `*` and `?` are special.
-
-    Each is short, because other threads wait while an expression is matched.
-    """
+    """Whole names, any case, only `*` and `?` special; short: other threads wait for a match."""
     groups: list[list[str]] = [[]]
     size = 0
     for pattern in patterns:
@@ -100,7 +94,6 @@ def _expression(pattern: str) -> str:
 
 
 def _check_cost(policy: EnvPolicy, server_env: Mapping[str, str]) -> None:
-    """Refuse a policy whose patterns would take long to match."""
     patterns = (*policy.exclude, *policy.include_only)
     if max(map(len, (*patterns, *policy.set)), default=0) > PATTERN_CHARACTERS:
         text = f"must not exceed {PATTERN_CHARACTERS} characters"
@@ -111,7 +104,6 @@ def _check_cost(policy: EnvPolicy, server_env: Mapping[str, str]) -> None:
 
 
 def _matching(env: Mapping[str, str], patterns: Sequence[str]) -> list[str]:
-    """The names that match one of the patterns, in their order."""
     expressions = _expressions(patterns) if patterns else []
     return [name for name in env if any(each.fullmatch(name) for each in expressions)]
 
@@ -160,11 +152,9 @@ def child_environment(
 
 
 def candidates(command: Command) -> list[str]:
-    """Paths of the program to try in order, by the PATH of the child, not of the server.
+    """Paths of the program to try in order, by the PATH and directory of the child.
 
-    Relative paths are relative to the child's directory.
-    Raises InternalError when the program of a terminal is not found: like the reference, that
-    mode explains the failure itself.
+    Raises InternalError when the program of a terminal is not found, as the reference does.
     """
     program = command.argv[0]
     if command.tty:
@@ -210,7 +200,6 @@ def _find_on_path(program: str, cwd: str, env: Mapping[str, str]) -> str:
 
 
 def _reason_against(path: str, *, missing: str) -> str | None:
-    """Why a path cannot be executed, None if it can."""
     try:
         mode = os.stat(path).st_mode
     except OSError:

@@ -1,13 +1,9 @@
 """Finds the descendants of a process and kills all of them, also those that left its session.
 
-The server is a subreaper (prctl): a descendant whose parent ends becomes a child of the server, so
-all descendants of a command stay below the server. `process.orphans` knows to which command such
-an orphan belongs.
-
-Killing takes several attempts, because a process may fork before it is killed. A fork bomb is as
-fast as that, so the processes of large families, and those that survive, are stopped before they
-are killed: a stopped process cannot fork, uses no processor, and keeps its place below the process
-limit. A pid is pinned with a pidfd before it is checked again, so a reused pid is never signalled.
+The server is a subreaper (prctl), so all descendants of a command stay below it. A process may fork
+before it is killed, so large families and survivors are stopped first: a stopped process cannot
+fork and keeps its place below the process limit. A pid is pinned with a pidfd and checked again
+before it is signalled, because pids are reused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Programs that the server runs for itself, bounded in time and output. Blocking.
-
-The reaper reaps them like every child, so their exit codes are unknown here.
-"""
+"""Programs that the server runs for itself, bounded in time and output; the reaper reaps them."""
 
 from __future__ import annotations
 
@@ -23,10 +20,9 @@ _READ_BYTES = 65_536
 def run_helper(
     argv: Sequence[str], seconds: float, feed: Callable[[bytes], None], env: Mapping[str, str]
 ) -> None:
-    """Run a program without input and pass its output to `feed`.
+    """Run a program without input and pass its output to `feed`; raises OSError.
 
-    The program is killed after this time, and if `feed` raises an exception. Raises OSError if it
-    cannot be started.
+    It is killed after this time, and if `feed` raises an exception.
     """
     command = Command(list(argv), "/", dict(env))
     words, variables = encode(command)

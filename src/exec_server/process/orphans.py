@@ -1,15 +1,10 @@
 """Orphans: children of a living server that it has not started, and the commands that own them.
 
-A process whose parent ended is a child of the server, its subreaper. Its tag tells to which command
-it belongs, as it is when the server first sees it. A process that has lost its tag (see
-`process.tags`) belongs to one of the commands that may have started it: those that had a living
-process when it appeared, and that started before it. It is killed when the last of them is
-terminated or its session ends.
-
-To know these commands, the server looks at its children whenever a leader or an orphan was reaped:
-the children of a process are orphans of the server before the process can be reaped. So after each
-look, every living descendant of a command is below a leader or below an orphan that was seen, and
-no command without either can be the owner of an orphan that appears later.
+The tag of an orphan tells its command. One that has lost its tag (see `process.tags`) belongs to
+all commands that had a living process and had started when it appeared, and is killed with the last
+of them. To know these, the server looks at its children whenever a leader or an orphan was reaped:
+the children of a process become orphans before the process can be reaped, so a command with neither
+leader nor seen orphan owns no later one.
 """
 
 from __future__ import annotations
@@ -35,10 +30,7 @@ class Owner:
 
 
 class Orphans:
-    """The owners of all orphans. Thread-safe.
-
-    Its size is bounded by the number of commands that run and of processes that live.
-    """
+    """The owners of all orphans. Thread-safe; bounded by the commands and processes that live."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,10 +96,7 @@ class Orphans:
             return reaped
 
     def kill(self, has_ended: Callable[[Owner], bool]) -> None:
-        """Kill the leaders of commands that have ended, and orphans that no other command may own.
-
-        Blocking.
-        """
+        """Kill leaders of ended commands, and orphans that no other command may own. Blocking."""
         with self._lock:
             self._look(set())
             for pid, owner in self._leaders.items():

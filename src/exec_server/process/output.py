@@ -1,11 +1,7 @@
 """The numbered output of one process, its retention, and the chunks that a read returns.
 
-Every event of a process gets the next number, starting at 1: each chunk, the exit, the close.
-Only chunks are kept here; the numbers of exit and close leave gaps.
-
-Recent output is kept beyond RETAINED_BYTES, because clients before 0.143 do not take the output
-from its notifications: they ask for it with process/read, and a child is faster than they are. A
-session that does not read costs nothing: see `RecentOutputBudget.is_read`.
+Chunks, exit and close are numbered from 1; only chunks are kept. Recent output is kept beyond
+RETAINED_BYTES for clients before 0.143, which ask for it with process/read.
 """
 
 from __future__ import annotations
@@ -135,7 +131,6 @@ class OutputLog:
         return seq
 
     def _make_space(self) -> None:
-        """Reserve space for recent output, or drop the oldest chunks."""
         while len(self._chunks) > RETAINED_CHUNKS or (
             self.retained_bytes > RETAINED_BYTES + self.reserved_bytes and not self._reserve()
         ):
@@ -195,11 +190,7 @@ class OutputLog:
             self._budget.remove_read_log(self)
 
     def read(self, after: int, max_bytes: int | None) -> tuple[list[OutputChunk], int]:
-        """Chunks numbered above `after`, and the `nextSeq` that belongs to them.
-
-        The first chunk is always included; a further one only while the total stays within
-        `max_bytes`.
-        """
+        """Chunks numbered above `after`, up to `max_bytes` but one at least; their `nextSeq`."""
         if max_bytes is None:
             chunks, next_seq = self._newer_than(after), self.next_seq
         else:
@@ -262,7 +253,6 @@ class OutputLog:
         return chosen
 
     def _index_after(self, after: int) -> int:
-        """The index of the first retained chunk numbered above `after`."""
         seen = after - bisect_right(self._non_chunk_seqs, after)
         index = seen - self._forgotten_sizes - len(self._dropped_sizes)
         return min(max(0, index), len(self._chunks))

@@ -1,10 +1,8 @@
 """Process: one command of a client from its start to the end of its output.
 
-The output path is the hot path of the server and consists of plain calls: the event loop finds
-a descriptor readable, `Process._read` reads it, numbers the data in chunks and passes each chunk
-to `emit`, which ends in the transport's buffer. When that buffer is full, `pause_reading` removes
-the descriptors from the loop; the pipe fills and the child blocks in its write. A client can do the
-same for one process with `set_flow`.
+The output path is hot and consists of plain calls from `Process._read` to the transport's buffer.
+When that is full, `pause_reading` removes the descriptors from the loop, the pipe fills and the
+child blocks. A client does the same for one process with `set_flow`.
 """
 
 from __future__ import annotations
@@ -85,10 +83,7 @@ class StdinQueue:
         self._writing = False
 
     def write(self, data: bytes) -> asyncio.Future[None] | None:
-        """Queue a chunk, or return a future that is done when the chunk is queued.
-
-        Cancelling the future withdraws the chunk. After `close` chunks are dropped.
-        """
+        """Queue a chunk, or return a future for that; its cancellation withdraws the chunk."""
         if not self._open or not data:
             return None
         if self._waiting or not self._has_space():
@@ -106,10 +101,7 @@ class StdinQueue:
         return self._eof is not None and not self._eof.cancelled()
 
     def write_eof(self) -> asyncio.Future[None] | None:
-        """Queue the end of the input behind all chunks; returns a future like `write`.
-
-        `write` must not be called while `has_eof`. A second call has no further effect.
-        """
+        """Queue the end of the input, once, behind all chunks; returns a future like `write`."""
         if self._eof is None or self._eof.cancelled():
             self._eof = self._loop.create_future()
             self._waiting.append((b"", self._eof))
@@ -132,7 +124,6 @@ class StdinQueue:
                 accepted.set_result(None)
 
     def _is_complete(self) -> bool:
-        """Whether all input up to its end is written."""
         return not self._chunks and self.has_eof and self._eof is not None and self._eof.done()
 
     def _has_space(self) -> bool:
@@ -169,7 +160,6 @@ class StdinQueue:
             self._loop.remove_writer(self._descriptor)
 
     def _accept_waiting(self) -> None:
-        """Move waiting chunks into the queue, oldest first, while it has space."""
         while self._waiting and self._has_space():
             data, accepted = self._waiting.popleft()
             if not accepted.done():
@@ -313,10 +303,7 @@ class Process:
         return not self._stdin.has_eof or write_id in self._write_ids
 
     def write(self, data: bytes, write_id: str | None) -> asyncio.Future[None] | None:
-        """Queue input; a returned future is done when the queue has space and accepts it.
-
-        Raises InternalError after `terminate`.
-        """
+        """Queue input; a future if the queue is full. Raises InternalError after `terminate`."""
         if write_id is not None and write_id in self._write_ids:
             earlier = self._write_ids[write_id]
             if earlier is None or not earlier.cancelled():
@@ -506,10 +493,7 @@ def _read_more_of_terminal(descriptor: int, data: bytes) -> bytes:
 
 
 def _enlarge_pipe(descriptor: int) -> None:
-    """Enlarge a pipe that was full, so that a busy child is woken less often.
-
-    Not done for every pipe: the kernel limits the pipe memory of an unprivileged user.
-    """
+    """Enlarge a pipe that was full; not every pipe, as the kernel limits a user's pipe memory."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, READ_BYTES)
     except OSError:

@@ -1,9 +1,7 @@
 """The state that a login shell has after its start-up files: how it is captured and restored.
 
-Theory of operation. A capture runs the login shell with a script that prints the state in sections,
-between marks that no start-up file knows. A later start runs the shell without start-up files: its
-script reads the state from a descriptor, then has the text of the request. Exported variables are
-part of the environment instead, so that the request's own win.
+A capture prints it in sections between marks that no start-up file knows. A later shell reads it
+from a descriptor; exported variables are in the environment, so that the request's own win.
 """
 
 from __future__ import annotations

@@ -186,11 +186,7 @@ def encode(command: Command) -> tuple[list[bytes], list[bytes]]:
 
 
 def check_directory(path: str) -> None:
-    """Raise OSError if the working directory of a command is not a directory.
-
-    posix_spawn reports a failed chdir and a missing program alike, so the directory is checked
-    first. One that vanishes in between still fails, with the same error number.
-    """
+    """Raise OSError unless a directory: posix_spawn cannot tell it from a missing program."""
     if not os.path.isdir(path):
         os.stat(path)
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -238,10 +234,10 @@ def signal_foreground(master: int, number: int) -> None:
 
 
 def _terminal(rows: int, columns: int) -> Streams:
-    """A new terminal.
+    """A terminal.
 
-    The child opens the slave by name: the first terminal that a session leader opens becomes
-    its controlling terminal, so no code has to run between fork and exec.
+    The first one that a session leader opens becomes its controlling terminal, so the child opens
+    the slave by name.
     """
     master, slave = os.openpty()
     try:
@@ -277,7 +273,6 @@ def spawn_first(
 def _posix_spawn(
     path: bytes, argv: list[bytes], env: list[bytes], cwd: bytes, streams: Streams
 ) -> tuple[int, int]:
-    """Call posix_spawn; returns its error number and the pid."""
     actions = ctypes.create_string_buffer(_OPAQUE_BYTES)
     pid = ctypes.c_int()
     _C.posix_spawn_file_actions_init(actions)

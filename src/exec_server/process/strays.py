@@ -1,9 +1,7 @@
 """Strays: processes that a dead server has left. The watchdog finds them.
 
-The children of a dead process become children of its nearest living subreaper, or of init. The
-watchdog, a child of the server itself, learns from its own new parent which process that is. Among
-all processes it finds those with a tag of the server. Those that have lost their tag still have the
-mark (see `process.tags`), and they are below the new parent.
+It learns from its own new parent which subreaper the children of the dead server have now. Strays
+have a tag of the server, or at least the mark (see `process.tags`) below that parent.
 """
 
 from __future__ import annotations
@@ -56,10 +54,9 @@ def _unescaped(field: str) -> str:
 class Cgroup:
     """A cgroup for a server and all its descendants, which the watchdog kills after its death.
 
-    A process cannot leave its cgroup unless it may write to another one, and the kernel kills a
-    whole cgroup at once, however fast its processes fork. The server is moved before it starts its
-    first child; every child is then born in the cgroup, so commands cost nothing. Ordinary users
-    need a delegated cgroup (`Delegate=yes` in a systemd unit); where there is none, tags must do.
+    A process cannot leave it unless it may write to another one, and the kernel kills it at once.
+    The server moves before it starts a child. Ordinary users need a delegated cgroup
+    (`Delegate=yes`).
     """
 
     def __init__(self, directory: str) -> None:
@@ -144,10 +141,7 @@ class Strays:
         self._starts: dict[int, int] = {}
 
     def kill(self) -> None:
-        """Kill all processes that the server has left; call it when the server has ended. Blocking.
-
-        Returns early if one does not die.
-        """
+        """Kill all that the ended server has left; return early if one does not die. Blocking."""
         deadline = time.monotonic() + _REPARENT_SECONDS
         while os.getppid() == self._server and time.monotonic() < deadline:
             time.sleep(_KILL_POLL_SECONDS)

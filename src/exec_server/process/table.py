@@ -40,10 +40,7 @@ MAX_LISTED = 2 * MAX_LIVE
 
 
 class Reaper:
-    """Reaps all children, also inherited orphans, and reports the exit codes of watched ones.
-
-    One signalfd reports every child, so a process needs no watcher of its own.
-    """
+    """Reaps all children, also orphans, by one signalfd, and reports exit codes of watched ones."""
 
     def __init__(self) -> None:
         self.orphans = Orphans()
@@ -231,8 +228,8 @@ class ProcessTable:
     async def start(self, process_id: ProcessId, command: Command, launch_mode: LaunchMode) -> None:
         """Start a command under a reserved id.
 
-        Its output is not read before the caller's next await, so a response sent without an
-        await precedes every notification.
+        No output is read before the caller's next await, so its response precedes every
+        notification.
         """
         self._has_started = True
         if self._cancellations:
@@ -293,7 +290,6 @@ class ProcessTable:
         owner: Owner,
         launch_mode: LaunchMode,
     ) -> None:
-        """Add a running child; raises InvalidRequest if it was terminated meanwhile."""
         if self._starting.pop(process_id) or self._ended:
             # The start fails, so the client gets no event of the child and its id is free.
             process = Process(
@@ -398,10 +394,7 @@ class ProcessTable:
         return owner.session is self
 
     def _kill_orphans(self, has_ended: Callable[[Owner], bool]) -> asyncio.Future[None]:
-        """Kill, in a thread, the orphans of commands that have ended.
-
-        Not in a thread that starts commands: those can hang on a dead disk.
-        """
+        """Kill orphans of ended commands, not in a start thread, which can hang on a dead disk."""
         return self._cleanup_threads.run(self._reaper.orphans.kill, has_ended)
 
     def _on_closed(self, on_closed: Callable[[], None] | None, process: Process) -> None:

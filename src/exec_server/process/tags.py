@@ -1,19 +1,12 @@
 """Tags: numbers that descendants of a command inherit; orphans and strays are recognised by them.
 
-A tag is a resource limit, which fork and exec pass on. Linux stores and inherits RLIMIT_LOCKS but
-has not enforced it since 2.4, and every user can read it. The soft and the hard limit of a command
-are its tag from its first instruction on. Only root (CAP_SYS_RESOURCE) can raise a hard limit, so
-the server lowers its own for each command, and tags decrease.
+A tag is the soft and hard RLIMIT_LOCKS, which fork and exec pass on, every user can read, and Linux
+has not enforced since 2.4; RLIMIT_RSS where that is limited already, and none where both are. Only
+root (CAP_SYS_RESOURCE) can raise a hard limit, so tags decrease. A program can lower its own and
+lose its tag, but never gets back the unlimited one of other processes: this is the mark.
 
-A program can lower its hard limit too, and so lose its tag. But no descendant of an ordinary user's
-server, whatever it does, gets back the unlimited hard limit that other processes have: this is the
-mark, by which the watchdog recognises it.
-
-Where RLIMIT_LOCKS is limited already, for example in a command of another server, the tags are in
-RLIMIT_RSS, which Linux does not enforce either. Where both are low, there is a mark but no tag.
-
-Hand-written because no library tags processes. The known precedent, the environment
-cookie of Jenkins' ProcessTreeKiller, is lost by a child that is started with `env -i`.
+Hand-written because no library tags processes; the environment cookie of Jenkins' ProcessTreeKiller
+is lost with `env -i`.
 """
 
 from __future__ import annotations
@@ -199,10 +192,7 @@ def forget_helper(tag: int) -> None:
 
 
 def tag_running(pid: int, tag: int) -> None:
-    """Tag a running child for good; children that it has started before keep what they have.
-
-    Its limit of descriptors is that of a child from now on, also if it could not inherit it.
-    """
+    """Tag a running child for good, and set its descriptor limit; its own children keep theirs."""
     descriptor_limit.limit_child(pid)
     if _PLAN is not None and _HAS_TAGS:
         try:

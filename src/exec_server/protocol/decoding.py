@@ -1,18 +1,11 @@
 """JSON texts to values, and values to typed params, with the reference's rules and error texts.
 
-In `parse` msgspec decodes a text, and counting characters outside of strings proves that it keeps
-the rules that msgspec does not check (duplicate members, nesting, number of values). Errors have
-the words of msgspec: the specification leaves the texts for malformed messages open. Decoding and
-proof take a third of the time of the standard library (`python -m bench.alternatives`).
-
-`decode` lets msgspec convert the value, which succeeds for the params of real clients. Values
-that msgspec refuses are decoded again by plans built from the same annotations. Plans accept the
-other forms that the reference accepts (positional params, enums as maps) and raise the first
-error that the reference finds, with its text.
-
-msgspec must never accept more than the plans. It would in two places: an integer without bounds
-(so all integers here are `U64` and similar types), and a tagged struct outside of a union, whose
-tag may be missing (so a plan refuses such an annotation).
+In `parse` msgspec decodes a text, and counting characters outside strings proves the rules that
+msgspec does not check; both take a third of the standard library's time (`python -m
+bench.alternatives`). Params that msgspec refuses are decoded by plans from the same annotations,
+which know the reference's other forms and error texts. msgspec must never accept more than the
+plans: so all integers are bounded (`U64` and similar), and a plan refuses a tagged struct outside a
+union.
 """
 
 from __future__ import annotations
@@ -76,10 +69,7 @@ N_co = TypeVar("N_co", covariant=True)
 
 
 def parse(data: bytes) -> object:
-    """Decode one JSON text; raises MalformedMessage.
-
-    Integers are exact (at most 4,300 digits), other numbers are floats (`1e999` is infinity).
-    """
+    """Decode one JSON text, integers exactly (at most 4,300 digits); raises MalformedMessage."""
     if len(data) <= _SHORT:
         try:
             value = _decode_text(data)
@@ -132,7 +122,6 @@ def _decode_numbers(data: bytes) -> object:
 
 
 def _without_escapes(data: bytes) -> bytes:
-    """The text without escaped backslashes and quotes."""
     # Backslashes pair up from the left of a run, so after removing the pairs a backslash before a
     # quote is the escape of that quote.
     return data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
@@ -172,7 +161,6 @@ def _outside_steps(data: bytes) -> Iterator[bytes]:
 
 
 def _has_too_many_values(outside: bytes) -> bool:
-    """Whether there are too many values, names of members excluded."""
     # A value is the outermost one, the first of its container, or follows a comma.
     count = 1 + outside.count(b",") + outside.count(b"[") + outside.count(b"{")
     if count > MAX_VALUES:
@@ -213,7 +201,6 @@ def _refuse_duplicate(pairs: list[tuple[str, object]]) -> None:
 
 
 def _first_duplicate(data: bytes) -> str:
-    """The name of a member that occurs twice; msgspec has decoded the text."""
     import json
 
     try:
@@ -340,7 +327,6 @@ def _fail_base64(data: bytes) -> NoReturn:
 
 
 def _symbols(data: bytes) -> int:
-    """The number of bytes at the start of `data` that are in the alphabet."""
     match = re.match(rb"[A-Za-z0-9+/]*+", data)
     assert match is not None
     return match.end()
@@ -434,7 +420,6 @@ _Plan = Callable[[Any, bool], Any]
 
 @cache
 def _plan(kind: Any) -> _Plan:
-    """The plan for an annotation."""
     if isinstance(kind, NewType):
         return _plan(kind.__supertype__)
     origin = get_origin(kind)
@@ -536,7 +521,6 @@ def _union_plan(kinds: tuple[Any, ...]) -> _Plan:
 
 
 def _tagged_plan(kinds: list[type[Params]]) -> _Plan:
-    """One of several structs, distinguished by a tag."""
     union_name = kinds[0].wire_name.partition("::")[0]
     tag_field = kinds[0].__struct_config__.tag_field
     by_tag: dict[str, _Plan] = {}

@@ -399,10 +399,7 @@ class ListParams(Confinable, frozen=True):
 
 
 class ListedEntry(Result, frozen=True, omit_defaults=True):
-    """An entry; type, size, time and mode are those of the target of a link.
-
-    A link that leads nowhere is neither a directory nor a file and has its own size, time and mode.
-    """
+    """An entry with the details of a link's target, or of the link itself if it leads nowhere."""
 
     file_name: str
     is_directory: bool

@@ -223,10 +223,8 @@ def encode_notification(notice: Notice[msgspec.Struct], params: msgspec.Struct) 
     return b'{"method":"%b","params":%b}' % (notice.name.encode(), notice.encode(params))
 
 
-# Binary messages: a JSON-RPC message together with bytes that need no base64. An extension.
-#
-# A message is the size of its JSON text in four bytes (big-endian), the text, and the data. The
-# size is limited, so the first byte is 0, with which no JSON text begins.
+# Binary messages, an extension: the size of a JSON text in four bytes (big-endian), the text, data.
+# The size is limited, so the first byte is 0, with which no JSON text begins.
 class Attached(NamedTuple, Generic[P]):
     """The params of a request, or its result, and the data that came with it."""
 

@@ -51,10 +51,7 @@ _EXTERNAL: Final = "externalsandbox"
 
 
 def prepare(params: _Json, server_cwd: str | None) -> _Json:
-    """The params of a request with a `sandbox` in today's form; raises InvalidParams.
-
-    `server_cwd` is the server's directory as a URI, None if it has been removed.
-    """
+    """The params with a `sandbox` in today's form; raises InvalidParams. `server_cwd` is a URI."""
     if params.get("sandboxPolicy") is not None:
         return _with_policy_beside(params, server_cwd)
     sandbox = params.get("sandbox")
@@ -65,11 +62,7 @@ def prepare(params: _Json, server_cwd: str | None) -> _Json:
 
 
 def translate(sandbox: _Json, server_cwd: str | None, *, for_process: bool) -> _Json:
-    """Today's form of a `sandbox` object; raises InvalidParams if that is uncertain.
-
-    An object in today's form is returned itself. Its errors are left to the decoder, which has
-    the texts.
-    """
+    """Today's form of a `sandbox` object; raises InvalidParams if that is uncertain."""
     if _MARK in sandbox:
         permissions = sandbox.get("permissions")
         if sandbox.get("sandboxPolicy") is not None:
@@ -197,10 +190,7 @@ def _with_project_roots(sandbox: _Json, *, for_process: bool) -> _Json:
 
 
 def _with_uris(sandbox: _Json) -> _Json:
-    """Convert the native paths of `cwd`, of the project roots made from it and of the entries.
-
-    No version sends native paths in the other members, so the decoder refuses them there.
-    """
+    """Convert native paths in `cwd`, its roots and entries: no version sends them elsewhere."""
     if _is_native(sandbox.get("cwd")):
         uri = path_to_uri(sandbox["cwd"])
         sandbox = sandbox | {"cwd": uri, "workspaceRoots": [uri]}
@@ -243,7 +233,6 @@ def _managed(file_system: _Json, *, is_online: bool) -> _Json:
 
 
 def _flag(members: _Json, name: str) -> bool:
-    """Remove a boolean from the members; absent and null are false."""
     value = members.pop(name, None)
     if value is not None and type(value) is not bool:
         raise InvalidParams(f"`{name}` of a legacy sandbox form must be a boolean")
@@ -251,7 +240,6 @@ def _flag(members: _Json, name: str) -> bool:
 
 
 def _list(members: _Json, name: str) -> list[Any]:
-    """Remove a list from the members; absent and null are empty."""
     value = members.pop(name, None)
     if value is not None and not isinstance(value, list):
         raise InvalidParams(f"`{name}` of a legacy sandbox form must be a list")

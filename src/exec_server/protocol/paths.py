@@ -1,8 +1,7 @@
 """Paths on the wire: `file:` URIs and native absolute paths, and their conversion.
 
-The URI rules are the WHATWG's with the deviations of the reference's parser, so that a client
-gets the same normalised text in responses and errors. In native paths, bytes that are not UTF-8
-are lone surrogates, as in the `os` module.
+URI rules are the WHATWG's with the reference's deviations, so that clients get the same texts. In
+native paths, bytes that are not UTF-8 are lone surrogates, as in the `os` module.
 """
 
 from __future__ import annotations
@@ -220,7 +219,6 @@ def _opaque_native(uri: str) -> str | None:
 
 
 def _parse_file_uri(text: str) -> tuple[str, str]:
-    """Host and normalised path of a `file:` URI."""
     text = text.strip(_TRIMMED)
     for removed in "\t\n\r":
         text = text.replace(removed, "")
@@ -249,7 +247,6 @@ def _parse_file_uri(text: str) -> tuple[str, str]:
 
 
 def _split_at_mark(text: str) -> tuple[str, str]:
-    """The text before the first `?` or `#`, and that character."""
     mark = _mark(text)
     return (text[: mark.start()], mark[0]) if mark else (text, "")
 

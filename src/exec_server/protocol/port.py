@@ -1,8 +1,4 @@
-"""port/*: structs, calls and notifications of forwarded connections.
-
-`port/data`, `port/credit`, `port/end` and `port/reset` exist in both directions: as requests of
-the client and as notifications of the server.
-"""
+"""port/*: forwarded connections. Data, credit, end and reset are requests and notifications."""
 
 from __future__ import annotations
 

@@ -277,11 +277,7 @@ def _output_head(process_id: ProcessId, stream: Stream) -> bytes:
 
 
 def output_pieces(params: OutputParams) -> tuple[bytes, bytes, bytes]:
-    """The pieces of the message `OUTPUT`, as msgspec would encode it.
-
-    Every byte of process output passes through this function, so the chunk is not copied into a
-    whole message, and its base64 is the faster one of pybase64.
-    """
+    """The pieces of the message `OUTPUT`: not copied, because every output byte passes here."""
     head = _output_head(params.process_id, params.stream) % params.seq
     return head, pybase64.b64encode(params.chunk), b'"}}'
 
@@ -301,10 +297,8 @@ EXITED = Notice("process/exited", ExitedParams)
 CLOSED = Notice("process/closed", ClosedParams)
 
 
-# Detached processes: structs and calls of the extension `processDetach`.
-#
-# A detached process belongs to the server and has a name. A session attaches to it under a process
-# id of its own, and from then on uses all methods and notifications of `protocol.process`.
+# The extension `processDetach`: a detached process belongs to the server and has a name, and a
+# session attaches to it under a process id of its own.
 class AttachParams(Params, frozen=True):
     omissible: ClassVar[tuple[str, ...]] = ("after_seq",)
     process_id: ProcessId  # chosen by the client, for this session

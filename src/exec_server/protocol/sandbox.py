@@ -24,11 +24,7 @@ _WRITABLE: Final = {"read-only": (), "workspace-write": ("project_roots", "slash
 
 
 class FileUri(PathUri):
-    """A path inside a `sandbox` object: only a URI, as in the reference.
-
-    Elsewhere a native path is accepted. Here it is a sign of a legacy form of the object, whose
-    other members may have another meaning: `legacy_sandbox` translates the known ones before.
-    """
+    """A path inside a `sandbox` object: only a URI; a native path is a sign of a legacy form."""
 
     __slots__ = ()
 

@@ -1,9 +1,7 @@
 """URLs, hosts and ports: the one place that reads and writes them. Pure.
 
-`parse_url` reads the URLs that users write: it is strict, and says what is wrong. `parse_http_url`
-and `parse_host` read those of clients and other servers by the WHATWG's rules, as browsers and the
-reference do, with the parser of Node.js (`ada-url`). It is imported at the first text that needs
-it: 3 ms and 5.7 MB of machine code that a server for plain hosts does without.
+`parse_url` is strict, for users; `parse_http_url` and `parse_host` follow the WHATWG with
+`ada-url`, imported at the first text that needs it: 3 ms and 5.7 MB.
 """
 
 from __future__ import annotations
@@ -45,10 +43,7 @@ _has_scheme = partial(re.match, r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 @lru_cache(REMEMBERED_ADDRESSES)
 def parse_address(host: str) -> IPv4Address | IPv6Address | None:
-    """The address that a host is in its usual spelling; None for names, `127.1` and `fe80::1%lo`.
-
-    Other spellings are names here. The resolver knows them, and its answer is checked.
-    """
+    """The address that a host is as usually spelt; None for names, `127.1` and `fe80::1%lo`."""
     if "%" in host:
         return None
     from ipaddress import ip_address
@@ -67,10 +62,7 @@ def parse_port(text: str) -> int:
 
 
 def split_authority(text: str) -> tuple[str, int | None]:
-    """Host and port of `HOST[:PORT]`; raises ValueError.
-
-    The host is an address without its brackets, or a text that is to be checked.
-    """
+    """Host, without brackets and unchecked, and port of `HOST[:PORT]`; raises ValueError."""
     if text.startswith("["):
         from ipaddress import IPv6Address
 
@@ -245,7 +237,6 @@ class HttpUrl(NamedTuple):
         return self.shown.partition("#")[0]
 
     def __str__(self) -> str:
-        """The URL for error texts."""
         return self.shown
 
 

@@ -40,10 +40,7 @@ T = TypeVar("T")
 
 
 class MountChanges:
-    """Counts changes of the mount table of this server's mount namespace.
-
-    Without /proc there is no table, and each look counts as a change: no view is used twice.
-    """
+    """Counts changes of this server's mount table; without /proc each look counts as a change."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
@@ -67,10 +64,7 @@ class MountChanges:
 
 
 class InodePins:
-    """Descriptors that keep inodes in use, so that their numbers are not reused.
-
-    The mounts of a view do not: removing a directory on the host detaches them.
-    """
+    """Descriptors that keep inode numbers from reuse; a view's mounts are detached by a removal."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,10 +93,7 @@ class InodePins:
 
 
 class ViewDependencies:
-    """The entries that a view was derived from: recorded before building, checked before use.
-
-    `sees_placeholders` is the flag of the HostDisk that the view was laid out on.
-    """
+    """The entries that a view was derived from: recorded before building, checked before use."""
 
     def __init__(
         self, view: View, mounts: MountChanges, pins: InodePins, *, sees_placeholders: bool
@@ -175,10 +166,9 @@ class SandboxBuilder:
     def launch(
         self, make_request: Callable[[capabilities.Confinement], BuildRequest], *, network: bool
     ) -> Launched:
-        """Launch a confined process; with `network` in a network namespace of its own. Blocking.
+        """Launch a confined process, with `network` in its own namespace. Blocking.
 
-        The best confinement is tried without looking for it first, which would take longer than
-        the attempt.
+        The best confinement is tried at once: looking for it would take longer.
         """
         with self._lock:
             confinement = self._confinement

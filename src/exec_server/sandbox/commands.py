@@ -57,11 +57,8 @@ CleanUp = Callable[[], None]
 _BUILD_FOR_USER: Final = messages.BuildRequest("user", None, "enabled", "inherited")
 
 
-# Prebuilt sandboxes: an init that waits in its finished view for a command.
-#
-# Building namespaces and mounts takes most of the time of a short command. After the start of each
-# confined command another sandbox for the same policy is built in the background, for the next
-# one. It is used only if the dependencies of its view are unchanged.
+# Prebuilt sandboxes: building namespaces and mounts takes most of the time of a short command, so
+# after each start the next init for the same policy is built in the background.
 class Init(NamedTuple):
     """An init in its built view, with the state needed to start a command in it."""
 
@@ -106,10 +103,7 @@ class PrebuiltPool:
         self._is_closed = False
 
     def take(self, policy: Policy) -> Init | None:
-        """A current init for the policy, which the caller then owns; None if there is none.
-
-        One caller waits for an init that is being built: a second build would slow down both.
-        """
+        """A current init, owned by the caller, or None; one caller waits for a running build."""
         with self._changed:
             if policy in self._building and policy not in self._awaited:
                 self._awaited.add(policy)
@@ -206,7 +200,6 @@ class CommandDenials:
         )
 
     def _is_refused(self) -> bool:
-        """Whether a refused call was reported; closes the reports."""
         reports, self._reports = self._reports, None
         if reports is None:
             return False
@@ -335,10 +328,7 @@ class CommandSandbox:
     def _execute(
         self, init: Init, program: messages.ExecRequest, standard: list[int], owner: Owner
     ) -> tuple[CleanUp | None, tuple[int, ...]]:
-        """Let an init run the command; the control socket stays open.
-
-        Returns the clean-up after the end, and the sockets that listen for the command.
-        """
+        """Let an init run the command; returns the clean-up and the sockets that listen for it."""
         held: list[Placeholder] = []
         try:
             try:
@@ -359,7 +349,6 @@ class CommandSandbox:
         return partial(self._placeholders.release, held) if held else None, listeners
 
     def _build_init(self, policy: Policy, terminal: str | None = None) -> Init:
-        """An init in the view of the policy; without limits on files there is no view."""
         if policy.rules is None:
             unlimited = messages.BuildRequest("init", None, policy.network, "inherited")
             return Init(*self._builder.launch_unlimited(unlimited), (), None)

@@ -89,10 +89,7 @@ class _PooledWorker:
 
 
 class WorkerPool:
-    """Lends workers to threads: built on demand, reused, bounded in number.
-
-    A worker serves one policy and one request at a time.
-    """
+    """Lends workers, for one policy and request each: built on demand, reused, bounded."""
 
     def __init__(self, build: Build) -> None:
         self._build = build
@@ -232,11 +229,7 @@ class FileSandbox:
 
 
 class FilePolicy:
-    """A policy that limits a file operation, and the workers that are confined by it.
-
-    `is_trusted_read` is true for a read under a policy that allows every read: the server may
-    perform it without a worker.
-    """
+    """A policy for a file operation, and its workers; `is_trusted_read` needs none of them."""
 
     def __init__(
         self, workers: WorkerPool, policy: Policy, is_trusted_read: bool, *, is_legacy: bool
@@ -298,7 +291,6 @@ def explain_file_error(policy: Policy, params: ConfinableParams, error: OSError)
 
 
 def _accessed_paths(params: ConfinableParams) -> list[tuple[str, Literal["read", "write"]]]:
-    """The paths of a file operation and their accesses."""
     if isinstance(params, files.CopyParams | files.RenameParams):
         source, destination = params.source_path.native(), params.destination_path.native()
         is_copy = isinstance(params, files.CopyParams)

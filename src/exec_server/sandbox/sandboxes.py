@@ -1,8 +1,6 @@
 """Sandboxes: the confinement of file operations and commands of one server.
 
-Most servers start without a confined request, and many never get one. So the modules of the sandbox
-are imported, and the launcher is started, by the first request that needs them, or ahead of it by
-`load`.
+The first request that needs it, or `load`, imports the modules and starts the launcher.
 """
 
 from __future__ import annotations

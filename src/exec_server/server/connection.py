@@ -1,11 +1,8 @@
 """Connection: the handshake, requests, responses and notifications of one client.
 
-Theory of operation. The stream calls `message_received` for each message, which does everything
-that need not wait: decode, look up the method, invoke it, send the response. A handler that has
-to wait returns an awaitable, which becomes a task. `lanes` decides which requests may run.
-
-The memory of a connection is bounded: reading pauses when too many requests are pending, and no
-further request starts while the client does not read its responses.
+The stream calls `message_received`, which does everything that need not wait; a handler that waits
+returns an awaitable, which becomes a task. Memory is bounded: reading pauses when too many requests
+are pending, and none starts while the client does not read its responses.
 """
 
 from __future__ import annotations
@@ -85,10 +82,7 @@ class ClientRequests:
         self._is_closed = False
 
     def ask(self, call: Call[Any, Any], params: msgspec.Struct) -> asyncio.Future[object]:
-        """Send a request; the future has the `result` of the response, or None without one.
-
-        Cancel the future to ignore a later response.
-        """
+        """Send a request; the future has the `result`, or None. Cancel it to ignore a response."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         if self._is_closed or len(self._open) >= MAX_CLIENT_REQUESTS:
             future.set_result(None)
@@ -299,7 +293,6 @@ class Connection:
             self._fail(request.id, MethodNotFound(text))
 
     def _can_cancel_start(self, request: PendingRequest) -> bool:
-        """Whether a terminate names a process whose start waits."""
         processes = self._context.session.processes if self._context is not None else None
         return processes is not None and processes.can_cancel(named_process(request))
 
@@ -317,7 +310,6 @@ class Connection:
             self._break_off("a queued request")
 
     def _advance(self, lane: Lane) -> None:
-        """Run the queued requests of a lane for which there are slots."""
         loop = asyncio.get_running_loop()
         until = loop.time() + BURST_SECONDS
         while lane.queue and self._state is not ConnectionState.CLOSED and self._may_start(lane):
@@ -328,7 +320,6 @@ class Connection:
         self._update_reading()
 
     def _run(self, lane: Lane, request: PendingRequest) -> None:
-        """Run a request until it is answered or has to wait."""
         try:
             if self._state is not ConnectionState.READY or self._context is None:
                 raise self._handshake_error(request)
@@ -390,7 +381,6 @@ class Connection:
         yield after
 
     def _update_reading(self) -> None:
-        """Pause or resume reading according to the limits."""
         self._is_congested = self._lanes.has_queued or not self._writable.is_set()
         may_read = not (
             self._is_decoding or self._lanes.is_full or self._stream.unsent() > UNSENT_HARD_BYTES
@@ -418,10 +408,7 @@ class Connection:
         return True
 
     def _break_off(self, what: str) -> None:
-        """End the connection because of the current exception, which must not reach its caller.
-
-        The caller may be the socket of a relay, the process of another client or the event loop.
-        """
+        """End the connection because of the current exception, which must not reach others."""
         log.exception("%s: %s failed unexpectedly", self._stream.origin, what)
         self._close_broken()
 
@@ -544,7 +531,6 @@ class Connection:
         asyncio.get_running_loop().call_soon(self._close)
 
     def _close(self) -> None:
-        """Cancel the tasks of the connection and close its resources."""
         for task in list(self._tasks):
             task.cancel()
         if self._context is not None:

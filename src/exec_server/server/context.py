@@ -45,10 +45,7 @@ CONNECTION_SEARCHES = 3
 
 
 class LazyEvent:
-    """An event that makes its asyncio.Event, whose queue takes 800 bytes, for the first waiter.
-
-    Each connection has one and hardly ever a task that waits for it.
-    """
+    """An event that makes its asyncio.Event, whose queue takes 800 bytes, for the first waiter."""
 
     __slots__ = ("_event", "_is_set")
 
@@ -90,10 +87,7 @@ def _make_shell_snapshots() -> ShellSnapshots:
 
 
 class ServerContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources that all connections of a server share.
-
-    Callables return the same object each time, and import its module for the first call.
-    """
+    """The resources that all connections of a server share; callables import on the first call."""
 
     environment: EnvironmentInfo
     variables: Mapping[str, str]  # the environment variables that children may inherit

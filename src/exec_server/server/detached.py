@@ -1,8 +1,7 @@
-"""DetachedProcesses: the processes that belong to the server and not to a session.
+"""DetachedProcesses: processes of the server, to which every client may attach by name.
 
-Every client of the server may attach to them by name. They are never paused: the output that no
-client has taken is retained up to the limit of an OutputLog, then the oldest is dropped. They end
-with the server, or when one of their own limits is reached.
+They are never paused: output that no client takes is retained up to the limit of an OutputLog. They
+end with the server, or at one of their own limits.
 """
 
 from __future__ import annotations
@@ -159,11 +158,9 @@ class Broadcast:
 class Attachment:
     """One session's subscription to the events of a detached process, under an id of its own.
 
-    An event is sent at once to an attachment that has all earlier ones. One whose connection does
-    not take more falls behind; when the connection is writable again, `push` continues from its
-    position with the retained output. Output that was dropped meanwhile leaves a gap in the
-    numbers, by which the client learns that it has to ask process/read how much is lost. So a slow
-    client neither delays the process nor other clients.
+    A slow client delays neither the process nor others: it falls behind, and `push` continues with
+    the retained output once its connection is writable. Dropped output leaves a gap in the numbers,
+    so that the client asks process/read how much is lost.
     """
 
     def __init__(

@@ -1,9 +1,7 @@
 """FileAccess: the route of an fs request to the disk, which its sandbox or its user decides.
 
-Without a sandbox that limits files the server performs the request itself. Under a policy that
-allows every read the server performs reads too, except in procfs. Otherwise a confined worker
-performs the request. A long policy is compiled in the thread that performs the request, and so is
-the first one of a server, which imports the modules of the sandbox.
+The server itself performs requests without file limits, and reads outside procfs under a policy
+that allows every read; a confined worker performs the rest.
 """
 
 from __future__ import annotations

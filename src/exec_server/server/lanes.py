@@ -1,13 +1,8 @@
 """Lanes: the order in which the requests of one connection run, and how many may be pending.
 
-With one request at a time, the rule of the reference, the main lane has one slot: a request
-starts when the requests before it are answered. Two kinds of requests are exempt. Control
-requests have a lane of their own, because a process must be stoppable while a file copy runs;
-one that names a process whose start is unfinished stays behind that start, except a terminate
-that can cancel it at once. And a request whose method yields its slot is parked while it waits.
-With more requests at a time each lane has that many slots.
-
-This module only counts and queues; `connection` runs the requests.
+By the reference's rule the main lane has one slot. Control requests have a lane of their own,
+because a process must be stoppable while a file copy runs; one for an unfinished start stays behind
+it, except a terminate that can cancel it. A method that yields its slot is parked while it waits.
 """
 
 from __future__ import annotations

@@ -22,13 +22,9 @@ Outcome = Result | Encoded | Awaitable[Waited]
 class Method:
     """A row of the table.
 
-    The handler takes the params of the call and returns its result, or an awaitable of it if it
-    has to wait. `invoke(context, raw_params)` decodes the params and calls the handler, which is
-    `handle(context, params)`.
-
-    `family` is a word in the error texts of the handshake. Requests of a `control` method do not
-    queue behind others. A request that `yields_slot` waits for an event that a later request may
-    cause, so later requests do not wait for it. A method that `takes_data` has requests that are
+    The handler returns its result, or an awaitable if it has to wait. `family` is a word in the
+    error texts of the handshake. `control` requests do not queue behind others. One that
+    `yields_slot` waits for an event that a later request may cause. Requests that `takes_data` are
     binary messages.
     """
 

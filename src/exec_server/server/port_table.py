@@ -1,7 +1,4 @@
-"""PortTable: the forwarded connections and the listeners of one client connection.
-
-The sockets are passed in: `PortSockets` is the interface of `net.port_socket`.
-"""
+"""PortTable: the forwarded connections and listeners of one client; `PortSockets` are passed in."""
 
 from __future__ import annotations
 
@@ -256,7 +253,6 @@ class PortTable:
         return self._resources
 
     def _check_room(self, resources: PortResources) -> None:
-        """Raise InvalidRequest if there are too many streams."""
         if len(self._streams) + self._probing >= MAX_STREAMS:
             raise InvalidRequest(f"at most {MAX_STREAMS} streams may be open per connection")
         if resources.streams >= MAX_SERVER_STREAMS:

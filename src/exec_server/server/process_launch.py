@@ -48,10 +48,7 @@ class NetworkController:
 
 
 class ProcessLaunch:
-    """Completes a command with all that it needs, in the thread that starts it.
-
-    Environment and sandbox may take long to compute, so the event loop does not.
-    """
+    """Completes a command in the thread that starts it: environment and sandbox may take long."""
 
     __slots__ = (
         *("_captured", "_certificates", "_check_denial", "_network", "_params", "_server"),
@@ -119,11 +116,10 @@ class ProcessLaunch:
         return self._check_denial(code, output)
 
     def _open_network(self, env: dict[str, str]) -> tuple[int, ...]:
-        """Prepare the proxies of the process, and set its variables.
+        """Prepare the process's proxies, and set its variables.
 
-        Returns the ports that a process has which must not reach anything else: then it gets a
-        network namespace, in which all ports are free. Any `sandbox` object counts, also one
-        without limits.
+        Returns the ports of a process that must reach nothing else: it gets a network namespace, in
+        which all ports are free. Any `sandbox` object counts, also one without limits.
         """
         params = self._params
         is_enforced = params.enforce_managed_network and params.sandbox is not None

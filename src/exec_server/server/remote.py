@@ -283,10 +283,7 @@ async def _until_ended(link: ExecutorRelayLink | ClientStream) -> str:
 
 
 def _log_failure(error: ConnectFailed | TimeoutError, environment_id: str) -> None:
-    """Log why no link was opened; that another executor uses the same id, as an error.
-
-    Two machines with one id displace each other for ever, and clients reach either of them.
-    """
+    """Log why no link was opened; as an error if another executor has taken over the id."""
     reason = _reason(error)
     if not reason.endswith(f"({_SUPERSEDED})"):
         log.warning("rendezvous connection failed: %s", reason)

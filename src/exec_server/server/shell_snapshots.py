@@ -1,9 +1,7 @@
 """ShellSnapshots: the states of login shells, captured once and restored in later starts.
 
-A capture is a process of its session, in a table of its own: it has the sandbox of the command, and
-ends with the session, as do processes that start-up files have left behind. A capture that fails is
-no error: the command runs as a login shell. The failure is remembered, so that start-up files that
-always fail do not run twice for every command.
+A capture is a session process in a table of its own, with the command's sandbox. One that fails is
+no error: the command runs as a login shell, and the failure is remembered.
 """
 
 from __future__ import annotations
@@ -207,7 +205,6 @@ class _SessionStates:
     async def _capture(
         self, kept: _KeptState, params: StartParams, launch: Launch, room: int
     ) -> None:
-        """Set the result of the future."""
         state, is_final = None, False
         try:
             state, is_final = await self._run(kept, params, launch)
@@ -261,10 +258,7 @@ class _SessionStates:
 
 
 def _capture_params(params: StartParams, argv: list[str]) -> StartParams:
-    """The params of a capture: no terminal, no input, and no network where it is managed.
-
-    The variables of a proxy are those of one process, so they are not captured.
-    """
+    """Capture params: no terminal, no input, no proxy, whose variables belong to one process."""
     sandbox = params.sandbox
     if params.enforce_managed_network and sandbox is not None:
         restricted: Managed | External = External(network="restricted")

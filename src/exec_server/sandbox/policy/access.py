@@ -23,17 +23,14 @@ PROTECTED_NAMES: Final = (".git", ".agents", ".codex", ".aws")
 _PRECEDENCE: Final[dict[Access, int]] = {"read": 0, "write": 1, "deny": 2}
 
 
-# Matching of paths against deny globs. Pure; `runtime.glob_scan` searches the disk.
-#
-# A directory that matches is denied with everything in it, like the path of a deny entry. In the
-# reference only files match.
+# Deny globs; `runtime.disk` searches the disk. Unlike in the reference, a directory that
+# matches is denied with everything in it, and `?` is one character, not one byte.
 #
 # The dialect is the reference's, found by experiment. Case matters, and hidden names are ordinary
-# names. `*` and `?` stay within one name; a character class may match a slash. `**` as a whole
-# name matches any number of names; elsewhere it is two `*`. `{a,b}` are alternatives, which nest
-# and may contain slashes. A class may begin with `!` or `^`, and with `]`; an unclosed `[` is
-# literal. A backslash escapes the next character. Unlike in the reference, `?` is one character,
-# not one byte.
+# names. `*` and `?` stay within one name; a character class may match a slash. `**` as a whole name
+# matches any number of names; elsewhere it is two `*`. `{a,b}` are alternatives, which nest and may
+# contain slashes. A class may begin with `!` or `^`, and with `]`; an unclosed `[` is literal. A
+# backslash escapes the next character.
 def matches(glob: Glob, path: str) -> bool:
     """Whether an absolute path without links matches the glob."""
     prefix = glob.root.rstrip("/") + "/"

@@ -1,8 +1,4 @@
-"""From the `sandbox` object of a request to a `Policy`. Pure.
-
-A policy holds paths as the client wrote them. Links and missing paths are the business of
-`layout`, which applies the same rules to the state of the disk.
-"""
+"""From the `sandbox` object of a request to a `Policy`, with the client's own paths. Pure."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Whether a confined command failed because of its confinement, and at which path. Pure.
 
-`is_likely_denied` is the rule of the reference, word for word, because clients act on it. It
-only reads the output of the command, so it is a guess: any command can print "permission
-denied". `find_denial` names a rule of the policy: for the network if the kernel has refused it, for
-a file if the output has the error that the sandbox causes together with a path that the policy
-denies. The exit code does not matter for that, and no rule is named for a path that is allowed.
+`is_likely_denied` is the rule of the reference, word for word, because clients act on it: a guess
+from the output. `find_denial` names a rule of the policy, never for an allowed path.
 """
 
 from __future__ import annotations
@@ -196,11 +193,7 @@ def names_above(context: list[str]) -> list[str]:
 
 
 def is_likely_denied(exit_code: int, chunks: Iterable[OutputChunk]) -> bool:
-    """Whether clients are told that the sandbox denied something to this command.
-
-    Each stream is searched, and all streams as one text in the order of arrival, so a phrase
-    may be spread over streams.
-    """
+    """Whether clients are told that the sandbox denied something; a phrase may span streams."""
     if exit_code == 0:
         return False
     if exit_code == _SIGSYS_EXIT:
@@ -232,10 +225,8 @@ def find_denial(
 ) -> Denial | None:
     """The denied operation, None if nothing is known to be denied; names are relative to `cwd`.
 
-    The refused network is taken if the output ends with a message about it, then the first message
-    about a path that the policy denies, then the network without a message. If a failed command
-    has only other messages, the first one is taken: its rule is None, and ordinary file permissions
-    may be the reason.
+    The order: a refused network that ends the output, the first path that the policy denies, the
+    network without a message, then the first other message of a failed command, without a rule.
     """
     chunks = list(chunks)
     first: Denial | None = None

@@ -1,13 +1,10 @@
 """From a `Policy` and the current state of the disk to the `View` that enforces it. Pure.
 
-A policy names paths, mounts cover inodes, and a confined process may rename and re-link all
-that it may write. Therefore every path is resolved here name by name. A link that a confined
-process could replace is never followed: a restriction that crosses one is refused, and a grant
-that crosses one grants nothing, because the next target of the link would be granted next
-time. All other links are followed, and the rules apply to their targets.
-
-Each directory between a writable root and a mount below it is pinned: renaming the directory
-would move the mount away and leave its path free for a forgery.
+A confined process may rename and re-link all that it may write, so every path is resolved name by
+name. A link that it could replace is never followed: a restriction that crosses one is refused, and
+a grant grants nothing, because the next target of the link would be granted next time. Each
+directory between a writable root and a mount is pinned, because renaming it would move the mount
+away and leave its path free for a forgery.
 """
 
 from __future__ import annotations
@@ -65,8 +62,7 @@ class Unenforceable(InternalError):
 def lay_out(policy: Policy, disk: Disk, denied_paths: Sequence[str] = ()) -> View:
     """The mounts that enforce a policy now; raises Unenforceable or Unexaminable.
 
-    `denied_paths` are the files and directories that match globs of the policy, free of links. A
-    policy without rules has no layout.
+    `denied_paths` match globs of the policy, free of links.
     """
     assert policy.rules is not None
     resolver = DiskResolver(disk)
@@ -179,7 +175,6 @@ class _Entry:
 
 
 def _resolve_rules(rules: Sequence[Rule], resolver: DiskResolver) -> list[_Entry]:
-    """The rules with resolved paths, without grants that cross a writable link."""
     entries = [_Entry(rule, resolver.resolve(rule.path)) for rule in rules]
     # Links are checked against all grants, so that no grant depends on another one.
     widest = _effective_rules(entries)
@@ -228,17 +223,13 @@ def _is_fixed(entry: PathNode, directory: PathNode, user: int) -> bool:
 
 
 def _resolve_parent(path: str, resolver: DiskResolver) -> str:
-    """A path with the links before its last name resolved."""
     parent, name = posixpath.split(path)
     resolved = resolver.resolve(parent)
     return posixpath.join(resolved.path, *resolved.absent, name)
 
 
 def _git_file_targets(path: str, resolver: DiskResolver) -> Iterator[str]:
-    """The repository of a worktree or submodule, which its `.git` file names.
-
-    Git takes the path literally, other programs remove blanks around it.
-    """
+    """The repository that a `.git` file names: literally, as Git reads it, and without blanks."""
     resolved = resolver.resolve(path)
     if resolved.links or resolved.absent or resolved.node.kind != "file":
         return
@@ -265,7 +256,6 @@ def _glob_roots(globs: Sequence[Glob], resolver: DiskResolver) -> Iterator[_Entr
 
 
 def _effective_rules(entries: Sequence[_Entry]) -> tuple[Rule, ...]:
-    """The merged rules of all existing paths."""
     existing = [entry for entry in entries if entry.exists]
     rules = merge_rules(_pairs(e.resolved_rule for e in existing if e.origin == "stated"))
     protected = [entry.resolved_rule for entry in existing if entry.origin == "protected"]
@@ -338,7 +328,6 @@ def _access_lookup(rules: Sequence[Rule]) -> Callable[[str], Access | None]:
 
 
 def _self_and_parents(path: str) -> Iterator[str]:
-    """The path and its parents up to the root, deepest first."""
     yield path
     while path != "/":
         path = posixpath.dirname(path)

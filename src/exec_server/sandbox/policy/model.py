@@ -1,8 +1,6 @@
 """The values that the parts of the sandbox exchange. No behaviour, no I/O.
 
-A `Sandbox` object of the wire becomes a `Policy` (see `compiler`). A policy and the current
-state of the disk become a `View` (see `layout`), which a confined process builds for itself
-(see `runtime.view`).
+A wire `Sandbox` becomes a `Policy` (`compiler`), which becomes a `View` (`layout`, `runtime.view`).
 """
 
 from __future__ import annotations
@@ -28,10 +26,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Glob(msgspec.Struct, frozen=True):
-    """Denied paths: those below `root` whose relative path matches `pattern`.
-
-    A directory that matches is denied with everything in it.
-    """
+    """Denied paths below `root` that match `pattern`; a directory with everything in it."""
 
     root: str
     pattern: str  # as the client wrote it, after the search root
@@ -80,10 +75,7 @@ class SymbolicLink(msgspec.Struct, frozen=True):
 
 
 class Dependency(msgspec.Struct, frozen=True):
-    """A directory entry that the view was derived from; the view is stale once it differs.
-
-    The entry itself is meant, not the target of a link. `device` is None if it did not exist.
-    """
+    """An entry, not its target, that the view was derived from; `device` is None if missing."""
 
     path: str
     device: int | None
@@ -102,28 +94,22 @@ class View(msgspec.Struct, frozen=True):
     denied: tuple[str, ...] = ()  # unreadable paths, whether they exist or not
 
 
-# The restrictions of a command beside its view and its network, and why it has them. Pure.
+# Why a command has restrictions beside its view and its network.
 #
 # Nesting: a mount point cannot be renamed or removed, but only in a mount namespace that contains
 # the mount. The owner of a nested user namespace can pivot to another root, detach the tree of the
-# sandbox and keep a descriptor of a writable directory. All mount points of the view in that
-# directory can then be renamed.
+# sandbox, and rename all mount points below a directory it has kept open. If the view only covers
+# the mounts of the host, the owner could mount a new /proc with the parts that the view hides.
 #
-# If the view covers the mounts of the host without detaching them, the owner could mount a new
-# /proc with the parts that the view hides: the kernel allows it while the /proc of the host is
-# there.
+# Unix sockets: a command can receive a descriptor of a directory that another command may write,
+# and rename the other view's mount points in it. Landlock's file rights prevent it. They also
+# prevent mounts, so that a command has either file rights or nested namespaces.
 #
-# Unix sockets: a command can receive a descriptor of a directory that another command may write.
-# The mount points of the other command's view are not in the mount namespace of the receiver,
-# which could rename them. Landlock's file rights prevent it. They also prevent mounts, so that a
-# command has either file rights or nested namespaces.
-#
-# Exclusive locks: flock locks a file that is only open for reading, and programs of the host then
-# wait for it. A command that may write nothing needs no such lock.
+# Exclusive locks: flock locks a file that is only open for reading, and programs of the host wait.
+# A command that may write nothing needs no such lock.
 #
 # Other commands: a process can open /proc/PID/root of the processes in its /proc, trace them and
-# copy their descriptors, if they have the same user and user namespace and are not in another
-# Landlock domain.
+# copy their descriptors, unless user, user namespace or Landlock domain differ.
 class Restrictions(NamedTuple):
     """Restrictions that depend on each other and on the kernel."""
 

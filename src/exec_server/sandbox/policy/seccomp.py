@@ -1,9 +1,7 @@
 """The system call filters of confined processes, as classic BPF programs. Pure.
 
-A program examines the architecture, then the number of the system call, and for some calls
-the arguments. Since 5.11 the kernel computes once which numbers are allowed for any arguments
-and does not run the program for those; for the others, and on older kernels for all, the
-number is found by binary search in about ten steps. The longest program has 62 instructions.
+A program finds the number by binary search in about ten steps, of at most 62 instructions. Since
+5.11 the kernel does not run it for numbers that are allowed for any arguments.
 """
 
 from __future__ import annotations
@@ -294,10 +292,7 @@ def _ioctl_check() -> list[_Line]:
 
 
 def _lease_check() -> list[_Line]:
-    """Refuse leases: other programs wait for up to a minute when they open a leased file.
-
-    A descriptor for reading is enough for one, and no build tool takes any.
-    """
+    """Refuse leases, for which reading suffices: other programs wait up to a minute for a file."""
     return [
         "fcntl",
         (_LOAD, _SECOND_ARGUMENT, "", ""),
@@ -307,10 +302,7 @@ def _lease_check() -> list[_Line]:
 
 
 def _lock_check() -> list[_Line]:
-    """Refuse exclusive locks of flock, for which a descriptor for reading is enough.
-
-    The write locks of fcntl need no rule: the kernel wants a descriptor for writing.
-    """
+    """Refuse exclusive locks of flock, for which reading suffices; those of fcntl need writing."""
     return ["flock", (_LOAD, _SECOND_ARGUMENT, "", ""), (_IF_ANY_BIT, _LOCK_EX, "refuse", "allow")]
 
 
@@ -380,8 +372,7 @@ def _namespace_check(*, allow_nesting: bool) -> list[_Line]:
     """Refuse new cgroup namespaces, and nesting where it would undo mounts.
 
     The owner of a cgroup namespace may mount cgroups. In a sandbox of root they belong to root,
-    so a command could change limits of the whole machine. The module
-    `restrictions` explains how nesting undoes mounts.
+    so a command could change limits of the whole machine. `model` explains nesting.
     """
     flags = _CLONE_NEWCGROUP if allow_nesting else _CLONE_NEWCGROUP | _NESTING_FLAGS
     return ["namespaces", (_LOAD, _FIRST_ARGUMENT, "", ""), (_IF_ANY_BIT, flags, "refuse", "allow")]

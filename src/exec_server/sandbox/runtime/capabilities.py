@@ -111,10 +111,7 @@ class Feature:
 
 
 def check_features(launcher: Launcher) -> list[Feature]:
-    """Try each feature alone, to report the missing ones. Blocking.
-
-    Empty on an architecture whose system calls are not known.
-    """
+    """Try each feature alone, to report the missing ones; empty on unknown machines. Blocking."""
     if not kernel.is_supported_machine():
         return []
     failure = _try_request(launcher, kernel.CLONE_NEWUSER, _WITHOUT_VIEW)
@@ -140,10 +137,7 @@ def check_features(launcher: Launcher) -> list[Feature]:
 
 
 def check_commands(launcher: Launcher, confinement: Confinement) -> list[Feature]:
-    """Run a command of each kind, confined as requests would be. Blocking.
-
-    Features that work alone can fail together: the kernel moves not every root, for example.
-    """
+    """Run a command of each kind: features that work alone can fail together. Blocking."""
     checked = []
     for name, (view, network) in COMMANDS.items():
         if confinement.refusal is not None:

@@ -1,8 +1,7 @@
 """The main function of a confined process, called right after the fork.
 
-The process receives one BuildRequest from the server, confines itself, and sends a Status.
-Then it is either an init (pid 1 of a command's namespace) or a file worker (see `worker`). Any
-failure ends the process: its last Status holds the reason, and no command has run.
+It receives one BuildRequest, confines itself, sends a Status, and is an init (pid 1 of a command's
+namespace) or a file worker. Any failure ends it before a command has run.
 """
 
 from __future__ import annotations
@@ -59,8 +58,6 @@ _USER: Final = os.geteuid()
 _GROUP: Final = os.getegid()
 
 
-# The loopback interface of a network namespace, and ports on it that the server listens on.
-#
 # A socket belongs to the namespace in which it was created. So the init of a command binds the
 # ports, and the server accepts from them: no process has to carry bytes between the two.
 def bring_up() -> None:
@@ -85,13 +82,10 @@ def listen(ports: Sequence[int]) -> list[socket.socket]:
     return listeners
 
 
-# Refused calls of a confined command: reported by the kernel and answered by its init.
-#
-# The filter of a command without network passes calls that would open a socket of the internet to
-# a listener. The caller waits in the kernel until the init has answered with EPERM, the error of
-# all refused calls. So it is known that the network was denied, whatever the command prints. Other
-# calls do not reach the listener, neither allowed nor refused ones: a refused `connect` to a unix
-# socket, for instance, is part of every look-up of a user name.
+# A command without network waits for the init when it opens a socket of the internet, and gets
+# EPERM, the error of all refused calls. So the denial is known, whatever the command prints. Other
+# calls do not reach the listener: a refused `connect` to a unix socket is part of every user
+# look-up.
 class RefusalListener:
     """Answers refused calls, and reports the first one: a command gains nothing by repeating."""
 
@@ -127,8 +121,6 @@ class RefusalListener:
             fcntl.ioctl(self._descriptor, _SEND, _RESPONSE.pack(number, 0, -errno.EPERM, 0))
 
 
-# A command of another user, in a process that the launcher has forked.
-#
 # The process becomes one of the user before it enters the directory and executes the program, so
 # that the rights of the user apply to both. Nothing confines it otherwise.
 def run(control: socket.socket) -> NoReturn:
@@ -160,7 +152,6 @@ def _prepare(request: messages.UserRequest, descriptors: list[int]) -> None:
 
 
 def _begin_session(descriptors: list[int]) -> None:
-    """Begin a session with these standard streams."""
     os.setsid()
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
@@ -190,10 +181,7 @@ def _execute(request: messages.UserRequest) -> NoReturn:
 
 
 def warm_up() -> None:
-    """Fill caches in the launcher that every forked process would otherwise fill itself.
-
-    Building msgspec codecs takes longer than everything else in a short-lived process.
-    """
+    """Fill caches for all forked processes: building msgspec codecs takes longer than the rest."""
     confine.prepare_filters()
     kernel.landlock_version()
     step = Step("read", "/", True, 0, 0)
@@ -259,10 +247,7 @@ def _close_all_but(kept: int) -> None:
 
 
 def _leave_log() -> None:
-    """Replace stderr, the log of the server, with the /dev/null that is stdout.
-
-    /proc/self/fd leads to an open file whatever the view of this process is.
-    """
+    """Replace stderr, the log of the server, with the /dev/null that is stdout, in any view."""
     os.dup2(1, 2)
 
 
@@ -326,7 +311,6 @@ def _build(request: messages.BuildRequest, namespaces: int) -> _Built:
 
 @contextmanager
 def _naming_failure(action: str) -> Iterator[None]:
-    """Add the failed action to the error of the kernel."""
     try:
         yield
     except OSError as error:
@@ -349,7 +333,6 @@ def _map_user() -> None:
 
 
 def _run_command(build: messages.BuildRequest, control: socket.socket, built: _Built) -> NoReturn:
-    """Wait for an ExecRequest, run its command, and exit with the command's exit code."""
     request, received = messages.receive(control, messages.ExecRequest)
     control.set_inheritable(False)  # not for the command
     descriptors, state = received[:3], next(iter(received[3:]), None)
@@ -425,7 +408,6 @@ def _confine(
 
 
 def _wait_for(leader: int) -> int:
-    """Reap children until the command has ended."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == leader:

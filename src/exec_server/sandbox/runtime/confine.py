@@ -1,8 +1,7 @@
 """Drops the privileges of this process permanently, and verifies that they are gone.
 
-Called after the view is built. The layers are independent: the view limits files, dropped
-capabilities prevent root from changing the view, Landlock repeats the limits without mounts,
-and the filter refuses system calls that the other layers do not cover.
+The layers after the view are independent: dropped capabilities keep root from changing the view,
+Landlock repeats its limits without mounts, and the filter refuses other system calls.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ def confine_command(
     """Confine a command; `ruleset` is its `command_ruleset`, None without file rights.
 
     Without a view files are not limited, and a command of root keeps its capabilities. Returns
-    the listener for refused calls (see `refusals`), if there is one.
+    the listener for refused calls (see `child`), if there is one.
     """
     if not restrictions.is_separate:
         raise NotConfined("other commands could be reached through /proc")

@@ -129,10 +129,7 @@ def _parents(path: str) -> Iterator[str]:
 def _matches(
     root: str, globs: Sequence[Glob], reopened: set[str], entries: Iterator[int]
 ) -> Iterator[str]:
-    """The paths below a root that match one of its globs; links are not followed.
-
-    `entries` counts the directory entries that are examined for the policy.
-    """
+    """The paths below a root that match one of its globs; `entries` counts those examined."""
     max_depth = max(inf if glob.max_depth is None else glob.max_depth for glob in globs)
     pending = [("", 1)]
     while pending:
@@ -175,10 +172,7 @@ def _unsearchable(path: str, error: OSError) -> InternalError:
 
 
 def _is_reachable(path: str) -> bool:
-    """Whether a confined process could open files in a closed directory.
-
-    Its owner can change its mode, and other users can pass through it if they know a name.
-    """
+    """Whether a confined process could open files in a closed directory, as owner or by name."""
     directory = path
     while True:
         directory = os.path.dirname(directory)

@@ -1,7 +1,4 @@
-"""System calls that confine a process, one thin function each; all raise OSError.
-
-Only single-threaded processes call them: the launcher and its children.
-"""
+"""System calls that confine a process without threads, one function each; all raise OSError."""
 
 from __future__ import annotations
 

@@ -1,16 +1,11 @@
 """The launcher: a small process that forks the confined ones, and the server's end of it.
 
-The server is large and has threads, so it cannot fork safely or quickly. When it loads its
-sandboxes it runs another interpreter with a clean environment, which loads the modules that
-confined processes need and then only forks. Forked processes become children of the server
-(CLONE_PARENT), so the launcher never waits for one.
+The server is large and has threads, so it cannot fork safely or quickly: another interpreter with a
+clean environment does. Forked processes become children of the server (CLONE_PARENT). A launch is
+one packet with namespaces and a control socket (see `child`); the response is the pid.
 
-A launch is one small packet: the namespaces, and the descriptor of the control socket on which
-the new process receives requests from the server (see `child`). The response is the pid.
-
-A launcher that ends, or that a signal stops, is replaced, and the request is repeated with a
-new control socket. A process that the old launcher has forked for the first one reads its end
-and exits, because the server has closed its end.
+A launcher that ends or is stopped is replaced, and the request repeated with a new control socket:
+a process forked for the first one reads its end and exits.
 """
 
 from __future__ import annotations
@@ -132,7 +127,6 @@ class Launcher:
         return pid, control
 
     def _request(self, namespaces: int, control: socket.socket) -> int:
-        """The response of the launcher: the pid, or the negated error number."""
         try:
             socket.send_fds(self._socket, [_REQUEST.pack(namespaces)], [control.fileno()])
             response = self._receive()

@@ -46,8 +46,6 @@ _EXITED: Final = b"x"  # followed by one byte, the exit code
 _READ_BYTES: Final = 16  # longer than all reports of one command
 
 
-# Children of this process that a signal has stopped (SIGSTOP, SIGTSTP): found and resumed.
-#
 # The kernel answers a parent without /proc. A child that a debugger has stopped is not reported.
 def is_stopped(pidfd: int) -> bool:
     """Whether the child with this pidfd is stopped; False for other processes."""
@@ -80,10 +78,7 @@ class BuildRequest(msgspec.Struct, frozen=True):
 
 
 class ExecRequest(msgspec.Struct, frozen=True):
-    """Execute a command in a built init, on the three descriptors beside the message.
-
-    A fourth descriptor is the state of a shell.
-    """
+    """Execute a command in a built init, on three descriptors; a fourth is the state of a shell."""
 
     argv: list[str]
     arg0: str | None
@@ -121,10 +116,7 @@ class Disconnected(ExecServerError):
 
 
 def defect_text() -> str:
-    """The end of the traceback of the current exception, for the log of the server.
-
-    A confined process reports it in a message: it has no descriptor of the log.
-    """
+    """The end of the current traceback, for the server, whose log a confined process lacks."""
     return traceback.format_exc()[-MAX_DEFECT:]
 
 
@@ -141,10 +133,7 @@ def has_ended(control: socket.socket) -> bool:
 
 
 class ControlSocket(socket.socket):
-    """The server's end of the control socket of a child, which is resumed if it is stopped.
-
-    Nothing else would resume a stopped process, and requests to it would never be answered.
-    """
+    """The server's control socket of a child, which is resumed if stopped: nothing else would."""
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM, 0, control.detach())
@@ -167,7 +156,6 @@ class ControlSocket(socket.socket):
 
 
 def _persist(control: socket.socket, call: Callable[..., T], *arguments: object) -> T:
-    """Repeat a call until it does not time out."""
     while True:
         try:
             return call(*arguments)
@@ -195,7 +183,6 @@ def send(control: socket.socket, message: msgspec.Struct, descriptors: list[int]
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """The same value with every string in it replaced."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -266,11 +253,9 @@ def _read_exactly(control: socket.socket, size: int) -> bytes:
     return b"".join(pieces)
 
 
-# Reports of the init of a running command, on its control socket; both ends of them.
-#
 # The exit is reported once every process of the command is dead and reaped, and before the init
-# ends: the kernel then takes some milliseconds to remove the namespaces, which no client has to
-# wait for. An init that is killed reports nothing; its exit code is then that of the process.
+# ends: the kernel then takes some milliseconds to remove the namespaces. A killed init reports
+# nothing.
 class Reporter:
     """The end of the init."""
 

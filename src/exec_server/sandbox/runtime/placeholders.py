@@ -1,9 +1,7 @@
-"""The placeholders of a server (see `filesystem.placeholder`).
+"""The placeholders of a server (see `filesystem.placeholder`), shared by its commands.
 
-A mount can only cover an existing entry. Therefore each name that must not be created gets an
-empty directory on the host while the command runs, which sees it read-only. Commands that need
-the same placeholder share its descriptors. The lock here guards tables only: no call to a file
-system is made under it.
+A mount can only cover an existing entry, so each name that must not be created gets an empty
+directory on the host. The lock guards tables only: no file system is called under it.
 """
 
 from __future__ import annotations

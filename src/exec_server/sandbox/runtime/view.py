@@ -1,11 +1,8 @@
 """Builds a View: changes the mounts of a new mount namespace to enforce a policy.
 
-The order matters. All needed parts of the host's tree are opened and cloned before anything is
-attached; each clone is checked to be the inode that the view was laid out for, so no link or
-rename in the meantime leads elsewhere. Attributes are set on the whole tree at once, a stricter
-one after each round of clones: devices are cloned, then the tree becomes nodev; writable paths
-are cloned, then the tree becomes read-only; the last clones are read-only. Then all clones are
-attached to the tree, parents first.
+The order matters. All parts of the host's tree are cloned, and checked to be the inodes of the
+layout, before anything is attached. The whole tree becomes stricter after each round of clones:
+devices, then nodev; writable paths, then read-only. Then clones are attached, parents first.
 """
 
 from __future__ import annotations
@@ -230,10 +227,7 @@ def _clone_device(path: str) -> int | None:
 
 
 class _StagingArea:
-    """The tmpfs in which masks and an empty root are prepared; unmounted at the end.
-
-    It is mounted on /dev, which every machine has and which a private /dev replaces later.
-    """
+    """The tmpfs for masks and an empty root, on /dev, which all machines have; then unmounted."""
 
     def __init__(self, view: View, steps: list[Step]) -> None:
         kernel.mount_new("tmpfs", _STAGING, _SKELETON_OPTIONS, _NOSUID_NODEV)
@@ -369,7 +363,6 @@ def _open_kernel_file(path: str) -> int | None:
 
 
 def _make_read_only(directory: str, names: tuple[str, ...]) -> None:
-    """Make subdirectories of a mount read-only."""
     for name in names:
         target = _open_kernel_file(f"{directory}/{name}")
         if target is None:

@@ -1,11 +1,7 @@
 """A confined process that performs file operations for one policy; both ends of its socket.
 
-The worker runs the same functions as the server's threads do without a sandbox. It returns
-files opened for reading or replacing as descriptors, so that the server reads and writes their
-content at full speed; everything else it does itself.
-
-The server checks before each request that the view is current (`builder.ViewDependencies`), and
-treats the response as untrusted.
+It runs the functions of the server's threads, and returns opened files as descriptors. The server
+checks before each request that the view is current, and treats the response as untrusted.
 """
 
 from __future__ import annotations
@@ -104,10 +100,7 @@ def _is_process(path: str) -> bool:
 
 
 def serve(control: socket.socket) -> None:
-    """Perform requests until the server closes the socket.
-
-    An unexpected exception is reported to the server, which logs it, and ends the worker.
-    """
+    """Perform requests until the server closes the socket; a defect ends the worker."""
     while True:
         try:
             request, _ = messages.receive(control, FileRequest)

@@ -115,7 +115,6 @@ class _File:
 
 
 def _open_and_read(opener: Callable[[], int]) -> Encoded | _File:
-    """Open a file, and read it too unless it is large."""
     file = _File(opener())
     info = os.fstat(file.descriptor)
     if info.st_size > WHOLE_BYTES:
@@ -337,7 +336,6 @@ def _open(context: ConnectionContext, params: files.WatchParams, opened: ChangeW
 
 
 async def _follow(context: ConnectionContext, watch_id: int, watched: ChangeWatch) -> None:
-    """Send the changes of a watch until it ends."""
     while context.change_watches.get(watch_id) is watched:
         await watched.wake.wait()
         await asyncio.sleep(GATHER_SECONDS)

@@ -163,7 +163,6 @@ def _existing(context: ConnectionContext, process_id: wire.ProcessId) -> Process
 
 
 def _has_news(result: wire.ReadResult, params: wire.ReadParams) -> bool:
-    """Whether the result contains anything that the client has not seen."""
     unseen_exit = result.exited and (params.after_seq or 0) < result.next_seq - 1
     return bool(result.chunks) or result.closed or unseen_exit
 
