@@ -14,7 +14,7 @@ from exec_server.errors import InvalidParams
 
 MAX_PATTERN: Final = 4096
 # Parts of a pattern, one in `{n}` counted n times: the memory for a compiled pattern grows with
-# them, and the time to compile empty groups with their square: below a second here, 52 s for 20,000.
+# them, and the time to compile empty groups with their square: a second here, 52 s for 20,000.
 MAX_PARTS: Final = 4_000
 
 _CODE: Final = r"x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[xu]\{[0-9A-Fa-f]{1,8}\}"
@@ -214,6 +214,7 @@ class LinePattern:
                 exact = f"(?P<{token['name']}>"
         self._exact.append(exact)
         self._groups.append((self._parts, replacement, len(self._wide)))
+        self._count(1)  # an empty group is a part too
         self._wide.append("(?:")
 
     def _close_group(self) -> None:
