@@ -59,6 +59,7 @@ Build = Callable[[Policy], tuple[Worker, ViewDependencies]]
 # Params of operations that change the path.
 _WRITES = (
     files.WriteFileParams
+    | files.CreateParams
     | files.CreateDirectoryParams
     | files.RemoveParams
     | files.AppendParams
