@@ -14,7 +14,7 @@ import pytest
 from tests.support.client_targets import ClientTarget
 
 from exec_server import Environment, InvalidParams, ProgramNotFound, RpcError, Unsupported
-from exec_server.host.users import can_switch
+from exec_server.host.libc import can_switch
 
 NAME = pwd.getpwuid(65534).pw_name
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root rights")

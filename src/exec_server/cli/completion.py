@@ -79,7 +79,7 @@ def _suggestions(metavar: str) -> tuple[str, ...]:
     if metavar == "POLICY":
         return ("read-only", "workspace-write")
     if metavar == "SIGNAL":
-        from exec_server.client.linux_numbers import SIGNALS
+        from exec_server.client.exceptions import SIGNALS
 
         return tuple(SIGNALS.values())
     return ()

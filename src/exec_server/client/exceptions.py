@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
 from exec_server import errors
-from exec_server.client import linux_numbers
 from exec_server.client.arguments import AnyPath, path_text
 from exec_server.client.results import Result, Transfer
 from exec_server.errors import ExecServerError, RpcError, printable
@@ -41,6 +40,66 @@ STDERR_CHARACTERS: Final = 1000
 
 # Errors of the operating system that a sandbox causes: EPERM, EACCES, EROFS.
 _DENIALS: Final = ("(os error 1)", "(os error 13)", "(os error 30)")
+
+
+# Numbers of Linux, the system of servers, where other systems have other ones. Pure.
+class _Error(NamedTuple):
+    name: str
+    text: str  # of strerror in glibc
+
+
+# The errors of file operations, and of listening. Below 35 the numbers are the same everywhere,
+# except for 11.
+ERRORS: Final = {
+    1: _Error("EPERM", "Operation not permitted"),
+    2: _Error("ENOENT", "No such file or directory"),
+    11: _Error("EAGAIN", "Resource temporarily unavailable"),
+    13: _Error("EACCES", "Permission denied"),
+    16: _Error("EBUSY", "Device or resource busy"),
+    17: _Error("EEXIST", "File exists"),
+    18: _Error("EXDEV", "Invalid cross-device link"),
+    20: _Error("ENOTDIR", "Not a directory"),
+    21: _Error("EISDIR", "Is a directory"),
+    22: _Error("EINVAL", "Invalid argument"),
+    27: _Error("EFBIG", "File too large"),
+    28: _Error("ENOSPC", "No space left on device"),
+    30: _Error("EROFS", "Read-only file system"),
+    36: _Error("ENAMETOOLONG", "File name too long"),
+    38: _Error("ENOSYS", "Function not implemented"),
+    39: _Error("ENOTEMPTY", "Directory not empty"),
+    40: _Error("ELOOP", "Too many levels of symbolic links"),
+    75: _Error("EOVERFLOW", "Value too large for defined data type"),
+    95: _Error("EOPNOTSUPP", "Operation not supported"),
+    98: _Error("EADDRINUSE", "Address already in use"),
+    99: _Error("EADDRNOTAVAIL", "Cannot assign requested address"),
+    110: _Error("ETIMEDOUT", "Connection timed out"),
+    116: _Error("ESTALE", "Stale file handle"),
+    122: _Error("EDQUOT", "Disk quota exceeded"),
+}
+
+# The signals with the numbers of x86-64 and ARM, which nearly all machines have.
+SIGNALS: Final = dict(
+    enumerate(
+        (
+            *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1"),
+            *("SEGV", "USR2", "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP"),
+            *("TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR"),
+            "SYS",
+        ),
+        start=1,
+    )
+)
+
+
+def local_number(number: int) -> int:
+    """The number that this system has for an error of Linux; the same one if it has none."""
+    error = ERRORS.get(number)
+    return number if error is None else getattr(errno, error.name, number)
+
+
+def number_of_text(text: str) -> int | None:
+    """The number of an error of Linux by its text in the C locale."""
+    return next((number for number, error in ERRORS.items() if error.text == text), None)
 
 
 # Servers end their texts with the number of the operating system: `(os error 13)`.
@@ -174,7 +233,7 @@ _KINDS: Final[dict[int, type[FileError]]] = {
 def error_number(message: str) -> int | None:
     """The number of the error in a server's text, as this system counts."""
     match = _NUMBER.search(message)
-    return None if match is None else linux_numbers.local_number(int(match[1]))
+    return None if match is None else local_number(int(match[1]))
 
 
 def file_error(error: RpcError, path: str, target: str | None = None) -> RpcError:
@@ -197,7 +256,7 @@ def file_error(error: RpcError, path: str, target: str | None = None) -> RpcErro
 
 def command_error(text: str) -> RpcError:
     """The error of a command that printed a text of strerror, in the C locale."""
-    number = linux_numbers.number_of_text(text)
+    number = number_of_text(text)
     return errors.InternalError(text if number is None else f"{text} (os error {number})")
 
 

@@ -264,7 +264,7 @@ class Files:
         if not in_place:
             target = self._paths.absolute(path)
             spawn = self._session.spawn
-            from exec_server.client.transfer.atomic_replace import AtomicReplacement
+            from exec_server.client.transfer.plan import AtomicReplacement
 
             replacement = AtomicReplacement(self, self._commands, self._sandbox, target, spawn)
         return FileWriter(self._session, params, path_text(path), replacement)

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from exec_server.client import linux_numbers
+from exec_server.client import exceptions
 from exec_server.client.arguments import check_number
 from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
@@ -628,9 +628,9 @@ def _signal_name(name: str | int) -> str:
         return f"SIG{name.upper().removeprefix('SIG')}"
     if not isinstance(name, int):
         raise TypeError(f"a signal is a name or a number, not {type(name).__name__}")
-    if name not in linux_numbers.SIGNALS:
+    if name not in exceptions.SIGNALS:
         raise InvalidParams(f"unknown signal number {name}")
-    return f"SIG{linux_numbers.SIGNALS[name]}"
+    return f"SIG{exceptions.SIGNALS[name]}"
 
 
 # Detached processes of the client: started to outlive their session, or attached to by name.

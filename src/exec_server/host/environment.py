@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from exec_server import __version__
-from exec_server.host import users
+from exec_server.host import libc
 from exec_server.protocol.paths import path_to_uri
 from exec_server.protocol.session import Capabilities, EnvironmentInfo, Shell
 
@@ -61,7 +61,7 @@ def describe(variables: Mapping[str, str]) -> EnvironmentInfo:
         prepend_path_dirs=[],
         temporary_directories=[path_to_uri(temporary)] if temporary else [],
         temp_dir=path_to_uri(temporary or "/tmp"),
-        capabilities=Capabilities(**_CAPABILITIES, other_users=users.can_switch()),
+        capabilities=Capabilities(**_CAPABILITIES, other_users=libc.can_switch()),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from exec_server.errors import ExecServerError, InternalError
-from exec_server.host.users import User
+from exec_server.host.libc import User
 from exec_server.process import tags
 from exec_server.process.command import Command, ServerFile
 from exec_server.process.orphans import Owner

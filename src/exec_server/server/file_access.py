@@ -13,7 +13,7 @@ import msgspec
 
 from exec_server.filesystem import nonblocking
 from exec_server.filesystem.operations import OnDemand
-from exec_server.host import users
+from exec_server.host import libc
 from exec_server.protocol import files
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.files import ConfinableParams
@@ -163,11 +163,11 @@ class AsUser:
         function = operation.function
         if isinstance(function, OnDemand):  # the user need not have the right to read its module
             function = function.load()
-        with users.acting_as(users.find_user(self._name)):
+        with libc.acting_as(libc.find_user(self._name)):
             return function(params)
 
     def open(self, opening: FileOpening[Opened, R], params: Opened) -> int:
-        with users.acting_as(users.find_user(self._name)):
+        with libc.acting_as(libc.find_user(self._name)):
             return opening.function(params)
 
 

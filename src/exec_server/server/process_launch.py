@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from exec_server.errors import InvalidRequest
-from exec_server.host import users
+from exec_server.host import libc
 from exec_server.process.command import Command, ServerFile, child_environment
 from exec_server.process.orphans import Owner
 from exec_server.process.process import DenialCheck
@@ -92,7 +92,7 @@ class ProcessLaunch:
         ports = self._open_network(env)
         launch_mode = LaunchMode()
         if params.user is not None:
-            user = users.find_user(params.user)
+            user = libc.find_user(params.user)
             env |= _user_variables(user, params.env)
             launch_mode = LaunchMode(partial(server.sandboxes.user_commands.spawn, user))
         if params.sandbox is not None:
@@ -164,7 +164,7 @@ class ProcessLaunch:
             self._network.close()
 
 
-def _user_variables(user: users.User, requested: Mapping[str, str]) -> dict[str, str]:
+def _user_variables(user: libc.User, requested: Mapping[str, str]) -> dict[str, str]:
     """The variables that name a user, except those of the request."""
     own = {"HOME": user.home, "LOGNAME": user.name, "SHELL": user.shell, "USER": user.name}
     return {name: value for name, value in own.items() if name not in requested}

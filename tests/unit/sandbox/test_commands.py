@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from exec_server.errors import InternalError
-from exec_server.host.users import User
+from exec_server.host.libc import User
 from exec_server.process import tags
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner

@@ -13,7 +13,7 @@ import pytest
 
 from exec_server.errors import InternalError, InvalidParams
 from exec_server.filesystem import operations
-from exec_server.host import users
+from exec_server.host import libc
 from exec_server.protocol import files, session
 from exec_server.protocol import sandbox as wire
 from exec_server.protocol.paths import PathUri
@@ -242,8 +242,8 @@ def test_requests_of_a_user_are_performed_with_its_rights(monkeypatch: pytest.Mo
         yield
         acting.remove(name)
 
-    monkeypatch.setattr(users, "find_user", lambda name: name)
-    monkeypatch.setattr(users, "acting_as", acting_as)
+    monkeypatch.setattr(libc, "find_user", lambda name: name)
+    monkeypatch.setattr(libc, "acting_as", acting_as)
 
     def stat(params: files.GetMetadataParams) -> files.GetMetadataResult:
         assert acting == ["ann"]

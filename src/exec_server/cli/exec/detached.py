@@ -278,7 +278,7 @@ class KillParser(TargetParser):
 
 
 def _signal(text: str) -> str:
-    from exec_server.client.linux_numbers import SIGNALS  # slow to import
+    from exec_server.client.exceptions import SIGNALS  # slow to import
 
     name = text.upper().removeprefix("SIG")
     if name not in SIGNALS.values() and not (text.isdecimal() and int(text) in SIGNALS):

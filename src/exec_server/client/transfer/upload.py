@@ -13,7 +13,6 @@ from typing import BinaryIO, Final
 
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import Stat, Transfer
-from exec_server.client.transfer.atomic_replace import replace
 from exec_server.client.transfer.batches import FILE_BYTES, FileBatch, for_each_batch
 from exec_server.client.transfer.batches import write as write_batch
 from exec_server.client.transfer.local_directory import file_mode, link_target, pread
@@ -28,6 +27,7 @@ from exec_server.client.transfer.plan import (
     for_each,
     join,
     part_path,
+    replace,
     run_xargs,
 )
 from exec_server.errors import (

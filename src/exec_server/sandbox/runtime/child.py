@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, NoReturn, TypeVar
 import msgspec
 
 from exec_server.errors import ExecServerError, InternalError, os_error_text
-from exec_server.host import libc, users
+from exec_server.host import libc
 from exec_server.process import command as process_command
 from exec_server.process.command import STATE_DESCRIPTOR, Command
 from exec_server.process.spawn import Streams, encode, spawn_first
@@ -142,12 +142,12 @@ def run(control: socket.socket) -> NoReturn:
 
 def _prepare(request: messages.UserRequest, descriptors: list[int]) -> None:
     _begin_session(descriptors)
-    user = users.User("", request.uid, request.gid, request.groups, "", "")
+    user = libc.User("", request.uid, request.gid, request.groups, "", "")
     if request.has_terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        users.own_terminal(0, user)
+        libc.own_terminal(0, user)
     _reset_signals()
-    users.become(user)
+    libc.become(user)
     os.chdir(request.cwd)
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from exec_server.errors import InvalidParams
-from exec_server.host import users
+from exec_server.host import libc
 
 _NOBODY = pwd.getpwuid(65534)
-_NEEDS_ROOT = pytest.mark.skipif(not users.can_switch(), reason="needs root rights")
+_NEEDS_ROOT = pytest.mark.skipif(not libc.can_switch(), reason="needs root rights")
 
 
 @pytest.mark.parametrize("text", [_NOBODY.pw_name, "65534"])
 def test_a_user_is_found_by_name_or_number(text: str) -> None:
-    found = users.find_user(text)
+    found = libc.find_user(text)
     assert (found.name, found.uid, found.gid) == (_NOBODY.pw_name, 65534, _NOBODY.pw_gid)
     assert found.gid in found.groups
     assert found.home == _NOBODY.pw_dir
@@ -29,7 +29,7 @@ def test_a_user_is_found_by_name_or_number(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "no such user", "4294967294", "9" * 30, "a\0b", "x" * 300])
 def test_an_unknown_user_is_named(text: str) -> None:
     with pytest.raises(InvalidParams) as caught:
-        users.find_user(text)
+        libc.find_user(text)
     assert caught.value.message == f"unknown user {text[:256]}"
 
 
@@ -43,10 +43,10 @@ def test_the_rights_of_root_are_needed(tmp_path: Path, monkeypatch: pytest.Monke
         ("Name:\tx\n", False),
     ):
         status.write_text(text)
-        assert users.can_switch(str(status)) is expected
-    assert not users.can_switch(str(tmp_path / "missing"))
+        assert libc.can_switch(str(status)) is expected
+    assert not libc.can_switch(str(tmp_path / "missing"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert not users.can_switch(str(status))
+    assert not libc.can_switch(str(status))
 
 
 @_NEEDS_ROOT
@@ -68,7 +68,7 @@ def test_a_thread_acts_as_a_user_and_others_do_not(tmp_path: Path) -> None:
 
     other = threading.Thread(target=read)
     other.start()
-    with users.acting_as(users.find_user("65534")):
+    with libc.acting_as(libc.find_user("65534")):
         with pytest.raises(PermissionError):
             secret.read_bytes()
         with pytest.raises(PermissionError):
@@ -99,22 +99,22 @@ def test_no_right_of_root_is_left_in_proc() -> None:
     os.close(os.open(setting, os.O_WRONLY))
     directory = f"/proc/{os.getppid()}/cwd"
     os.readlink(directory)
-    with users.acting_as(users.find_user("65534")):
+    with libc.acting_as(libc.find_user("65534")):
         with pytest.raises(PermissionError):
             os.close(os.open(setting, os.O_WRONLY))
         with pytest.raises(PermissionError):
             os.readlink(directory)
         words = _status("CapEff"), _status("Uid"), _status("Gid")
     assert words == (["0" * 16], ["0", "65534", "0", "65534"], ["0", "65534", "0", "65534"])
-    assert users.can_switch()
+    assert libc.can_switch()
     os.close(os.open(setting, os.O_WRONLY))
 
 
 @_NEEDS_ROOT
 def test_a_thread_is_itself_again_after_an_error() -> None:
     before = _groups()
-    user = users.find_user("65534")
-    with pytest.raises(ZeroDivisionError), users.acting_as(user):
+    user = libc.find_user("65534")
+    with pytest.raises(ZeroDivisionError), libc.acting_as(user):
         raise ZeroDivisionError(_groups() == sorted(user.groups))
     assert _groups() == before
     os.close(os.open("/etc/shadow", os.O_RDONLY))

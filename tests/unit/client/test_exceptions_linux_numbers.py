@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from exec_server.client import linux_numbers
+from exec_server.client import exceptions
 from exec_server.client.exceptions import NotEmpty, command_error, file_error
 from exec_server.errors import InternalError
 
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.quick
 
 
 def test_errors_are_those_of_this_machine() -> None:
-    for number, error in linux_numbers.ERRORS.items():
+    for number, error in exceptions.ERRORS.items():
         assert (getattr(errno, error.name), os.strerror(number)) == (number, error.text)
-        assert linux_numbers.local_number(number) == number
-        assert linux_numbers.number_of_text(error.text) == number
-    assert linux_numbers.local_number(4000) == 4000
-    assert linux_numbers.number_of_text("no error of a system") is None
+        assert exceptions.local_number(number) == number
+        assert exceptions.number_of_text(error.text) == number
+    assert exceptions.local_number(4000) == 4000
+    assert exceptions.number_of_text("no error of a system") is None
 
 
 def test_signals_are_those_of_this_machine() -> None:
-    named = {f"SIG{name}": number for number, name in linux_numbers.SIGNALS.items()}
+    named = {f"SIG{name}": number for number, name in exceptions.SIGNALS.items()}
     assert named == {
         each.name: each.value for each in signal.Signals if each.value < 32 and each.name in named
     }

@@ -18,8 +18,8 @@ from exec_server.client.exceptions import (
     PermissionDenied,
 )
 from exec_server.client.results import Result, Stat
-from exec_server.client.transfer import atomic_replace as module
-from exec_server.client.transfer.atomic_replace import AtomicReplacement, replace
+from exec_server.client.transfer import plan as module
+from exec_server.client.transfer.plan import AtomicReplacement, replace
 from exec_server.errors import InternalError, RpcError, Unsupported
 
 FILE = Stat(is_directory=False, is_file=True, is_symlink=False, size=1, modified=1.0, created=None)
