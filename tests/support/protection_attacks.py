@@ -472,7 +472,7 @@ check(libc.syscall(keyctl, 10, -3, b'user', b'exec-server', 0))
 NO_MOUNT_TABLE = """
 def refuse(*arguments):
     raise OSError(24, 'Too many open files')
-mounts.open = refuse
+syscalls.open = refuse
 """
 # The server has an inheritable descriptor of a folder of the host.
 LEAVE_OPEN = "os.dup2(os.open(base + '/outside', os.O_PATH), 99)"
