@@ -252,6 +252,7 @@ def test_what_is_secure() -> None:
         ("ws://relay:65536", "invalid port number"),
         ("ws://relay:port", "invalid port number"),
         ("ws://re lay", "invalid host"),
+        ("ws://xn--a", "invalid host"),
         ("ws://relay\\evil", "invalid host"),
         ("ws://a..b", "invalid host"),
         ("ws://" + "a" * 64, "invalid host"),
