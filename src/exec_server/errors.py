@@ -155,6 +155,13 @@ class RelayError(ExecServerError):
     """The peer violated the relay protocol; its stream ends."""
 
 
+class CredentialRejected(RelayError):
+    """An executor answered a handshake with the message that its own credential is rejected."""
+
+    def __str__(self) -> str:
+        return "the registry has rejected the executor's credential"
+
+
 class ConnectFailed(ExecServerError):
     """A WebSocket could not be opened; `status` and `headers` are those of an HTTP response.
 

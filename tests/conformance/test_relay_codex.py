@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from exec_server.client.engine.relay import RelayDialer
+from exec_server.client.engine.session import ClientSession
+from exec_server.errors import RegistryError, SessionLost
 from exec_server.relay.frames import Kind, encode
 from tests.conformance.codex import (
     Codex,
@@ -27,7 +30,8 @@ from tests.conformance.codex import (
 )
 from tests.conformance.model import Model, Step, ToolCall
 from tests.relay_service import TO_HARNESS, Endpoint, ThreadedRelayService
-from tests.support.client import Server, b64, descendants, survivors
+from tests.support.client import Server, b64, descendants, reference_version, survivors
+from tests.support.client_targets import bounded, until_lost
 from tests.support.relay import ENVIRONMENT, register_absent, start_executor
 from tests.support.server_internals import is_kept_for_later
 
@@ -388,6 +392,70 @@ def test_environment_probes(calm: Stage) -> None:
         assert status == {"status": "ready"}
         info = client.call("environment/info", {"environmentId": "remote"})
     assert info == {"shell": {"name": "bash", "path": "/bin/bash"}, "cwd": Path.cwd().as_uri()}
+
+
+# ---- an executor whose credential is rejected ---------------------------------------------
+
+_needs_rejection = pytest.mark.skipif(
+    reference_version() < (0, 169), reason="older references reset the stream instead"
+)
+_REJECTED = "environment registry authentication error: executor credentials rejected"
+
+
+def _reject_executor(service: ThreadedRelayService) -> None:
+    service.faults.http.answer(Endpoint.VALIDATE, 401, times=None)
+
+
+def _asked(service: ThreadedRelayService) -> tuple[int, int]:
+    connects = service.requests_to(Endpoint.CONNECT)
+    return len(connects), len(service.requests_to(Endpoint.VALIDATE))
+
+
+@_needs_rejection
+def test_codex_gives_up_when_the_executor_is_rejected(stage: Stage) -> None:
+    _reject_executor(stage.service)
+    with start_app_server(stage.variables) as client:
+        status = client.call("environment/status", {"environmentId": "remote"})
+        assert status["status"] == "disconnected"
+        assert _REJECTED in status["error"]
+        stage.service.faults.clear()
+        _, text = client.failure("environment/info", {"environmentId": "remote"})
+        assert _REJECTED in text
+    assert _asked(stage.service) == (1, 1)
+    assert stage.executor.process.poll() is None
+    assert len(stage.service.requests_to(Endpoint.REGISTER)) == 1
+
+
+@_needs_rejection
+def test_our_client_gives_up_when_the_executor_is_rejected(stage: Stage) -> None:
+    _reject_executor(stage.service)
+    dialer = RelayDialer(stage.service.url, ENVIRONMENT, token=_HARNESS_TOKEN)
+
+    async def connect() -> None:
+        async with ClientSession(dialer):
+            raise AssertionError("connected")
+
+    with pytest.raises(RegistryError, match="the registry has rejected the executor's credential"):
+        bounded(connect())
+    assert _asked(stage.service) == (1, 1)
+    # Another credential of the executor, and a new program: all is well again.
+    stage.service.faults.clear()
+    assert _ended(stage.play([command("one", "echo fine")]), "one") == (0, "fine\n")
+
+
+@_needs_rejection
+def test_our_client_does_not_resume_at_a_rejected_executor(stage: Stage) -> None:
+    dialer = RelayDialer(stage.service.url, ENVIRONMENT, token=_HARNESS_TOKEN)
+
+    async def lose() -> None:
+        async with ClientSession(dialer) as session:
+            _reject_executor(stage.service)
+            stage.cut(harness=True)
+            await until_lost(session)
+
+    with pytest.raises(SessionLost, match="the registry has rejected the executor's credential"):
+        bounded(lose())
+    assert _asked(stage.service) == (2, 2)
 
 
 # ---- older relays ------------------------------------------------------------------------

@@ -13,10 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.support.examples import examples
 
-from exec_server.errors import RelayError
+from exec_server.errors import CredentialRejected, RelayError
 from exec_server.relay import multiplexer
 from exec_server.relay.frames import MAX_DEPTH, Frame, Kind, decode, encode
-from exec_server.relay.multiplexer import RESET_REASON, EncryptedMultiplexer, PendingHandshake
+from exec_server.relay.multiplexer import (
+    RESET_REASON,
+    EncryptedMultiplexer,
+    PendingHandshake,
+    Verdict,
+)
 from exec_server.relay.noise import Identity, Initiator, prologue
 from exec_server.relay.records import Channel, RelayChannel
 
@@ -213,6 +218,10 @@ def _enlarged(payload: bytes) -> bytes:
     return payload * 13_000 if payload == b"large" else payload
 
 
+# The registry answers by the id of the step; other ids are valid.
+_VERDICTS = {"d": Verdict.INVALID, "c": Verdict.REJECTED}
+
+
 class _Relay:
     """An executor's streams, and harnesses that behave as well or badly as they are told."""
 
@@ -230,9 +239,11 @@ class _Relay:
         sent = decode(frame)
         if sent.kind is Kind.HANDSHAKE:
             initiator = self._initiators[sent.stream_id]
-            self._channels[sent.stream_id] = RelayChannel(
-                sent.stream_id, initiator.read_second(sent.payload)
-            )
+            try:
+                ciphers = initiator.read_second(sent.payload)
+            except CredentialRejected:
+                return
+            self._channels[sent.stream_id] = RelayChannel(sent.stream_id, ciphers)
         else:
             assert (sent.kind, sent.reason) == (Kind.RESET, RESET_REASON)
 
@@ -287,14 +298,14 @@ class _Relay:
         """An answer of the registry, perhaps for an attempt that was given up."""
         if self.pending:
             handshake = self.pending.pop(len(payload) % len(self.pending))
-            self.streams.finish_handshake(handshake, is_valid=name != "d")
+            self.streams.finish_handshake(handshake, _VERDICTS.get(name, Verdict.VALID))
 
     def open(self, name: str, payload: bytes) -> None:
         """A handshake and the answer to it, with nothing between them."""
         before = len(self.pending)
         self.handshake(name, b"")
         if len(self.pending) > before:
-            self.streams.finish_handshake(self.pending.pop(), is_valid=True)
+            self.streams.finish_handshake(self.pending.pop(), Verdict.VALID)
 
     def end(self, name: str, payload: bytes) -> None:
         """Our side ends the stream: nobody tells the receiver."""
@@ -361,7 +372,7 @@ def test_any_frames_leave_the_streams_in_order(steps: list[tuple]) -> None:  # t
         relay.check()
     relay.streams.link_lost()
     for handshake in relay.pending:
-        relay.streams.finish_handshake(handshake, is_valid=True)
+        relay.streams.finish_handshake(handshake, Verdict.VALID)
     relay.check()
     assert len(relay.streams) == 0
 

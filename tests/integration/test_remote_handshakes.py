@@ -27,6 +27,7 @@ from tests.support.relay import (
 )
 from tests.support.server_internals import eventually
 
+from exec_server.errors import CredentialRejected
 from exec_server.hosting import relay_hub
 from exec_server.relay.frames import Frame, Kind, encode
 from exec_server.relay.noise import FIRST_BYTES, Identity
@@ -127,7 +128,8 @@ _REFUSALS: dict[str, Fault] = {
     "no JSON": lambda http: http.answer(Endpoint.VALIDATE, 200, b"valid"),
     "204": lambda http: http.answer(Endpoint.VALIDATE, 204),
     "302": lambda http: http.answer(Endpoint.VALIDATE, 302, headers=[("location", "/valid")]),
-    "401": lambda http: http.answer(Endpoint.VALIDATE, 401, code="invalid_token"),
+    "403": lambda http: http.answer(Endpoint.VALIDATE, 403, code="forbidden"),
+    "409": lambda http: http.answer(Endpoint.VALIDATE, 409),
     "429": lambda http: http.answer(Endpoint.VALIDATE, 429),
     "500": lambda http: http.answer(Endpoint.VALIDATE, 500, {"valid": True}),
     "503": lambda http: http.answer(Endpoint.VALIDATE, 503, code="registration_conflict"),
@@ -147,6 +149,22 @@ def test_without_a_clear_yes_the_client_is_refused_once(
         assert link.wait_reset() == RESET_REASON
         assert _validations(service) == before + 1
     assert is_served(service)
+
+
+@pytest.mark.parametrize("flags", [(), ("forward", "--connect", "ws://127.0.0.1:9")])
+def test_a_rejected_executor_tells_so_and_goes_on(flags: tuple[str, ...]) -> None:
+    with ThreadedRelayService() as service, start_executor(service, *flags) as executor:
+        service.faults.http.answer(Endpoint.VALIDATE, 401, code="invalid_token")
+        with RelayLink(service, handshake=False) as link:
+            with pytest.raises(CredentialRejected):
+                link.finish(link.begin())
+            # No reset has followed, and the stream is not open: the next frame is for this data.
+            link.send_kind(Kind.DATA, b"x" * 20)
+            assert link.wait_reset() == RESET_REASON
+        assert executor.process.poll() is None
+        assert len(service.requests_to(Endpoint.REGISTER)) == 1
+        RelayLink(service).close()  # the next client is asked about again, and accepted
+        assert _validations(service) == 2
 
 
 def test_an_answer_that_never_comes_refuses_the_client() -> None:

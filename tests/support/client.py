@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -354,6 +355,16 @@ def reference_binary() -> Path | None:
         return Path(named)
     pattern = "node_modules/@openai/codex-*/vendor/*/bin/codex"
     return next(iter(sorted(_reference_cache().glob(pattern))), None)
+
+
+@functools.cache
+def reference_version() -> tuple[int, ...]:
+    """The version of the reference; () without one."""
+    binary = reference_binary()
+    if binary is None:
+        return ()
+    told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(int(part) for part in told.split()[-1].partition("-")[0].split("."))
 
 
 def _reference_cache() -> Path:

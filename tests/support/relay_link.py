@@ -9,6 +9,7 @@ from exec_server.relay.multiplexer import (
     RESET_REASON,
     EncryptedMultiplexer,
     PendingHandshake,
+    Verdict,
 )
 from exec_server.relay.noise import FIRST_BYTES, Identity, Initiator, prologue
 from exec_server.relay.records import Channel, RelayChannel
@@ -67,10 +68,10 @@ class FakeLink:
         self.streams.frame_received(encode(frame) + named)
         return self.sent[before:]
 
-    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> list[Frame]:
+    def finish_handshake(self, handshake: PendingHandshake, verdict: Verdict) -> list[Frame]:
         """The frames sent in response to this answer of the registry."""
         before = len(self.sent)
-        self.streams.finish_handshake(handshake, is_valid=is_valid)
+        self.streams.finish_handshake(handshake, verdict)
         return self.sent[before:]
 
     def begin(self, stream_id: str, token: str = "") -> tuple[Initiator, PendingHandshake]:
@@ -83,7 +84,7 @@ class FakeLink:
     def open(self, stream_id: str) -> RelayChannel:
         """A stream with all that belongs to it; the harness's end."""
         initiator, handshake = self.begin(stream_id)
-        (answer,) = self.finish_handshake(handshake, is_valid=True)
+        (answer,) = self.finish_handshake(handshake, Verdict.VALID)
         assert (answer.stream_id, answer.kind) == (stream_id, Kind.HANDSHAKE)
         return RelayChannel(stream_id, initiator.read_second(answer.payload))
 
@@ -101,7 +102,7 @@ class FakeLink:
         assert self.deliver(reset_frame("probe")) == []
         assert answers == ([reset_frame("probe")] if len(self.asked) == asked else [])
         if not answers:
-            assert self.finish_handshake(self.asked[-1], is_valid=True) == []
+            assert self.finish_handshake(self.asked[-1], Verdict.VALID) == []
         return bool(answers)
 
     def failures(self) -> int:

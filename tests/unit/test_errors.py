@@ -42,6 +42,11 @@ def test_there_is_one_tree() -> None:
     assert all(issubclass(kind, errors.ExecServerError) for kind in kinds)
 
 
+def test_rejected_credential_names_whose_it_is() -> None:
+    expected = "the registry has rejected the executor's credential"
+    assert str(errors.CredentialRejected()) == expected
+
+
 def test_protocol_error_says_how_to_end() -> None:
     error = errors.ProtocolError(1002, "unknown opcode")
     assert (error.close_code, error.reason, str(error)) == (

@@ -19,6 +19,7 @@ from exec_server.relay.multiplexer import (
     MultiplexerLink,
     PendingHandshake,
     StreamReceiver,
+    Verdict,
 )
 from exec_server.relay.noise import Identity
 from exec_server.relay.records import Channel
@@ -76,7 +77,7 @@ class ExecutorRelayLink(RelaySocket):
         socket: ClientSocket,
         settings: RelaySettings,
         make_multiplexer: Callable[[ExecutorRelayLink], Multiplexer],
-        validate: Callable[[PendingHandshake], Awaitable[bool]],
+        validate: Callable[[PendingHandshake], Awaitable[Verdict]],
     ) -> None:
         super().__init__(socket)
         self._settings = settings
@@ -110,12 +111,12 @@ class ExecutorRelayLink(RelaySocket):
         handshake.prepare()
 
     async def _finish_handshake(self, handshake: PendingHandshake) -> None:
-        is_valid = False
+        verdict = Verdict.INVALID
         try:
-            is_valid = await self._validate(handshake)
+            verdict = await self._validate(handshake)
         except Exception:  # an edge: the client is refused
             log.exception("validation failed unexpectedly")
-        self._multiplexer.finish_handshake(handshake, is_valid=is_valid)
+        self._multiplexer.finish_handshake(handshake, verdict)
 
     def stream_opened(self, channel: Channel) -> StreamReceiver:
         settings = self._settings

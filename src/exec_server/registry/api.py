@@ -25,6 +25,7 @@ from exec_server.registry.http import (
     HttpFailed,
     ResponseTooLarge,
 )
+from exec_server.relay.multiplexer import Verdict
 from exec_server.relay.noise import SUITE, PublicKey
 
 # Of an error body, in an error text.
@@ -339,8 +340,8 @@ class Registry:
 
     async def validate(
         self, registration_id: str, key: PublicKey, authorization: str, stream_id: str
-    ) -> bool:
-        """Whether the registry accepts this client; every failure means no."""
+    ) -> Verdict:
+        """Whether the registry accepts this client; a failure means no, 401 that it rejects us."""
         body = {
             "executor_registration_id": registration_id,
             "harness_public_key": key_object(key),
@@ -354,15 +355,20 @@ class Registry:
                 _ENVIRONMENT, "validate", msgspec.json.encode(body), extra=extra
             )
             if not exchange.ok:
-                log.warning("client refused: the registry responded %d", exchange.response.status)
-                return False
+                status = exchange.response.status
+                if status == 401:
+                    log.error("client refused: the registry rejects this executor's credential")
+                    return Verdict.REJECTED
+                log.warning("client refused: the registry responded %d", status)
+                return Verdict.INVALID
             response = decode_body(exchange.response.body, ValidationResponse)
         except (HttpFailed, RegistryError) as error:
             log.warning("client refused: %s", error)
-            return False
-        if not response.valid:
-            log.warning("client refused by the registry")
-        return response.valid
+            return Verdict.INVALID
+        if response.valid:
+            return Verdict.VALID
+        log.warning("client refused by the registry")
+        return Verdict.INVALID
 
     async def _post_registration(self, noun: str, action: str, body: bytes) -> _Exchange:
         """Register, with a 2xx response; raises RegistryError or one of its subclasses."""

@@ -2,6 +2,7 @@
 
     (none) --handshake--> pending --finish(valid)--> open --reset, error, close--> (none)
                                   \\-finish(invalid), data, a second handshake-> reset, (none)
+                                  \\-finish(rejected)--> response with REJECTION, (none)
 
 Any client of the relay can send frames, so a frame is trusted only after its handshake, and an
 error of one stream ends that stream alone. A handshake costs about a millisecond of processor
@@ -14,6 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from exec_server.errors import RelayError, printable
@@ -21,7 +23,7 @@ from exec_server.relay.frames import Frame, Kind, decode, encode, usual_data
 from exec_server.relay.noise import (
     FIRST_BYTES,
     MESSAGE_BYTES,
-    Ciphers,
+    REJECTION,
     Identity,
     PublicKey,
     Responder,
@@ -208,6 +210,14 @@ class HandshakeFailures:
         return True
 
 
+class Verdict(Enum):
+    """The registry's answer about a handshake."""
+
+    VALID = "the client may connect"
+    INVALID = "the client may not connect, or the registry gave no answer"
+    REJECTED = "the executor's own credential is rejected"
+
+
 class MultiplexerLink(Protocol):
     """The operations of a link that the multiplexer needs."""
 
@@ -232,21 +242,14 @@ class PendingHandshake:
     responder: Responder
     source: str = ""  # the token of the client, if the registry names it
     is_cancelled: bool = False
-    _response: tuple[bytes, Ciphers] | None = field(default=None, repr=False)
 
     def prepare(self) -> None:
         """Compute the response while the registry validates the key; it is not sent yet."""
         if not self.is_cancelled:
             try:
-                self.response()
+                self.responder.prepare_second()
             except RelayError:
                 pass  # `finish_handshake` gets the same error
-
-    def response(self) -> tuple[bytes, Ciphers]:
-        """The second message, and the ciphers of the stream that it opens."""
-        if self._response is None:
-            self._response = self.responder.write_second()
-        return self._response
 
 
 class EncryptedMultiplexer:
@@ -358,7 +361,7 @@ class EncryptedMultiplexer:
             raise RelayError("authorization is not UTF-8") from None
         return PendingHandshake(frame.stream_id, key, authorization, responder, source)
 
-    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> None:
+    def finish_handshake(self, handshake: PendingHandshake, verdict: Verdict) -> None:
         """Open or refuse a stream. Must be called once for every handshake passed to `validate`."""
         source = handshake.source
         self._validations[source] -= 1
@@ -367,18 +370,23 @@ class EncryptedMultiplexer:
         if handshake.is_cancelled:
             return
         del self._pending[handshake.stream_id]
-        if is_valid and self._streams.is_full:
+        if verdict is Verdict.VALID and self._streams.is_full:
             self._streams.send_reset(handshake.stream_id)  # too late, but no failure of the client
             return
         try:
-            if not is_valid:
+            if verdict is Verdict.INVALID:
                 raise RelayError("key is not valid")
-            response, ciphers = handshake.response()
+            is_rejected = verdict is Verdict.REJECTED
+            response, ciphers = handshake.responder.write_second(REJECTION if is_rejected else b"")
         except RelayError as error:
             self._record_failure(str(error), source)
             self._streams.send_reset(handshake.stream_id)
             return
         self._link.send_frame(encode(Frame(handshake.stream_id, Kind.HANDSHAKE, response)))
+        if is_rejected:
+            # The handshake is complete and the stream is not open: no reset follows.
+            self._record_failure("the registry has rejected this executor's credential", source)
+            return
         channel = RelayChannel(handshake.stream_id, ciphers)
         try:
             receiver = self._link.stream_opened(channel)
@@ -420,7 +428,7 @@ class PlainMultiplexer:
         self._streams.add(channel, self._link.stream_opened(channel))
         self._streams.deliver(frame)
 
-    def finish_handshake(self, handshake: PendingHandshake, *, is_valid: bool) -> None:
+    def finish_handshake(self, handshake: PendingHandshake, verdict: Verdict) -> None:
         """Do nothing: streams have no handshake."""
 
     def end(self, stream_id: str) -> None:

@@ -5,7 +5,7 @@ Noise pattern IK with a post-quantum half beside each Diffie-Hellman half:
     <- s
     ...
     -> skem, e, es, s, ss, payload (the registry's authorization)
-    <- ekem, skem, e, ee, se, payload (empty)
+    <- ekem, skem, e, ee, se, payload (empty, or REJECTION)
 
 The client initiates. Peer errors raise RelayError, with a text that does not help an attacker.
 """
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from exec_server.errors import RelayError
+from exec_server.errors import CredentialRejected, RelayError
 
 # The name that is hashed. The registry calls the same suite SUITE, with one letter more.
 PROTOCOL_NAME = b"Noise_hybridIK_25519+MLKEM768_AESGCM_SHA256"
@@ -33,8 +33,11 @@ KEM_PUBLIC_BYTES = 1184
 KEM_CIPHERTEXT_BYTES = 1088
 TAG_BYTES = 16
 FIRST_BYTES = 3568  # message 1 without its payload
-SECOND_BYTES = 3424  # message 2
+SECOND_BYTES = 3424  # message 2 without its payload
 MESSAGE_BYTES = 65_535  # the limit of Noise
+
+# The payload of message 2 from an executor whose own credential the registry has rejected.
+REJECTION = b"codex-registry-authentication-rejected/v1"
 
 _CONTEXT = b"codex-exec-server-relay-noise/v1"
 _LAST_COUNTER = 2**64 - 2  # Noise reserves 2**64 - 1
@@ -199,7 +202,8 @@ class Initiator:
         return message + transcript.encrypt(payload)
 
     def read_second(self, message: bytes) -> Ciphers:
-        if len(message) != SECOND_BYTES:
+        """Return the ciphers of the stream; CredentialRejected if the payload is REJECTION."""
+        if not SECOND_BYTES <= len(message) <= MESSAGE_BYTES:
             raise RelayError("handshake response has a wrong length")
         transcript, parts = self.transcript, _MessageReader(message)
         # ekem
@@ -216,7 +220,11 @@ class Initiator:
         # ee, se
         transcript.mix_key(_exchange(self._ephemeral.x25519, ephemeral.x25519))
         transcript.mix_key(_exchange(self._static.x25519, ephemeral.x25519))
-        transcript.decrypt(parts.take(TAG_BYTES))  # an empty payload
+        payload = transcript.decrypt(parts.rest())
+        if payload == REJECTION:
+            raise CredentialRejected
+        if payload:
+            raise RelayError("handshake response payload must be empty")
         to_responder, to_initiator = transcript.split()
         return Ciphers(sending=to_responder, receiving=to_initiator)
 
@@ -236,6 +244,7 @@ class Responder:
         self._make_ephemeral = make_ephemeral
         self._encapsulate = encapsulate
         self._peer_static = self._peer_ephemeral = PublicKey(b"", b"")
+        self._second = b""  # message 2 without its payload
         self.transcript = _Transcript(context, static.public)
 
     def read_first(self, message: bytes) -> tuple[PublicKey, bytes]:
@@ -261,8 +270,10 @@ class Responder:
         transcript.mix_key(_exchange(self._static.x25519, self._peer_static.x25519))
         return self._peer_static, transcript.decrypt(parts.rest())
 
-    def write_second(self) -> tuple[bytes, Ciphers]:
-        """Return the response, and the ciphers of the stream that it opens."""
+    def prepare_second(self) -> None:
+        """Compute the response up to its payload, which depends on the registry."""
+        if self._second:
+            return
         transcript = self.transcript
         # Only now, to spend less on invalid handshakes.
         ephemeral = self._make_ephemeral()
@@ -282,8 +293,13 @@ class Responder:
         # ee, se
         transcript.mix_key(_exchange(ephemeral.x25519, self._peer_ephemeral.x25519))
         transcript.mix_key(_exchange(ephemeral.x25519, self._peer_static.x25519))
-        message += transcript.encrypt(b"")
-        to_responder, to_initiator = transcript.split()
+        self._second = message
+
+    def write_second(self, payload: bytes = b"") -> tuple[bytes, Ciphers]:
+        """Return the response, and the ciphers of the stream that it opens."""
+        self.prepare_second()
+        message = self._second + self.transcript.encrypt(payload)
+        to_responder, to_initiator = self.transcript.split()
         return message, Ciphers(sending=to_initiator, receiving=to_responder)
 
 

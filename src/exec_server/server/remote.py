@@ -27,7 +27,7 @@ from exec_server.net.websocket.frames import MESSAGE_BYTES
 from exec_server.registry.api import Registration, Registry, retry_delay
 from exec_server.registry.credentials import Credential
 from exec_server.relay.frames import FRAME_BYTES
-from exec_server.relay.multiplexer import PendingHandshake, PlainMultiplexer
+from exec_server.relay.multiplexer import PendingHandshake, PlainMultiplexer, Verdict
 from exec_server.relay.noise import Identity
 
 log = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class RelayExecutor:
         links: list[ExecutorRelayLink] = []
         encrypted = self._security == "noise"
 
-        async def validate(handshake: PendingHandshake) -> bool:
+        async def validate(handshake: PendingHandshake) -> Verdict:
             return await self._registry.validate(
                 registration.registration_id,
                 handshake.key,

@@ -85,7 +85,8 @@ def test_a_denial_names_path_and_rule(error: SandboxDenied, text: str) -> None:
 
 
 def test_every_exception_is_exported() -> None:
-    internal = {"MalformedMessage", "NotFound", "ProgramNotFound", "ProtocolError", "RelayError"}
+    internal = {"CredentialRejected", "MalformedMessage", "NotFound", "ProgramNotFound"}
+    internal |= {"ProtocolError", "RelayError"}
     for module, hidden in ((errors, internal), (exceptions, set()), (exceptions, set())):
         own = {
             name

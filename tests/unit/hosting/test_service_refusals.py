@@ -92,3 +92,22 @@ def test_every_refusal_is_logged_and_counted_with_token_tenant_and_reason(
         assert not [word for word in ("wrong", "narrow", "sig=") if word in caplog.text]
 
     play(tmp_path, scene)
+
+
+def test_a_validation_is_answered_401_for_the_token_of_the_executor_alone(tmp_path: Path) -> None:
+    """Clients of Codex 0.169 give up for good after it."""
+
+    async def scene(site: Site) -> None:
+        await site.join((await site.url("register"))["url"])
+        for name, scope in (("narrow", "executor:x"), ("client", "connect:env")):
+            token = NewToken(f"tok-{name}", secret_hash(name), "", TENANT, (scope,))
+            await site.store.add_token(token)
+            assert code(await site.ask("validate", VALIDATION, token=name)) == (403, "forbidden")
+        assert (await site.ask("validate", VALIDATION)).status == 200  # of another client: false
+        assert (await site.ask("validate", {})).status == 400
+        unknown = await site.ask("validate", VALIDATION, token="unknown")
+        assert code(unknown) == (401, "invalid_token")
+        await site.store.revoke_token("tok-1")
+        assert code(await site.ask("validate", VALIDATION)) == (401, "invalid_token")
+
+    play(tmp_path, scene)

@@ -25,6 +25,7 @@ from exec_server.registry.api import (
 from exec_server.registry.credentials import ApiKey, Bearer, ClientToken, Credential
 from exec_server.registry.destination import Destinations
 from exec_server.registry.http import HttpClient
+from exec_server.relay.multiplexer import Verdict
 from exec_server.relay.noise import Identity
 
 T = TypeVar("T")
@@ -416,13 +417,13 @@ def test_historical_wording() -> None:
 # ---- validation -----------------------------------------------------------------------
 
 
-def _validate(stream_id: str) -> Callable[[Registry], Awaitable[bool]]:
+def _validate(stream_id: str) -> Callable[[Registry], Awaitable[Verdict]]:
     return lambda registry: registry.validate("reg-1", _KEY, "authz-s3cret", stream_id)
 
 
 def test_validate() -> None:
     result, server = _ask(_validate(_UUID), answer(200, {"valid": True, "more": 1}))
-    assert result is True
+    assert result is Verdict.VALID
     request = server.requests[0]
     assert request.line == "POST /cloud/environment/env-1/validate HTTP/1.1"
     assert request.header("x-codex-noise-stream-id") == _UUID
@@ -444,8 +445,14 @@ def test_stream_id_is_told_in_the_usual_spelling(stream_id: str) -> None:
 @pytest.mark.parametrize("stream_id", ["stream-1", _UUID[1:], f" {_UUID}", "x\r\n"])
 def test_stream_id_that_is_no_uuid_is_not_told(stream_id: str) -> None:
     result, server = _ask(_validate(stream_id), answer(200, {"valid": True}))
-    assert result is True
+    assert result is Verdict.VALID
     assert server.requests[0].header("x-codex-noise-stream-id") is None
+
+
+@pytest.mark.parametrize("given", [answer(401), answer(401, _OTHER), answer(401, b"no JSON")])
+def test_status_401_means_that_the_executor_itself_is_rejected(given: Answer) -> None:
+    result, server = _ask(_validate(_UUID), given)
+    assert (result, len(server.requests)) == (Verdict.REJECTED, 1)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +464,7 @@ def test_stream_id_that_is_no_uuid_is_not_told(stream_id: str) -> None:
         answer(200, b"true"),
         answer(200),
         b"HTTP/1.1 204 No Content\r\n\r\n",
-        answer(401, _OTHER),
+        answer(403, _OTHER),
         answer(503, _CONFLICT),
         answer(500, b"authz-s3cret " + _SECRET.encode()),
         answer(302, b"", "location: /x"),
@@ -468,7 +475,7 @@ def test_stream_id_that_is_no_uuid_is_not_told(stream_id: str) -> None:
 def test_whatever_else_means_no(given: Answer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         result, server = _ask(_validate(_UUID), given)
-    assert result is False
+    assert result is Verdict.INVALID
     assert len(server.requests) == 1
     assert "refused" in caplog.text
     assert "s3cret" not in caplog.text
@@ -477,14 +484,14 @@ def test_whatever_else_means_no(given: Answer, caplog: pytest.LogCaptureFixture)
 
 def test_silence_means_no(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "REQUEST_SECONDS", 0.05)
-    assert _ask(_validate(_UUID), silence)[0] is False
+    assert _ask(_validate(_UUID), silence)[0] is Verdict.INVALID
 
 
 def test_expired_credential_means_no_without_asking() -> None:
     credential = _Rotating()
     credential.expired = True
     result, server = _ask(_validate(_UUID), b"unused", credential=credential)
-    assert result is False
+    assert result is Verdict.INVALID
     assert not server.requests
 
 

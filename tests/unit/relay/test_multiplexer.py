@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from tests.support.relay_link import (
     CLIENT,
     EXECUTOR,
@@ -23,7 +24,7 @@ from tests.support.relay_link import (
     reset_frame,
 )
 
-from exec_server.errors import RelayError
+from exec_server.errors import CredentialRejected, RelayError
 from exec_server.relay.frames import Frame, Kind, encode
 from exec_server.relay.multiplexer import (
     AUTHORIZATION_BYTES,
@@ -33,8 +34,17 @@ from exec_server.relay.multiplexer import (
     MAX_PENDING_OF_TOKEN,
     MAX_STREAMS,
     REVOKED_REASON,
+    Verdict,
 )
-from exec_server.relay.noise import FIRST_BYTES, Identity, Initiator, Responder, prologue
+from exec_server.relay.noise import (
+    FIRST_BYTES,
+    REJECTION,
+    SECOND_BYTES,
+    Identity,
+    Initiator,
+    Responder,
+    prologue,
+)
 from exec_server.relay.records import Channel, RelayChannel
 
 _FILE = json.loads((Path(__file__).parents[2] / "vectors" / "relay_frames.json").read_text())
@@ -56,7 +66,7 @@ def test_handshake_asks_the_registry_and_opens_a_stream(link: FakeLink) -> None:
     assert handshake.key == CLIENT.public
     assert handshake.authorization == "authorization"
     assert (link.asked, link.opened, len(link.streams)) == ([handshake], [], 0)
-    (answer,) = link.finish_handshake(handshake, is_valid=True)
+    (answer,) = link.finish_handshake(handshake, Verdict.VALID)
     assert answer == handshake_frame("stream-1", answer.payload)
     assert len(link.streams) == 1
     (receiver,) = link.opened
@@ -73,7 +83,7 @@ def test_answer_is_sent_before_the_stream_can_say_anything() -> None:
 
     link = Talker()
     _, handshake = link.begin("stream-1")
-    link.finish_handshake(handshake, is_valid=True)
+    link.finish_handshake(handshake, Verdict.VALID)
     assert [frame.kind for frame in link.sent] == [Kind.HANDSHAKE, Kind.DATA]
 
 
@@ -84,15 +94,31 @@ def test_a_stream_that_cannot_be_opened_is_reset() -> None:
 
     link = Full()
     _, handshake = link.begin("stream-1")
-    _, reset = link.finish_handshake(handshake, is_valid=True)
+    _, reset = link.finish_handshake(handshake, Verdict.VALID)
     assert reset == reset_frame("stream-1")
     assert (len(link.streams), link.failures()) == (0, 0)
+
+
+def test_rejected_credential_is_told_in_the_response_and_opens_nothing(link: FakeLink) -> None:
+    initiator, handshake = link.begin("s")
+    handshake.prepare()
+    (answer,) = link.finish_handshake(handshake, Verdict.REJECTED)  # no reset follows
+    assert len(answer.payload) == SECOND_BYTES + len(REJECTION)
+    with pytest.raises(CredentialRejected):
+        initiator.read_second(answer.payload)
+    assert (link.opened, len(link.streams)) == ([], 0)
+    assert link.deliver(Frame("s", Kind.DATA, b"x" * 20)) == [reset_frame("s")]
+    check_alive(link, link.open("s"), link.opened[0])  # a new handshake under the same id
+    assert link.failures() == 1
 
 
 class _Refusing:
     """A responder that cannot answer the key of its client."""
 
-    def write_second(self) -> NoReturn:
+    def prepare_second(self) -> NoReturn:
+        raise RelayError("no")
+
+    def write_second(self, payload: bytes) -> NoReturn:
         raise RelayError("no")
 
 
@@ -100,8 +126,8 @@ def test_a_response_that_cannot_be_prepared_fails_when_it_is_sent(link: FakeLink
     _, handshake = link.begin("stream-1")
     handshake.responder = cast(Responder, _Refusing())
     handshake.prepare()
-    with pytest.raises(RelayError):
-        handshake.response()
+    assert link.sent == []
+    assert link.finish_handshake(handshake, Verdict.VALID) == [reset_frame("stream-1")]
 
 
 def test_empty_authorization_is_for_the_registry_to_judge(link: FakeLink) -> None:
@@ -168,7 +194,7 @@ def test_unreadable_handshake_is_reset_and_charged(link: FakeLink, message: byte
 
 def test_refused_key_is_reset_and_charged(link: FakeLink) -> None:
     _, handshake = link.begin("s")
-    assert link.finish_handshake(handshake, is_valid=False) == [reset_frame("s")]
+    assert link.finish_handshake(handshake, Verdict.INVALID) == [reset_frame("s")]
     assert (link.opened, len(link.streams)) == ([], 0)
     assert link.failures() == 1
 
@@ -179,7 +205,7 @@ def test_key_that_cannot_be_used_is_reset_and_charged(link: FakeLink) -> None:
     odd.public = odd.public._replace(mlkem768=b"\xff" * 1184)
     initiator = Initiator(odd, EXECUTOR.public, prologue("env-1", "reg-1", "s"))
     assert link.deliver(handshake_frame("s", initiator.write_first(b""))) == []
-    assert link.finish_handshake(link.asked[0], is_valid=True) == [reset_frame("s")]
+    assert link.finish_handshake(link.asked[0], Verdict.VALID) == [reset_frame("s")]
     assert (link.opened, len(link.streams)) == ([], 0)
     assert link.failures() == 1
 
@@ -188,7 +214,7 @@ def test_second_handshake_of_a_pending_stream_cancels_it(link: FakeLink) -> None
     initiator, handshake = link.begin("s")
     assert link.deliver(handshake_frame("s", initiator.write_first(b""))) == [reset_frame("s")]
     assert handshake.is_cancelled
-    assert link.finish_handshake(handshake, is_valid=True) == []
+    assert link.finish_handshake(handshake, Verdict.VALID) == []
     assert (link.opened, len(link.asked)) == ([], 1)
     assert link.failures() == 1
 
@@ -207,7 +233,7 @@ def test_data_of_a_pending_stream_cancels_it(link: FakeLink) -> None:
     _, handshake = link.begin("s")
     assert link.deliver(Frame("s", Kind.DATA, b"early")) == [reset_frame("s")]
     assert handshake.is_cancelled
-    assert link.finish_handshake(handshake, is_valid=True) == []
+    assert link.finish_handshake(handshake, Verdict.VALID) == []
     assert link.opened == []
     assert link.failures() == 1
 
@@ -227,8 +253,8 @@ def test_reset_of_a_pending_stream_cancels_it_without_a_charge(link: FakeLink) -
     _, handshake = link.begin("s")
     assert link.deliver(reset_frame("s")) == []
     assert handshake.is_cancelled
-    assert link.finish_handshake(handshake, is_valid=True) == []
-    assert link.finish_handshake(handshake, is_valid=False) == []
+    assert link.finish_handshake(handshake, Verdict.VALID) == []
+    assert link.finish_handshake(handshake, Verdict.INVALID) == []
     assert link.opened == []
     assert link.failures() == 0
 
@@ -255,18 +281,18 @@ def test_stream_id_used_again_while_the_old_attempt_is_judged(link: FakeLink) ->
     initiator, new = link.begin("s")
     assert old is not new
     # The late answer to the old question says nothing about the new one.
-    assert link.finish_handshake(old, is_valid=True) == []
-    assert link.finish_handshake(old, is_valid=False) == []
+    assert link.finish_handshake(old, Verdict.VALID) == []
+    assert link.finish_handshake(old, Verdict.INVALID) == []
     assert (link.opened, new.is_cancelled) == ([], False)
-    (answer,) = link.finish_handshake(new, is_valid=True)
+    (answer,) = link.finish_handshake(new, Verdict.VALID)
     harness = RelayChannel("s", initiator.read_second(answer.payload))
-    assert link.finish_handshake(old, is_valid=False) == []
+    assert link.finish_handshake(old, Verdict.INVALID) == []
     check_alive(link, harness, link.opened[0])
 
 
 def test_failed_stream_id_can_be_used_again(link: FakeLink) -> None:
     _, handshake = link.begin("s")
-    link.finish_handshake(handshake, is_valid=False)
+    link.finish_handshake(handshake, Verdict.INVALID)
     check_alive(link, link.open("s"), link.opened[0])
 
 
@@ -291,11 +317,11 @@ def test_stream_that_was_validated_too_late_is_not_charged(link: FakeLink) -> No
     for number in range(MAX_STREAMS - 1):
         link.open(f"s{number}")
     attempts = [link.begin(f"late{number}")[1] for number in range(10)]
-    (answer,) = link.finish_handshake(attempts[0], is_valid=True)
+    (answer,) = link.finish_handshake(attempts[0], Verdict.VALID)
     assert answer.kind is Kind.HANDSHAKE
     for handshake in attempts[1:-1]:
-        assert link.finish_handshake(handshake, is_valid=True) == [reset_frame(handshake.stream_id)]
-    assert link.finish_handshake(attempts[-1], is_valid=False) == [
+        assert link.finish_handshake(handshake, Verdict.VALID) == [reset_frame(handshake.stream_id)]
+    assert link.finish_handshake(attempts[-1], Verdict.INVALID) == [
         reset_frame(attempts[-1].stream_id)
     ]
     assert len(link.streams) == len(link.opened) == MAX_STREAMS
@@ -318,13 +344,13 @@ def test_pending_handshakes_are_limited(link: FakeLink) -> None:
         reset_frame("more")
     ]
     for number, handshake in enumerate(attempts[:3]):
-        link.finish_handshake(handshake, is_valid=True)
+        link.finish_handshake(handshake, Verdict.VALID)
         link.begin(f"more {number}")
     assert link.deliver(handshake_frame("last", initiator_of("last").write_first(b""))) == [
         reset_frame("last")
     ]
     for handshake in link.asked[3:]:
-        link.streams.finish_handshake(handshake, is_valid=True)
+        link.streams.finish_handshake(handshake, Verdict.VALID)
     assert len(link.streams) == 33
 
 
@@ -353,7 +379,7 @@ def test_too_many_failures_refuse_handshakes_until_the_allowance_grows_back(link
     assert link.is_refused()
     # What was there before goes on.
     check_alive(link, harness, link.opened[0])
-    (answer,) = link.finish_handshake(pending, is_valid=True)
+    (answer,) = link.finish_handshake(pending, Verdict.VALID)
     assert answer.kind is Kind.HANDSHAKE
     link.now += 1 / FAILURES_A_SECOND
     assert not link.is_refused()
@@ -383,7 +409,7 @@ def test_failures_of_one_token_refuse_no_other() -> None:
     assert not link.is_refused("")
     # Those that fail later are charged to their own token, too.
     _, invalid = link.begin("i", "tok-b")
-    link.finish_handshake(invalid, is_valid=False)
+    link.finish_handshake(invalid, Verdict.INVALID)
     link.begin("h", "tok-b")
     link.deliver(handshake_frame("h", b"again", "tok-c"))
     link.begin("d", "tok-b")
@@ -405,7 +431,7 @@ def test_pending_handshakes_of_one_token_leave_room_for_others() -> None:
     assert link.is_refused("tok-a")
     attempts += [link.begin(f"b{number}", "tok-b")[1] for number in range(MAX_PENDING - 24)]
     assert link.is_refused("tok-b")
-    link.finish_handshake(attempts[0], is_valid=True)
+    link.finish_handshake(attempts[0], Verdict.VALID)
     assert not link.is_refused("tok-a")
 
 
@@ -413,7 +439,7 @@ def test_all_kinds_of_failures_count_together(link: FakeLink) -> None:
     _, first = link.begin("a")
     _, second = link.begin("b")
     link.begin("c")
-    link.finish_handshake(first, is_valid=False)
+    link.finish_handshake(first, Verdict.INVALID)
     link.deliver(handshake_frame("b", b"again"))
     link.deliver(Frame("c", Kind.DATA, b"early"))
     assert second.is_cancelled
@@ -427,7 +453,7 @@ def test_log_tells_no_secrets(link: FakeLink, caplog: pytest.LogCaptureFixture) 
     caplog.set_level(logging.DEBUG)
     secret = b"secret authorization"
     link.deliver(handshake_frame("a", initiator_of("a").write_first(secret)))
-    link.finish_handshake(link.asked[0], is_valid=False)
+    link.finish_handshake(link.asked[0], Verdict.INVALID)
     link.deliver(handshake_frame("a", initiator_of("a").write_first(secret + b"\xff")))
     harness = link.open("b")
     link.deliver(data_frame_of(harness, b"refuse"))
@@ -448,13 +474,17 @@ def test_log_tells_no_secrets(link: FakeLink, caplog: pytest.LogCaptureFixture) 
     assert "secret" not in repr(link.asked)
 
 
-def test_prepared_response_is_sent_when_the_key_is_valid(link: FakeLink) -> None:
+def test_prepared_response_is_sent_when_the_key_is_valid(
+    link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(_: MLKEM768PublicKey) -> NoReturn:
+        raise AssertionError("computed a response again")
+
     initiator, handshake = link.begin("s")
     handshake.prepare()
-    prepared = handshake.response()
     assert link.sent == []
-    (answer,) = link.finish_handshake(handshake, is_valid=True)
-    assert answer.payload == prepared[0]
+    monkeypatch.setattr(handshake.responder, "_encapsulate", never)
+    (answer,) = link.finish_handshake(handshake, Verdict.VALID)
     check_alive(link, RelayChannel("s", initiator.read_second(answer.payload)), link.opened[0])
 
 
@@ -466,7 +496,7 @@ def test_cancelled_handshake_is_not_prepared(
 
     _, handshake = link.begin("s")
     link.deliver(reset_frame("s"))
-    monkeypatch.setattr(Responder, "write_second", never)
+    monkeypatch.setattr(Responder, "prepare_second", never)
     handshake.prepare()
 
 
@@ -477,7 +507,7 @@ def test_error_of_a_prepared_response_is_reported_at_the_end(
         raise RelayError("invalid public key")
 
     _, handshake = link.begin("s")
-    monkeypatch.setattr(Responder, "write_second", fail)
+    monkeypatch.setattr(Responder, "prepare_second", fail)
     handshake.prepare()
     assert link.sent == []
-    assert link.finish_handshake(handshake, is_valid=True) == [reset_frame("s")]
+    assert link.finish_handshake(handshake, Verdict.VALID) == [reset_frame("s")]

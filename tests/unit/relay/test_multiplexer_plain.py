@@ -14,6 +14,7 @@ from exec_server.relay.multiplexer import (
     RESET_REASON,
     PendingHandshake,
     PlainMultiplexer,
+    Verdict,
 )
 from exec_server.relay.records import MESSAGE_BYTES, Channel, PlainChannel
 
@@ -242,5 +243,5 @@ def test_all_are_lost_with_the_link() -> None:
 def test_there_is_nothing_to_settle() -> None:
     link = _Link()
     handshake = PendingHandshake("a", None, "", None)  # type: ignore[arg-type]
-    link.streams.finish_handshake(handshake, is_valid=True)
+    link.streams.finish_handshake(handshake, Verdict.VALID)
     assert (link.sent, link.opened) == ([], {})

@@ -8,7 +8,7 @@ import pytest
 from tests.support.relay_link import FakeLink, FakeReceiver, check_alive, data_frame_of, reset_frame
 
 from exec_server.relay.frames import Frame, Kind, decode
-from exec_server.relay.multiplexer import BURST_FAILURES
+from exec_server.relay.multiplexer import BURST_FAILURES, Verdict
 from exec_server.relay.records import Channel, RelayChannel
 
 
@@ -108,7 +108,7 @@ def test_all_are_lost_with_the_link(link: FakeLink) -> None:
     assert [receiver.losses for receiver in link.opened] == [1, 1]
     assert len(link.streams) == 0
     assert handshake.is_cancelled
-    link.streams.finish_handshake(handshake, is_valid=True)
+    link.streams.finish_handshake(handshake, Verdict.VALID)
     link.streams.end("one")
     assert (link.sent, len(link.opened)) == (sent, 2)
 

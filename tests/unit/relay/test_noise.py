@@ -18,11 +18,12 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from exec_server.errors import RelayError
+from exec_server.errors import CredentialRejected, RelayError
 from exec_server.relay import noise
 from exec_server.relay.noise import (
     FIRST_BYTES,
     MESSAGE_BYTES,
+    REJECTION,
     SECOND_BYTES,
     Cipher,
     Ciphers,
@@ -328,10 +329,15 @@ def test_messages_of_wrong_lengths_are_refused() -> None:
         assert _refusal(_responder(_FIRST_VECTOR).read_first, message[:size]) == "decryption failed"
     assert _refusal(_responder(_FIRST_VECTOR).read_first, message + b"x") == "decryption failed"
     answer = _hex(_FIRST_VECTOR["message2"])
-    for wrong in (b"", answer[:-1], answer + b"x"):
+    for wrong, text in (
+        (b"", "handshake response has a wrong length"),
+        (answer[:-1], "handshake response has a wrong length"),
+        (answer + bytes(MESSAGE_BYTES), "handshake response has a wrong length"),
+        (answer + b"x", "decryption failed"),
+    ):
         initiator = _initiator(_FIRST_VECTOR)
-        initiator.write_first(b"")
-        assert _refusal(initiator.read_second, wrong) == "handshake response has a wrong length"
+        initiator.write_first(_FIRST_VECTOR["payload_utf8"].encode())
+        assert _refusal(initiator.read_second, wrong) == text
 
 
 def test_longest_payload_of_the_first_message() -> None:
@@ -355,7 +361,7 @@ def test_payload_of_the_second_message_must_be_empty(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(responder.transcript, "encrypt", lambda data: honest(data or b"extra"))
     answer, _ = responder.write_second()
     assert len(answer) == SECOND_BYTES + len(b"extra")
-    assert _refusal(initiator.read_second, answer) == "handshake response has a wrong length"
+    assert _refusal(initiator.read_second, answer) == "handshake response payload must be empty"
 
 
 @pytest.mark.parametrize("part", ["environment", "registration", "stream"])
@@ -502,3 +508,35 @@ def test_cipher_ends_before_its_numbers_do() -> None:
     for call in (sender.seal, receiver.open):
         for _ in range(2):
             assert _refusal(call, b"one more") == "cipher is exhausted"
+
+
+# ---- the rejection of the executor's credential ----------------------------------------
+
+
+def test_recorded_rejection_is_recognised() -> None:
+    path = Path(__file__).parents[2] / "vectors" / "noise_rejection.json"
+    vector = json.loads(path.read_text())
+    assert vector["message2_payload_utf8"].encode() == REJECTION
+    key = _public(vector["responder_static_public"])
+    known = (_hex(vector["message1_skem_shared_secret"]), _hex(vector["message1_skem_ciphertext"]))
+    initiator = Initiator(
+        _identity(vector["initiator_static"]),
+        key,
+        prologue(vector["environment_id"], vector["executor_registration_id"], vector["stream_id"]),
+        ephemeral=_identity(vector["initiator_ephemeral"]),
+        encapsulate=lambda _: known,
+    )
+    assert initiator.write_first(vector["payload1_utf8"].encode()) == _hex(vector["message1"])
+    with pytest.raises(CredentialRejected):
+        initiator.read_second(_hex(vector["message2"]))
+
+
+@pytest.mark.parametrize("payload", [b"x", REJECTION[:-1], REJECTION + b"x", REJECTION.upper()])
+def test_other_payload_of_a_response_is_an_error(payload: bytes) -> None:
+    client, executor = Identity.generate(), Identity.generate()
+    initiator = Initiator(client, executor.public, _CONTEXT)
+    responder = Responder(executor, _CONTEXT)
+    responder.read_first(initiator.write_first(b""))
+    with pytest.raises(RelayError, match="handshake response payload must be empty") as caught:
+        initiator.read_second(responder.write_second(payload)[0])
+    assert not isinstance(caught.value, CredentialRejected)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from exec_server.client.engine.dialers import RECONNECT_SECONDS, Sockets, parse_target
 from exec_server.errors import (
     ConnectFailed,
+    CredentialRejected,
     HandshakeReset,
     RegistryError,
     RegistryUnavailable,
@@ -163,6 +164,10 @@ class RelayDialer:
             link.introduce(initiator.write_first(bundle.authorization.encode()))
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 ciphers = initiator.read_second(await link.answer)
+        except CredentialRejected as error:
+            link.close(GOING_AWAY, "")
+            # Final: the registry gives the same answer until the executor has a new credential.
+            raise RegistryError(f"environment {self._registry.environment_id}: {error}") from None
         except (RelayError, TimeoutError) as error:
             link.close(GOING_AWAY, "")
             raise ConnectFailed(f"handshake failed: {error or 'timed out'}") from None
