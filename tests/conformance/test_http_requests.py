@@ -174,6 +174,8 @@ _FROM_ENVIRONMENT = [
             "CODEX_API_KEY",
             "CODEX_CONNECTORS_TOKEN",
             "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
+            "CODEX_GUARDIAN_DECISIONS_API_KEY",
+            "Codex_Guardian_Decisions_Api_Key",
             "GOOGLE_APPLICATION_CREDENTIALS",
             "OPENAI_API_KEY",
             "OPENAI_FEDERATION_RULE_ID",

@@ -163,15 +163,16 @@ def test_metadata_is_in_the_environment(client: Client) -> None:
 def test_credentials_of_the_server_never_reach_a_child() -> None:
     names = [
         "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
+        "CODEX_GUARDIAN_DECISIONS_API_KEY",
         "NODE_REPL_AUTH_TOKEN",
         "OPENAI_FEDERATION_RULE_ID",
         "OPENAI_IDENTITY_TOKEN_FILE",
         "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
     ]
     secrets = dict.fromkeys(names, "secret")
-    with start_server("ours", env=secrets) as server, server.connect() as client:
+    lower = {name.lower(): "secret" for name in names}
+    with start_server("ours", env=secrets | lower) as server, server.connect() as client:
         policy = _POLICY | {"ignoreDefaultExcludes": True, "set": secrets}
-        lower = {name.lower(): "secret" for name in names}
         for tty in (False, True):
             seen = _environment(client, env=secrets | lower, envPolicy=policy, tty=tty)
             assert "secret" not in seen.values()
