@@ -56,11 +56,20 @@ def _request(
     return Workload(name, title, "µs", turn, 1000, bare_turn, ratio, awake=True)
 
 
-def _resource(name: str, title: str, unit: str, turn: Turn, **more: float) -> Workload:
+def _resource(
+    name: str,
+    title: str,
+    unit: str,
+    turn: Turn,
+    *,
+    limit: float | None = None,
+    rounds: int = 5,
+    bare_turn: Turn | None = None,
+) -> Workload:
     """A row that starts its own servers, which takes too long for many rounds."""
-    rounds = int(more.pop("rounds", 5))
-    limit = more.get("limit")
-    return Workload(name, title, unit, turn, limit=limit, rounds=rounds, connected=False)
+    return Workload(
+        name, title, unit, turn, bare=bare_turn, limit=limit, rounds=rounds, connected=False
+    )
 
 
 def _confined(name: str, title: str, turn: Turn, ratio: float) -> Workload:
@@ -146,6 +155,7 @@ WORKLOADS = [
         "ms",
         commands.stdio_answer,
         limit=commands.ANSWER_SECONDS * 1e3,
+        bare_turn=bare.interpreter,
     ),
     *(
         _resource(
@@ -154,6 +164,7 @@ WORKLOADS = [
             "ms",
             commands.exec_true(kind),
             limit=commands.EXEC_SECONDS * 1e3,
+            bare_turn=bare.interpreter,
         )
         for kind in commands.KINDS
     ),
