@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import agent_steps, commands
+from bench import agent_steps, bare, commands
 from bench.servers import OURS, Server, stop
 from exec_server import Environment, connect
 from exec_server.host import libc
@@ -275,10 +275,9 @@ def _starts(url: str, ssh: Ssh | None) -> str:
     """The times of whole commands, from the start of the program to its end."""
     program = os.path.join(os.path.dirname(sys.executable), "exec-server")
     server = Server(OURS, [program, "--listen", "ws://127.0.0.1:0"])
-    imports = "import gc, os; gc.disable(); import asyncio, msgspec, uvloop; os._exit(0)"
     jobs: dict[str, Callable[[], object]] = {
         "a bare interpreter": lambda: _quietly(sys.executable, "-c", "pass"),
-        "… with an event loop": lambda: _quietly(sys.executable, "-c", imports),
+        "… with an event loop": lambda: _quietly(*bare.INTERPRETER),
         "exec-server exec -t": lambda: _quietly(program, "exec", "-t", "-n", url, "true"),
         "exec-server ls": lambda: _quietly(program, "ls", f"{url}:/"),
         "exec-server version": lambda: _quietly(program, "version"),
