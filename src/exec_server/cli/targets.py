@@ -483,9 +483,11 @@ examples:
 
 def build_parser() -> CommandParser:
     parser = CommandParser("targets", _DESCRIPTION, _EPILOG)
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--names", action="store_true", help="print only the names")
-    shown.add_argument("--json", action="store_true", help="print a JSON list instead of text")
+    format_group = parser.add_mutually_exclusive_group()
+    format_group.add_argument("--names", action="store_true", help="print only the names")
+    format_group.add_argument(
+        "--json", action="store_true", help="print a JSON list instead of text"
+    )
     return parser
 
 

@@ -9,7 +9,7 @@ from typing import Final, TypedDict, TypeGuard
 
 from exec_server.client.engine.dialers import WebSocketDialer
 from exec_server.client.engine.session import CLIENT_NAME, Dialer
-from exec_server.client.environment import Environment, OnNetworkRequest, shown_address
+from exec_server.client.environment import Environment, OnNetworkRequest, display_address
 from exec_server.errors import RegistryUnavailable, StartupError
 from exec_server.net.client_tls import client_context
 
@@ -17,12 +17,14 @@ from exec_server.net.client_tls import client_context
 _RELAY: Final = r"relay:(https?://.+)/([^/]+)"
 
 
-# This is the one definition of how to connect. Flags, targets.toml, stored configurations of
-# adapters and `sync.connect` derive theirs from it; tests/unit/client/test_connect.py lists what
-# each of them leaves out, with the reason. `connect` spells the options out because its signature
-# is what `help` and editors show.
 class MachineOptions(TypedDict, total=False):
-    """The plain options of `connect` about a machine, without secrets: a file may store them."""
+    """The plain options of `connect` about a machine, without secrets: a file may store them.
+
+    This is the one definition of how to connect. Flags, targets.toml, stored configurations of
+    adapters and `sync.connect` derive theirs from it; tests/unit/client/test_connect.py lists what
+    each of them leaves out, with the reason. `connect` spells the options out because its signature
+    is what `help` and editors show.
+    """
 
     registry: str | None
     environment_id: str | None
@@ -94,7 +96,7 @@ def connect(
         dialer,
         client_name=client_name,
         reconnect=reconnect,
-        address=shown_address(target, registry, environment_id),
+        address=display_address(target, registry, environment_id),
         stderr=dialer.last_lines if isinstance(dialer, StdioDialer) else (),
         on_network_request=on_network_request,
     )
@@ -143,7 +145,7 @@ def _direct_dialer(
     if not target.startswith(("ws:", "wss:", "unix:")):
         hint = "; names of targets.toml are for commands" if _is_name(target) else ""
         raise StartupError(
-            f"invalid exec-server URL {shown_address(target)!r}: use ws://HOST:PORT, "
+            f"invalid exec-server URL {display_address(target)!r}: use ws://HOST:PORT, "
             f"wss://HOST, unix:/PATH, stdio:COMMAND or relay:REGISTRY/ENVIRONMENT{hint}"
         )
     return WebSocketDialer(target, token=token, tls=tls, allow_insecure_token=allow_insecure_token)

@@ -68,14 +68,16 @@ Preselect = Callable[[str, LinePattern, float, Callable[[str], None]], bool]
 RunProgram = Callable[[Sequence[str], float, Callable[[bytes], None]], None]
 
 
-# A pattern has names separated by `/`. In a name, `*` and `?` match any characters, `[…]` one of
-# several, `{a,b}` alternatives; the name `**` matches any number of directories. Hidden names
-# match like others.
-#
-# fnmatch translates the names. Libraries (wcmatch, pathspec) match whole paths; a walk has to know
-# which directories cannot lead to a match, so that it does not enter them.
 class GlobPatterns:
-    """The alternatives of a pattern as an automaton over names."""
+    """The alternatives of a pattern as an automaton over names.
+
+    A pattern has names separated by `/`. In a name, `*` and `?` match any characters, `[…]` one of
+    several, `{a,b}` alternatives; the name `**` matches any number of directories. Hidden names
+    match like others.
+
+    fnmatch translates the names. Libraries (wcmatch, pathspec) match whole paths; a walk has to
+    know which directories cannot lead to a match, so that it does not enter them.
+    """
 
     def __init__(self, pattern: str) -> None:
         if not pattern or len(pattern) > MAX_PATTERN or "\0" in pattern:
@@ -295,11 +297,13 @@ def _any_depth(pattern: str | None) -> GlobPatterns | None:
     return GlobPatterns(pattern if "/" in pattern else f"**/{pattern}")
 
 
-# A regular expression of a client may take exponential time. The module `regex` stops at a time
-# limit and matches without the interpreter lock, so a search runs in a thread of the server, or in
-# a confined worker.
 class LineSearch:
-    """Finds lines in the order of paths and lines; `run` is called once. Blocking."""
+    """Finds lines in the order of paths and lines; `run` is called once. Blocking.
+
+    A regular expression of a client may take exponential time. The module `regex` stops at a time
+    limit and matches without the interpreter lock, so a search runs in a thread of the server, or
+    in a confined worker.
+    """
 
     def __init__(
         self, params: wire.GrepParams, *, is_cancelled: Callable[[], bool] = lambda: False
